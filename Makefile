@@ -1,5 +1,5 @@
-# `make demo` shows what sftriage does; `make test` runs the tests, and `make test-hosts` those of many hosts; `make check`
-# is what CI checks besides.
+# `make demo` shows what sftriage does; `make test` runs the tests, `make test-hosts` those of many hosts, and
+# `make test-frameworks` those of training frameworks; `make check` is what CI checks besides.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -14,7 +14,7 @@ HOSTS := $(wildcard $(addprefix tests/integration/test_,many_hosts*.py hub_*.py 
 # Training scripts that nobody edited, of some dozen seconds each.
 AUTO := $(wildcard $(addprefix tests/integration/test_auto_,parallel.py hangs.py))
 
-.PHONY: demo test test-hosts test-auto test-deps gpu-check soak unit openers check lint types imports clean
+.PHONY: demo test test-hosts test-auto test-frameworks test-deps gpu-check soak unit openers frameworks check lint types imports clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -29,6 +29,10 @@ test-hosts: $(VENV)/.dev
 
 test-auto: $(VENV)/.dev
 	$(PYTEST) -n 2 $(AUTO) $(ARGS)
+
+# Hugging Face's Trainer, Lightning, Accelerate, and the experiment trackers: installed once, beside the rest.
+test-frameworks: frameworks
+	$(VENV)/frameworks/bin/python -m pytest -n 2 --durations 5 tests/frameworks $(ARGS)
 
 unit: $(VENV)/.dev
 	$(PYTEST) -n 2 tests/unit $(ARGS)
@@ -49,6 +53,8 @@ test-deps:
 	$(MAKE) openers
 
 openers: $(VENV)/openers/.installed
+
+frameworks: $(VENV)/frameworks/.installed
 
 check: lint types imports
 
@@ -86,4 +92,13 @@ $(VENV)/openers/.installed: $(VENV)/.dev tests/integration/openers/requirements.
 	@echo "Installing the tools that captured traces are opened with into $(VENV)/openers (once)"
 	$(PYTHON) -m venv $(VENV)/openers
 	$(VENV)/openers/bin/python -m pip install --quiet --no-deps --requirement tests/integration/openers/requirements.txt
+	touch $@
+
+# It has torch, and all else, from the environment around it.
+$(VENV)/frameworks/.installed: $(VENV)/.dev tests/frameworks/requirements.txt
+	@echo "Installing training frameworks and experiment trackers into $(VENV)/frameworks (once)"
+	$(PYTHON) -m venv $(VENV)/frameworks
+	$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+	  > "$$($(VENV)/frameworks/bin/python -c 'import site; print(site.getsitepackages()[0])')/around.pth"
+	$(VENV)/frameworks/bin/python -m pip install --quiet --no-deps --requirement tests/frameworks/requirements.txt
 	touch $@

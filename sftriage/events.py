@@ -260,7 +260,8 @@ class JobSeen:
     """The job has been looked at, at ``time_s`` since the epoch.
 
     There is no ``job`` before it has ranks, and once it has ended. Captures have cost it ``spent_s`` of the
-    ``budget_s`` that they may have cost by now.
+    ``budget_s`` that they may have cost by now. ``lost_rank_s`` is what suspects have cost since the run began, of
+    every rank's time, by who and where.
     """
 
     time_s: float
@@ -268,6 +269,7 @@ class JobSeen:
     job: JobStatus | None
     spent_s: float
     budget_s: float
+    lost_rank_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

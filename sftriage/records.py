@@ -143,6 +143,11 @@ class StageSchema:
         """The sync stages in the order of the step (length G)."""
         return tuple(stage for stage in self.stages if stage in self.sync)
 
+    @property
+    def split_sync(self) -> str | None:
+        """The sync stage that the moment of the last ready gradient splits: ``backward``, or else the first one."""
+        return "backward" if "backward" in self.sync else next(iter(self.sync_in_order), None)
+
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
@@ -151,7 +156,7 @@ class StepRecord:
     ``durations_ns`` has one entry a stage and sums to the measured step exactly. ``outside_ns`` has one entry a sync
     stage: the part of ``other`` that was spent before that sync stage ended and after the one before it, without which
     a delay between two stages would be accounted after the sync it held up. ``between_ns`` is the time from the end of
-    the previous step to the start of this one, outside the step. ``ready_ns`` is the part of the first sync stage until
+    the previous step to the start of this one, outside the step. ``ready_ns`` is the part of the split sync stage until
     the last gradient was ready on this rank, or None where that is not known. ``kind`` and ``work`` are the job's own
     words for the step: what sort it is ("" for an ordinary one) and how much (tokens, samples; 0 where nobody said).
     """
@@ -224,7 +229,8 @@ class Window:
 
     - ``outside_NRG``: the part of ``other`` before the end of each sync stage (see `StepRecord.outside_ns`);
     - ``between_NR``: time between the previous step and this one;
-    - ``ready_NR``: seconds from the start of the first sync stage until the last gradient was ready on the rank;
+    - ``ready_NR``: seconds from the start of the sync stage that it splits (`StageSchema.split_sync`) until the
+      last gradient was ready on the rank;
     - ``capturing_N``: steps during which a heavy profiler ran somewhere in the job;
     - ``hosts``, ``cohorts``: of each rank the host it is on, and its role: ranks of one cohort do the same work;
     - ``kinds``: of each step what sort it is, "" for an ordinary one;
@@ -422,6 +428,20 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """What one suspect cost a job of so many ``ranks``, in steps that no window before has counted: each counts once.
+
+    ``step_s`` has the exposed seconds that mending it would have saved in each step, from ``first_step`` on. ``of``
+    says whom, where the verdict itself does not: the one named before a capture that disturbs the window.
+    """
+
+    first_step: int
+    step_s: tuple[float, ...]
+    ranks: int
+    of: Suspect | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """One window's label, its reasons, its ranked suspects, and every number that decided.
 
@@ -434,6 +454,7 @@ class Verdict:
     long it has lasted so far, a suspect's ``gain_s`` how long it has been waited for, and there is no frontier yet.
 
     ``regression`` is there while the job is slower than its own best, whoever is suspected, and once when that ends.
+    ``lost`` is what the window adds to what stragglers have cost.
     """
 
     first_step: int
@@ -449,6 +470,7 @@ class Verdict:
     clock: Clock = "host"
     attempt: int = 0
     regression: Regression | None = None
+    lost: Lost | None = None
 
     @property
     def named(self) -> Suspect | None:

@@ -10,7 +10,9 @@ import typer
 from sftriage.commands.output import print_json, results, say, tell
 from sftriage.controller.controller import settings_of
 from sftriage.controller.replay import judge_all
+from sftriage.policy.losses import losses_of
 from sftriage.reports.tables import frontier_table, windows_table
+from sftriage.runs.glance import losses_words
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.windows.gather import Shape
 from sftriage.words.verdicts import verdict_sentence
@@ -59,3 +61,6 @@ def analyze(
     console.print(windows_table(seen))
     console.print(frontier_table(shown))
     console.print(verdict_sentence(shown))
+    if (losses := losses_of(seen)).by_suspect:
+        told = losses_words(losses, on_devices=any(verdict.clock == "device" for verdict in seen))
+        console.print(f"{told[:1].upper()}{told[1:]}.")

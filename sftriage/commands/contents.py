@@ -280,6 +280,12 @@ CONTENTS: tuple[Entry | Section, ...] = (
         "Watch a job live in the terminal.",
         ("sftriage watch", "sftriage watch --run sftriage-runs/RUN --once"),
     ),
+    Entry(
+        "mcp",
+        "mcp:mcp",
+        "Answer an assistant's questions about runs.",
+        ("sftriage mcp --runs sftriage-runs", "sftriage mcp --runs sftriage-runs --store s3://our-traces"),
+    ),
     TRACES,
     POLICY,
     HUB,

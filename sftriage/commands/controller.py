@@ -9,8 +9,9 @@ import shlex
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -50,6 +51,12 @@ from sftriage.commands.output import notices
 from sftriage.errors import UsageError
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, read_info
 from sftriage.words.amounts import place
+
+if TYPE_CHECKING:
+    from sftriage.runtime.controlling import JobController
+    from sftriage.runtime.hub_server import HubServer
+    from sftriage.runtime.many_hosts import HubOptions
+    from sftriage.sinks.terminal import Reporter
 
 LOOK_S = 1.0
 
@@ -100,24 +107,21 @@ def controller(
     from sftriage.policy.loading import find
     from sftriage.recorder.layout import bounded_text
     from sftriage.runtime.controlling import Beginning, JobController, JobEndedError, job_of
-    from sftriage.runtime.hosting import Copies, file_name, free
+    from sftriage.runtime.hosting import file_name, free
     from sftriage.runtime.indexing import checked_catalogue
     from sftriage.runtime.local import Keeping
-    from sftriage.runtime.many_hosts import HubOptions, forget_hub, start_agents, start_hub
+    from sftriage.runtime.many_hosts import HubOptions, forget_hub
     from sftriage.sinks.terminal import Reporter
 
     options = HubOptions.of(job_of(run) if run is not None and job_id is None else job_id, hub, nats, creds, tls)
     directory = run or out or Path(DEFAULT_ROOT) / file_name(options.job_id)
     if not (run or out or standby):
         directory = free(directory)
-    reporter, held = Reporter(notices()), contextlib.ExitStack()
+    reporter, held = Reporter(notices()), ExitStack()
     atexit.register(held.close)
     server = None
     if options.leads_hub and not standby:
-        # (of a run that is gone on with, the host that it was on may have gone too)
-        server = start_hub(options, directory)
-        held.callback(server.close)
-        server.keep()
+        server = hub_of(options, directory, held, goes_on=run is not None)
     elif hub is not None and options.leads and not options.secret.exists():
         raise UsageError(
             f"the hub at {options.address.url} is not this job's: give this one a port of its own, by --hub HOST:PORT"
@@ -126,9 +130,6 @@ def controller(
     if standby:
         run = directory
         wait_for_run(directory, reporter.say)
-    if server is not None and run is not None:
-        info = read_info(RunDirectory(directory))
-        held.enter_context(start_agents(options, Copies(info.store, info.drop_local)))
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
@@ -154,6 +155,35 @@ def controller(
         reporter.say(str(ended))
         return
     say_begun(reporter, "watching" if run is None else "took over the job, watching", watched, metering)
+    watch(watched, reporter, options, server)
+    if server is not None:
+        # (whoever started the job would have, and is gone)
+        held.close()
+        forget_hub(options, server)
+
+
+def hub_of(options: HubOptions, directory: Path, held: ExitStack, *, goes_on: bool) -> HubServer:
+    """Start the job's hub on this host; where a run is gone on with, whose host may have gone too, also its agents."""
+    from sftriage.runtime.hosting import Copies
+    from sftriage.runtime.many_hosts import start_agents, start_hub
+
+    server = start_hub(options, directory)
+    held.callback(server.close)
+    server.keep()
+    if goes_on:
+        info = read_info(RunDirectory(directory))
+        held.enter_context(start_agents(options, Copies(info.store, info.drop_local)))
+    return server
+
+
+def watch(watched: JobController, reporter: Reporter, options: HubOptions, server: HubServer | None) -> None:
+    """Watch the job until it ends, or until somebody ends this; ``server`` is its hub, where that is ours.
+
+    Raises:
+        typer.Exit: by Ctrl-C, and the job goes on.
+    """
+    from sftriage.runtime.many_hosts import forget_hub
+
     with contextlib.closing(watched):
         try:
             # (whoever ends a job ends its hosts too, in the same moment)
@@ -169,10 +199,6 @@ def controller(
             raise typer.Exit(128 + signal.SIGINT) from None
     say_summary(reporter, watched)
     finish(watched, reporter)
-    if server is not None:
-        # (whoever started the job would have, and is gone)
-        held.close()
-        forget_hub(options, server)
 
 
 def wait_for_run(directory: Path, say: Callable[[str], None]) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sftriage.commands.output import print_json, results, say, write
-from sftriage.errors import InputError
-from sftriage.reports.whatif import whatif_lines, whatif_tables, whatif_values
+from sftriage.errors import InputError, UsageError
+from sftriage.reports.whatif import whatif_tables
+from sftriage.runs.whatif import WhatIf, timelines_of, trace_events, whatif_of, whatif_values
 from sftriage.runtime.whatif_inputs import load_operations
-from sftriage.whatif.kinds import kinds_of
-from sftriage.whatif.slowdown import slowdown_of
 
 
 def whatif(
@@ -23,6 +24,14 @@ def whatif(
             help="A recording of all ranks, or the heavy traces of all of them (as for sftriage reduce).",
         ),
     ],
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json[.gz]",
+            help="Write a typical step, as measured and without stragglers, for Perfetto's viewer.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Say what a job would run at without stragglers, whose they are, and of which kind.
@@ -34,14 +43,23 @@ def whatif(
     operations = load_operations(paths)
     say(*(f"{paths[0]}: {note}" for note in operations.notes))
     try:
-        found = slowdown_of(operations)
+        shown = whatif_of(operations)
     except InputError as error:
         raise InputError(f"{paths[0]}: {error}") from error
-    kinds = kinds_of(operations, found)
+    if timeline is not None:
+        _write_timeline(shown, timeline)
     if as_json:
-        print_json(whatif_values(operations, found, kinds))
+        print_json(whatif_values(operations, shown.found, shown.kinds))
         return
-    write(*whatif_lines(operations, found, kinds))
+    write(*shown.lines)
     console = results()
-    for table in whatif_tables(operations, found):
+    for table in whatif_tables(operations, shown.found):
         console.print(table)
+
+
+def _write_timeline(shown: WhatIf, path: Path) -> None:
+    told = json.dumps(trace_events(timelines_of(shown.operations, shown.found))).encode()
+    try:
+        path.write_bytes(gzip.compress(told) if path.suffix == ".gz" else told)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error

@@ -100,6 +100,9 @@ class Controller:
         left: what an earlier controller of the run has left: windows that it has decided are only learnt from.
         nsys: whether the job runs under nsys.
 
+    Attributes:
+        losses: what stragglers have cost the job since the run began.
+
     Raises:
         InputError: the state file is there and is not one.
     """
@@ -126,6 +129,7 @@ class Controller:
         self._pasts: dict[int, Past] = {}
         self._ledgers: dict[int, Ledger] = {}
         self._left = left or ResumeState()
+        self.losses = self._left.losses
         self._triggers = {capture_id: why for capture_id, (_, why) in self._left.unended.items()}
         self._learnt: dict[int, int] = {}
         try:
@@ -250,7 +254,10 @@ class Controller:
 
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Judged:
         known = self._state
-        decision, self._state = decide(verdict, self.policies, known, now_s, peers, nsys=self._any.nsys)
+        self.losses = self.losses.after(verdict)
+        decision, self._state = decide(
+            verdict, self.policies, known, now_s, peers, nsys=self._any.nsys, losses=self.losses
+        )
         if self._state != known:
             self._remember()
         rule, given = decision.rule or "", decision.parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -15,6 +16,9 @@ from sftriage.windows.gather import Gatherer, Shape, StepTimes
 from sftriage.windows.shipped import Rows
 
 log = logging.getLogger("sftriage")
+
+HELD_BYTES = 64 << 20
+"""Windows of about so many bytes are held while a capture goes on: its steps are asked for once it is stored."""
 
 Kept = Callable[[int, int, int], "Window | None"]
 """Steps that are held no longer: by generation, first and last step; None where they are not there either."""
@@ -41,11 +45,15 @@ class WindowAssembly:
         self._foreign: set[tuple[int, tuple[int, ...]]] = set()
         self._on_device: set[int] = set()
         self._times = StepTimes(2 * shape.window_steps)
+        self._held: deque[Window] = deque()
         # Generation and last step, agent and position of rows that windows to come may need.
         self._needed: list[tuple[tuple[int, int], str, int]] = []
 
-    def add(self, sent: Sequence[Rows], *, ended: bool = False) -> list[Window]:
-        """Take rows; the windows that are ready by them. With ``ended``, the job's last ones too."""
+    def add(self, sent: Sequence[Rows], *, ended: bool = False, hold: bool = False) -> list[Window]:
+        """Take rows; the windows that are ready by them. With ``ended``, the job's last ones too.
+
+        With ``hold``, `steps` has those of the newest windows at once; without, none are held but for windows to come.
+        """
         of_generation: dict[int, list[Rows]] = {}
         for rows in sent:
             of_generation.setdefault(rows.generation, []).append(rows)
@@ -60,6 +68,7 @@ class WindowAssembly:
             windows += gatherer.ready(ended=ended or over)
             if over:
                 del self._gatherers[generation]
+        self._hold(windows if hold else None)
         return windows
 
     def settled(self, window: Window) -> Mapping[str, int]:
@@ -93,9 +102,23 @@ class WindowAssembly:
         """Some of the newest steps; None where they are not there."""
         gatherer = self._gatherers.get(generation)
         held = None if gatherer is None else gatherer.cut(first_step, last_step)
-        if held is not None or gatherer is None or generation in self._on_device:
+        if held is not None:
             return held
+        for window in reversed(self._held):
+            if window.attempt == generation and window.first_step <= first_step <= last_step <= window.last_step:
+                return window.steps(first_step, last_step)
+        if gatherer is None or generation in self._on_device:
+            return None
         return self._kept(generation, first_step, last_step)
+
+    def _hold(self, windows: Sequence[Window] | None) -> None:
+        """Hold windows that have gone out; None: nobody needs any."""
+        if windows is None:
+            self._held.clear()
+            return
+        self._held += windows
+        while len(self._held) > 1 and sum(one.durations_NRS.nbytes for one in self._held) > HELD_BYTES:
+            self._held.popleft()
 
     def _take(self, sent: Sequence[Rows]) -> None:
         """Take rows of one generation, of all hosts at once: no window is given up for steps that are there."""

@@ -17,6 +17,7 @@ from sftriage.controller.controller import settings_of
 from sftriage.controller.peers import median_known, peers_of
 from sftriage.frontier import Past, Settings, judge
 from sftriage.policy.engine import decide
+from sftriage.policy.losses import Losses
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import State, finished
 from sftriage.records import CaptureRequest, Decision, Verdict, Window
@@ -116,6 +117,7 @@ class _Replay:
     policies: PolicySet
     clock: _Clock
     state: State = field(default_factory=State)
+    losses: Losses = field(default_factory=Losses)
     pasts: dict[int, Past] = field(default_factory=dict)
     captured: list[_Running] = field(default_factory=list)
     last: Window | None = None
@@ -138,7 +140,8 @@ class _Replay:
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Replayed:
         # A stall that ended the job is in none of its steps.
         now_s = self.decided_s = max(now_s, self.decided_s)
-        decision, self.state = decide(verdict, self.policies, self.state, now_s, peers)
+        self.losses = self.losses.after(verdict)
+        decision, self.state = decide(verdict, self.policies, self.state, now_s, peers, losses=self.losses)
         begun = [self._begun(request, verdict, now_s) for request in decision.requests]
         self.captured += begun
         steps = [(one.first_step, one.last_step) if one.last_step >= one.first_step else None for one in begun]

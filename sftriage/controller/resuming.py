@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sftriage.events import CaptureChanged, Event, FollowUpDecided, ManualRequestDecided, WindowJudged
+from sftriage.policy.losses import Losses
 from sftriage.records import ENDED, CaptureRequest, Trigger
 
 
@@ -16,6 +17,7 @@ class ResumeState:
     Attributes:
         decided: for each attempt, the last step of the last window that was decided.
         judged: and its first one.
+        losses: what stragglers have cost by then.
         unended: captures that were asked for and have not ended, with why they exist, by id.
         attempts: of which attempt's ranks these, and others, were asked.
         request_ids: the manual requests that were decided.
@@ -26,6 +28,7 @@ class ResumeState:
     request_ids: frozenset[str] = frozenset()
     attempts: Mapping[str, int] = field(default_factory=dict)
     judged: Mapping[int, int] = field(default_factory=dict)
+    losses: Losses = field(default_factory=Losses)
 
 
 def resume_state(events: Iterable[Event]) -> ResumeState:
@@ -35,6 +38,7 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
     unended: dict[str, tuple[CaptureRequest, Trigger]] = {}
     request_ids: set[str] = set()
     attempts: dict[str, int] = {}
+    losses = Losses()
     for event in events:
         if isinstance(event, CaptureChanged):
             if event.result.state in ENDED:
@@ -50,6 +54,7 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
             attempt, last_step = event.verdict.attempt, event.verdict.last_step
             decided[attempt] = max(last_step, decided.get(attempt, last_step))
             judged[attempt] = max(event.verdict.first_step, judged.get(attempt, event.verdict.first_step))
+            losses = losses.after(event.verdict)
         elif isinstance(event, ManualRequestDecided):
             request_ids.add(event.request.request_id)
-    return ResumeState(decided, unended, frozenset(request_ids), attempts, judged)
+    return ResumeState(decided, unended, frozenset(request_ids), attempts, judged, losses)

@@ -16,8 +16,9 @@ import msgspec
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.leading import Lease
+from sftriage.fleet.messages import Incarnation, Order, Orders
 from sftriage.fleet.refusals import Refusals
-from sftriage.fleet.wire import Incarnation, Order, Orders, encode
+from sftriage.fleet.wire import encode
 from sftriage.records import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 
 log = logging.getLogger("sftriage")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sftriage.fleet.wire import Incarnation, Shipment
+from sftriage.fleet.messages import Incarnation, Shipment
 
 FRESH_S = 3.0
 """For how long it counts what a host has said of its ranks. No job starts again elsewhere within that."""

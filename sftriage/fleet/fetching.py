@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
 from sftriage.fleet.hub import Hub
+from sftriage.fleet.messages import NO_NAME, RunName
 from sftriage.fleet.transfers import Tell, Transfer
-from sftriage.fleet.wire import NO_NAME, RunName
 from sftriage.records import Report
 from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.remote import RemoteStore

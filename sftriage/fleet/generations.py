@@ -20,7 +20,7 @@ from math import inf
 
 import msgspec
 
-from sftriage.fleet.wire import Incarnation
+from sftriage.fleet.messages import Incarnation
 from sftriage.recorder.layout import RingInfo
 
 log = logging.getLogger("sftriage")

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from sftriage.fleet.asking import Message
 from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, Teller
-from sftriage.fleet.wire import Block, Incarnation, Shipment
+from sftriage.fleet.messages import Block, Incarnation, Shipment
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import JobStatus, RankStatus
 from sftriage.windows.shipped import ReadCounts

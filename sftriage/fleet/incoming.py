@@ -13,8 +13,9 @@ from sftriage.errors import SftriageError
 from sftriage.fleet.asking import Message
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.leading import Lease, make_places, taken_up
+from sftriage.fleet.messages import Shipment
 from sftriage.fleet.refusals import Refusals
-from sftriage.fleet.wire import Shipment, decode_shipment
+from sftriage.fleet.wire import decode_shipment
 
 log = logging.getLogger("sftriage")
 

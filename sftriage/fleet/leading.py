@@ -27,6 +27,8 @@ TRACE_TTL_S = 3600.0
 MAX_AGE_S, MAX_STREAM_BYTES, MAX_TRACE_BYTES = 6 * 3600.0, 1 << 30, 4 << 30
 ACK_WAIT_S = 3600.0
 """What comes again before it was acknowledged is known by its number; nobody waits for that."""
+REMOVED_S, _STORE_FAILED = 5.0, 10049
+"""A server that is busy may still be removing the files of what had the same name, and says so by this number."""
 _KEY = "leader"
 
 
@@ -76,14 +78,15 @@ class Lease:
 
     async def _take(self) -> None:
         """Take it; one that is held is waited for, until it would have gone by itself."""
-        from nats.js.errors import KeyWrongLastSequenceError
+        from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 
         bucket = await _bucket(self._hub.js, self._places.lease, ttl=TTL_S)
         deadline_s = time.monotonic() + TTL_S + RENEW_S
         while True:
             try:
                 return await self._hold_from(await bucket.create(_KEY, self._value))
-            except KeyWrongLastSequenceError as error:
+            except (KeyWrongLastSequenceError, KeyNotFoundError) as error:
+                # (the second one: it was there, and has gone before it could be asked whose it is)
                 if time.monotonic() > deadline_s:
                     raise await self._taken(bucket) from error
             await asyncio.sleep(RENEW_S / 3)
@@ -163,34 +166,47 @@ async def make_places(hub: Hub, places: Places, run_id: str) -> None:
     Raises:
         HubError: the hub has no JetStream, or no room for it.
     """
-    from nats.js.api import DiscardPolicy, RePublish, StorageType, StreamConfig
-    from nats.js.errors import Error, NotFoundError
+    from nats.js.errors import Error, NotFoundError, ServerError
 
-    js = hub.js
+    deadline_s = time.monotonic() + REMOVED_S
     try:
         with contextlib.suppress(NotFoundError):
-            found = await js.stream_info(places.stream)
+            found = await hub.js.stream_info(places.stream)
             if found.config.description != run_id:
                 await remove_places(hub, places, lease=False)
-        config = StreamConfig(
-            name=places.stream,
-            description=run_id,
-            subjects=[places.up()],
-            storage=StorageType.FILE,
-            max_age=MAX_AGE_S,
-            max_bytes=MAX_STREAM_BYTES,
-            max_msg_size=1 << 20,
-            discard=DiscardPolicy.OLD,
-        )
-        await js.add_stream(config)
-        republish = RePublish(src=f"$KV.{places.want}.*", dest=places.down("{{wildcard(1)}}"))
-        await _bucket(js, places.want, ttl=WANT_TTL_S, republish=republish, direct=True)
-        try:
-            await js.object_store(places.traces)
-        except NotFoundError:
-            await js.create_object_store(places.traces, ttl=TRACE_TTL_S, max_bytes=MAX_TRACE_BYTES)
+        while True:
+            try:
+                return await _make(hub.js, places, run_id)
+            except ServerError as error:
+                if error.err_code != _STORE_FAILED or time.monotonic() > deadline_s:
+                    raise
+            await asyncio.sleep(REMOVED_S / 50)
     except Error as error:
         raise HubError(f"the hub at {hub.address.url} has no room for this job: {error}") from error
+
+
+async def _make(js: JetStreamContext, places: Places, run_id: str) -> None:
+    """Make what is not there of a run's places."""
+    from nats.js.api import DiscardPolicy, RePublish, StorageType, StreamConfig
+    from nats.js.errors import NotFoundError
+
+    config = StreamConfig(
+        name=places.stream,
+        description=run_id,
+        subjects=[places.up()],
+        storage=StorageType.FILE,
+        max_age=MAX_AGE_S,
+        max_bytes=MAX_STREAM_BYTES,
+        max_msg_size=1 << 20,
+        discard=DiscardPolicy.OLD,
+    )
+    await js.add_stream(config)
+    republish = RePublish(src=f"$KV.{places.want}.*", dest=places.down("{{wildcard(1)}}"))
+    await _bucket(js, places.want, ttl=WANT_TTL_S, republish=republish, direct=True)
+    try:
+        await js.object_store(places.traces)
+    except NotFoundError:
+        await js.create_object_store(places.traces, ttl=TRACE_TTL_S, max_bytes=MAX_TRACE_BYTES)
 
 
 async def remove_places(hub: Hub, places: Places, *, lease: bool = True) -> None:

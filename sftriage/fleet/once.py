@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sftriage.fleet.wire import Incarnation
+from sftriage.fleet.messages import Incarnation
 from sftriage.windows.decoding import StepArrays
 
 

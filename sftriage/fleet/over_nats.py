@@ -25,11 +25,12 @@ from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.in_process import of_all
 from sftriage.fleet.incoming import FETCH_S, Incoming
 from sftriage.fleet.leading import Lease
+from sftriage.fleet.messages import Block, Incarnation, Shipment
 from sftriage.fleet.once import Once
 from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.roll_call import HostLook
 from sftriage.fleet.together import Together
-from sftriage.fleet.wire import Block, Incarnation, Shipment, decode_findings, encode
+from sftriage.fleet.wire import decode_findings, encode
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.decoding import StepArrays

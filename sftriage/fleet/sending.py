@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sftriage.errors import CaptureError
 from sftriage.fleet.hub import Hub, Places
+from sftriage.fleet.messages import RunName
 from sftriage.fleet.transfers import Tell, Transfer
-from sftriage.fleet.wire import RunName
 from sftriage.records import Report
 from sftriage.words.amounts import size
 

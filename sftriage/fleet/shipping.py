@@ -20,20 +20,10 @@ from typing import TYPE_CHECKING, Protocol
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, HubError, Places, token
 from sftriage.fleet.in_process import HostAgent
+from sftriage.fleet.messages import Block, Incarnation, Orders, RunName, Shipment
 from sftriage.fleet.sending import KeptCaptures, Sending
 from sftriage.fleet.speaking import Speaker
-from sftriage.fleet.wire import (
-    MAX_MESSAGE_BYTES,
-    Block,
-    Incarnation,
-    Orders,
-    RunName,
-    Shipment,
-    decode_orders,
-    decode_ranks,
-    encode,
-    parts,
-)
+from sftriage.fleet.wire import MAX_MESSAGE_BYTES, decode_orders, decode_ranks, encode, parts
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,8 +24,9 @@ from sftriage import __version__
 from sftriage.counters import COUNTERS
 from sftriage.errors import InputError, SftriageError
 from sftriage.fleet.columns import Columns, packed, unpacked
+from sftriage.fleet.messages import Block, Orders, Shipment
 from sftriage.recorder.layout import MAX_COUNT, RingInfo, bounded_text
-from sftriage.records import CAPTURE_ID, GpuFindings, JobStatus, Report, StageSchema, WantedCapture
+from sftriage.records import CAPTURE_ID, GpuFindings, JobStatus, Report, StageSchema
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import slot_words
 
@@ -52,97 +53,6 @@ class WireError(InputError):
 
 class VersionError(WireError):
     """A message of a version that is too far from this one."""
-
-
-class Incarnation(NamedTuple):
-    """One process of one rank: no other one, of whatever host and start of the job, is the same."""
-
-    boot_id: str
-    pid: int
-    start_ticks: int
-    rank: int
-
-    @classmethod
-    def of(cls, boot_id: str, info: RingInfo) -> Incarnation:
-        """That of the process that writes a ring."""
-        return cls(boot_id, info.pid, info.pid_start_ticks, info.rank)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """Rows of the ranks of one host's own count of starts, and the rings that these ranks write."""
-
-    infos: Mapping[int, RingInfo]
-    rows: Rows
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shipment:
-    """What an agent tells. Without anything in it, that it is there.
-
-    Attributes:
-        agent: who.
-        boot_id: of its host.
-        process: of the agent itself: another one after each start of it.
-        blocks: rows by the host's own count of starts.
-        status: what its ranks are doing now, by that count; None where that was not looked at.
-        counts: what this process has read so far.
-        reports: what has become of captures.
-        over: the host's part of the job has ended, and this is the last there is to tell.
-        release: of sftriage.
-        mono_ns: what the host's monotonic clock shows as the message is sent; 0 where that is not said.
-        rings_id: which rings it reads: by others of the same host, starts are counted anew.
-    """
-
-    agent: str
-    boot_id: str
-    process: str
-    blocks: tuple[Block, ...] = ()
-    status: JobStatus | None = None
-    counts: ReadCounts = field(default_factory=ReadCounts)
-    reports: tuple[Report, ...] = ()
-    over: bool = False
-    release: str = __version__
-    mono_ns: int = 0
-    rings_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A capture that is wanted, of this process of its rank; of whichever there is, where it is None.
-
-    That it is stored may have been ``heard``, and need not be told again.
-    """
-
-    wanted: WantedCapture
-    of: Incarnation | None = None
-    heard: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RunName:
-    """What a run and its job are called where captures are kept, and the URL of the store that copies of them go to."""
-
-    job: str = ""
-    run_id: str = ""
-    store: str = ""
-
-
-NO_NAME = RunName()
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """All that is wanted of one ``agent`` now, and for which run.
-
-    Of two, the one with the higher ``epoch`` is the newer controller's.
-    """
-
-    epoch: int
-    captures: tuple[Order, ...] = ()
-    release: str = __version__
-    agent: str = ""
-    run: RunName = NO_NAME
 
 
 class _Ring(msgspec.Struct, frozen=True, array_like=True):

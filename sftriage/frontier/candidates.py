@@ -25,7 +25,7 @@ class Candidate:
     """A suspect, and when it was there.
 
     ``gain_N`` is what mending it would have saved, step by step, and ``total_s`` over the window; ``lateness_N`` how
-    late the last of all was where it was the last.
+    late the last of all was where it was the last. ``exposed_s`` is the mean exposed time of the steps that it fills.
     """
 
     suspect: Suspect
@@ -33,6 +33,7 @@ class Candidate:
     lateness_N: FloatArray
     total_s: float
     course: Course | None
+    exposed_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,7 +187,7 @@ def _candidate(
         onset_step=course.onset.step if course is not None else None,
         onset_range=(course.onset.earliest, course.onset.latest) if course is not None else None,
     )
-    return Candidate(suspect, gain_N, unit.lateness_N, float(gain_N.sum()), course)
+    return Candidate(suspect, gain_N, unit.lateness_N, float(gain_N.sum()), course, exposed_s)
 
 
 def _added_s(unit: Unit, stage: str | None, gain_s: float, course: Course | None, scene: Scene) -> float:
@@ -264,7 +265,7 @@ def _group(
         )
         course = Course("chronic", slow_N, Onset(*(scene.first_step,) * 3))
         gain_N = np.full(len(scene.used_N), gain_s)
-        found.append(Candidate(suspect, gain_N, np.zeros(len(gain_N)), gain_s * len(slow_N), course))
+        found.append(Candidate(suspect, gain_N, np.zeros(len(gain_N)), gain_s * len(slow_N), course, exposed_s))
 
     for s in np.flatnonzero(rise_S):
         half_s = (medians(level_NS[:, s]) + normal_S[s]) / 2

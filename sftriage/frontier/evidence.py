@@ -54,7 +54,7 @@ class Past:
     that it names, and what comes back; ``own`` is what each of two ranks takes by itself, ``own_best`` what the job's
     steps are held against, ``named`` the suspect of the window before, and ``replayed`` what is known of the steps that
     the next one shares with it. ``device`` is the same of the windows that were judged on the device's clock; the rest
-    is on the host's.
+    is on the host's. ``counted_step`` is the last one whose loss was put down to somebody, by either clock.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
@@ -67,6 +67,7 @@ class Past:
     own_best: OwnBest = field(default_factory=OwnBest)
     replayed: Replayed | None = None
     device: Past | None = None
+    counted_step: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from sftriage.frontier.baseline import learned
 from sftriage.frontier.clocks import Timed, on_its_clock, timed
-from sftriage.frontier.evidence import Past, WindowEvidence
+from sftriage.frontier.evidence import Past, WindowEvidence, single
 from sftriage.frontier.regression import advanced
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.system import with_system
 from sftriage.frontier.verdicts import assess_times, coverage_of
-from sftriage.records import Regression, Suspect, Verdict, Window
+from sftriage.records import Lost, Regression, Suspect, Verdict, Window
 
 
 def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, WindowEvidence | None]:
@@ -60,7 +62,34 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
         own = own.after(evidence.regime, evidence.like)
     after = replace(evidence.after, own_best=own_best, baseline=baseline, own=own, named=named)
     verdict = against_itself(verdict, slower, own_best.numbers(window.first_step, settings), window)
-    return verdict, replace(past, device=after) if on_device else after
+    verdict = replace(verdict, lost=_lost(verdict, evidence, named, past.counted_step))
+    counted_step = past.counted_step if verdict.lost is None else window.last_step
+    after = replace(past, device=after) if on_device else after
+    return verdict, replace(after, counted_step=counted_step)
+
+
+def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, counted_step: int) -> Lost | None:
+    """What who is named has cost in the steps after one, step by step; None where nobody is, or it cost nothing.
+
+    Who has just been named has cost the steps before that too, since its fault began.
+    """
+    if named is None or (verdict.label != "suspect" and "self_inflicted" not in verdict.reasons):
+        return None
+
+    def who(suspect: Suspect) -> tuple[object, ...]:
+        return suspect.scope, suspect.ranks, suspect.stage
+
+    one = next((one for one in evidence.candidates if who(one.suspect) == who(named)), None)
+    if one is None or one.course is None:
+        return None
+    # What all share is a level, and no step's own.
+    there_N = one.course.filled_N if single(named) else evidence.used_N
+    lost_N = np.where(there_N, one.gain_N, 0.0)[max(0, counted_step + 1 - verdict.first_step) :]
+    if not len(costly := np.flatnonzero(lost_N)):
+        return None
+    first = verdict.last_step + 1 - len(lost_N) + int(costly[0])
+    step_s = tuple(round(float(lost_s), 7) for lost_s in lost_N[costly[0] :])
+    return Lost(first, step_s, len(evidence.roles.role_R), None if verdict.label == "suspect" else named)
 
 
 def _by_rank(suspect: Suspect) -> Suspect:

@@ -139,16 +139,16 @@ def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
             continue
         if outside_NRG is not None:
             groups[-1].append(SegmentColumn(schema.stages.index(OTHER), outside_NRG[:, :, n_sync]))
-        groups[-1].extend(_split_when_ready(column, window, n_sync))
+        groups[-1].extend(_split_when_ready(column, window))
         groups.append([])
         n_sync += 1
     return groups
 
 
-def _split_when_ready(column: SegmentColumn, window: Window, n_sync: int) -> list[SegmentColumn]:
+def _split_when_ready(column: SegmentColumn, window: Window) -> list[SegmentColumn]:
     """The sync stage's columns: with the moment of the last ready gradient, a local part and the part that waits."""
     ready_NR = _ready(window)
-    if ready_NR is None or n_sync != 0:
+    if ready_NR is None or window.schema.stages[column.stage] != window.schema.split_sync:
         return [column]
     values_NR = column.values_NR
     return [

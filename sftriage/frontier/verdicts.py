@@ -82,6 +82,7 @@ def assess_times(
     if _roles_differ(window, walks, valid_N, evidence, first):
         return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
     if first is not None:
+        numbers |= {"slow_step_s": first.exposed_s, "without_s": max(0.0, first.exposed_s - first.suspect.gain_s)}
         return verdict("suspect", (), suspects), evidence
     reasons = _reasons(evidence)
     return verdict("needs_evidence", reasons, suspects) if reasons else verdict("healthy"), evidence

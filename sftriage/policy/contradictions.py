@@ -118,6 +118,8 @@ def _in_rule(rule: dict[str, Any], where: Location, limits: dict[str, Any]) -> I
             yield (*where, "match", "label"), _STALLED_CAPTURE.format(profiler)
         if pattern:
             yield (*where, "match", "pattern"), "no pattern on stalled: the step has not ended, and is the only one"
+        if match.get("cost"):
+            yield (*where, "match", "cost"), "no cost on stalled: the step has not ended, and costs more every second"
         if rule.get("for") not in NO_WAIT:
             yield (
                 (*where, "for"),
@@ -141,7 +143,7 @@ def _in_regressed(rule: dict[str, Any], match: dict[str, Any], where: Location) 
         yield (*where, "capture"), "no capture on regressed, because nobody alone is why the job is slower"
     if "label" in match:
         yield (*where, "match", "label"), "no label beside regressed, which is told whatever the label is"
-    for name in ("scope", "pattern"):
+    for name in ("scope", "pattern", "cost"):
         if match.get(name):
             yield (
                 (*where, "match", name),

@@ -16,6 +16,7 @@ from sftriage.policy.capture import Capture
 from sftriage.policy.choosing import Means, Situation, choose, options_of
 from sftriage.policy.explanations import Parameters, Why
 from sftriage.policy.limits import Chosen
+from sftriage.policy.losses import Losses
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import Rule
 from sftriage.policy.state import Reproduction, State, key_of, opened, remembered, started
@@ -26,6 +27,8 @@ _MAX_ID_LENGTH = 100
 
 STALL = "stalled"
 """The scope of a stall's suspects, together."""
+
+NOTHING_LOST = Losses()
 
 HEALTHY_GAIN_FRACTION = 0.1
 """Of the first suspect's gain: whose gain is less is taken for healthy beside it."""
@@ -39,6 +42,7 @@ def decide(
     peers: Sequence[int] = (),
     *,
     nsys: bool = False,
+    losses: Losses = NOTHING_LOST,
 ) -> tuple[Decision, State]:
     """What to do about one window, and the state to pass to the next call.
 
@@ -53,19 +57,23 @@ def decide(
         now_s: seconds on a clock that a restart does not reset (the Unix epoch).
         peers: ranks to compare a suspect with, the most typical of its cohort first.
         nsys: whether the job runs under nsys.
+        losses: what stragglers have cost since the run began, with this window.
     """
     due, state = regressions.told(policies.rules, verdict, opened(state, now_s), now_s)
-    case = _Case(verdict, policies, state, now_s, peers, due, nsys)
+    suspect = verdict.suspects[0] if verdict.suspects else None
+    found = losses.of(suspect) if suspect is not None else None
+    cost_hours = 0.0 if found is None else found.rank_hours
+    case = _Case(verdict, policies, state, now_s, peers, due, nsys, cost_hours)
     if verdict.label == "stalled":
         return case.of_stall()
-    suspect = verdict.suspects[0] if verdict.suspects else None
     if verdict.label != "suspect" or suspect is None or not suspect.ranks:
         # A capture hides what goes on: whoever was suspected before it may be so again after it.
         kept = state if verdict.reasons == ("self_inflicted",) else lasting.broken(state)
         return case.without_suspect(), kept
     about, nearest = policies.about(verdict.label, suspect)
     share, gain_s = suspect.share, suspect.gain_s
-    matching = [rule for rule in about if share >= rule.min_share and gain_s >= rule.min_gain_s]
+    reached = [rule for rule in about if share >= rule.min_share and gain_s >= rule.min_gain_s]
+    matching = [rule for rule in reached if cost_hours >= rule.min_cost_hours]
     target = Target(suspects.key(suspect, state.suspects), gain_s, verdict.attempt)
     state = lasting.continued(state, verdict, suspect, target.suspect, matching, policies.lasting)
     case = case.told(matching, state, target.suspect)
@@ -79,7 +87,8 @@ def decide(
     if len(showing) < len(capturing):
         matching = showing
     if not matching:
-        return case.decision("ignore", explanations.missed(nearest, verdict, suspect)), case.state
+        nearest = next(iter(reached), nearest)
+        return case.decision("ignore", explanations.missed(nearest, verdict, suspect, cost_hours)), case.state
     return case.decided(matching, lambda _: (suspect.ranks, target), explanations.saved(suspect))
 
 
@@ -134,6 +143,7 @@ class _Case:
     peers: Sequence[int]
     due: tuple[str, ...] = ()
     nsys: bool = False
+    cost_hours: float = 0.0
 
     def told(self, matching: Sequence[Rule], state: State, suspect: str) -> _Case:
         """The case in the state once those who want to be told of rules that match a suspect have been."""
@@ -291,7 +301,7 @@ class _Case:
         requests: tuple[CaptureRequest, ...] = (),
     ) -> Decision:
         """The decision; a rule that wants to capture brings the limits along."""
-        verdict, numbers = self.verdict, explanations.gain_in_numbers(self.verdict, rule)
+        verdict, numbers = self.verdict, explanations.gain_in_numbers(self.verdict, rule, self.cost_hours)
         if rule is not None:
             if rule.name in self.policies.lasting and verdict.label != "stalled":
                 so_far = lasting.progress(rule, self.policies.lasting, self.state)

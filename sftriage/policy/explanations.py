@@ -25,7 +25,7 @@ class Why:
     parameters: Parameters = field(default_factory=dict)
 
 
-def missed(rule: Rule, verdict: Verdict, suspect: Suspect) -> Why:
+def missed(rule: Rule, verdict: Verdict, suspect: Suspect, cost_hours: float = 0.0) -> Why:
     """By which of its conditions a rule, of all the nearest, does not match."""
     label, scope, stage, _ = rule.misses(verdict.label, suspect)
     match = rule.match
@@ -42,6 +42,8 @@ def missed(rule: Rule, verdict: Verdict, suspect: Suspect) -> Why:
             found |= {"share": suspect.share, "min_share": rule.min_share}
         if not suspect.gain_s >= rule.min_gain_s:
             found |= {"gain_s": suspect.gain_s, "min_gain_s": rule.min_gain_s}
+    elif suspect.pattern in (match.pattern or (suspect.pattern,)) and cost_hours < rule.min_cost_hours:
+        found |= {"cost_hours": cost_hours, "min_cost_hours": rule.min_cost_hours}
     else:
         found |= {"pattern": suspect.pattern, "patterns": match.pattern}
     return Why("no_rule_matched", found)
@@ -87,18 +89,22 @@ def _named(suspect: Suspect) -> Parameters:
     return {**ranks, **({"stage": suspect.stage} if suspect.stage else {})}
 
 
-def gain_in_numbers(verdict: Verdict, rule: Rule | None) -> dict[str, float]:
-    """What was found, and what a rule asks for."""
+def gain_in_numbers(verdict: Verdict, rule: Rule | None, cost_hours: float = 0.0) -> dict[str, float]:
+    """What was found, and what a rule asks for; ``cost_hours`` is what the suspect has cost since the run began."""
     numbers = {"exposed_s": verdict.exposed_s}
     if verdict.suspects:
         first = verdict.suspects[0]
         numbers |= {"gain_s": first.gain_s, "share": first.share, "persistence": first.persistence}
+    if cost_hours:
+        numbers["cost_hours"] = cost_hours
     if rule is not None:
         numbers |= {
             "min_share": rule.min_share,
             "min_gain_s": rule.min_gain_s,
             "cooldown_s": rule.cooldown_s,
         }
+        if rule.min_cost_hours:
+            numbers["min_cost_hours"] = rule.min_cost_hours
         if rule.capture is not None:
             numbers |= {"sample": rule.capture.sample, "control_ranks": rule.capture.control_ranks}
     return numbers

@@ -67,6 +67,7 @@ Fraction = Annotated[float, BeforeValidator(_fraction), Field(ge=0, le=1)]
 """A number, as a CRD has it, or a percentage."""
 Budget = Annotated[str, _within(quantities.fraction, 0.0001, 1.0, "0.01% to 100%")]
 Gain = Annotated[str, _read(quantities.gain)]
+Cost = Annotated[str, _read(quantities.cost)]
 Lasting = Annotated[str, _read(quantities.lasting)]
 Cooldown = Annotated[str, _within(quantities.seconds, 0.0, 30 * 86400.0, "0s to 30d")]
 StallTime = Annotated[str, _within(quantities.seconds, 1.0, 86400.0, "1s to 1d")]

@@ -16,6 +16,7 @@ _DURATION_PART = re.compile(rf"({_NUMBER})(ms|d|h|m|s)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 _BYTES = re.compile(rf"({_NUMBER})\s?([KMGT]i|[kKMGT]|)(B?)")
 _COUNT = re.compile(r"([0-9]{1,7}) (steps?|windows?)")
+_HOURS = re.compile(rf"({_NUMBER}) ?(?:GPU|rank)-hours?")
 _AT_LEAST = re.compile(r">=\s*(\S.*)")
 
 MOST_STEPS, MOST_WINDOWS, MOST_S = 1_000_000, 1000, 30 * 86400.0
@@ -103,3 +104,13 @@ def gain(text: object) -> tuple[float, float]:
             raise ValueError(f"{wanted}; {shown(text)} says the same unit twice")
         thresholds[name] = fraction(found[1]) if is_share else seconds(found[1])
     return thresholds.get("min_share", 0.0), thresholds.get("min_gain_s", 0.0)
+
+
+def cost(text: object) -> float:
+    """``">= 5 GPU-hours"``, or rank-hours, in hours of a job's ranks."""
+    wanted = "expected a condition with its unit (GPU-hours, or rank-hours) such as >= 5 GPU-hours"
+    found = _AT_LEAST.fullmatch(text) if isinstance(text, str) else None
+    hours = None if found is None else _HOURS.fullmatch(found[1])
+    if hours is None or not float(hours[1]):
+        raise ValueError(f"{wanted}, got {shown(text)}")
+    return float(hours[1])

@@ -30,6 +30,7 @@ from sftriage.policy.fields import (
     Age,
     Budget,
     Cooldown,
+    Cost,
     Cron,
     EnvironmentName,
     Fraction,
@@ -121,6 +122,12 @@ class Match(PolicyModel):
         description="Stages the suspect may be in; none named means any, a whole slow rank among them.",
     )
     gain: Gain = Field(default=">= 0%", description="What the suspect must be worth, such as `>= 5% and >= 10ms`.")
+    cost: Cost | None = Field(
+        default=None,
+        description="What the suspect must have cost the job since the run began, such as `>= 5 GPU-hours`: the "
+        "hours of all its ranks, whatever they run on.",
+        json_schema_extra=left_out,
+    )
     pattern: Listed[Pattern] = Field(
         default=(),
         max_length=3,
@@ -196,6 +203,11 @@ class Rule(PolicyModel):
     def min_gain_s(self) -> float:
         """Seconds a step that a suspect must be worth."""
         return quantities.gain(self.match.gain)[1]
+
+    @cached_property
+    def min_cost_hours(self) -> float:
+        """Hours of the job's ranks that a suspect must have cost."""
+        return 0.0 if self.match.cost is None else quantities.cost(self.match.cost)
 
     def misses(self, label: str, suspect: Suspect) -> tuple[bool, bool, bool, bool]:
         """Whether label, scope, stage and pattern are what the rule is not about; one that is not said is any."""

@@ -62,7 +62,7 @@ class _StepEvents:
     """The events of one step, used again and again. ``stages[i]`` is the number of the stage that runs from mark i on.
 
     ``seq`` counts the steps of the log, whether their device times are known or not. ``ready`` has for each visit to
-    the first sync stage the event of its newest gradient, and ``visits`` those of which that is known to be the last.
+    the split sync stage the event of its newest gradient, and ``visits`` those of which that is known to be the last.
     """
 
     __slots__ = ("capturing", "count", "events", "number", "ready", "seq", "spare", "stages", "start_ns", "visits")
@@ -153,7 +153,7 @@ class DeviceTime:
             self._fail(error)
 
     def gradient(self, visit: int) -> None:
-        """Another gradient of a visit to the first sync stage has been launched, in whatever thread this is.
+        """Another gradient of a visit to the split sync stage has been launched, in whatever thread this is.
 
         Raises:
             Exception: whatever CUDA does; the step's own times go on.

@@ -134,7 +134,7 @@ class GradientWatch:
 
     def __init__(self, recording: Recording, model: Any) -> None:
         self._recording = recording
-        self._name = recording.info.schema.sync_in_order[0]
+        self._name = recording.info.schema.split_sync or ""
         self._stage = recording.stages[self._name]
         self._entered_before = self._stage.entered
         self._model = weakref.ref(model)
@@ -248,7 +248,7 @@ class GradientWatch:
             self._handles.pop(key).remove()
         if not kept:
             self._recording.say_once(
-                f"watch() has seen no gradient become ready in the first sync stage, {self._name!r}:"
+                f"watch() has seen no gradient become ready in the sync stage {self._name!r}:"
                 " is backward() called there, and on this model?"
             )
 
@@ -280,7 +280,7 @@ def watch_model(recording: Recording, model: Any) -> None:
         if not callable(getattr(model, "parameters", None)):
             recording.misused("watch() was given something that has no parameters()", type(model).__name__)
         elif not recording.info.schema.sync:
-            recording.misused("watch() splits the first sync stage, and none was declared")
+            recording.misused("watch() splits a sync stage, and none was declared")
         elif sharded(model):
             recording.say_once(_SHARDED)
         else:

@@ -42,7 +42,7 @@ time. Of the others it is what the table says::
     200  NUMBER        the job's own number of the step that begins next
     201  KIND          what sort of step it is: UTF-8, 7 bytes each in 201, 202 and 203, the first ones lowest
     204  WORK          how much of it: tokens or samples, as the job counts them. What is said last counts
-    205  READY         (a time) the last gradient of a visit to the first sync stage was ready
+    205  READY         (a time) the last gradient of a visit to the split sync stage was ready
     206  CAPTURING     a heavy profiler touches the step
     208  DEVICE_STEP   device times follow, of this step, counted as the index counts
     209  DEVICE_NUMBER   the job's own number of it

@@ -47,6 +47,8 @@ else:
 
 RINGS_ENV = "SFTRIAGE_RINGS"
 SPOOL_ENV = "SFTRIAGE_SPOOL"
+RUN_ENV = "SFTRIAGE_RUN"
+"""Where trainers on the host that decides find the directory of the run."""
 JOB_ENV = "SFTRIAGE_JOB"
 HOST_ENV = "SFTRIAGE_HOST"
 COHORT_ENV = "SFTRIAGE_COHORT"
@@ -184,7 +186,7 @@ class Monitor(Calls):
         """Also record when each step's last gradient is ready on this rank, before it waits for any other.
 
         Inside the backward of DDP the ranks tie: one that is slow there makes all of them slow, and durations cannot
-        name it. That moment can: it splits the first sync stage into the rank's own work and the part that waits. Call
+        name it. That moment can: it splits ``backward``, or else the first sync stage, into own work and waiting. Call
         it once, before the first step, and again after the model was replaced or parameters were added to it::
 
             model = DistributedDataParallel(network)
@@ -353,7 +355,7 @@ def _info(
     for name, text in texts.items():
         if text is not None and not isinstance(text, str):
             raise UsageError(f"{name} {text!r}: a text")
-    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+    if "RANK" not in environment:  # (Lightning's own launcher sets the WORLD_SIZE alone)
         environment = {**_launched(environment), **environment, **_distributed()}
     try:
         found: dict[str, Any] = {

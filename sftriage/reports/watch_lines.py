@@ -14,6 +14,7 @@ from rich.text import Text
 from sftriage.reports.tables import LABEL_STYLES, OUTCOME_STYLES
 from sftriage.runs.decisions import DecisionGroup
 from sftriage.runs.following import NamedSuspect
+from sftriage.runs.glance import losses_words, on_devices
 from sftriage.runs.picture import CaptureView, Frontier, Picture
 from sftriage.traces.manifest import CONTROL
 from sftriage.words.amounts import ago, counted, milliseconds, moment, size
@@ -222,6 +223,9 @@ def _about(shown: Picture, width: int) -> list[list[Text]]:
         said.append(_wrapped(f"{stands.done}.", width))
         steps = shown.glance.steps if shown.glance is not None else ()
         said += [_wrapped(f"Next: {' '.join(filter(None, (one.text, one.command)))}", width, "cyan") for one in steps]
+    if shown.view.losses.by_suspect:
+        told = losses_words(shown.view.losses, on_devices=on_devices(shown.view))
+        said.append(_wrapped(f"{told[:1].upper()}{told[1:]}.", width, "dim"))
     return said
 
 

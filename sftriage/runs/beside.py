@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from sftriage.frontier.system import system_counts
@@ -10,11 +12,22 @@ from sftriage.runs.lateness import HeatSource
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest, RecordedSteps
 from sftriage.windows.logs import StepLogs, counted_steps
 
+PEERS_LOOKED_AT = 128
+"""Of so many ranks at most the one in the middle is looked for: those of a large job take seconds to read."""
+STEPS_COUNTED, PEERS_COUNTED = 200, 32
+"""At most so many steps up to the end of a capture, and of so many peers, are looked at for what the kernel counted."""
+
+
+def peers_of(manifest: Manifest, ranks: Collection[int], number: int) -> list[int]:
+    """So many ranks at most that neither were captured nor were suspects, spread evenly over the job."""
+    peers = [rank for rank in ranks if rank not in (manifest.capture.rank, *manifest.trigger.ranks)]
+    return peers[:: max(1, -(-len(peers) // number))]
+
 
 def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: int | None) -> RecordedSteps | None:
     """The captured steps of the rank that was captured, beside those of a control rank; None of what is not on record.
 
-    Without a control, it is the rank that came nearest to the median in these steps.
+    Without a control, it is the rank that came nearest to the median in these steps, of some of a large job.
     """
     capture = manifest.capture
     n_steps = min(capture.steps, MAX_RECORDED_STEPS)
@@ -23,9 +36,9 @@ def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: 
     if not ranks:
         return None
     if control is None or control not in ranks or control == capture.rank:
-        late = source.lateness(ranks, capture.first_step, n_steps)
-        others = late.keys() - {capture.rank, *manifest.trigger.ranks}
-        control = min(others, key=lambda rank: (abs(late[rank]), rank), default=None)
+        peers = peers_of(manifest, ranks, PEERS_LOOKED_AT)
+        late = source.lateness({rank: ranks[rank] for rank in peers}, capture.first_step, n_steps) if peers else {}
+        control = min(late, key=lambda rank: (abs(late[rank]), rank), default=None)
     wanted: list[tuple[Title, int | None]] = [("captured", capture.rank), ("control", control)]
     return recorded_of(
         [
@@ -34,11 +47,6 @@ def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: 
             if rank is not None and rank in ranks
         ]
     )
-
-
-STEPS_COUNTED = 200
-PEERS_COUNTED = 32
-"""At most so many steps up to the end of a capture, and of so many peers, are looked at for what the kernel counted."""
 
 
 def counted_beside(source: HeatSource, manifest: Manifest, attempt: int) -> dict[str, float] | None:
@@ -52,10 +60,10 @@ def counted_beside(source: HeatSource, manifest: Manifest, attempt: int) -> dict
     first = max(first, why.onset_step or 0, capture.last_step - STEPS_COUNTED + 1)
     source.logs.look()
     logs = source.logs.of(attempt)
-    peers = [rank for rank in logs if rank not in (capture.rank, *why.ranks)]
+    peers = peers_of(manifest, logs, PEERS_COUNTED)
     if capture.rank not in logs or not peers:
         return None
-    ranks = [capture.rank, *peers[:: -(-len(peers) // PEERS_COUNTED)]]
+    ranks = [capture.rank, *peers]
     window = counted_steps(source.logs, attempt, ranks, min(first, capture.first_step), capture.last_step)
     found = None if window is None else system_counts(window, [0], np.ones(len(window.durations_NRS), dtype=np.bool_))
     return None if found is None else dict(found.over)

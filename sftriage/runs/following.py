@@ -6,7 +6,6 @@ every number is checked, and a line that is too long, or is no entry, is passed 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +13,7 @@ from typing import Any
 
 import msgspec
 
-from sftriage.errors import RingError
 from sftriage.events import (
-    MAX_EVENT_BYTES,
     CaptureChanged,
     CauseFound,
     CostMeasured,
@@ -30,7 +27,7 @@ from sftriage.events import (
     TakenOver,
     WindowJudged,
 )
-from sftriage.recorder import files
+from sftriage.policy.losses import Losses
 from sftriage.records import (
     ENDED,
     MAX_STAGES,
@@ -47,6 +44,7 @@ from sftriage.records import (
     Suspect,
     Verdict,
 )
+from sftriage.runs.appended import Appended
 from sftriage.runs.journal import event_of
 from sftriage.words.decisions import reason_sentence, resolution
 from sftriage.words.verdicts import verdict_sentence, when, where, who
@@ -58,7 +56,6 @@ MAX_S = 1e11
 
 _MAX_ASKED = 256
 _MAX_LINES = 20
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,8 @@ class WindowRow(_DecisionRow):
     is normal (None where that was not looked into). ``named`` is the first suspect in a few words, "" where nobody is
     named, and ``onset_step`` where that one began. ``suspects`` are the first few, each with the first few of its
     ranks; of a window that is held there are none, but ``candidates``. ``coverage`` is the fraction of the window's
-    vectors that were there, and ``clock`` the one that its times are on. ``parameters`` are those that ``reason`` is
+    vectors that were there, and ``clock`` the one that its times are on. ``lost_s`` is what the window adds to what
+    suspects have cost. ``parameters`` are those that ``reason`` is
     said with. ``regression`` is there while the job is slower than its own best, and once when that ends.
     """
 
@@ -152,6 +150,7 @@ class WindowRow(_DecisionRow):
     candidates: tuple[NamedSuspect, ...] = ()
     excess_s: float | None = None
     regression: Regression | None = None
+    lost_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -165,54 +164,24 @@ class JournalTail:
     asks: list[RequestRow] = field(default_factory=list)
     notes: list[Other] = field(default_factory=list)
     skipped: int = 0
-    _at: int = 0
-    _inode: int = 0
-    _chunk_bytes: int = _CHUNK_BYTES
-    _passing_over: bool = False
+    losses: Losses = field(default_factory=Losses)
     _stages: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+
+    _appended: Appended = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing has been read."""
+        self._appended = Appended(self.path, self._entry, self._begin)
 
     def follow(self) -> bool:
         """Read what has been appended; whether there was anything. A journal that shrank is read anew."""
-        try:
-            descriptor = files.open_regular(self.path, os.O_RDONLY)
-        except RingError:
-            return False
-        try:
-            about = os.fstat(descriptor)
-            if about.st_ino != self._inode or about.st_size < self._at:
-                self._begin(about.st_ino)
-            before = self._at
-            while data := os.pread(descriptor, self._chunk_bytes, self._at):
-                if not self._take(data):
-                    break
-        except OSError:
-            # Read on from there at the next look.
-            return False
-        finally:
-            os.close(descriptor)
-        return self._at != before
+        return self._appended.follow()
 
-    def _begin(self, inode: int) -> None:
-        self._inode, self._at, self._chunk_bytes, self._passing_over, self.skipped = inode, 0, _CHUNK_BYTES, False, 0
+    def _begin(self) -> None:
+        self.skipped = 0
         for kept in (self.rows, self.results, self.states, self.asks, self.notes):
             kept.clear()
-
-    def _take(self, data: bytes) -> bool:
-        """Take the whole lines; whether there may be more. What is there of another may yet be cut off."""
-        *lines, rest = data.split(b"\n")
-        self._at += len(data) - len(rest)
-        for line in lines:
-            if not self._passing_over:
-                self._entry(line)
-            self._passing_over = False
-        # The end of a line that is too long is not the beginning of another.
-        self._passing_over = self._passing_over or len(rest) > MAX_EVENT_BYTES
-        if self._passing_over:
-            self._at += len(rest)
-        full = len(data) == self._chunk_bytes
-        # One that does not fit is read again, and more of it at once.
-        self._chunk_bytes = min(2 * self._chunk_bytes, 2 * MAX_EVENT_BYTES) if full and not lines else _CHUNK_BYTES
-        return full
+        self.losses = Losses()
 
     def _entry(self, line: bytes) -> None:
         try:
@@ -221,7 +190,10 @@ class JournalTail:
                 case None:
                     pass
                 case WindowJudged():
-                    row = row_of(event.verdict, event.decision)
+                    losses = self.losses.after(event.verdict)
+                    lost_s = losses.lost_s - self.losses.lost_s
+                    row = replace(row_of(event.verdict, event.decision), lost_s=lost_s)
+                    self.losses = losses
                     # Thousands of windows name the same stages.
                     shared = self._stages.setdefault(row.stages, row.stages)
                     self.rows.append(row if shared is row.stages else replace(row, stages=shared))

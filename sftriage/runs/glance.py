@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sftriage.events import CostMeasured
+from sftriage.policy.losses import Losses
 from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
 from sftriage.runs.source import View
 from sftriage.traces.manifest import CauseInfo, Manifest
-from sftriage.words.amounts import lasted, milliseconds, rank_hours
+from sftriage.words.amounts import hours_of_ranks, lasted, milliseconds, rank_hours
 from sftriage.words.captures import caused
 from sftriage.words.glance import (
     HEALTH,
@@ -165,11 +166,12 @@ def _cost(view: View, stands: Outlook, telling: WindowRow, lost_s: float | None)
     if telling.label == "stalled":
         lost_s = telling.exposed_s
     if stands.face != "healthy" and lost_s is not None:
-        on_devices = any(row.clock == "device" or "clock_limited" in row.reasons for row in view.rows)
         if ranks := view.telemetry.world_size:
-            more.append(rank_hours(lost_s, ranks, on_devices=on_devices))
+            more.append(rank_hours(lost_s, ranks, on_devices=on_devices(view)))
         if telling.suspects and telling.label != "stalled":
             more.append(said("of_slow_step", gain=milliseconds(telling.suspects[0].gain_s)))
+    if view.losses.by_suspect:
+        more.append(losses_words(view.losses, on_devices=on_devices(view)))
     if captures_s:
         more.append(said("for_captures", lost=lasted(captures_s)))
     if stands.face == "healthy":
@@ -182,32 +184,50 @@ def _cost(view: View, stands: Outlook, telling: WindowRow, lost_s: float | None)
     return Answer("cost", text, tuple(more))
 
 
+def on_devices(view: View) -> bool:
+    """Whether its ranks run on devices, as far as its windows say."""
+    return any(row.clock == "device" or "clock_limited" in row.reasons for row in view.rows)
+
+
+def losses_words(losses: Losses, *, on_devices: bool) -> str:
+    """What suspects have cost since a run began, and who most of it."""
+    largest = losses.largest
+    named = [
+        f"{one.who}{f' in {one.where}' if one.where else ''} {hours_of_ranks(one.rank_s, on_devices=on_devices)}"
+        for one in largest[:MAX_SHOWN]
+    ]
+    if (more := len(largest) - MAX_SHOWN) > 0:
+        named.append(f"{more:,} more")
+    cost = hours_of_ranks(losses.rank_s, on_devices=on_devices)
+    return said("since_began", cost=cost, whose=", ".join(named))
+
+
 def captures_cost_s(notes: Sequence[Note]) -> float:
     """What captures have cost the job so far, as far as that could be measured; none gives time back."""
     return sum(max(0.0, one.cost_s) for one in notes if isinstance(one, CostMeasured) and one.cost_s is not None)
 
 
 def _lost_s(trouble: Sequence[WindowRow], stands: Outlook) -> float | None:
-    """What was lost in windows that do not overlap, the newest first; one that says nothing is as the others."""
-    known = [per_s for row in trouble if (per_s := _lost_a_step_s(row, stands.named)) is not None]
+    """What was lost to who is named; else in windows that do not overlap, the newest first, over what is normal.
+
+    Of the latter, one that says nothing is as the others.
+    """
+    if stands.named:
+        # (a window that a capture disturbed adds to what was named before it)
+        mine = [row.lost_s for row in trouble if row.named == stands.named or row.reasons == DISTURBED]
+        return sum(mine) or None
+    known = [row.excess_s for row in trouble if row.excess_s is not None]
     if not known or stands.since_step is None:
         return None
     usual_s, lost_s, upto = sum(known) / len(known), 0.0, trouble[-1].last_step
     for row in reversed(trouble):
         if row.last_step <= upto and row.label != "stalled":
-            per_s, first = _lost_a_step_s(row, stands.named), row.first_step
+            per_s, first = row.excess_s, row.first_step
             if per_s is None:
                 per_s, first = usual_s, max(first, stands.since_step)
             lost_s += (row.last_step - first + 1) * per_s
             upto = row.first_step - 1
     return lost_s
-
-
-def _lost_a_step_s(row: WindowRow, named: str) -> float | None:
-    """Seconds that a mean step of a window lost: to who is named, or to whatever makes it slower than it was."""
-    if named:
-        return row.suspects[0].gain_s * row.suspects[0].persistence if row.named == named else None
-    return row.excess_s
 
 
 def _stored(view: View, stands: Outlook) -> Iterator[Manifest]:

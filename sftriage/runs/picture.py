@@ -213,6 +213,7 @@ def picture_values(shown: Picture) -> dict[str, Any]:
         "suspects": () if shown.telling is None else shown.telling.suspects,
         "candidates": () if shown.telling is None else shown.telling.candidates,
         "captures": shown.captures,
+        "losses": view.losses.largest,
         "telemetry": {
             "ranks": view.telemetry.ranks,
             "world_size": view.telemetry.world_size,

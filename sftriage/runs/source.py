@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sftriage.errors import InputError
 from sftriage.events import CostMeasured
+from sftriage.policy.losses import Losses
 from sftriage.records import CaptureResult
 from sftriage.runs.beside import steps_beside
 from sftriage.runs.captures import CaptureShelf, Damaged
@@ -58,6 +59,7 @@ class View:
         skipped: lines of the journal that could not be read.
         uploading: somebody sends captures to the store now.
         disk: why nothing can be written to the run directory now, or "".
+        losses: what stragglers have cost since the run began.
         hosts: where the ranks run that were named last.
         directory: where the run is, for the commands that are named to a person.
     """
@@ -80,6 +82,7 @@ class View:
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     uploading: bool = False
     disk: str = ""
+    losses: Losses = field(default_factory=Losses)
     hosts: Mapping[int, str] = field(default_factory=dict)
     directory: str = ""
 
@@ -244,6 +247,7 @@ class RunSource:
                 uploads=uploads,
                 uploading=uploading,
                 disk=disk,
+                losses=journal.losses,
                 hosts={} if named is None else opened.telemetry.hosts(named.attempt, named.suspects[0].ranks),
                 directory=str(run.path),
             )

@@ -21,11 +21,11 @@ from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.generations import Generations, Known
 from sftriage.fleet.hub import Hub, HubAddress, HubError, Places
 from sftriage.fleet.leading import Leader, Lease, TakenError, make_places, remove_places
+from sftriage.fleet.messages import RunName
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.permissions import CONTROLLER_FILE
 from sftriage.fleet.roll_call import RollCall
 from sftriage.fleet.speaking import Speaker
-from sftriage.fleet.wire import RunName
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
 from sftriage.runs.liveness import holding
 from sftriage.runtime.annotating import quick

@@ -18,11 +18,11 @@ import msgspec
 from sftriage.agent.agent import Agent
 from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.hub import Hub, HubAddress, Places, token
+from sftriage.fleet.messages import RunName
 from sftriage.fleet.permissions import AGENTS_FILE, agent_file
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.transfers import Transfer
-from sftriage.fleet.wire import RunName
 from sftriage.recorder import find_rings
 from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.spool import SPOOL

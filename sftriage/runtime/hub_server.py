@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from ipaddress import ip_address
 from pathlib import Path
 
 from sftriage.errors import UsageError
+from sftriage.runtime.kept_child import KeptChild, die_with_parent
 from sftriage.traces.files import write_atomically
 
 log = logging.getLogger("sftriage")
@@ -26,10 +24,6 @@ log = logging.getLogger("sftriage")
 START_S, END_S = 15.0, 10.0
 USER = "sftriage"
 MEMORY_BYTES, FILE_BYTES = 64 << 20, 8 << 30
-QUICK_S, MOST_QUICK, AGAIN_S = 10.0, 3, 0.2
-"""A server that ends is started again; one that has not lived so long, so often in a row, is given up."""
-_PR_SET_PDEATHSIG = 1
-_PRCTL = ctypes.CDLL(None).prctl
 
 
 def nats_server() -> str:
@@ -101,21 +95,23 @@ class HubServer:
             self._log = store / "server.log"
             self._command = [program, "-c", str(store / "server.conf")]
             self._log.unlink(missing_ok=True)
-            self._process = self._started()
+            self._child = KeptChild("hub", lambda _: self._started(), end_s=END_S, where=str(self._log))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the hub cannot be started: {error}") from error
-        self._closing = threading.Event()
-        self._keeper: threading.Thread | None = None
         self._wait(address)
 
     def keep(self) -> None:
-        """From now on, start it again where it ends by itself.
+        """From now on, start it again where it ends by itself."""
+        self._child.keep()
 
-        Whoever ends a job under SLURM ends all of its processes at once, with the last of what they say on its way.
-        """
-        # (its children live as long as this thread does)
-        self._keeper = threading.Thread(target=self._keep, name="sftriage-hub-server", daemon=True)
-        self._keeper.start()
+    def close(self) -> None:
+        """End it."""
+        self._child.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._child.pid
 
     def _started(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as said:
@@ -128,40 +124,12 @@ class HubServer:
                 preexec_fn=die_with_parent,
             )
 
-    def _keep(self) -> None:
-        quick, began_s = 0, time.monotonic()
-        while not self._closing.wait(AGAIN_S):
-            if self._process.poll() is None:
-                continue
-            quick = quick + 1 if time.monotonic() < began_s + QUICK_S else 0
-            if quick >= MOST_QUICK:
-                log.error("the hub has ended, again and again; %s says why", self._log)
-                return
-            began_s = time.monotonic()
-            try:
-                self._process = self._started()
-            except OSError as error:
-                log.error("the hub has ended, and cannot be started again: %s", error)
-                return
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
-
-    def close(self) -> None:
-        """End it."""
-        self._closing.set()
-        if self._keeper is not None:
-            self._keeper.join()
-        end(self._process, END_S)
-
     def _wait(self, address: tuple[str, int]) -> None:
         deadline_s = time.monotonic() + START_S
-        while time.monotonic() < deadline_s and self._process.poll() is None:
+        while time.monotonic() < deadline_s and not self._child.ended:
             # (to all addresses is to this host)
             with contextlib.suppress(OSError), socket.create_connection(address, 1.0) as server:
-                if server.recv(5) == b"INFO " and self._process.poll() is None:
+                if server.recv(5) == b"INFO " and not self._child.ended:
                     return
             time.sleep(0.05)
         self.close()
@@ -170,22 +138,6 @@ class HubServer:
         if "address already in use" in why:
             why = "address already in use, by another job's hub maybe; give this one a port of its own: --hub HOST:PORT"
         raise UsageError(f"the hub cannot be started on {address[0]}:{address[1]}: {why}")
-
-
-def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """End a child of ours, by force if need be."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def die_with_parent(signum: int = signal.SIGTERM) -> None:
-    """In a child: be told to end when who started it does, however that ends."""
-    _PRCTL(_PR_SET_PDEATHSIG, signum)
 
 
 def listens_on(host: str) -> str:

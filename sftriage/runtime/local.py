@@ -16,6 +16,7 @@ from sftriage.capture.nsys import NsysPlace
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import SftriageError, UsageError
 from sftriage.recorder.layout import bounded_text
+from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import (
     DEFAULT_ROOT,
     RunDirectory,
@@ -206,6 +207,7 @@ class LocalRun(_Watched):
             "SFTRIAGE_RINGS": str(self._rings),
             "SFTRIAGE_SPOOL": str(self.directory.spool),
             "SFTRIAGE_JOB": self._job,
+            RUN_ENV: str(self.directory.path),
         }
         if self._launch is not None:
             place |= self._launch.environment({**os.environ, **(environment or {})})

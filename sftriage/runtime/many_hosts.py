@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import PORT, HubAddress
+from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
 from sftriage.runs.liveness import note_launcher
 from sftriage.runtime.carrying import CARRIED_IN, carried
@@ -36,8 +37,9 @@ from sftriage.runtime.hosting import (
     left_behind,
     node_number,
 )
-from sftriage.runtime.hub_server import HubServer, die_with_parent, end, is_here, listens_on, make_secret
+from sftriage.runtime.hub_server import HubServer, is_here, listens_on, make_secret
 from sftriage.runtime.hub_waiting import SECRET_S, wait_for_secret
+from sftriage.runtime.kept_child import KeptChild, die_with_parent, end, was_killed
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.local import UnderNsys
 from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
@@ -201,8 +203,9 @@ class HostRun:
         self._name = host_name(os.environ)
         self.leads = options.leads
         self._held = contextlib.ExitStack()
-        self._controller: subprocess.Popen[bytes] | None = None
+        self._controller: KeptChild | None = None
         self._server: HubServer | None = None
+        self._run: Path | None = None
         try:
             if self.leads:
                 self._lead(out, controlling)
@@ -226,6 +229,8 @@ class HostRun:
             "SFTRIAGE_SPOOL": str(self._host.spool.absolute()),
             "SFTRIAGE_JOB": self._job,
         }
+        if self._run is not None:
+            place[RUN_ENV] = str(self._run)
         command = self._command
         if self._launch is not None:
             place |= self._launch.environment(os.environ)
@@ -237,6 +242,8 @@ class HostRun:
             self._held.callback(self._host.close)
             if self._server is not None:
                 self._server.keep()
+            if self._controller is not None:
+                self._controller.keep()
             status, told = launcher.wait(LEAVE_S), launcher.told
             if status is None:
                 if self.leads:
@@ -250,7 +257,7 @@ class HostRun:
                 self._see_off(self._controller, told)
         return launcher.wait() if status is None else status
 
-    def _see_off(self, controller: subprocess.Popen[bytes], told: bool) -> None:
+    def _see_off(self, controller: KeptChild, told: bool) -> None:
         """Wait for the controller, which ends once all other hosts have; not for long where it is told to."""
         if told:
             controller.terminate()
@@ -273,17 +280,25 @@ class HostRun:
 
     def _lead(self, out: Path | None, controlling: Sequence[str]) -> None:
         options = self._options
-        directory = out or free(Path(DEFAULT_ROOT) / file_name(options.job_id))
+        directory = self._run = (out or free(Path(DEFAULT_ROOT) / file_name(options.job_id))).absolute()
         if options.hub is not None:
             server = self._server = start_hub(options, directory)
             self._held.callback(forget_hub, options, server)
         command = [sys.executable, "-m", "sftriage", "controller", "--job-id", options.job_id]
-        command += [*options.arguments(), "--job", self._job, "--out", str(directory), *controlling]
+        command += [*options.arguments(), "--job", self._job, *controlling]
         # Ctrl-C is the job's, which ends by it; what watches it sees that to its end.
         # Without us it lets go at once, for whoever goes on; who ends the job tells it by another signal.
         alone = partial(die_with_parent, signal.SIGUSR1)
-        self._controller = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=alone)
-        self._held.callback(end, self._controller, END_S)
+
+        def start(again: bool) -> subprocess.Popen[bytes]:
+            goes_on = again and RunDirectory(directory).hub.exists()
+            if again:
+                log.warning("the controller was killed, and is started again")
+            whole = [*command, "--run" if goes_on else "--out", str(directory)]
+            return subprocess.Popen(whole, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=alone)
+
+        self._controller = KeptChild("controller", start, was_killed, END_S, "what it said here")
+        self._held.callback(self._controller.close)
 
 
 def start_agents(options: HubOptions, copies: Copies) -> contextlib.ExitStack:

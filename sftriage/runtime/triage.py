@@ -274,7 +274,8 @@ class Triage:
         if not (self._reads or self._reports or self._wants.unended):
             return
         self._read_s = time.monotonic()
-        for window in self._gathering.add(self._fleet.rows(), ended=ended):
+        hold = bool(self._reports or self._wants.unended)
+        for window in self._gathering.add(self._fleet.rows(), ended=ended, hold=hold):
             try:
                 self._take(window, ended=ended)
             except Exception as error:
@@ -413,7 +414,8 @@ class Triage:
         got = self._fleet.telemetry()
         received = Received(got.steps, got.missed, got.torn, len(got.problems))
         wall_s = self._clock.wall_s()
-        self._stream.publish(JobSeen(wall_s, received, self._job, *self._controller.budget(wall_s)))
+        lost_rank_s = self._controller.losses.by_name
+        self._stream.publish(JobSeen(wall_s, received, self._job, *self._controller.budget(wall_s), lost_rank_s))
 
     def _tidy(self) -> None:
         self._tidied_s = self._clock.monotonic_s()

@@ -24,7 +24,7 @@ from sftriage.runtime.doctor import search_path
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
 from sftriage.seams.patches import NAMES, REPORT_ENV
-from sftriage.seams.steps import STAGES, STAGES_WITH_EXCHANGE
+from sftriage.seams.steps import STAGES
 from sftriage.windows.rings import open_ring
 
 _LOOK_S = 0.25
@@ -169,9 +169,7 @@ def found_of(ranks: Ranks) -> JobFound:
     stages = shares_of(ranks)
     by_hand = any(one["by_hand"] for one in trainers)
     info = ranks.infos[0] if ranks.infos else None
-    seams = tuple(
-        SeamFound(name, fired[name], stages.get(name) if name in STAGES_WITH_EXCHANGE else None) for name in NAMES
-    )
+    seams = tuple(SeamFound(name, fired[name], stages.get(name)) for name in NAMES)
     failed = {name: why for one in trainers for name, why in one["failed"].items()}
     models = tuple(dict.fromkeys(name for one in trainers for name in one["models"]))
     return JobFound(

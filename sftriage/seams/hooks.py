@@ -83,9 +83,15 @@ class Model:
         """Something of this raised: it is not done any more."""
         self._seams.fail("forward", error)
 
+    def set_to_evaluate(self) -> bool:
+        """Whether it is in its evaluation mode, and has not been in it all the time."""
+        module = self.module()
+        return module is not None and self._left_training(module)
+
     def _evaluates(self, module: Any) -> bool:
-        if not self._seams.gradients():
-            return True
+        return not self._seams.gradients() or self._left_training(module)
+
+    def _left_training(self, module: Any) -> bool:
         self._was_training |= module.training
         return self._was_training and not module.training
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -45,6 +46,19 @@ def holds(module: Any, parameters: set[int]) -> bool:
 def wrapped(module: Any) -> Any:
     """What DDP or FSDP wraps, which is often called by itself to evaluate; None for any other module."""
     return vars(module)["_modules"].get("module") if _is(module, _DDP) or _is(module, _FSDP[1]) else None
+
+
+def copiers() -> list[tuple[Any, str]]:
+    """Where frameworks copy batches to a device, as far as they are in use: an owner, and a name in it."""
+    strategies = [f"{package}.strategies.strategy" for package in ("lightning.pytorch", "pytorch_lightning")]
+    found = [(getattr(sys.modules.get(name), "Strategy", None), "batch_to_device") for name in strategies]
+    found.append((sys.modules.get("accelerate.data_loader"), "send_to_device"))
+    return [(owner, name) for owner, name in found if hasattr(owner, name)]
+
+
+def on_device(models: Iterable[Any]) -> bool:
+    """Whether anything of these models is elsewhere than in the host's memory."""
+    return any(not parameter.is_cpu for model in models for parameter in model.parameters())
 
 
 def exchanged_in(models: Iterable[Any], *, clipping: bool) -> tuple[str, ...]:

@@ -7,24 +7,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "gather",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "send",
-)
-"""Functions of torch.distributed that may wait for other ranks."""
-
 C10D = "torch.distributed.distributed_c10d"
 PIPELINING = "torch.distributed.pipelining.schedules"
 PIPELINE_WAIT = "_wait_batch_p2p"

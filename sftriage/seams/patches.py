@@ -5,8 +5,9 @@ data         ``DataLoader.__iter__``, and ``__next__`` of its iterators
 forward      a hook on each outermost model that is trained: on itself, not on its parts
 backward     ``torch.autograd.backward``, which ``Tensor.backward`` calls
 ready        what `Monitor.watch` does, under DDP
-exchange     collectives of torch.distributed that are called outside all of these, and the waits of a pipeline: a stage
-             where neither DDP nor FSDP exchanges for the ranks
+h2d          what copies a batch to the device in Accelerate and Lightning, where the model is on one
+exchange     blocking collectives of all ranks that the script, or what it uses, calls in each step, but in backward;
+             and the waits of a pipeline
 optimizer    hooks before and after the step of every optimizer, ``GradScaler.step`` and ``clip_grad_norm_``
 evaluation   a model of these is called without gradients, or in its evaluation mode: the kind of that step
 checkpoint   ``torch.save``, and ``torch.distributed.checkpoint``: the kind of that step
@@ -25,21 +26,23 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from sftriage.seams import models, parallel
+from sftriage.seams import exchanges, models, parallel
 from sftriage.seams.hooks import Model
-from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, STAGES_WITH_EXCHANGE, Steps
+from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, Steps
 
 if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
 
+RINGS_ENV = "SFTRIAGE_RINGS"
 SEAMS_ENV = "SFTRIAGE_SEAMS"
 REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
 """A directory in which each process says what its seams have seen (`sftriage.seams.telling`)."""
-NAMES = ("data", "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
+NAMES = ("data", H2D, "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
 
 LOOK_ROUNDS = 4
 """Steps after each of which a model that nobody has called so far is given up for its parts."""
@@ -78,8 +81,10 @@ class Seams:
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._models: list[Model] = []
         self._clips_across_ranks = False
+        self._exchanged: bool | None = None
+        self._found: list[weakref.ref[Any]] = []
+        self._collectives: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._pipelined = False
-        self._collectives: list[Callable[[], object]] = []
         self._undo: list[Callable[[], object]] = []
         self._optimizer_handles: list[Any] = []
         self._told: tuple[Callable[..., object], ...] = ()
@@ -131,8 +136,14 @@ class Seams:
         if EXCHANGE in self.on:
             with self.guarded(EXCHANGE):
                 schedules = sys.modules[parallel.PIPELINING]
-                self._wrap(schedules, parallel.PIPELINE_WAIT, self._exchanging)
+                self._wrap(schedules, parallel.PIPELINE_WAIT, self._waiting)
                 self._pipelined = True
+
+    def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def begins(*_: object, **__: object) -> bool:
+            return not self.steps.opened and self.steps.enter(EXCHANGE)
+
+        return self._around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
 
     def checkpoints(self) -> None:
         """torch.distributed.checkpoint has been imported."""
@@ -142,6 +153,11 @@ class Seams:
                 for name in ("save", "async_save"):
                     if hasattr(saver, name):
                         self._wrap(saver, name, self._noting(CHECKPOINT))
+
+    def remaps(self) -> None:
+        """What the compiler makes of collectives has been imported."""
+        with self.guarded(EXCHANGE):
+            exchanges.compiled_alike(self._collectives)
 
     def evaluates(self) -> None:
         """A model is called to look at what it answers, and not to train it."""
@@ -173,9 +189,9 @@ class Seams:
     def _optimizer_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         """Before an optimizer's step, and after it; in the way of most steps neither calls anything of Python's."""
         steps, on, tracing = self.steps, self.on, self.tracing
-        opened, stepping, kinds, order, ready = (
+        opened, stepping, kinds, turns, ready = (
             *(steps.opened, steps.stepping, steps.kinds),
-            *(steps.order, steps.steady["optimizer"]),
+            *(steps.turns, steps.steady["optimizer"]),
         )
 
         def begins(optimizer: Any, args: object, kwargs: object) -> None:
@@ -198,7 +214,7 @@ class Seams:
                 return
             try:
                 one = id(optimizer)
-                usual = ready and opened == _OPTIMIZER and stepping == [one] and order.alone == one and not kinds
+                usual = ready and opened == _OPTIMIZER and stepping == [one] and turns.alone == one and not kinds
                 if usual and get_ident() == ready[0] and self._compiled == _frames(self._counters):
                     stepping.clear()
                     opened.clear()
@@ -216,7 +232,7 @@ class Seams:
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``GradScaler.step(optimizer)``: where gradients are infinite the optimizer's own step is never called."""
 
-        def begins(_scaler: object, optimizer: Any, *_: object) -> bool:
+        def begins(_scaler: object, optimizer: Any, *_: object, **__: object) -> bool:
             # (apart from the optimizer's own step, which is inside this one)
             self.steps.optimizer_begins(-id(optimizer))
             return True
@@ -235,27 +251,35 @@ class Seams:
 
     def _data(self) -> None:
         loader = sys.modules["torch.utils.data.dataloader"]
-        self._stage(loader.DataLoader, "__iter__", "data")
+
+        def begins(*_: object, **__: object) -> bool:
+            # (what is then called need not be the model itself, but may be parts of it)
+            if self.steps.monitor is not None and any(model.set_to_evaluate() for model in self._models):
+                self.evaluates()
+            return self.steps.enter("data")
+
+        self._wrap(loader.DataLoader, "__iter__", lambda one: self._around(one, "data", begins, self._leaving("data")))
         self._stage(loader._BaseDataLoaderIter, "__next__", "data")
 
     def _exchange(self) -> None:
-        """Its functions lie in two modules. They are wrapped until it is known that torch exchanges for the ranks."""
-        c10d = sys.modules.get(parallel.C10D)
-        before = len(self._undo)
-        for name in parallel.COLLECTIVES if c10d is not None else ():
-            original = getattr(c10d, name, None)
-            if original is not None:
-                self._wrap(c10d, name, self._exchanging)
-                if getattr(self._torch.distributed, name, None) is original:
-                    self._set(self._torch.distributed, name, getattr(c10d, name))
-        self._collectives = self._undo[before:]
+        def wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
+            of_all = exchanges.of_all_ranks(original)
 
-    def _exchanging(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begins(*_: object) -> bool:
-            # (what is inside another stage is that stage's)
-            return not self.steps.opened and self.steps.enter(EXCHANGE)
+            def begins(*args: Any, **kwargs: Any) -> bool:
+                # (those of backward, and of the optimizer, are part of that)
+                inside = self.steps.opened[-1:]
+                return (
+                    inside not in (["backward"], ["optimizer"]) and of_all(args, kwargs) and self.steps.enter(EXCHANGE)
+                )
 
-        return self._around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
+            return self._around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
+
+        for name, owners in exchanges.collectives():
+            original = getattr(owners[0], name)
+            self._collectives[original] = wrapping(original)
+            for owner in owners:
+                self._set(owner, name, self._collectives[original])
+        exchanges.compiled_alike(self._collectives)
 
     def _checkpoint(self) -> None:
         self._wrap(self._torch, "save", self._noting(CHECKPOINT))
@@ -314,7 +338,7 @@ class Seams:
         return lambda *_: self.steps.leave(stage)
 
     def _noting(self, kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def begins(*_: object) -> bool:
+        def begins(*_: object, **__: object) -> bool:
             self.fired[kind] += 1
             self.steps.note(kind)
             return False
@@ -351,7 +375,7 @@ class Seams:
                 return original(*args, **kwargs)
             begun, answer = False, None
             try:
-                begun = begins(*args)
+                begun = begins(*args, **kwargs)
             except Exception as error:
                 fail(name, error)
             try:
@@ -371,7 +395,11 @@ class Seams:
         return around
 
     def _begin(self) -> Monitor | None:
-        """The first round has ended: it is known what is trained, so that a monitor can be made for it."""
+        """The first round has ended: it is known what is trained, so that a monitor can be made for it.
+
+        Where ranks exchange something between the stages, the round after it shows whether they do so in every step,
+        and where in it.
+        """
         from sftriage.recorder import monitor as recorder
 
         monitor = None
@@ -379,8 +407,21 @@ class Seams:
             if recorder.made_by_hand():
                 self.stop()
                 return None
-            found = self._looked_at()
-            self._hook(found)
+            looked = self._exchanged is not None
+            found = [made for model in self._found if (made := model()) is not None] if looked else self._look()
+            exchanged = EXCHANGE in self.steps.order and (self._pipelined or "forward" not in self.sync)
+            if exchanged and not looked:
+                self._exchanged = True
+                return None
+            if exchanged:
+                # (each rank of a pipeline waits at places of its own: for all of them it is one)
+                order = ("backward", EXCHANGE, "optimizer") if self._pipelined else self.steps.order
+                self.steps.stages = exchanges.placed(self.steps.stages, order)
+                self.sync = (EXCHANGE, *self.sync)
+                if self.sync == (EXCHANGE,) and not self._pipelined and parallel.many_ranks():
+                    self.cohort = self.cohort or parallel.model_cohort(found)
+            else:
+                self.on.discard(EXCHANGE)
             self._compiled = self._compilations()
             cohort = None if os.environ.get(recorder.COHORT_ENV) else self.cohort
             monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort, give_way=self.stop)
@@ -388,7 +429,7 @@ class Seams:
                 self.stop()
                 return None
             watched = models.largest_ddp(found) if "ready" in self.on else None
-            if self.sync == ("backward",) and watched is not None:
+            if "backward" in self.sync and "forward" not in self.sync and watched is not None:
                 monitor.watch(watched)
                 self.fired["ready"] += 1
             return monitor
@@ -399,30 +440,27 @@ class Seams:
                 monitor.close()
             return None
 
-    def _looked_at(self) -> list[Any]:
-        """The outermost models that are trained; with them is known where ranks wait, and which do the same work."""
+    def _look(self) -> list[Any]:
+        """See which models are trained, where their ranks wait for one another, and which ranks do the same work."""
         optimizers = [made for reference in self._optimizers.values() if (made := reference()) is not None]
         self._optimizers.clear()
         trained = {id(one) for made in optimizers for group in made.param_groups for one in group["params"]}
         module, parts = self._torch.nn.Module, parallel.kinds()
         living = models.living((module, *parts))
         found = models.outermost([one for one in living if isinstance(one, module)], trained)
+        self._found = [weakref.ref(one) for one in found]
         self.trained = tuple(type(one).__name__ for one in found)
-        sync = set(models.exchanged_in(found, clipping=self._clips_across_ranks))
-        by_themselves = parallel.many_ranks() and (self._pipelined or not sync) and self.steps.entered[EXCHANGE] > 0
-        if by_themselves:
-            sync.add(EXCHANGE)
-            self.steps.stages = STAGES_WITH_EXCHANGE
-        else:
-            for undo in self._collectives:
-                undo()
-        self.sync = tuple(one for one in self.steps.stages if one in sync & self.on)
+        self._hook(found)
+        if H2D in self.on and (copiers := models.copiers()) and models.on_device(found):
+            for owner, name in copiers:
+                self._stage(owner, name, H2D)
+            self.steps.stages = ("data", H2D, *STAGES[1:])
+        self.sync = tuple(
+            one for one in models.exchanged_in(found, clipping=self._clips_across_ranks) if one in self.on
+        )
         if parallel.many_ranks():
-            with self.guarded(EXCHANGE):
-                at = parallel.coordinates_of([one for one in living if isinstance(one, parts)])
-                self.cohort = parallel.cohort_of(at, loads=self.steps.entered["data"] > 0)
-                if by_themselves and "pp" not in at and sync == {EXCHANGE}:
-                    self.cohort = parallel.model_cohort(found)
+            at = parallel.coordinates_of([one for one in living if isinstance(one, parts)])
+            self.cohort = parallel.cohort_of(at, loads=self.steps.entered["data"] > 0)
         return found
 
     def _hook(self, found: list[Any]) -> None:
@@ -438,7 +476,7 @@ class Seams:
     def _scripting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.jit.script`` would compile our hooks: while it works they are not there."""
 
-        def begins(*_: object) -> bool:
+        def begins(*_: object, **__: object) -> bool:
             for model in self._models:
                 model.unhook()
             return True
@@ -460,8 +498,8 @@ class Seams:
         if self.steps.rounds <= LOOK_ROUNDS + 1:
             with self.guarded("forward"):
                 self._look_inside()
-        elif not self.steps.steady["optimizer"] and self.steps.order.alone:
-            self._settle(self.steps.order.alone)
+        elif not self.steps.steady["optimizer"] and self.steps.turns.alone:
+            self._settle(self.steps.turns.alone)
 
     def _settle(self, optimizer: int) -> None:
         """The job is in its stride: what seams do is known, and done with as little as there is."""
@@ -523,6 +561,28 @@ class _Guarded:
         return True
 
 
+def lead() -> Seams | None:
+    """The seams of this process, for a framework that says by itself where steps end; None where nothing is recorded.
+
+    They are put in where ``sftriage run --auto`` has not; then they are the same, so that nothing is counted twice.
+    """
+    global _installed
+    if not os.environ.get(RINGS_ENV) or os.environ.get(SEAMS_ENV) == "off":
+        return None
+    if _installed is not None and (_installed.steps.rounds or not _installed.on):
+        # Something else was trained before.
+        _installed.stop()
+        _installed = None
+    if "torch.distributed" in sys.modules:
+        # (before the seams are in, for nobody says when it is imported)
+        with contextlib.suppress(ImportError):
+            import_module(exchanges.REMAPS)
+    imported("torch")
+    if _installed is not None and "torch.distributed.checkpoint.state_dict_saver" in sys.modules:
+        _installed.checkpoints()
+    return _installed
+
+
 def imported(name: str) -> None:
     """A module of torch has just been imported: what is in it gets its seams."""
     global _installed
@@ -536,7 +596,8 @@ def imported(name: str) -> None:
 
                 tell(_installed, Path(directory))
     elif _installed is not None:
-        (_installed.pipelines if name == parallel.PIPELINING else _installed.checkpoints)()
+        told = {exchanges.REMAPS: _installed.remaps, parallel.PIPELINING: _installed.pipelines}
+        told.get(name, _installed.checkpoints)()
 
 
 def switched_off(text: str) -> frozenset[str]:

@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
 
 STAGES = ("data", "forward", "backward", "optimizer")
+H2D = "h2d"
+"""A stage of frameworks that copy batches to a device themselves."""
 EXCHANGE = "exchange"
-"""A stage that only those jobs have whose ranks exchange by themselves."""
-STAGES_WITH_EXCHANGE = (*STAGES[:3], EXCHANGE, *STAGES[3:])
+"""A stage of jobs that call a blocking collective in each of their steps: where its ranks wait for one another."""
+ALL_STAGES = (*STAGES, H2D, EXCHANGE)
 EVALUATION, CHECKPOINT, COMPILATION = "evaluation", "checkpoint", "compilation"
 IN_BACKWARD = 0
 """Stands for all optimizers that step while gradients are accumulated: no object has this id."""
-
-FIRST_STEP = 2
-"""The number of the first step that is recorded: two have gone by when it begins."""
 
 _NOBODY = -1
 """No thread has this ident."""
@@ -65,12 +64,16 @@ class Steps:
     """The steps of one training thread: the first one that calls ``backward()`` or an optimizer.
 
     Args:
-        begin: makes the monitor when the first round has ended; None where there is to be none.
+        begin: makes the monitor when the first round has ended; None where there is to be none, or not yet.
         ends: is called as a step ends.
 
     Attributes:
         monitor: records the steps, from the second round on.
-        stages: those that the monitor records.
+        stages: those that are recorded.
+        first: the number of the loop's first step, where no other is said.
+        led: a framework says where steps end (`ended`), and no optimizer does.
+        order: while there is no monitor yet, the stages of the round so far, as they were entered first. The place of
+            an exchange is that of the last one before backward.
         opened: stages that are open, outermost first.
         steady: by stage what a seam needs where all is as in most steps: the training thread, what enters the stage and
             what leaves it; with ``optimizer`` also what ends a step, and what begins one. Where it is empty, or
@@ -79,24 +82,27 @@ class Steps:
         stepping: optimizers whose step is under way, outermost first.
         stepped_in_backward: one of them has stepped while gradients were accumulated.
         kinds: what is done in this step that ordinary ones do not.
-        order: which optimizer ends a step.
+        turns: which optimizer ends a step.
     """
 
     def __init__(self, begin: Callable[[], Monitor | None], ends: Callable[[], object]) -> None:
         self.monitor: Monitor | None = None
         self.opened: list[str] = []
         self.stages: tuple[str, ...] = STAGES
-        self.steady: dict[str, list[Any]] = {stage: [] for stage in STAGES_WITH_EXCHANGE}
+        self.steady: dict[str, list[Any]] = {stage: [] for stage in ALL_STAGES}
         self.stepping: list[int] = []
         self.stepped_in_backward = False
         self.kinds: set[str] = set()
-        self._entered = dict.fromkeys(STAGES_WITH_EXCHANGE, 0)
+        self._entered = dict.fromkeys(ALL_STAGES, 0)
         self._rounds = 0
         # What counts the steps that it ends itself.
         self.counting: Any = None
+        self.led = False
+        self.first = 0
+        self.order: list[str] = []
         self._begin, self._ends = begin, ends
         self._thread = 0
-        self.order = Rounds()
+        self.turns = Rounds()
         self._spans: dict[str, AbstractContextManager[None]] = {}
         self._step: AbstractContextManager[None] | None = None
 
@@ -142,6 +148,8 @@ class Steps:
         if stage in opened:
             return False
         opened.append(stage)
+        if self.monitor is None:
+            self._learn(stage)
         span = self._spans.get(stage)
         if span is not None:
             span.__enter__()
@@ -215,26 +223,40 @@ class Steps:
 
     def stepped(self, optimizer: int) -> None:
         """An optimizer's step is over, and the stage is left: a step ends, if that was the last one of a round."""
-        if self.order.ends(optimizer):
-            self.step_ended()
+        if not self.led and self.turns.ends(optimizer):
+            self.ended()
 
-    def step_ended(self) -> None:
-        """A step ends, and the next one begins."""
+    def ended(self, number: int | None = None) -> None:
+        """A step ends, and the next one begins. ``number`` is the next one's, by default one more than the last's.
+
+        The first steps are numbered as their loop counts them, from 0.
+        """
+        if get_ident() != self._thread:
+            return
         self._rounds += 1
         if self._step is None:
-            monitor = self._begin()
+            # (of the first round all is seen from its first backward on)
+            monitor = None if self.led and self.rounds == 1 else self._begin()
+            self.order.clear()
             if monitor is None:
                 return
             self.monitor, self._step = monitor, monitor.step()
             self._spans = {stage: monitor.stage(stage) for stage in self.stages}
-            monitor.step(FIRST_STEP).__enter__()
+            # (the first round was over when it was known to be one)
+            monitor.step(self.first + self.rounds + 1 if number is None else number).__enter__()
         else:
             self._ends()
             while self.opened:
                 self.leave(self.opened[0])
             self._step.__exit__(None, None, None)
             self.kinds.clear()
-            self._step.__enter__()
+            (self._step if number is None or self.monitor is None else self.monitor.step(number)).__enter__()
+
+    def _learn(self, stage: str) -> None:
+        if stage == EXCHANGE and EXCHANGE in self.order and "backward" not in self.order:
+            self.order.remove(EXCHANGE)
+        if stage not in self.order:
+            self.order.append(stage)
 
 
 def _kind(kinds: set[str]) -> str:

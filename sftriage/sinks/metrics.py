@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, get_args
 
@@ -62,9 +62,13 @@ MAX_STAGE_LABELS = 64
 ALL_LOCAL = "(all local)"
 """The stage of a suspect that is slow in all of its local stages alike; no stage can be called so."""
 
+MAX_SUSPECT_LABELS = 50
+"""Suspects that get a series of their own; what others cost counts as ``(others)``."""
+
 STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 _UNKNOWN = "unknown"
+_OTHERS = ("(others)", "")
 Counters: TypeAlias = "partial[Counter]"
 Gauges: TypeAlias = "partial[Gauge]"
 """Make a family of metrics of a name, a help text and the names of its labels."""
@@ -154,6 +158,13 @@ class Metrics(Sink):
         self._share = gauge(
             "sftriage_suspect_share_ratio", "The same as a fraction of the step's exposed time.", ["stage", "scope"]
         )
+        self._straggler_cost = counter(
+            "sftriage_straggler_cost_rank_seconds",
+            "What a suspect has cost since the run began, of every rank's time; by 3600, GPU-hours of ranks on GPUs.",
+            ["suspect", "stage"],
+        )
+        self._lost_rank_s: dict[tuple[str, str], float] = {}
+        self._suspect_labels: set[tuple[str, str]] = set()
         self._slower = gauge(
             "sftriage_regression_ratio",
             "By how much a step takes longer than the best that the job has shown, as a fraction of that, on all ranks "
@@ -313,6 +324,7 @@ class Metrics(Sink):
         self._updated.set(seen.time_s)
         self._spent.set(seen.spent_s)
         self._allowed.set(seen.budget_s)
+        self._cost(seen.lost_rank_s)
         if (job := seen.job) is None:
             return
         self._ranks.set(job.world_size)
@@ -341,6 +353,16 @@ class Metrics(Sink):
             self._share.labels(*where).set(named.share)
         if self._per_rank is not None:
             self._per_rank.suspected(named, self._label_of)
+
+    def _cost(self, lost_rank_s: Mapping[tuple[str, str], float]) -> None:
+        """What suspects have cost: as much as the run's records say, also of what an earlier process has judged."""
+        for named, rank_s in lost_rank_s.items():
+            if len(self._suspect_labels) < MAX_SUSPECT_LABELS:
+                self._suspect_labels.add(named)
+            label = named if named in self._suspect_labels else _OTHERS
+            before_s = self._lost_rank_s.get(named, 0.0)
+            self._straggler_cost.labels(*label).inc(max(0.0, rank_s - before_s))
+            self._lost_rank_s[named] = max(before_s, rank_s)
 
     def _compared(self, found: Regression | None, attempt: int) -> None:
         """The job against its own best."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def standing(verdict: Verdict) -> Hashable:
     return verdict.label, verdict.reasons, named, slower
 
 
-class Reporter(Sink):
+class Teller(Sink):
     """A line for each change (see `Said`).
 
     Attributes:
@@ -75,10 +76,7 @@ class Reporter(Sink):
         captures: captures that are stored.
     """
 
-    name = "terminal"
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self) -> None:
         self._said = self._why_not = Said()
         self._waits = ""
         self.windows = self.captures = 0
@@ -133,6 +131,20 @@ class Reporter(Sink):
         """The job is over: what waited to be said of it is."""
         if self._waits:
             self.say(self._waits)
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """One line."""
+
+
+class Reporter(Teller):
+    """Says it on a terminal."""
+
+    name = "terminal"
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
 
     def say(self, text: str) -> None:
         """One line."""

@@ -10,11 +10,13 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
-from sftriage.traces.manifest import Artefact
-from sftriage.traces.stores import Progress
+
+if TYPE_CHECKING:
+    from sftriage.traces.manifest import Artefact
+    from sftriage.traces.stores import Progress
 
 CHUNK_BYTES = 1 << 20
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sftriage.records import CAPTURE_ID
@@ -22,17 +22,20 @@ from sftriage.runs.decisions import log_of
 from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.lateness import HeatMap
+from sftriage.runs.operations import operations_in
 from sftriage.runs.outlook import CaptureStatus
 from sftriage.runs.source import Drawing, RunSource, View
 from sftriage.runs.started import StartedRuns
+from sftriage.runs.whatif import HOTTEST, WhatIf, heat_of, timelines_of, trace_events, whatif_of
 from sftriage.traces.manifest import Manifest
 from sftriage.web.access import Access
 from sftriage.web.charts import CHOICES, StepRange, bars_of, table_of, timeline
 from sftriage.web.downloads import file_of
 from sftriage.web.flames import FlameGraph
-from sftriage.web.page import Page, page_number
+from sftriage.web.page import Page, page_number, reading_stored
 from sftriage.web.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS
 from sftriage.web.stacks import Stacks
+from sftriage.whatif.slowdown import MIN_SLOWDOWN
 
 HEAT_PATIENCE_S = 1.0
 """How long a page waits for its heat map. It is shown without, and brought up to date when the map is there."""
@@ -42,6 +45,11 @@ NEWEST = 8
 
 STALE_S = 120.0
 """A run that goes on and has judged no window for as long is looked at twice."""
+
+MAX_LANES, MAX_BOXES = 16, 4000
+"""Workers whose step is drawn, the slowest; and operations: of more, only Perfetto makes a picture."""
+
+HEAT_LEVELS = 4
 
 LOW_COVERAGE = 0.98
 """A window of which fewer steps came in is said to be one."""
@@ -56,6 +64,7 @@ class RunPage(Page[RunSource]):
     """
 
     layout = "base.html"
+    _replay: tuple[str, WhatIf] | None
 
     def __init__(
         self,
@@ -68,6 +77,7 @@ class RunPage(Page[RunSource]):
         runs: StartedRuns | None = None,
     ) -> None:
         self.root, self._runs, self._stacks = root, runs, Stacks()
+        self._replaying, self._replay = threading.Lock(), None
         super().__init__(source, access, now_s, stopping)
 
     def routes(self) -> list[Route]:
@@ -76,6 +86,8 @@ class RunPage(Page[RunSource]):
             Route("/", self.overview),
             Route("/decisions", self.decisions),
             Route("/heat.bin", self.heat),
+            Route("/whatif", self.whatif),
+            Route("/whatif.json", self.whatif_timeline),
             Route("/captures/{capture_id}", self.capture),
             Route("/captures/{capture_id}/files/{name}", self.artefact),
             Route(f"/captures/{{capture_id}}/{FOLDED_NAME}", self.folded),
@@ -147,6 +159,39 @@ class RunPage(Page[RunSource]):
             raise HTTPException(404, "No step has been recorded yet.")
         return Response(heat.levels_GC.tobytes(), media_type="application/octet-stream")
 
+    def whatif(self, request: Request) -> Response:
+        """What the run would take without its stragglers, and whose they are. It is worked out when it is asked for."""
+        view, shown = self._source.view(), self._replayed()
+        heat = heat_of(shown.operations, shown.found)
+        drawn = timelines_of(shown.operations, shown.found, MAX_LANES)
+        boxes = sum(len(lane.measured) + len(lane.ideal) for lane in drawn.lanes)
+        return self.html(
+            "whatif.html",
+            view,
+            shown=shown,
+            heat=heat,
+            heat_level=heat_level,
+            drawn=drawn if boxes <= MAX_BOXES else None,
+            parts=sorted(shown.found.by_part.items(), key=lambda one: -one[1]),
+        )
+
+    def whatif_timeline(self, request: Request) -> Response:
+        """A step as measured and without stragglers, for Perfetto's viewer."""
+        shown = self._replayed()
+        name = {"Content-Disposition": 'attachment; filename="without-stragglers.json"'}
+        return JSONResponse(trace_events(timelines_of(shown.operations, shown.found)), headers=name)
+
+    def _replayed(self) -> WhatIf:
+        """The replay of what there is now. One at a time is worked out, and the last one kept."""
+        version = self._source.view().version
+        directory = self._source.directory
+        if directory is None:
+            raise HTTPException(404, "There is no run yet.")
+        with self._replaying, reading_stored():
+            if self._replay is None or self._replay[0] != version:
+                self._replay = version, whatif_of(operations_in(directory))
+            return self._replay[1]
+
     def capture(self, request: Request) -> Response:
         """One capture: stored, or asked for and under way, come to nothing, or removed since."""
         view, capture_id, found = self._capture(request)
@@ -210,6 +255,13 @@ class RunPage(Page[RunSource]):
         if not (view.going and view.watcher.state in ("watched", "taken_over") and view.rows):
             return False
         return view.rows[-1].label != "stalled" and self._now_s() - view.rows[-1].time_s > STALE_S
+
+
+def heat_level(slowdown: float) -> int:
+    """How red a worker is on the heat map, of so many shades; 0 under what counts as slow."""
+    if slowdown < MIN_SLOWDOWN:
+        return 0
+    return min(HEAT_LEVELS, 1 + int((slowdown - 1.0) / (HOTTEST - 1.0) * HEAT_LEVELS))
 
 
 def heat_steps(axis: Axis | None, rows: Sequence[WindowRow]) -> tuple[int, int, int, int] | None:

@@ -387,10 +387,10 @@ def counted_steps(logs: StepLogs, attempt: int, ranks: Sequence[int], first_step
 
     None where none is there.
     """
-    of_ranks = [logs.of(attempt)[rank] for rank in ranks]
+    of_attempt = logs.of(attempt)
     readings = {log.rank: log for log in find_logs(logs.directory, KIND) if log.attempt == attempt}
     found = []
-    for row, log in enumerate(of_ranks):
+    for row, log in enumerate(of_attempt[rank] for rank in ranks):
         steps = log.steps([(first_step, last_step - first_step + 1)])[1]
         kept = kept_readings(readings.get(log.info.rank), log.info)
         steps = steps if kept is None else kept.laid_over(steps)
@@ -400,7 +400,7 @@ def counted_steps(logs: StepLogs, attempt: int, ranks: Sequence[int], first_step
         return None
     n_steps = last_step + 1 - int(steps.step_B.min())
     gatherer = Gatherer(steps.schema, len(ranks), Shape(n_steps, n_steps, 0), attempt=attempt)
-    for row, log in enumerate(of_ranks):
+    for row, log in enumerate(of_attempt[rank] for rank in ranks):
         gatherer.describe(row, log.info.host, log.info.cohort)
     gatherer.add(steps)
     return next(iter(gatherer.ready(ended=True)), None)

@@ -74,7 +74,7 @@ class _Cuts:
         of_C: to which step each belongs, ascending.
         at_ns_C: when.
         stage_C: the stage that runs from here on.
-        visit_C: how many visits to the first sync stage there were up to here, of all steps.
+        visit_C: how many visits to the split sync stage there were up to here, of all steps.
         left_C: whether the stage that ran before has been left for good, not for one inside it.
         last_C: whether the step ends here.
     """
@@ -224,8 +224,8 @@ def _followed(found: _Boundaries, schema: StageSchema, n_steps: int) -> tuple[_C
         runs_C[inner_C] = stage_C[outer_C[inner_C]]
     astray_C = left_C & ((depth_C < 0) | (np.roll(runs_C, 1) != stage_C))
     astray_B = np.bincount(of_C[astray_C], minlength=n_steps) > 0
-    first = schema.stages.index(schema.sync_in_order[0]) if schema.sync else -1
-    visit_C = np.cumsum(entered_C & (stage_C == first))
+    split = schema.stages.index(schema.split_sync) if schema.split_sync else -1
+    visit_C = np.cumsum(entered_C & (stage_C == split))
     last_C = np.diff(of_C, append=n_steps) > 0
     return _Cuts(of_C, found.at_ns_C, runs_C, visit_C, left_C, last_C), astray_B
 
@@ -258,7 +258,7 @@ def _split(passed_ns_BG: IntArray) -> IntArray:
 
 
 def _ready(cuts: _Cuts, schema: StageSchema, of_X: IntArray, ready_ns_X: IntArray, n_steps: int) -> IntArray:
-    """The part of each step's first sync stage (B) until its last gradient was ready, by the moments (X) of its visits.
+    """The part (B) of each step's split sync stage until its last gradient was ready, by the moments (X) of its visits.
 
     In each visit what came after its last gradient is a wait, and so is all of one that has none. Unknown for a step
     without any.
@@ -274,9 +274,9 @@ def _ready(cuts: _Cuts, schema: StageSchema, of_X: IntArray, ready_ns_X: IntArra
     visit_X = cuts.visit_C[np.searchsorted(place_C, place_X, side="right") - 1]
     until_V = np.full(int(cuts.visit_C[-1]) + 1, -1, dtype=np.int64)
     np.maximum.at(until_V, visit_X, ready_ns_X)
-    first = schema.stages.index(schema.sync_in_order[0])
+    split = -1 if schema.split_sync is None else schema.stages.index(schema.split_sync)
     until_C = until_V[cuts.visit_C]
-    own_C = (cuts.stage_C == first) & (until_C >= 0)
+    own_C = (cuts.stage_C == split) & (until_C >= 0)
     local_C = np.clip(until_C - cuts.at_ns_C, 0, cuts.took_ns_C)
     sums_B = np.bincount(cuts.of_C[own_C], local_C[own_C], n_steps).astype(np.int64)
     ready_ns_B[known_B] = sums_B[known_B]
@@ -374,8 +374,8 @@ def _device(values: _Values, schema: StageSchema, begun_ns_B: IntArray) -> tuple
     keep_C = whole_B[of_C]
     of_C, stage_C, at_ns_C, last_C, first_C = (one[keep_C] for one in (of_C, stage_C, at_ns_C, last_C, first_C))
     changed_C = ~first_C & (np.roll(stage_C, 1) != stage_C)
-    first_sync = schema.stages.index(schema.sync_in_order[0]) if schema.sync else -1
-    visit_C = np.cumsum((stage_C == first_sync) & (changed_C | first_C))
+    split = schema.stages.index(schema.split_sync) if schema.split_sync else -1
+    visit_C = np.cumsum((stage_C == split) & (changed_C | first_C))
     cuts = _Cuts(of_C, at_ns_C, stage_C, visit_C, changed_C, last_C)
     took_ns_BS, passed_ns_BG = _durations(cuts, schema, n_found)
     where_B = where_C[begins_C]

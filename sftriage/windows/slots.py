@@ -10,7 +10,7 @@ same for times on the device. A slot is ``10 + S + G`` 64-bit signed words (S st
     flags         1: the step was left half-way; 2: a heavy profiler touched it
     kind          what sort of step: 16 bytes of UTF-8 in two words, zeros after it; all zeros is an ordinary one
     work          how much of it: tokens or samples, as the job counts them; 0 where nobody said
-    ready_ns      of the first sync stage's own time, until the last gradient was ready; -1 where that is not known
+    ready_ns      of the split sync stage's own time, until the last gradient was ready; -1 where that is not known
     durations_ns  S words
     outside_ns    G words, sync stages in the order of the step
     crc           CRC-32 of all the bytes before it

@@ -208,6 +208,8 @@ def _missed(given: Mapping[str, Parameter], said: Said) -> str:
         for name, unit in (("share", ""), ("gain_s", " ms"))
         if name in given
     ]
+    if "cost_hours" in given:
+        lacking.append(f"it has cost {said['cost_hours']} GPU-hours, which is under {said['min_cost_hours']}")
     for name in ("scope", "stage", "pattern"):
         if name in given:
             what = f"its {name} {said[name]}" if name != "stage" or given[name] else "a whole rank"
@@ -289,7 +291,7 @@ def _ms(seconds: float) -> str:
 
 _NUMBERS: Mapping[str, Callable[[float], str]] = {
     "until_s": clock,
-    **dict.fromkeys(("spent_s", "budget_s", "lasted_s", "for_s"), _seconds),
+    **dict.fromkeys(("spent_s", "budget_s", "lasted_s", "for_s", "cost_hours", "min_cost_hours"), _seconds),
     **dict.fromkeys(("gain_s", "min_gain_s", "captured_gain_s", "worse_gain_s", "largest_gain_s"), _ms),
     **dict.fromkeys(
         ("share", "min_share", "persistence", "budget_share", "descheduled_share", "system_share"), _percent

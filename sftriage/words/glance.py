@@ -164,6 +164,7 @@ GLANCE: Mapping[str, str] = {
     "stood_still": "{lost} so far, in which nothing was done",
     "lost": "about {lost} up to step {step:,}",
     "of_slow_step": "{gain} of each slow step",
+    "since_began": "since the run began, suspects have cost {cost}: {whose}",
     "for_captures": "and {lost} for captures",
     "nothing": "nothing",
     "trace": "rank {rank}, steps {first:,} to {last:,}",

@@ -207,12 +207,14 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     over = suspect.pattern == "one-off"
     slow = f"{who(suspect).capitalize()} {'was' if over else 'is'} slow in {where(suspect)}"
     cost = f"it cost{'' if over else 's'} the job {milliseconds(suspect.gain_s)}"
+    without_s = verdict.numbers.get("without_s")
+    without = f", which would take {milliseconds(without_s)} without it" if without_s is not None and not over else ""
     system = f"; {by_system(suspect)}" if suspect.by_system is not None else ""
     if suspect.pattern == "recurring" and suspect.period_steps:
         since = f"{every(suspect.period_steps)} since {onset(suspect)}"
-        return f"{slow} {since}: {cost} each time ({suspect.share:.0%} of such a step), in {steps}{system}."
+        return f"{slow} {since}: {cost} each time ({suspect.share:.0%} of such a step{without}), in {steps}{system}."
     often = f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}"
-    return f"{slow}: {cost} of each slow step ({suspect.share:.0%}), {often}{system}."
+    return f"{slow}: {cost} of each slow step ({suspect.share:.0%}){without}, {often}{system}."
 
 
 def _stall_sentence(verdict: Verdict) -> str:

@@ -38,7 +38,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sftriage.events import CaptureChanged, WindowJudged
-from sftriage.runtime.hub_server import HubServer, die_with_parent, end, make_secret
+from sftriage.runtime.hub_server import HubServer, make_secret
+from sftriage.runtime.kept_child import die_with_parent, end
 from tests.bench.fleet_parts.job import SCHEMA, SLOW_SHARE, SLOW_STAGE, Shape
 from tests.bench.fleet_parts.measuring import Follower, Line, Use, exponent, quantile
 
@@ -276,6 +277,7 @@ def report(
         for fraction, short in ((0.5, "p50"), (0.99, "p99"), (1.0, "max")):
             value = quantile(values_s, fraction)
             found[f"{name}_{short}_s"] = None if value is None else round(value, 3)
+    found["last_steps_to_verdicts_s"] = [round(one, 2) for one in last_lags_s]
     found |= {
         "target_lag_s": options.stride / options.steps_per_second + 2.0,
         "coverage_min": min((event.verdict.numbers.get("coverage", 0.0) for _, event in windows), default=None),

@@ -14,7 +14,7 @@ from sftriage.windows.gather import Shape
 from tests.chaos.checking import Outcome, attempts, checked
 from tests.chaos.hosts import apart_hosts
 from tests.chaos.planning import Action
-from tests.chaos.world import World, world_of
+from tests.chaos.world import World
 from tests.disks import small_disk
 from tests.integration.processes import wait_until
 from tests.integration.runs import verdicts
@@ -47,7 +47,7 @@ def play(directory: Path, environment: dict[str, str], actions: Sequence[Action]
         (directory / "run").parent.mkdir(parents=True, exist_ok=True)
         sizes = {"run": "96m", "host-0": "48m", "host-1": "48m"}
         disks = {name: held.enter_context(small_disk(directory / name, size, 20_000)) for name, size in sizes.items()}
-        world = held.enter_context(world_of(directory, environment, hosts, disks, seed))
+        world = held.enter_context(contextlib.closing(World(directory, environment, hosts, disks, seed)))
         played.log = world.log.lines
         try:
             _befall(world, actions)

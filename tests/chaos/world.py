@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -331,13 +331,3 @@ def _size(path: Path) -> int:
     with contextlib.suppress(OSError):
         return path.stat().st_size
     return 0
-
-
-@contextlib.contextmanager
-def world_of(*arguments: object) -> Iterator[World]:
-    """A job on hosts, all of whose parts have ended when this does."""
-    world = World(*arguments)  # type: ignore[arg-type]
-    try:
-        yield world
-    finally:
-        world.close()

@@ -2,6 +2,12 @@
 
 import json
 
+import msgspec
+
+from sftriage.events import WindowJudged
+from sftriage.policy.losses import losses_of
+from sftriage.records import Verdict
+from sftriage.runs.journal import read_journal
 from tests.integration.linked import check_linked
 from tests.integration.runs import captures
 
@@ -19,6 +25,26 @@ def test_the_demo_finds_its_slow_rank_and_captures_it(demonstrated, start):
     shown = json.loads(start("traces", "show", manifest.capture_id, "--run", run, "--json").communicate(timeout=60)[0])
     why = {"cause": shown["findings"]["cause"]}
     assert shown == {**json.loads(manifest.to_json()), **why, "state": "whole", "problem": None, "upload": None}
+
+
+def test_what_the_slow_rank_has_cost_is_the_same_while_it_runs_and_afterwards(demonstrated, start):
+    # GIVEN what the run's own journal sums to
+    live = losses_of(
+        entry.verdict for entry in read_journal(demonstrated.run / "decisions.jsonl") if isinstance(entry, WindowJudged)
+    )
+    slow = live.largest[0]
+    assert (slow.who, slow.where) == ("rank 2", "data")
+    # THEN so does its recording, judged again, and each step counts once
+    lines = start("analyze", demonstrated.run, "--json").communicate(timeout=60)[0].splitlines()
+    again = losses_of(msgspec.json.decode(line, type=Verdict) for line in lines)
+    assert again.by_suspect == live.by_suspect
+    assert 0 < slow.steps <= demonstrated.steps - demonstrated.fault_step
+    # AND the run is told of by it, and the verdict by what a step would take without
+    said = start("watch", "--once", "--json", "--run", demonstrated.run).communicate(timeout=60)[0]
+    assert json.loads(said)["losses"][0]["rank_s"] == slow.rank_s
+    report = start("report", demonstrated.run).communicate(timeout=60)[0]
+    assert "since the run began, suspects have cost" in report
+    assert "without it" in start("explain", str(slow.last_step), "--run", demonstrated.run).communicate(timeout=60)[0]
 
 
 def test_a_person_is_told_what_happened(demonstrated, start, tmp_path):

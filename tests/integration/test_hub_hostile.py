@@ -17,9 +17,10 @@ from sftriage import __version__
 from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.leading import make_places, taken_up
+from sftriage.fleet.messages import Orders, RunName
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
-from sftriage.fleet.wire import VERSION, Orders, RunName, decode_orders, encode
+from sftriage.fleet.wire import VERSION, decode_orders, encode
 from sftriage.records import CaptureResult, Report
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.hub_server import HubServer, make_secret

@@ -13,8 +13,9 @@ from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.leading import Leader, Lease, make_places
+from sftriage.fleet.messages import Shipment
 from sftriage.fleet.over_nats import NatsFleet
-from sftriage.fleet.wire import Shipment, encode
+from sftriage.fleet.wire import encode
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.runtime.kept_rows import KeptRows
 from sftriage.traces.disk import Disk

@@ -9,7 +9,9 @@ import subprocess
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.fleet.hub import Hub, HubAddress, HubError
+from sftriage.fleet import leading
+from sftriage.fleet.hub import Hub, HubAddress, HubError, Places
+from sftriage.fleet.leading import Leader, Lease
 from sftriage.runtime import hub_server
 from sftriage.runtime.hub_server import HubServer, listens_on, make_secret
 from sftriage.runtime.hub_waiting import is_up
@@ -141,3 +143,38 @@ def test_a_server_that_is_ended_is_there_again_until_it_is_closed(tmp_path, secr
         server.close()
     # AND once it is closed it stays away
     assert not is_up("127.0.0.1", port)
+
+
+def test_a_lease_that_goes_while_somebody_asks_whose_it_is_is_theirs(tmp_path, secret, monkeypatch):
+    from nats.js.errors import KeyNotFoundError
+    from nats.js.kv import KeyValue
+
+    monkeypatch.setattr(leading, "TTL_S", 2.0)
+    monkeypatch.setattr(leading, "RENEW_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
+    first, second = (Hub(HubAddress(f"nats://127.0.0.1:{port}", secret), name) for name in ("first", "second"))
+    try:
+        # GIVEN a controller that leads, and is let go
+        for hub in (first, second):
+            hub.call(hub.connect(), 10.0)
+        Lease(first, Places.of("job"), Leader("run-1", "node-a", 1))
+        first.close()
+        # WHEN another one is refused the lease, and finds nobody who holds it
+        whose, asked = KeyValue._get, []
+
+        async def gone(self, key, *more, **options):
+            asked.append(key)
+            if len(asked) == 1:
+                raise KeyNotFoundError
+            return await whose(self, key, *more, **options)
+
+        monkeypatch.setattr(KeyValue, "_get", gone)
+        # THEN it leads once that has gone
+        assert Lease(second, Places.of("job"), Leader("run-1", "node-b", 2)).lost == ""
+        assert asked
+    finally:
+        first.close()
+        second.close()
+        server.close()

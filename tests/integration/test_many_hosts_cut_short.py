@@ -18,7 +18,7 @@ from tests.journals import entries
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
-RANK, LONG = 1, 40
+RANK = 1
 BOUNDED = """
 from sftriage.fleet import leading, sending, transfers
 leading.MAX_TRACE_BYTES, transfers.TELL_S = sending.SLACK_BYTES + 64_000, 0.0
@@ -44,10 +44,10 @@ def ask(job, start, profiler, steps=3):
     return start("capture", "--run", job.run, *options)
 
 
-def in_the_middle(job, start):
+def in_the_middle(job, start, steps):
     """One has begun, and takes a while."""
     before = len(states(job))
-    asked = ask(job, start, "stacks", LONG)
+    asked = ask(job, start, "stacks", steps)
     wait_until(lambda: "running" in [one.state for one in states(job)[before:]], 60.0)
     return asked
 
@@ -78,13 +78,13 @@ def test_a_capture_ends_once_and_says_why_whatever_ends_in_the_middle_of_it(job,
     assert f"it is stored on host-0 in {job.host}/captures/" in said
     assert "give the job a --store, or capture fewer steps" in said
     # WHEN the agent is killed in the middle of one, and started again
-    cut = in_the_middle(job, start)
+    cut = in_the_middle(job, start, 40)
     job.kill(job.agent)
     job.agent = job.start_agent()
     # THEN it is stored all the same
     assert cut.wait(DEADLINE_S) == 0, cut.stderr.read()
     # WHEN the rank is killed in the middle of one, and the job ends because of that
-    cut = in_the_middle(job, start)
+    cut = in_the_middle(job, start, 400)
     (ring,) = (path for path in find_rings(job.host / "rings") if path.name.startswith(f"rank-{RANK}."))
     with open_ring(ring) as its:
         pid = its.info.pid

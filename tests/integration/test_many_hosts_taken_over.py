@@ -2,15 +2,16 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.beside_hub import BesideHub
+from tests.integration.beside_hub import BesideHub, free_port
 from tests.integration.namespaces import BOTH, two_hosts
-from tests.integration.processes import DEADLINE_S, descendants, wait_until
+from tests.integration.processes import DEADLINE_S, descendants, ended, wait_until
 from tests.integration.runs import verdicts
 from tests.integration.terminals import terminals
 
@@ -62,6 +63,37 @@ def test_a_controller_that_stands_by_goes_on_with_the_run_of_one_that_dies(stood
     judged = {step for one in verdicts(run) for step in range(one["first_step"], one["last_step"] + 1)}
     assert judged == set(range(5, max(judged) + 1))
     assert {one["numbers"]["coverage"] for one in verdicts(run)} == {1.0}
+
+
+def test_a_controller_that_is_killed_under_sftriage_run_is_started_again(tmp_path, environment):
+    # GIVEN a job by one line, on a host
+    release, run, log = tmp_path / "release", tmp_path / "sftriage-runs" / "my-job", tmp_path / "said"
+    ranks = [sys.executable, IN_STEP, 0, 2, 2, time.time() + 1.0, release]
+    line = [sys.executable, "-m", "sftriage", "run", "--job-id", "my-job", "--hub", f"127.0.0.1:{free_port()}", "--"]
+    environment = {**environment, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with log.open("wb") as out:
+        job = subprocess.Popen([*map(str, line + ranks)], cwd=tmp_path, env=environment, stdout=out, stderr=out)
+    with ended(job):
+        wait_until(lambda: run.exists() and len(verdicts(run)) >= 2, 60.0)
+        # WHEN its controller is killed
+        (controller,) = [pid for pid in descendants(job.pid) if is_controller(pid)]
+        os.kill(controller, signal.SIGKILL)
+        judged = len(verdicts(run))
+        # THEN another one goes on with the run
+        wait_until(lambda: len(verdicts(run)) >= judged + 2, 90.0)
+        release.touch()
+        # AND the job ends as it would have
+        assert job.wait(DEADLINE_S) == 0, log.read_text()
+    text = log.read_text()
+    assert text.count("the controller was killed, and is started again") == text.count("took over the job") == 1
+    # AND no step was left out
+    steps = {step for one in verdicts(run) for step in range(one["first_step"], one["last_step"] + 1)}
+    assert steps == set(range(min(steps), max(steps) + 1))
+    assert {path.name for path in run.parent.iterdir()} == {"my-job", "my-job.hosts"}
+
+
+def is_controller(pid):
+    return b"\0controller\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_one_line_goes_on_where_the_first_host_has_lost_its_sftriage(tmp_path, environment):

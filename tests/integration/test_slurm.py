@@ -153,12 +153,12 @@ def test_the_pages_script_names_a_slow_rank_of_the_second_node_and_has_its_trace
 
 def left(cluster, job, runs):
     """What is left of a job, after a moment in which it may go: processes, rings, passwords."""
-    names = [f"/{job}-node-", f"-{job}", *(json.loads(one.read_text())["run_id"] for one in runs.glob("*/run.json"))]
+    run_ids = (json.loads(one.read_text())["run_id"] for one in runs.glob("*/run.json"))
+    # (another job's process may have a number that begins with this one)
+    its = re.compile("|".join([f"/{job}-node-", rf"-{job}(?!\d)", *map(re.escape, run_ids)]))
 
     def found():
-        return [
-            what for of, what in cluster.left() if of == job or (not of and any(f"{name}" in what for name in names))
-        ]
+        return [what for of, what in cluster.left() if of == job or (not of and its.search(what))]
 
     with contextlib.suppress(AssertionError):
         wait_until(lambda: not found(), 10.0)

@@ -15,6 +15,7 @@ from sftriage.records import (
     CaptureRequest,
     CaptureResult,
     Decision,
+    Lost,
     ReasonCode,
     Regression,
     StageSchema,
@@ -54,7 +55,8 @@ def verdict(
     advances = {} if label == "stalled" else advances
     exposed_s = sum(advances.values()) if advances else 75.0
     leaders = dict.fromkeys(advances, rank)
-    about = {"attempt": attempt, "regression": regression}
+    lost = Lost(first, (0.018,) * 50, 4) if label == "suspect" else None
+    about = {"attempt": attempt, "regression": regression, "lost": lost}
     return Verdict(
         first, first + 49, label, reasons, suspects, exposed_s, advances, leaders, {}, ("backward",), **about
     )
@@ -90,7 +92,8 @@ def row(
 ) -> WindowRow:
     """What is kept of a window."""
     of = verdict(first, label, **about)
-    return row_of(of, decision(of, outcome, reason, requests=requests))
+    lost_s = 0.0 if of.lost is None else sum(of.lost.step_s)
+    return replace(row_of(of, decision(of, outcome, reason, requests=requests)), lost_s=lost_s)
 
 
 def request_of(capture_id: str, rank: int = 2, role: str = "suspect") -> CaptureRequest:

@@ -37,6 +37,7 @@ from sftriage.frontier import explaining
 from sftriage.frontier.explaining import explain
 from sftriage.frontier.system import SAID
 from sftriage.policy.loading import find, load
+from sftriage.policy.losses import losses_of
 from sftriage.policy.policy_set import PolicySet
 from sftriage.records import (
     CaptureRequest,
@@ -44,6 +45,7 @@ from sftriage.records import (
     CaptureState,
     Decision,
     Label,
+    Lost,
     ManualRequest,
     Outcome,
     Pattern,
@@ -55,8 +57,10 @@ from sftriage.records import (
     Verdict,
 )
 from sftriage.reduce.causes import COUNTED, COUNTED_STEP, DOES, NEXT_STEP
+from sftriage.reports.explanation import explanation_lines
 from sftriage.reports.manifest import manifest_lines
 from sftriage.runs.following import Other, note_kind
+from sftriage.runs.glance import losses_words
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
 from sftriage.web.rendering import templates
@@ -98,6 +102,10 @@ def verdicts() -> Rows:
     }
     for scope in get_args(Scope):
         yield f"suspect: {scope}", verdict_sentence(judged(suspects=(scopes[scope],)))
+    without = {"numbers": {"without_s": 0.116}}
+    yield "suspect, and the step without", verdict_sentence(judged(**without))
+    back = replace(RANK, pattern="recurring", period_steps=10)
+    yield "suspect that comes back, and the step without", verdict_sentence(judged(suspects=(back,), **without))
     patterns: dict[Pattern, Suspect] = {
         "chronic": replace(RANK, onset_range=(118, 126)),
         "recurring": replace(RANK, pattern="recurring", period_steps=7),
@@ -185,6 +193,7 @@ VARIANTS: list[tuple[ReasonCode, dict]] = [
     ("undecided", {}),
     ("no_rule_matched", {}),
     ("no_rule_matched", {"rule": "slow-rank", "gain_s": 0.004, "min_gain_s": 0.01, "stage": "", "stages": ("data",)}),
+    ("no_rule_matched", {"rule": "dear", "cost_hours": 3.25, "min_cost_hours": 5.0}),
     ("observe_only", {"rule": "stuck", "reasons": ("died",), "rank": 3, "stage": "data"}),
     ("pending", {"rule": "slow-rank", "lasted_s": 4.2, "for_s": 30.0}),
     ("rule_matched", {**PARAMETERS["rule_matched"], "rank": 3, "stage": "", "controls": ()}),
@@ -272,6 +281,9 @@ def explanations() -> Rows:
     }.items():
         for change in explain(verdict).changes:
             yield f"{case}", f"It would be {change}."
+    of = judged(suspects=(RANK, RIVAL), numbers=reached)
+    for line in explanation_lines(WindowJudged(of, Decision(NOON_S, 90, 139, of.label, "hold", "one_off"))):
+        yield "sftriage explain", line
 
 
 def manifests() -> Rows:
@@ -360,6 +372,12 @@ def first_glance() -> Rows:
         yield f"slow in {stage or 'all local stages'}", look_at("rank 2", stage, ("node-1",))
     for code, text in AFTERWARDS.items():
         yield f"once a run has ended: {code}", text
+    losses = losses_of(
+        judged(suspects=(replace(RANK, rank=rank, ranks=(rank,)),), attempt=rank, lost=Lost(90, (0.9,) * 50, 800))
+        for rank in range(6)
+    )
+    for on_devices in (False, True):
+        yield "cost since the run began", losses_words(losses, on_devices=on_devices)
 
 
 def on_the_page(note: Other) -> Iterator[str]:

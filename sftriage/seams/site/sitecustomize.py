@@ -13,7 +13,12 @@ _HERE = os.path.dirname(__file__)  # noqa: PTH120 (pathlib is not imported yet)
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
 
 
-_TOLD = ("torch", "torch.distributed.checkpoint.state_dict_saver", "torch.distributed.pipelining.schedules")
+_WAITED_FOR = (
+    "torch",
+    "torch.distributed._functional_collectives",
+    "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed.pipelining.schedules",
+)
 
 
 class _Torch:
@@ -21,7 +26,7 @@ class _Torch:
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name not in _TOLD:
+        if name not in _WAITED_FOR:
             return None
         for finder in sys.meta_path:
             spec = None if finder is cls else finder.find_spec(name, path, target)

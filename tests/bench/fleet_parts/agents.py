@@ -29,8 +29,9 @@ from nats.aio.client import Client
 from nats.js.errors import KeyNotFoundError
 
 from sftriage.fleet.hub import HubAddress, Places, token
+from sftriage.fleet.messages import Block, Shipment
 from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S
-from sftriage.fleet.wire import Block, Shipment, decode_orders, encode
+from sftriage.fleet.wire import decode_orders, encode
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import CaptureRequest, CaptureResult, Report, WantedCapture
 from sftriage.traces.manifest import MANIFEST_NAME, CaptureInfo, Manifest, TriggerInfo, may_contain

@@ -1,13 +1,15 @@
 """`sftriage whatif`: what a program reads, what a person reads, and what bad input gets."""
 
+import gzip
 import json
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from sftriage.frontier.accounting import anchored
-from sftriage.runtime.whatif_inputs import operations_of
+from sftriage.runs.operations import operations_of
 from sftriage.whatif.arranging import COLUMNS
 from sftriage.windows.npz import load_npz
 from tests.unit.commands.test_analyze import STAGES, recorded
@@ -33,6 +35,40 @@ def traced(tmp_path):
         return path
 
     return write
+
+
+@pytest.mark.parametrize("name", ["step.json", "step.json.gz"])
+def test_a_step_is_written_for_perfetto_as_measured_and_without_stragglers(sftriage, traced, tmp_path, name):
+    # GIVEN the trace of a pipeline in which one worker is slow
+    job = Job(stages=3, dps=4, steps=5)
+    job.slow_worker()
+    outcome = sftriage("whatif", traced(job), "--json", "--timeline", tmp_path / name)
+    assert (outcome.code, outcome.err) == (0, "")
+    written = (tmp_path / name).read_bytes()
+    events = json.loads(gzip.decompress(written) if name.endswith("gz") else written)["traceEvents"]
+    # THEN one process is a step as it was replayed, the other the ideal one, each with all workers
+    found = json.loads(outcome.out)
+    ends_s = [
+        max(one["ts"] + one["dur"] for one in events if one.get("pid") == pid and "ts" in one) / 1e6 for pid in (1, 2)
+    ]
+    step = min(found["steps"], key=lambda one: abs(one["replayed_s"] - found["step_s"]))
+    assert ends_s == pytest.approx([step["replayed_s"], found["ideal_step_s"]])
+    assert len({(one["pid"], one["tid"]) for one in events if one["name"] == "thread_name"}) == 2 * 12
+    # AND no worker does two computations at once
+    for lane in range(12):
+        spans = sorted(
+            (one["ts"], one["dur"])
+            for one in events
+            if one.get("tid") == lane and "compute" in one["name"] and one["pid"] == 1 and "ts" in one
+        )
+        assert spans
+        assert all(at + took <= after + 1e-3 for (at, took), (after, _) in pairwise(spans))
+
+
+def test_a_timeline_that_cannot_be_written_is_said(sftriage, traced, tmp_path):
+    outcome = sftriage("whatif", traced(Job(stages=2, dps=2, steps=3)), "--timeline", tmp_path / "missing" / "x.json")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "No such file or directory" in outcome.err
 
 
 def test_json_is_one_object_with_the_documented_fields(sftriage, traced):

@@ -116,6 +116,32 @@ def test_steps_that_are_held_no_longer_come_from_the_logs(hosts, monitor, tmp_pa
     assert gathering.steps(3, 10, 21) is None
 
 
+def test_while_a_capture_goes_on_windows_are_held_that_have_gone_out(hosts, monitor, monkeypatch):
+    # GIVEN a job of which nothing is on disk, and a capture that goes on
+    gathering = WindowAssembly(SHAPE)
+    ranks = monitor(0, "a"), monitor(1, "a")
+
+    def go_on(hold):
+        for _ in range(10):
+            train(*ranks, steps=4)
+            gathering.add(hosts[0].rows(), hold=hold)
+
+    go_on(hold=True)
+    # WHEN steps of it are asked for that are in no window to come THEN they are there, of all ranks, and just these
+    window = gathering.steps(0, 9, 10)
+    assert (window.first_step, window.last_step, window.durations_NRS.shape[:2]) == (9, 10, (2, 2))
+    assert np.isfinite(window.durations_NRS).all()
+    assert gathering.steps(3, 9, 10) is None
+    # WHEN there is no room for all of them THEN the newest are held
+    monkeypatch.setattr("sftriage.controller.gathering.HELD_BYTES", 3 * window.durations_NRS.nbytes * 2)
+    go_on(hold=True)
+    assert gathering.steps(0, 9, 10) is None
+    assert gathering.steps(0, 73, 74) is not None
+    # WHEN no capture goes on any longer THEN none are
+    go_on(hold=False)
+    assert gathering.steps(0, 113, 114) is None
+
+
 def test_a_rank_that_nothing_is_heard_of_is_waited_for_no_longer_until_something_is():
     # GIVEN ranks of two hosts, one of which is not heard of after step 1
     gathering = WindowAssembly(SHAPE)

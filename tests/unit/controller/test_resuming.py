@@ -78,6 +78,23 @@ def test_what_a_capture_left_open_is_asked_for_by_the_next_controller_once(tmp_p
     assert third.take(window(60, late_s=0.02), 106.0).decision.reason == "already_captured"
 
 
+def test_what_stragglers_have_cost_goes_on_with_the_next_controller(tmp_path):
+    # GIVEN one controller that judges all windows of a slow rank, and others that take over after each
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "taken").mkdir()
+    whole, journal = controller(tmp_path / "whole"), tmp_path / "taken" / "decisions.jsonl"
+    for number in range(6):
+        slow = window(20 * number, late_s=0.02)
+        whole.take(slow, 100.0)
+        taken = controller(tmp_path / "taken", resume_state(read_journal(journal)))
+        for before in range(number):
+            taken.learn(window(20 * before, late_s=0.02))
+        taken.take(slow, 100.0)
+    # THEN the sums are the same, and so is that of whoever reads the journal
+    assert whole.losses.rank_s > 0.0
+    assert taken.losses == whole.losses == resume_state(read_journal(journal)).losses
+
+
 def test_what_is_learnt_goes_on_no_record_and_makes_the_next_verdict_what_it_would_have_been(tmp_path):
     # GIVEN one controller that saw a healthy job become slow on every rank, and one that took over between the two
     healthy = [window(20 * number) for number in range(4)]

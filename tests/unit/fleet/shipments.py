@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sftriage.fleet.wire import Block, Shipment
+from sftriage.fleet.messages import Block, Shipment
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.windows.decoding import StepArrays

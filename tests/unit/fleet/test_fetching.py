@@ -4,8 +4,8 @@ import pytest
 
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet.fetching import taker
+from sftriage.fleet.messages import RunName
 from sftriage.fleet.transfers import Transfer
-from sftriage.fleet.wire import RunName
 from sftriage.records import CaptureResult
 from sftriage.runtime.hosting import Copies, HostCaptures
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest

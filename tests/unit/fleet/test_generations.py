@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.fleet.generations import GOES_ON_S, KEPT_GENERATIONS, Generations, Known, Teller
-from sftriage.fleet.wire import Incarnation
+from sftriage.fleet.messages import Incarnation
 from tests.unit.fleet.shipments import info
 
 EPOCH_S = 2e6

@@ -6,7 +6,7 @@ import pytest
 
 from sftriage.fleet.generations import Generations, Teller
 from sftriage.fleet.hosts import Host, status_of_all
-from sftriage.fleet.wire import Incarnation
+from sftriage.fleet.messages import Incarnation
 from sftriage.records import StageSchema
 from tests.unit.fleet.shipments import block, info, shipment, status
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.fleet.messages import Incarnation
 from sftriage.fleet.once import Once
-from sftriage.fleet.wire import Incarnation
 from tests.unit.fleet.shipments import info, steps
 
 OF = {rank: Incarnation.of("boot-a", info(rank)) for rank in (0, 1)}

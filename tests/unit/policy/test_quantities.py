@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sftriage.policy.quantities import fraction, gain, seconds, size_bytes
+from sftriage.policy.quantities import cost, fraction, gain, seconds, size_bytes
 
 
 @pytest.mark.parametrize(("text", "value"), [("5%", 0.05), ("0.5%", 0.005), ("100 %", 1.0), ("0%", 0.0)])
@@ -69,6 +69,13 @@ def test_conditions(text, condition):
         (gain, ">= 5% or >= 10ms", "a percentage|a duration"),
         (gain, ">= 5% and >= 6%", "the same unit twice"),
         (gain, ">= 5", "a duration with its unit"),
+        (cost, ">= 5", "such as >= 5 GPU-hours, got '>= 5'"),
+        (cost, "5 GPU-hours", "a condition with its unit"),
+        (cost, ">= 5h", "a condition with its unit"),
+        (cost, ">= -5 GPU-hours", "a condition with its unit"),
+        (cost, ">= 0 GPU-hours", "a condition with its unit"),
+        (cost, ">= 1e9 GPU-hours", "a condition with its unit"),
+        (cost, 5, "a condition with its unit"),
         (gain, None, "a condition such as >= 5%"),
     ],
 )

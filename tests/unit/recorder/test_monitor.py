@@ -62,11 +62,19 @@ def distributed(*, initialised=True, rank=3, ranks=4):
     [
         (distributed(), {}, (3, 4)),
         (distributed(), {"RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
+        (distributed(), {"WORLD_SIZE": "4"}, (3, 4)),
         (distributed(initialised=False), {}, (0, 1)),
         (distributed(rank=None), {}, (0, 1)),
         (None, {}, (0, 1)),
     ],
-    ids=["initialised", "the environment goes before it", "not initialised", "broken", "not imported"],
+    ids=[
+        "initialised",
+        "the environment goes before it",
+        "a size alone says nobody",
+        "not initialised",
+        "broken",
+        "not imported",
+    ],
 )
 def test_a_job_that_no_torchrun_has_started_says_its_rank_itself(tmp_path, monkeypatch, found, environment, who):
     # GIVEN a job under a launcher that sets no RANK, and what it has of torch.distributed

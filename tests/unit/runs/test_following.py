@@ -4,7 +4,7 @@ import pytest
 
 from sftriage.events import WindowJudged, encode
 from sftriage.records import CaptureResult
-from sftriage.runs import following as module
+from sftriage.runs import appended as module
 from sftriage.runs.following import JournalTail
 from tests.journals import Recorder
 from tests.unit.recorded import decision, request_of, verdict

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sftriage.events import CostMeasured
+from sftriage.policy.losses import losses_of
 from sftriage.records import CaptureResult
 from sftriage.runs.following import row_of
 from sftriage.runs.glance import captured_words, captures_cost_s, glance_of
@@ -58,20 +59,20 @@ def test_a_slow_job_is_answered_for():
     assert steps[-1] == "See the numbers that decided. $ sftriage explain 80-129 --run runs/r"
 
 
-def test_windows_that_overlap_are_not_paid_for_twice():
-    once = glance_of(view(row(0), *(row(first, "suspect", onset=40) for first in (30, 80)))).lost_s
-    often = glance_of(view(row(0), *(row(first, "suspect", onset=40) for first in range(30, 81, 10)))).lost_s
-    assert once == often == pytest.approx(100 * 0.02 * 0.9)
-    # AND a window that a capture disturbed counts as the others did
-    disturbed = row(80, "needs_evidence", "hold", reasons=("self_inflicted",))
-    between = (row(30, "suspect", onset=40), disturbed, row(130, "suspect", onset=40))
-    assert glance_of(view(row(0), *between)).lost_s == pytest.approx(150 * 0.02 * 0.9)
+def test_what_was_lost_is_what_windows_add_to_the_sum_of_who_is_named():
+    # GIVEN two windows of a suspect, and one between that a capture disturbed
+    disturbed = replace(row(80, "needs_evidence", "hold", reasons=("self_inflicted",)), lost_s=0.5)
+    rows = (row(0), row(30, "suspect", onset=40), disturbed, row(130, "suspect", onset=40))
+    assert glance_of(view(*rows)).lost_s == pytest.approx(2 * 50 * 0.018 + 0.5)
 
 
-def test_of_a_window_before_somebody_was_named_only_the_steps_since_the_onset_count():
-    # GIVEN a fault since step 65, in the last steps of a window that was healthy yet
-    rows = row(20), row(70, "suspect", onset=65)
-    assert glance_of(view(*rows)).lost_s == pytest.approx((50 + 5) * 0.02 * 0.9)
+def test_what_suspects_have_cost_since_the_run_began_is_said_of_a_healthy_job_too():
+    verdicts = [verdict(20, "suspect"), verdict(80, "suspect", rank=1, stage=None)]
+    _, answers, _ = told(view(row(200), losses=losses_of([*verdicts, verdict(140, "suspect")])))
+    assert answers["cost"] == (
+        "nothing now | since the run began, suspects have cost 0.003 rank-hours: rank 2 in data 0.002 rank-hours, "
+        "rank 1 in all its local stages 0.001 rank-hours"
+    )
 
 
 def test_a_command_is_one_to_paste():
@@ -136,7 +137,7 @@ def test_a_healthy_job_has_nothing_to_be_done():
 
 def test_of_devices_the_cost_is_in_gpu_hours():
     of = replace(verdict(30, "suspect", onset=30), clock="device")
-    _, answers, _ = told(view(row_of(of, decision(of))))
+    _, answers, _ = told(view(replace(row_of(of, decision(of)), lost_s=0.9)))
     assert "GPU-hours (4 ranks)" in answers["cost"]
     assert answers["sure"].endswith("by the devices' clock")
 

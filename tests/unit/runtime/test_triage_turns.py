@@ -34,7 +34,7 @@ def test_a_window_that_cannot_be_judged_costs_no_other_and_is_counted(tmp_path, 
     info = read_info(directory)
     triage = Triage(directory, info, load(find("default")), this_host(directory, info))
     windows = [window(first) for first in (0, 20, 40)]
-    monkeypatch.setattr(triage._gathering, "add", lambda rows, ended: windows if not ended else [])
+    monkeypatch.setattr(triage._gathering, "add", lambda rows, ended, hold: windows if not ended else [])
     original = triage._controller.take
 
     def take(window, *arguments):

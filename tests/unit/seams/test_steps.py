@@ -112,7 +112,7 @@ def test_optimizers_that_step_in_backward_end_the_step_with_it(steps, told):
 
     backward()
     backward()
-    assert steps.order.ender == IN_BACKWARD
+    assert steps.turns.ender == IN_BACKWARD
     told.log.clear()
     # WHEN another step goes by THEN it has one end, after backward
     backward()

@@ -40,7 +40,7 @@ from sftriage.records import (
     Verdict,
     Window,
 )
-from sftriage.sinks.metrics import ALL_LOCAL, Metrics
+from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, Metrics
 from sftriage.words.verdicts import RESOLVES
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
@@ -87,8 +87,8 @@ def cost(cost_s) -> CostMeasured:
     return CostMeasured(1000.0, 0, 1, 5, cost_s, 0.1)
 
 
-def looked(received=None, job=None, time_s=1.0, spent_s=0.0, budget_s=0.0) -> JobSeen:
-    return JobSeen(time_s, received or Received(), job, spent_s, budget_s)
+def looked(received=None, job=None, time_s=1.0, spent_s=0.0, budget_s=0.0, lost=None) -> JobSeen:
+    return JobSeen(time_s, received or Received(), job, spent_s, budget_s, lost or {})
 
 
 def request(capture_id=ID, profiler="torch") -> CaptureRequest:
@@ -103,6 +103,22 @@ def status(step=25) -> JobStatus:
 
 def value(found: Metrics, name: str, **labels) -> float | None:
     return found.registry.get_sample_value(name, {"job_name": "resnet", **labels})
+
+
+def test_what_suspects_have_cost_is_what_the_run_says_and_never_less():
+    found, name = metrics(), "sftriage_straggler_cost_rank_seconds_total"
+    # GIVEN a run of which an earlier process has counted some already
+    for rank_s in (7.0, 9.5, 9.0):
+        found.take(looked(lost={("rank 2", "data"): rank_s}))
+    assert value(found, name, suspect="rank 2", stage="data") == 9.5
+    # AND of very many suspects those beyond the first are one series, also at the next look
+    many = {(f"rank {rank}", "data"): 2.0 for rank in range(MAX_SUSPECT_LABELS + 9)}
+    for _ in range(2):
+        found.take(looked(lost=many))
+    families = {family.name: family for family in found.registry.collect()}
+    series = [one for one in families[name.removesuffix("_total")].samples if one.name == name]
+    assert len(series) == MAX_SUSPECT_LABELS + 1
+    assert value(found, name, suspect="(others)", stage="") == 18.0
 
 
 def everything(**options) -> Metrics:

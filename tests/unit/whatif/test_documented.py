@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from sftriage.reports.whatif import MIN_UNEXPLAINED
+from sftriage.runs.whatif import MIN_UNEXPLAINED
 from sftriage.whatif import kinds
 from sftriage.whatif.arranging import CLOCK_ERROR_S, COLUMNS
 from sftriage.whatif.pipeline import TYPES

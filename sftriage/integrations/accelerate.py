@@ -1,0 +1,44 @@
+"""Accelerate, and loops of one's own: one line.
+
+::
+
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    record(accelerator)
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from sftriage.integrations.leading import Lead
+from sftriage.integrations.verdicts import VerdictLog, log_verdicts
+
+
+def record(accelerator: Any, *, first_step: int = 0, verdicts: bool = True) -> VerdictLog:
+    """Record the stages of every step from now on, and log verdicts to the accelerator's trackers.
+
+    A step ends where the optimizer has stepped; steps are numbered as the loop counts them.
+
+    Args:
+        accelerator: an `accelerate.Accelerator`, with its trackers (``init_trackers``) if it is to have any.
+        first_step: the number of the loop's first step, where it goes on from a checkpoint.
+        verdicts: log them.
+
+    Returns:
+        What logs them. ``end_training`` closes it: it waits for verdicts on the last steps, not long.
+    """
+    lead = Lead(optimizers=True, first_step=first_step)
+    trackers = accelerator.trackers if verdicts and accelerator.is_main_process else ()
+    log = log_verdicts(*(one.tracker for one in trackers if one.name in ("tensorboard", "wandb", "mlflow")))
+    end_training = accelerator.end_training
+
+    @wraps(end_training)
+    def ends(*args: Any, **kwargs: Any) -> Any:
+        lead.stop()
+        log.close()
+        return end_training(*args, **kwargs)
+
+    # (the trackers are closed there)
+    accelerator.end_training = ends
+    return log

@@ -1,0 +1,69 @@
+"""Hugging Face's Trainer: one callback.
+
+::
+
+    trainer.add_callback(SftriageCallback())
+
+Steps have the numbers that the Trainer logs them with (``global_step``, from 1). Verdicts go to where its metrics go:
+TensorBoard, Weights & Biases, MLflow, as far as ``report_to`` names them.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback
+
+from sftriage.integrations.leading import Lead
+from sftriage.integrations.verdicts import VerdictLog, active_runs, log_verdicts
+from sftriage.seams.steps import CHECKPOINT, EVALUATION
+
+
+class SftriageCallback(TrainerCallback):  # type: ignore[misc]
+    """Records the stages of every step of a Trainer, and logs verdicts beside its metrics.
+
+    Args:
+        verdicts: log them.
+    """
+
+    def __init__(self, *, verdicts: bool = True) -> None:
+        self._verdicts = verdicts
+        self._lead: Lead | None = None
+        self._log: VerdictLog | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The trackers of the Trainer are there, and nothing is trained yet."""
+        self._lead = Lead()
+        if self._verdicts and state.is_world_process_zero:
+            self._log = log_verdicts(*_writers(), *active_runs())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimizer has stepped. What is logged as this step's has been counted already."""
+        if self._lead is not None:
+            self._lead.ended(state.global_step + 1)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """This was part of the step that is open."""
+        if self._lead is not None:
+            self._lead.note(EVALUATION)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """So was this."""
+        if self._lead is not None:
+            self._lead.note(CHECKPOINT)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Verdicts on the last steps are waited for, not long."""
+        if self._lead is not None:
+            self._lead.stop()
+        if self._log is not None:
+            self._log.close()
+        self._lead = self._log = None
+
+
+def _writers() -> list[Any]:
+    """TensorBoard's writers that Trainers write to just now: a callback is not told who else there is."""
+    callbacks = [one for one in gc.get_objects() if issubclass(type(one), TensorBoardCallback)]
+    return [one.tb_writer for one in callbacks if one.tb_writer is not None]

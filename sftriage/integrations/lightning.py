@@ -1,0 +1,93 @@
+"""Lightning: one callback, for ``lightning`` and ``pytorch_lightning``.
+
+::
+
+    trainer = Trainer(callbacks=[SftriageCallback()])
+
+Steps have the numbers that Lightning logs them with (from 0). Verdicts go to the Trainer's loggers of TensorBoard,
+Weights & Biases and MLflow.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from sftriage.integrations.leading import Lead
+from sftriage.integrations.trackers import MLflow
+from sftriage.integrations.verdicts import VerdictLog, log_verdicts
+from sftriage.seams.steps import CHECKPOINT, EVALUATION
+
+if TYPE_CHECKING:
+    Callback = object
+elif "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning import Callback
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError:
+        from pytorch_lightning import Callback
+
+
+class SftriageCallback(Callback):
+    """Records the stages of every step of a Trainer, and logs verdicts beside its metrics.
+
+    Args:
+        verdicts: log them.
+    """
+
+    def __init__(self, *, verdicts: bool = True) -> None:
+        self._verdicts = verdicts
+        self._lead: Lead | None = None
+        self._log: VerdictLog | None = None
+        self._stepped = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The sanity check is over, and nothing is trained yet."""
+        self._lead, self._stepped = Lead(), trainer.global_step
+        if self._verdicts and trainer.is_global_zero:
+            self._log = log_verdicts(*(_tracked(logger) for logger in trainer.loggers))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
+        """A step ends where an optimizer has stepped; before that, gradients are accumulated."""
+        if self._lead is not None and trainer.global_step != self._stepped:
+            self._stepped = trainer.global_step
+            # What has several optimizers counts a step for each of them, and logs by batches that stepped.
+            epoch = getattr(trainer.fit_loop, "epoch_loop", None)
+            logged = getattr(epoch, "_batches_that_stepped", None)
+            self._lead.ended(self._stepped if logged is None else logged + 1)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """This is part of the step that is open."""
+        if self._lead is not None:
+            self._lead.note(EVALUATION)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """So is this."""
+        if self._lead is not None:
+            self._lead.note(CHECKPOINT)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Verdicts on the last steps are waited for, not long."""
+        self._end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Training ends here, too."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._lead is not None:
+            self._lead.stop()
+        if self._log is not None:
+            self._log.close()
+        self._lead = self._log = None
+
+
+def _tracked(logger: Any) -> Any:
+    """What a logger of Lightning logs to; None of one that is not among the trackers."""
+    match type(logger).__name__:
+        case "MLFlowLogger":
+            return MLflow(logger.experiment, logger.run_id)
+        case "TensorBoardLogger" | "WandbLogger":
+            return logger.experiment
+    return None

@@ -1,0 +1,160 @@
+"""Experiment trackers, as far as verdicts need them: numbers and texts at a step of the training.
+
+They are called in a thread of ours, and may raise. Nothing of theirs is imported here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from sftriage.errors import UsageError
+
+
+class Tracker(Protocol):
+    """Where numbers and texts are logged to."""
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """Log numbers at a step."""
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Log a text at a step."""
+
+    def settle(self) -> None:
+        """Some time has gone by: what had to wait may be logged now."""
+
+    def close(self) -> None:
+        """Nothing follows; the tracker itself belongs to somebody else, and stays open."""
+
+
+class TensorBoard:
+    """The script's own `SummaryWriter`: of several files of one run TensorBoard follows only the last."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._closed = False
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """A scalar each."""
+        self._look()
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """On the page of texts."""
+        self._look()
+        self._writer.add_text(name, text, step)
+
+    def settle(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """What was closed before the last verdicts were there is closed again."""
+        if self._closed:
+            self._writer.close()
+        else:
+            self._writer.flush()
+
+    def _look(self) -> None:
+        # A writer that is written to after it was closed goes on in another file.
+        self._closed = self._closed or getattr(self._writer, "all_writers", self) is None
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases.
+
+    Its own step may only grow, and a row that comes late is dropped: rows of ours go into those that the script logs,
+    one into each, and have the training step as an axis of their own.
+    """
+
+    STEP = "sftriage/step"
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self._defined: set[str] = set()
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._last: int | None = None
+        self._open: dict[str, Any] = {}
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """A row."""
+        self._add(step, values)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """A text is a value, too."""
+        self._add(step, {name: text})
+
+    def settle(self) -> None:
+        """One row goes with the one that the script logs next."""
+        if self._waiting and self._run.step != self._last:
+            self._last, self._open = self._run.step, self._waiting.popleft()
+            self._run.log(self._open, commit=False)
+
+    def close(self) -> None:
+        """The script logs nothing any more that these could go with."""
+        if self._run.step == self._last:
+            # The last of these has not gone with any: what is logged now would go into it.
+            self._waiting.appendleft(self._open)
+        while self._waiting:
+            self._run.log(self._waiting.popleft())
+
+    def _add(self, step: int, values: Mapping[str, Any]) -> None:
+        for name in values.keys() - self._defined:
+            self._run.define_metric(name, step_metric=self.STEP)
+            self._defined.add(name)
+        last = self._waiting[-1] if self._waiting else None
+        if last is not None and last[self.STEP] == step:
+            for name, value in values.items():
+                last[name] = f"{last[name]}\n{value}" if name in last and isinstance(value, str) else value
+        else:
+            self._waiting.append({self.STEP: step, **values})
+
+
+class MLflow:
+    """A run of MLflow. Texts are its tags, of which the last stays.
+
+    Args:
+        client: an `MlflowClient`; by default one of where the script logs to now.
+        run_id: the run.
+    """
+
+    def __init__(self, client: Any, run_id: str) -> None:
+        self._client, self._run_id = client, run_id
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """A metric each."""
+        for name, value in values.items():
+            self._client.log_metric(self._run_id, name, value, step=step)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """The tag says the step as well."""
+        self._client.set_tag(self._run_id, name.replace("/", "."), f"step {step}: {text}")
+
+    def settle(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """All is there already."""
+
+
+def tracker_of(target: Any) -> Tracker:
+    """The tracker that something belongs to.
+
+    Raises:
+        UsageError: it is none of those that are known.
+    """
+    if isinstance(target, MLflow):
+        return target
+    if hasattr(target, "add_scalar") and hasattr(target, "add_text"):
+        return TensorBoard(target)
+    module = type(target).__module__.partition(".")[0]
+    if module == "wandb" and hasattr(target, "define_metric"):
+        return WeightsAndBiases(target)
+    if module == "mlflow" and hasattr(target, "info"):
+        return MLflow(sys.modules["mlflow"].MlflowClient(), target.info.run_id)
+    raise UsageError(
+        f"log_verdicts({type(target).__name__}): a SummaryWriter of TensorBoard, a run of Weights & Biases (wandb.run)"
+        " or one of MLflow (mlflow.active_run())"
+    )

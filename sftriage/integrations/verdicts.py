@@ -1,0 +1,127 @@
+"""What a run's journal says while its job trains, logged to the trackers that the training logs to."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sftriage.recorder.log import warn
+from sftriage.recorder.monitor import RUN_ENV
+
+if TYPE_CHECKING:
+    from sftriage.integrations.telling import Told
+    from sftriage.integrations.trackers import Tracker
+
+LOOK_S = 0.5
+"""How often there is a look at the journal."""
+
+QUIET_S, LINGER_S = 1.5, 4.0
+"""At the end, verdicts on the last steps are waited for until there was none for so long, and so long at most."""
+
+
+def log_verdicts(*targets: Any) -> VerdictLog:
+    """Log step time, exposed time by stage, suspects and captures beside whatever else is logged there.
+
+    In a thread of its own; each value at the last step of the window that it is of. Call it where the loss is logged:
+    on one rank, on the host that ``sftriage run`` was started on. Without ``sftriage run`` it does nothing.
+
+    Args:
+        targets: each a `SummaryWriter` of TensorBoard, a run of Weights & Biases (``wandb.run``) or of MLflow
+            (``mlflow.active_run()``), or None.
+
+    Returns:
+        What logs them. ``close`` waits for the verdicts on the last steps; else that is done when the process ends.
+
+    Raises:
+        UsageError: a target is none of these.
+    """
+    from sftriage.integrations.trackers import tracker_of
+
+    trackers = [tracker_of(target) for target in targets if target is not None]
+    run = os.environ.get(RUN_ENV) if trackers else None
+    return VerdictLog(trackers if run else (), Path(run or "."))
+
+
+def active_runs() -> list[Any]:
+    """The runs of Weights & Biases and MLflow that this process has begun; nothing is imported for it."""
+    wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")
+    runs = [getattr(wandb, "run", None), mlflow.active_run() if hasattr(mlflow, "active_run") and mlflow else None]
+    return [run for run in runs if run is not None]
+
+
+class VerdictLog:
+    """Logs the verdicts of a run to trackers until it is closed. Without trackers it does nothing.
+
+    Args:
+        trackers: to these.
+        run: the run's directory.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker], run: Path) -> None:
+        self._trackers = list(trackers)
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        if trackers:
+            from sftriage.integrations.telling import Told
+            from sftriage.runs.appended import Appended
+
+            told, journal = Told(), run / "decisions.jsonl"
+            # (what is there already is of another training in this run, or of an earlier attempt)
+            appended = Appended(journal, lambda line: self._tell(told, line), lambda: None, skip=True)
+            arguments = (appended.follow, journal)
+            self._thread = threading.Thread(target=self._go_on, args=arguments, name="sftriage-verdicts", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+
+    def close(self) -> None:
+        """Wait for the verdicts on the last steps, not long, and log them. A second call does nothing."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            atexit.unregister(self.close)
+            self._ending.set()
+            thread.join(2 * LINGER_S)
+
+    def _go_on(self, follow: Callable[[], bool], journal: Path) -> None:
+        try:
+            while not self._ending.wait(LOOK_S):
+                follow()
+                self._each(lambda tracker: tracker.settle())
+            ended_s = heard_s = time.monotonic()
+            while (now_s := time.monotonic()) < min(heard_s + QUIET_S, ended_s + LINGER_S):
+                if follow():
+                    heard_s = now_s
+                time.sleep(LOOK_S / 10)
+            if not journal.exists():
+                warn("no verdicts to log: %s is not on this host", journal)
+        except Exception as error:
+            warn("no verdicts are logged any more: %r", error)
+        self._each(lambda tracker: tracker.close())
+
+    def _tell(self, told: Told, line: bytes) -> None:
+        from sftriage.runs.journal import event_of
+
+        try:
+            event = event_of(line)
+        except (ValueError, RecursionError):
+            return
+        if event is not None:
+            step, numbers, name, text = told.entry(event)
+            if numbers:
+                self._each(lambda tracker: tracker.numbers(step, numbers))
+            if text:
+                self._each(lambda tracker: tracker.text(step, name, text))
+
+    def _each(self, do: Callable[[Tracker], object]) -> None:
+        """Have each tracker do something; one that raises is left alone from then on."""
+        for tracker in list(self._trackers):
+            try:
+                do(tracker)
+            except Exception as error:
+                self._trackers.remove(tracker)
+                warn("no more verdicts for %s: %r", type(tracker).__name__, error)

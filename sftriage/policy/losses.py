@@ -1,0 +1,115 @@
+"""What stragglers have cost a job since it began, by suspect: the sum of what verdicts say, and nothing else. Pure.
+
+A verdict's `records.Lost` has what its suspect cost in each step that no window before has counted. Summed over a run's
+verdicts, in order, that is the same while the job runs, once another controller has taken it over, and afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from sftriage.policy import suspects
+from sftriage.records import Lost, Suspect, Verdict
+from sftriage.words.verdicts import where, who
+
+MOST_SUSPECTS = 1000
+"""Of more, those that were named last are counted together, under `OTHERS`."""
+OTHERS = "others"
+
+_MOST_S, _MOST_RANKS, _MOST_TEXT = 1e11, 10_000_000, 300
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectLoss:
+    """What one suspect has cost the job: exposed seconds in so many ``steps``, the last of them ``last_step``.
+
+    ``rank_s`` is the same of every rank's time: all wait for one. ``who`` and ``where`` say whom it is about.
+    """
+
+    who: str
+    where: str
+    lost_s: float = 0.0
+    rank_s: float = 0.0
+    steps: int = 0
+    last_step: int = 0
+
+    @property
+    def rank_hours(self) -> float:
+        """Hours of the job's ranks: GPU-hours, where each rank has a GPU."""
+        return self.rank_s / 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What stragglers have cost a job, by suspect (`suspects.key`), and up to which step of each attempt."""
+
+    by_suspect: Mapping[str, SuspectLoss] = field(default_factory=dict)
+    counted: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def lost_s(self) -> float:
+        """What all of them have cost the job, in exposed seconds."""
+        return sum(one.lost_s for one in self.by_suspect.values())
+
+    @property
+    def rank_s(self) -> float:
+        """The same of every rank's time."""
+        return sum(one.rank_s for one in self.by_suspect.values())
+
+    @property
+    def largest(self) -> list[SuspectLoss]:
+        """Who has cost most, first."""
+        return sorted(self.by_suspect.values(), key=lambda one: -one.rank_s)
+
+    @property
+    def by_name(self) -> Mapping[tuple[str, str], float]:
+        """The same by who and where."""
+        return {(one.who, one.where): one.rank_s for one in self.by_suspect.values()}
+
+    def of(self, suspect: Suspect) -> SuspectLoss | None:
+        """What a suspect has cost; None for nothing."""
+        return self.by_suspect.get(suspects.key(suspect, self.by_suspect))
+
+    def after(self, verdict: Verdict) -> Losses:
+        """With what one more verdict says. What cannot be is passed over: a record may have been tampered with."""
+        lost, suspect = verdict.lost, _suspect(verdict)
+        if lost is None or suspect is None or not _can_be(lost, verdict):
+            return self
+        # A controller that takes over may not know what the one before it has counted.
+        known = self.counted.get(verdict.attempt, -1)
+        new_s = lost.step_s[max(0, known + 1 - lost.first_step) :]
+        last_step = lost.first_step + len(lost.step_s) - 1
+        if not new_s:
+            return self
+        key = suspects.key(suspect, self.by_suspect)
+        if key not in self.by_suspect and len(self.by_suspect) >= MOST_SUSPECTS:
+            key, before = OTHERS, self.by_suspect.get(OTHERS, SuspectLoss(OTHERS, ""))
+        else:
+            named = SuspectLoss(who(suspect)[:_MOST_TEXT], where(suspect)[:_MOST_TEXT])
+            before = self.by_suspect.get(key, named)
+        found = replace(
+            before,
+            lost_s=before.lost_s + sum(new_s),
+            rank_s=before.rank_s + sum(new_s) * lost.ranks,
+            steps=before.steps + sum(one_s > 0.0 for one_s in new_s),
+            last_step=last_step,
+        )
+        return Losses({**self.by_suspect, key: found}, {**self.counted, verdict.attempt: last_step})
+
+
+def losses_of(verdicts: Iterable[Verdict]) -> Losses:
+    """What stragglers have cost, by a run's verdicts in order."""
+    losses = Losses()
+    for verdict in verdicts:
+        losses = losses.after(verdict)
+    return losses
+
+
+def _suspect(verdict: Verdict) -> Suspect | None:
+    return verdict.named if verdict.lost is None or verdict.lost.of is None else verdict.lost.of
+
+
+def _can_be(lost: Lost, verdict: Verdict) -> bool:
+    in_window = verdict.first_step <= lost.first_step <= lost.first_step + len(lost.step_s) - 1 <= verdict.last_step
+    return in_window and 0 < lost.ranks < _MOST_RANKS and all(0.0 <= one_s < _MOST_S for one_s in lost.step_s)

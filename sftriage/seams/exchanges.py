@@ -1,0 +1,62 @@
+"""Collectives that a script, or what it uses, calls by itself: all ranks wait for one another there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+from sftriage.seams.steps import EXCHANGE
+
+_NAMES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "reduce",
+)
+"""Of torch.distributed; those of objects call these."""
+
+
+REMAPS = "torch.distributed._functional_collectives"
+"""Where the compiler looks up what it makes of a collective, by the function that is called."""
+
+
+def collectives() -> Iterator[tuple[str, list[Any]]]:
+    """Their names, and the modules in which each is found, as far as this torch has them."""
+    distributed = sys.modules["torch.distributed"]
+    if distributed.is_available():
+        for name in _NAMES:
+            owners = [sys.modules["torch.distributed.distributed_c10d"], distributed]
+            if original := getattr(owners[0], name, None):
+                yield name, [owner for owner in owners if getattr(owner, name, None) is original]
+
+
+def compiled_alike(wrapped: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
+    """Have the compiler make the same of collectives (keys) and of what wraps them, whichever of the two it knows."""
+    remaps = getattr(sys.modules.get(REMAPS), "traceable_collective_remaps", {})
+    for original, wrapper in wrapped.items():
+        found = remaps.get(original, remaps.get(wrapper))
+        if found is not None:
+            remaps[original] = remaps[wrapper] = found
+
+
+def of_all_ranks(collective: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], bool]:
+    """What says of a call's arguments whether all ranks wait there: not some of them, and not later."""
+    names, group = list(signature(collective).parameters), sys.modules["torch.distributed"].group
+
+    def waits(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        return not given.get("async_op") and given.get("group") in (None, group.WORLD)
+
+    return waits
+
+
+def placed(stages: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
+    """The stages, with the exchange where it is in this order (`steps.Steps.order`)."""
+    after = order[order.index(EXCHANGE) :]
+    at = next((place for place, stage in enumerate(stages) if stage in after), len(stages))
+    return (*stages[:at], EXCHANGE, *stages[at:])

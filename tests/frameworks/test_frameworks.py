@@ -1,0 +1,226 @@
+"""Training with Hugging Face's Trainer, Lightning and Accelerate: unedited, with a line of ours, and with both."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from sftriage.runs.recordings import load_recording
+from tests.frameworks import logged
+from tests.integration.processes import FORKED, TORCHRUN
+from tests.integration.runs import named, verdicts
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
+STEPS, SLOW_FROM, SLOW_S = 150, 60, 0.04
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: frameworks}
+spec:
+  detection: {window_steps: 30, stride_steps: 5, warmup_steps: 10}
+  rules:
+    - name: slow-rank
+      match: {scope: [rank], stage: [data], gain: ">= 5% and >= 10ms"}
+      capture: {profiler: stacks, steps: 2, max_seconds: 20}
+  limits: {captures_per_run: 1}
+"""
+
+
+class Framework(NamedTuple):
+    """How an example trains.
+
+    ``a_step`` is how many samples a rank takes for a step. ``first`` is the number under which the framework logs its
+    first step, ``evaluated`` and ``saved`` are after how many steps it does so. ``trackers`` is what is put in
+    the place of what, so that it logs to all trackers.
+    """
+
+    script: str
+    a_step: int
+    stages: tuple[str, ...]
+    first: int
+    evaluated: tuple[int, ...]
+    saved: tuple[int, ...]
+    trackers: tuple[str, str]
+
+
+FRAMEWORKS = {
+    "huggingface": Framework(
+        "huggingface.py",
+        8,
+        ("data", "exchange", "forward", "backward", "optimizer", "other"),
+        1,
+        (40, 80, 120),
+        (60, 120),
+        ('report_to="tensorboard"', 'report_to=["tensorboard", "wandb", "mlflow"]'),
+    ),
+    "lightning": Framework(
+        "lightning_fit.py",
+        16,
+        ("exchange", "data", "forward", "backward", "optimizer", "other"),
+        0,
+        (40, 80, 120),
+        (60, 120),
+        (
+            "logger=TensorBoardLogger(directory)",
+            "logger=[TensorBoardLogger(directory), WandbLogger(save_dir=directory), MLFlowLogger()]",
+        ),
+    ),
+    "accelerate": Framework(
+        "accelerate_loop.py",
+        16,
+        ("data", "forward", "exchange", "backward", "optimizer", "other"),
+        0,
+        (),
+        (60, 120),
+        ('log_with="tensorboard"', 'log_with=["tensorboard", "wandb", "mlflow"]'),
+    ),
+}
+
+
+@pytest.fixture
+def train(start, environment, tmp_path):
+    """Train by a script's text, rank 1 slow in its data set from some step on; the run."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def train(framework: Framework, text: str, *auto: str, launcher=FORKED, ranks: int = 2) -> Path:
+        (tmp_path / framework.script).write_text(text)
+        slowed = {
+            "SLOW_RANK": "1",
+            "SLOW_AFTER": str(framework.a_step * SLOW_FROM),
+            "SLOW_S": str(SLOW_S / framework.a_step),
+        }
+        trackers = {
+            "WANDB_MODE": "offline",
+            "WANDB_DIR": str(out),
+            "MLFLOW_TRACKING_URI": (out / "mlflow").as_uri(),
+            "MLFLOW_ALLOW_FILE_STORE": "true",
+        }
+        arguments = (*auto, "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--", *launcher, ranks)
+        job = start(
+            *("run", *arguments, HERE / "slowed.py", tmp_path / framework.script, out),
+            env=environment | slowed | trackers,
+            cwd=tmp_path,
+        )
+        _, told = job.communicate(timeout=240)
+        assert job.returncode == 0, told
+        assert (1, "data") in [named(verdict) for verdict in verdicts(tmp_path / "run")], told
+        assert {named(verdict) for verdict in verdicts(tmp_path / "run")} <= {None, (1, "data")}
+        return tmp_path / "run"
+
+    return train
+
+
+def without_us(text: str) -> str:
+    """The script as it was before anybody wrote a line of ours into it."""
+    return "".join(line for line in text.splitlines(keepends=True) if "sftriage" not in line.lower())
+
+
+def kinds(framework: Framework, next_step: int) -> dict[int, str]:
+    """Which steps are of a kind of their own, where those that do it after so many steps have the next one's number."""
+    both = sorted({*framework.evaluated, *framework.saved})
+    return {
+        step + next_step: "eval+checkpoint"
+        if step in framework.evaluated and step in framework.saved
+        else "evaluation"
+        if step in framework.evaluated
+        else "checkpoint"
+        for step in both
+    }
+
+
+def check_steps(run: Path, framework: Framework, first: int, ranks: int) -> None:
+    """Each rank has recorded every step once, from the third or fourth one on, with these stages."""
+    (recorded,) = load_recording(run).ranks.values()
+    assert sorted(recorded) == list(range(ranks))
+    for rank in recorded.values():
+        records = [record for steps in rank.steps(4096) for record in steps.records()]
+        schema = rank.info.schema
+        assert (schema.stages, set(schema.sync)) == (framework.stages, {"exchange", "backward"})
+        assert [one.step for one in records] == list(range(first + 3, first + STEPS))
+        found = {one.step: one.kind for one in records if one.kind}
+        assert {step: kind for step, kind in kinds(framework, first).items() if found.get(step) != kind} == {}
+        assert all(one.ready_ns is not None for one in records[20:])
+        # (a stage that were counted twice would leave less than nothing for the others)
+        shares = [min(one.durations_ns) >= 0 and all(one.durations_ns[:5]) for one in records if not one.kind]
+        assert all(shares)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_unedited_a_slowed_rank_is_named_by_auto(train, name):
+    framework = FRAMEWORKS[name]
+    run = train(framework, without_us((EXAMPLES / framework.script).read_text()), "--auto", ranks=3)
+    # (what only the rank that writes it sees is of that rank alone)
+    (recorded,) = load_recording(run).ranks.values()
+    schema = recorded[0].info.schema
+    assert (schema.stages, set(schema.sync)) == (framework.stages, {"exchange", "backward"})
+    records = [record for steps in recorded[0].steps(4096) for record in steps.records()]
+    assert [one.step for one in records] == list(range(3, STEPS))
+    assert {one.step: one.kind for one in records if one.kind} == kinds(framework, 0)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_with_a_line_of_ours_it_is_named_under_the_frameworks_own_step_numbers_and_beside_its_metrics(
+    train, name, tmp_path
+):
+    # GIVEN an example that logs to all trackers WHEN it trains
+    framework = FRAMEWORKS[name]
+    text = (EXAMPLES / framework.script).read_text().replace(*framework.trackers)
+    text = text.replace("import TensorBoardLogger", "import MLFlowLogger, TensorBoardLogger, WandbLogger")
+    # (under torchrun: the other launcher's ranks end at once, and what W&B has not written by then is lost)
+    run = train(framework, text, launcher=TORCHRUN)
+    # THEN its steps are there once, numbered as it logs them
+    check_steps(run, framework, framework.first, 2)
+    # AND what was found stands beside the loss, at the steps at which it was
+    judged = {one["last_step"]: one for one in verdicts(run)}
+    with_suspect = {step for step, one in judged.items() if named(one)}
+    board = logged.tensorboard(tmp_path / "out")
+    assert any("loss" in metric for metric in board)
+    assert board["sftriage/step_time_s"] == pytest.approx({step: one["exposed_s"] for step, one in judged.items()})
+    assert board["sftriage/exposed_s/data"].keys() == judged.keys()
+    assert {step for step, rank in board["sftriage/suspect_rank"].items() if rank == 1} == with_suspect
+    assert any("Rank 1 is slow in data" in text for text in board["sftriage/verdict"].values())
+    assert set(board["sftriage/captured_rank"].values()) == {1}
+    rows = logged.wandb(tmp_path / "out")
+    ours = {row["sftriage/step"]: row["sftriage/step_time_s"] for row in rows if "sftriage/step_time_s" in row}
+    assert ours == pytest.approx({step: one["exposed_s"] for step, one in judged.items()})
+    # (no row of the script's own went missing for ours)
+    losses = sum(
+        any("loss" in metric and "eval" not in metric and "val" not in metric for metric in row) for row in rows
+    )
+    assert losses >= (STEPS if name == "accelerate" else STEPS // 10)
+    metrics, tags = logged.mlflow(tmp_path / "out" / "mlflow")
+    assert metrics["sftriage/step_time_s"] == pytest.approx(board["sftriage/step_time_s"])
+    assert "slow in data" in tags["sftriage.cause"]
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_with_a_line_of_ours_and_auto_nothing_is_counted_twice(train, name):
+    framework = FRAMEWORKS[name]
+    run = train(framework, (EXAMPLES / framework.script).read_text(), "--auto")
+    check_steps(run, framework, framework.first, 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks", "slow", "a_step"), [("torchtitan_style", 2, 1, 8), ("megatron_style", 4, 2, 16)]
+)
+def test_in_a_loop_with_a_monitor_in_it_a_slowed_rank_is_named(
+    start, environment, tmp_path, script, ranks, slow, a_step
+):
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    slowed = {"SLOW_RANK": str(slow), "SLOW_AFTER": str(a_step * SLOW_FROM), "SLOW_S": str(SLOW_S / a_step)}
+    arguments = ("--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--", *FORKED, ranks)
+    job = start(
+        "run",
+        *arguments,
+        HERE / "slowed.py",
+        EXAMPLES / f"{script}.py",
+        tmp_path,
+        env=environment | slowed,
+        cwd=tmp_path,
+    )
+    _, told = job.communicate(timeout=240)
+    assert job.returncode == 0, told
+    assert {named(verdict) for verdict in verdicts(tmp_path / "run")} == {None, (slow, "data")}, told

@@ -1,0 +1,136 @@
+"""What an assistant is answered: small, with what it stands on, and of nothing that was not named."""
+
+import json
+
+import pytest
+
+from sftriage.assistants import answers
+from sftriage.assistants.places import Places
+from sftriage.errors import SftriageError, UsageError
+from sftriage.policy.loading import find
+from sftriage.traces.remote import RemoteStore
+from tests.unit.recorded import held, run_at, verdict
+
+HOSTILE = ["..", ".", "../run", "/etc", "run/../run", "run/", "\0", "a" * 5000, "run\n", "*", "~", "%2e%2e"]
+
+
+@pytest.fixture
+def places(captured, tmp_path) -> Places:
+    """A directory with a run that was captured, a damaged one, what is none, and a link that leads elsewhere."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    captured.directory.policy_file.write_text(find("default").read_text())
+    (tmp_path / "notes.txt").write_text("none")
+    elsewhere = run_at(tmp_path.parent / f"{tmp_path.name}-elsewhere" / "secret")
+    elsewhere.decide(verdict(20, "suspect"))
+    (tmp_path / "link").symlink_to(elsewhere.directory.path)
+    return Places(tmp_path)
+
+
+def test_the_runs_of_the_directory_are_listed_and_no_others(places):
+    (one,) = answers.runs(places)["runs"]
+    assert (one["run"], one["job"], one["health"], one["steps"]) == ("run", "resnet", "captured", [90, 149])
+    assert one["says"].startswith("Rank 2 is slow in data")
+    # AND a run directory is a place of one run
+    assert [one.path.name for one in Places(places.root / "run").runs()] == ["run"]
+
+
+def test_each_answer_cites_what_it_stands_on(places):
+    health = answers.health(places, "")
+    assert health["cites"] == {"run": "run", "steps": [100, 149], "ranks": [2], "captures": ["c-1"]}
+    assert health["answers"]["Is the job healthy?"] == "No: it is slow"
+    assert health["suspects_have_cost"]["largest"][0]["who"] == "rank 2"
+    (newest, before) = answers.verdicts(places, "run", 90, None)["newest_first"]
+    assert (newest["label"], newest["steps"], newest["captures"]) == ("suspect", [100, 149], ["c-1"])
+    assert before["label"] == "healthy"
+    explained = answers.explanation(places, "", "120")
+    assert explained["cites"] == {"run": "run", "steps": [100, 149], "ranks": [2], "captures": ["c-1"]}
+    assert explained["lines"][0].startswith("Rank 2 is slow in data")
+    (capture,) = answers.captures_of_step(places, "", 162)["captures"]
+    assert (capture["capture"], capture["rank"]) == ("c-1", 2)
+    found = answers.findings(places, "c", "", in_store=False)
+    assert found["cites"]["captures"] == ["c-1"]
+    assert any(line.startswith("captured ") for line in found["lines"])
+    assert answers.report(places, "").startswith("# resnet, run-1")
+
+
+def test_where_there_is_nothing_it_is_said_why(places):
+    nothing = answers.captures_of_step(places, "", 5000)
+    assert (nothing["captures"], nothing["nearest"]["capture"], nothing["cites"]["step"]) == ([], "c-1", 5000)
+    assert nothing["why_none"]
+    assert answers.verdicts(places, "", 5000, 6000)["why_none"]
+    with pytest.raises(UsageError, match="the last one comes before the first"):
+        answers.verdicts(places, "", 100, 50)
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "link", "broken", "notes.txt"])
+def test_a_name_leads_nowhere_else(places, name):
+    asked = (
+        lambda: answers.health(places, name),
+        lambda: answers.verdicts(places, name, 0, None),
+        lambda: answers.explanation(places, name, "120"),
+        lambda: answers.captures_of_step(places, name, 162),
+        lambda: answers.captures(places, name, in_store=False),
+        lambda: answers.findings(places, "c-1", name, in_store=False),
+        lambda: answers.whatif(places, name),
+        lambda: answers.report(places, name),
+    )
+    for ask in asked:
+        with pytest.raises(UsageError, match="there is no run") as refused:
+            ask()
+        assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "../captures/c-1", "c-1/manifest.json"])
+def test_a_capture_is_one_of_the_run_or_of_the_store(places, name, tmp_path):
+    with pytest.raises(UsageError):
+        answers.findings(places, name, "", in_store=False)
+    with pytest.raises(UsageError):
+        answers.explanation(places, "", name)
+    with pytest.raises(SftriageError):
+        answers.findings(Places(places.root, str(tmp_path / "shared")), name, "", in_store=True)
+    with pytest.raises(UsageError, match="no store is looked at"):
+        answers.captures(places, "", in_store=True)
+
+
+def test_the_captures_of_a_store_are_found_by_job_and_run(places, captured, store, tmp_path, monkeypatch):
+    # GIVEN a store elsewhere to which the capture was uploaded
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "shared").mkdir()
+    url = str(tmp_path / "shared")
+    manifest = store.manifest("c-1")
+    remote = RemoteStore.open(url, job=manifest.job, run=manifest.run)
+    for one in manifest.artefacts:
+        file = captured.directory.path / "captures" / "c-1" / one.name
+        remote.put_artefact("c-1", one, file.read_bytes())
+    remote.put_manifest(manifest)
+    shared = Places(places.root, url)
+    (row,) = answers.captures(shared, "", in_store=True)["captures"]
+    assert (row["rank"], row["steps"]) == (2, [160, 164])
+    assert answers.findings(shared, row["capture"], "", in_store=True)["cites"]["captures"] == ["c-1"]
+
+
+def test_an_answer_is_small_however_long_a_run_is(run, tmp_path):
+    # GIVEN a run of which no two windows in a row are alike, whose texts are as long as texts get
+    for number in range(300):
+        of = verdict(10 * number, "suspect", rank=number) if number % 2 else held(10 * number, rank=number)
+        run.decide(of, "hold", "because " * 400)
+    places = Places(tmp_path)
+    found = answers.verdicts(places, "", 0, None)
+    assert 0 < len(found["newest_first"]) < 300
+    assert len(found["newest_first"]) + found["left_out"] == 300
+    for answer in (found, answers.health(places, ""), answers.captures_of_step(places, "", 700), answers.runs(places)):
+        assert len(json.dumps(answer)) <= answers.MOST_CHARACTERS
+    assert len(answers.report(places, "")) <= answers.MOST_CHARACTERS + 100
+
+
+def test_nothing_is_written(places):
+    def state():
+        return {str(path): path.stat().st_mtime_ns for path in places.root.rglob("*")}
+
+    before = state()
+    answers.health(places, "")
+    answers.captures_of_step(places, "", 162)
+    answers.findings(places, "c-1", "", in_store=False)
+    answers.whatif(places, "")
+    assert state() == before
