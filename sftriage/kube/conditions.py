@@ -11,13 +11,15 @@ from pydantic import ValidationError
 from sftriage.kube.fields import Condition
 from sftriage.words.amounts import clock
 
+Answer = Literal["True", "False", "Unknown"]
+
 
 @dataclass(frozen=True, slots=True)
 class Now:
     """What is so of an object as it is now: ``status`` says whether it is, ``reason`` why, ``message`` in words."""
 
     type: str
-    status: Literal["True", "False", "Unknown"]
+    status: Answer
     reason: str
     message: str
 
@@ -42,8 +44,8 @@ def _dated(found: Now, before: Condition | None, generation: int | None, now_s: 
         status=found.status,
         reason=found.reason,
         message=found.message or found.reason,
-        last_transition_time=before.last_transition_time if same and before is not None else clock(now_s),
-        observed_generation=generation,
+        lastTransitionTime=before.lastTransitionTime if same and before is not None else clock(now_s),
+        observedGeneration=generation,
     )
 
 

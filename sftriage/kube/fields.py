@@ -8,17 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 MAX_SENTENCE = 2000
+MAX_LINE = 500
 MAX_WORD = 253
 
 
 class ObjectModel(BaseModel):
     """A part of an object. Kubernetes' own words are in its own case, and those of sftriage as in policies."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def plain(self) -> dict[str, Any]:
         """As JSON-ready values; what is not there is left out."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return self.model_dump(mode="json", exclude_none=True)
 
 
 def _clipped(limit: int) -> BeforeValidator:
@@ -37,6 +38,7 @@ def _finite(value: object) -> object:
 
 
 Sentence = Annotated[str, Field(max_length=MAX_SENTENCE), _clipped(MAX_SENTENCE)]
+Line = Annotated[str, Field(max_length=MAX_LINE), _clipped(MAX_LINE)]
 Word = Annotated[str, Field(max_length=MAX_WORD), _clipped(MAX_WORD)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Number = Annotated[float | None, BeforeValidator(_finite)]
@@ -52,25 +54,17 @@ class Condition(ObjectModel):
         description="Why, as one word for programs."
     )
     message: Message = Field(description="Why, for people.")
-    last_transition_time: str = Field(
-        alias="lastTransitionTime",
-        description="Since when the status is what it is.",
-        json_schema_extra={"format": "date-time"},
+    lastTransitionTime: str = Field(  # as Kubernetes writes it
+        description="Since when the status is what it is.", json_schema_extra={"format": "date-time"}
     )
-    observed_generation: Count | None = Field(
-        default=None,
-        alias="observedGeneration",
-        description="The generation of the object that it is about.",
-    )
+    observedGeneration: Count | None = Field(default=None, description="The generation of the object that it is about.")
 
 
 class ObservedStatus(ObjectModel):
     """What every status has."""
 
-    observed_generation: Count | None = Field(
-        default=None,
-        alias="observedGeneration",
-        description="The generation of the object that this status is about.",
+    observedGeneration: Count | None = Field(
+        default=None, description="The generation of the object that this status is about."
     )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = Field(
         default=(),

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from sftriage.kube.fields import (
     Count,
+    Line,
     Number,
     ObjectModel,
     ObservedStatus,
@@ -32,7 +33,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 RequestState = Literal["requested", CaptureState]
 """How far a capture is: one that nobody has answered yet is ``requested``."""
 
-MAX_HOLDS = 32
+MAX_HOLDS = 16
 MAX_CAPTURES = 32
 """Of each so many are named in a report, the newest; all of them are counted."""
 
@@ -155,10 +156,13 @@ class Hold(ObjectModel):
         description="`hold`: nobody can be named, or a rule waits; `throttle`: a limit kept a profiler from starting."
     )
     reason: ReasonCode = Field(description="The reason, as a code.")
+    reasons: Annotated[tuple[Word, ...], Field(max_length=16)] = Field(
+        default=(), description="The verdict's own reasons, where it names nobody."
+    )
     windows: Count = Field(description="On how many windows.")
     last_step: Count = Field(description="The last step of the newest of them.")
-    words: Sentence = Field(description="The newest in a sentence.")
-    resolves: Sentence | None = Field(default=None, description="What would resolve it.")
+    words: Line = Field(description="The newest in a sentence.")
+    resolves: Line | None = Field(default=None, description="What would resolve it.")
 
 
 class ReportedCapture(ObjectModel):
@@ -168,7 +172,7 @@ class ReportedCapture(ObjectModel):
     rank: Count = Field(description="The captured rank.")
     state: CaptureState = Field(description="How far it is, or how it ended.")
     reproduced: Literal["yes", "no", "partly"] | None = Field(default=None, description="Whether the fault is in it.")
-    cause: Sentence | None = Field(default=None, description="Why the rank is slow, where the trace shows that.")
+    cause: Line | None = Field(default=None, description="Why the rank is slow, where the trace shows that.")
 
 
 class StragglerCost(ObjectModel):
@@ -191,6 +195,7 @@ class TriageReportStatus(ObservedStatus):
     suspect: Word | None = Field(default=None, description="Who is named, and where; not there while nobody is.")
     verdict: LastVerdict | None = Field(default=None, description="The newest window that was judged.")
     windows: Count = Field(default=0, description="How many windows were judged.")
+    windows_held: Count = Field(default=0, description="On how many of them something was held or throttled.")
     holds: Annotated[tuple[Hold, ...], Field(max_length=MAX_HOLDS)] = Field(
         default=(), description="Why nothing heavy was started, the newest first; one for each reason."
     )

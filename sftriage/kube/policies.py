@@ -15,6 +15,7 @@ from sftriage.policy.changes import changes
 from sftriage.policy.loading import LoadedPolicy, parse
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.problems import MAX_SHOWN, PolicyError, Problem
+from sftriage.words.objects import POLICIES
 
 Body: TypeAlias = Mapping[str, Any]
 """An object as the API server has it."""
@@ -105,7 +106,7 @@ def _status(body: Body, policy: LoadedPolicy | None, error: str, conflict: str, 
     found = list(_found(policy, error, conflict))
     generation = body["metadata"].get("generation")
     return TriagePolicyStatus(
-        observed_generation=generation,
+        observedGeneration=generation,
         conditions=dated(found, status_of(body).get("conditions"), generation, now_s),
         rules=None if policy is None else len(policy.policy.spec.rules),
     )
@@ -114,11 +115,11 @@ def _status(body: Body, policy: LoadedPolicy | None, error: str, conflict: str, 
 def _found(policy: LoadedPolicy | None, error: str, conflict: str) -> Iterable[Now]:
     if policy is None:
         yield Now("Accepted", "False", "Invalid", error)
-        yield Now("Conflicted", "Unknown", "Invalid", "What is not valid is held against no other.")
+        yield Now("Conflicted", "Unknown", "Invalid", POLICIES["not_compared"])
         return
     notices = [f"notice: {one.path}: {one.message}" for one in changes(policy)]
-    yield Now("Accepted", "True", "Valid", "\n".join(["It is valid.", *notices]))
+    yield Now("Accepted", "True", "Valid", "\n".join([POLICIES["valid"], *notices]))
     if conflict:
-        yield Now("Conflicted", "True", "Conflicts", f"Not in force: an older policy forbids it.\n{conflict}")
+        yield Now("Conflicted", "True", "Conflicts", f"{POLICIES['conflicts']}\n{conflict}")
     else:
-        yield Now("Conflicted", "False", "InForce", "It is in force, with the others of its namespace.")
+        yield Now("Conflicted", "False", "InForce", POLICIES["in_force"])

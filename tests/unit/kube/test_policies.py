@@ -122,7 +122,7 @@ def test_the_oldest_are_in_force(case):
 def test_a_conflict_says_with_whom():
     _, newer = standings([body("a", created=OLD), body("b", created=NEW)], NOW_S)
     assert newer.status.conditions[1].message == (
-        "Not in force: an older policy forbids it.\n"
+        "Not in force: an older policy of its namespace forbids it.\n"
         "spec.rules[0].name: a second rule named 'slow'; the first is spec.rules[0] of a"
     )
 
@@ -146,9 +146,9 @@ def test_a_status_is_written_once_and_says_since_when():
     broken = {**served, "spec": {"rules": []}, "metadata": {**served["metadata"], "generation": 2}}
     (later,) = standings([broken], NOW_S + 3600)
     assert later.changed
-    assert [one.last_transition_time for one in later.status.conditions] == ["2027-01-15T09:00:00Z"] * 2
-    assert later.status.observed_generation == 2
-    assert {one.observed_generation for one in later.status.conditions} == {2}
+    assert [one.lastTransitionTime for one in later.status.conditions] == ["2027-01-15T09:00:00Z"] * 2
+    assert later.status.observedGeneration == 2
+    assert {one.observedGeneration for one in later.status.conditions} == {2}
 
 
 @pytest.mark.parametrize("status", [5, [], {"conditions": 5}, {"conditions": [5, {"type": "Accepted"}]}])
