@@ -84,9 +84,10 @@ class Cluster:
 class OwnCluster(Cluster):
     """An API server with its etcd, on loopback, of a test's own; nothing runs in it."""
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self, programs: Path, *flags: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sftriage-kube-"))
         self._programs, self._tokens = programs, (secrets.token_hex(16), secrets.token_hex(16))
+        self._flags = flags
         self._running: list[subprocess.Popen[bytes]] = []
         self.port, self._client, self._peer = _free_ports(3)
         super().__init__(self.folder / "kubeconfig")
@@ -153,6 +154,7 @@ class OwnCluster(Cluster):
             "--service-account-issuer=https://kubernetes.default.svc",
             *("--service-account-key-file=sa.key", "--service-account-signing-key-file=sa.key"),
             *("--disable-admission-plugins=ServiceAccount", "--profiling=false"),
+            *self._flags,
         ]
 
     def _start(self, program: str, *arguments: str) -> None:
