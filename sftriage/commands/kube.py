@@ -21,7 +21,8 @@ from sftriage.traces.objects import checked_url
 
 def policies(
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", metavar="NAME", help="The namespace.", show_default="default")
+        str | None,
+        typer.Option("--namespace", "-n", metavar="NAME", help="The namespace.", show_default="the context's"),
     ] = None,
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Those of all namespaces.")] = False,
     context: Annotated[
@@ -35,10 +36,14 @@ def policies(
     """
     if everywhere and namespace is not None:
         raise UsageError("--namespace is one, and --all-namespaces all of them: give one of the two")
-    bodies = ClusterObjects.connect(context).list(KINDS[0], None if everywhere else namespace or "default")
+    objects = ClusterObjects.connect(context)
+    bodies = objects.list(KINDS[0], None if everywhere else namespace or objects.namespace)
     rows = [_row(body) for body in bodies]
     if as_json:
         print_json(rows)
+        return
+    if not rows:
+        say(f"no policy in {'any namespace' if everywhere else f'namespace {namespace or objects.namespace}'}")
         return
     table = Table("namespace", "policy", "rules", "in force", "why")
     for row in rows:

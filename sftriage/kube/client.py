@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
+
+import yaml
 
 from sftriage.errors import ClusterError, UsageError
 from sftriage.kube.crds import Kind
@@ -27,26 +30,27 @@ class AnsweredError(ClusterError):
 class ClusterObjects:
     """The objects of sftriage on one API server."""
 
-    def __init__(self, api: Any) -> None:
+    def __init__(self, api: Any, namespace: str = "default") -> None:
         self._api = api
+        self.namespace = namespace
 
     @classmethod
     def connect(cls, context: str | None = None) -> ClusterObjects:
         """Whatever kubectl would ask: by ``KUBECONFIG`` or ``~/.kube/config``, or inside a pod its own server.
 
+        Its ``namespace`` is the one of that context.
+
         Raises:
             UsageError: there is neither, or no such context, or the client is not installed.
         """
         try:
-            from kubernetes import client, config
+            from kubernetes import client
         except ImportError:
             raise UsageError("a cluster is asked through its own client; install sftriage[k8s]") from None
-        try:
-            load: Any = config.load_config
-            load(**({"context": context} if context else {}))
-        except (config.ConfigException, OSError, ValueError, TypeError) as error:
-            raise UsageError(f"no cluster to ask: {_short(str(error))}") from None
-        return cls(client.CustomObjectsApi())
+        namespace = _configured(context)
+        configuration = client.Configuration.get_default_copy()
+        configuration.retries = False
+        return cls(client.CustomObjectsApi(client.ApiClient(configuration)), namespace)
 
     def list(self, kind: Kind, namespace: str | None) -> list[dict[str, Any]]:
         """The objects of a kind, in one namespace or (None) in all.
@@ -91,7 +95,30 @@ class ClusterObjects:
         except ApiException as error:
             raise AnsweredError(error.status, _answer(error)) from None
         except (HTTPError, OSError) as error:
-            raise ClusterError(f"the cluster cannot be reached: {_short(str(error))}") from None
+            raise ClusterError(f"the cluster cannot be reached: {_short(str(error))}") from error
+
+
+def _configured(context: str | None) -> str:
+    """Take over the credentials that there are; the namespace they are for."""
+    from kubernetes import config
+
+    kube: Any = config
+    file = os.environ.get("KUBECONFIG") or kube.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    try:
+        kube.load_kube_config(file, context)
+        named, current = kube.list_kube_config_contexts(file)
+        chosen = next((one for one in named if one["name"] == context), current)
+        return str(chosen["context"].get("namespace") or "default")
+    except (kube.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
+        problem = _short(str(error))
+    try:
+        # (where somebody names a context, no other cluster will do)
+        if context is None:
+            kube.load_incluster_config()
+            return "default"
+    except kube.ConfigException:
+        pass
+    raise UsageError(f"no cluster to ask: {problem}")
 
 
 def _answer(error: Any) -> str:

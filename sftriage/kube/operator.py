@@ -30,6 +30,7 @@ _PREFIX = f"operator.{GROUP}"
 _SETTLE_S = 0.2
 """Events come in crowds: how long a namespace is left to settle before it is looked at."""
 _LONGEST_PAUSE_S = 60.0
+_MAX_SAID = 300
 
 POLICIES, CAPTURES = KINDS[0], KINDS[1]
 Wanted: TypeAlias = tuple[Kind, dict[str, Any], dict[str, Any]]
@@ -188,14 +189,21 @@ def run(objects: ClusterObjects, stores: Collection[str], namespaces: Sequence[s
         stores: the stores in which it may delete traces, as `checked_url` has them.
         namespaces: those that it looks after.
         watch_s: how long one watch lasts before it is begun again; a network that drops it in silence is noticed then.
+
+    Raises:
+        ClusterError: the cluster has refused for half a minute what the operator needs.
     """
     wanted = settings()
     wanted.watching.server_timeout = watch_s
     wanted.watching.client_timeout = watch_s + 10
-    kopf.run(
-        registry=registry(objects, Remover(stores)),
-        settings=wanted,
-        standalone=True,
-        namespaces=namespaces,
-        clusterwide=not namespaces,
-    )
+    try:
+        kopf.run(
+            registry=registry(objects, Remover(stores)),
+            settings=wanted,
+            standalone=True,
+            namespaces=namespaces,
+            clusterwide=not namespaces,
+        )
+    except Exception as error:  # kopf's own are private; whatever it was, it is said in a line, and begun anew outside
+        said = " ".join(str(error.args[0] if error.args else error).split())
+        raise ClusterError(f"the operator has ended: {said[:_MAX_SAID]}") from error

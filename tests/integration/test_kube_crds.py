@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from sftriage.kube.crds import KINDS, definition
+from sftriage.kube.objects import capture_of
 from sftriage.kube.policies import loaded, standings
 from sftriage.policy.loading import find, parse, shipped
 from sftriage.policy.problems import PolicyError
@@ -41,15 +42,15 @@ def namespace(server) -> Iterator[str]:
         yield name
 
 
-def documented() -> dict[str, str]:
-    """Every policy that a page of the documentation has whole."""
+def documented(kind: str = "TriagePolicy") -> dict[str, str]:
+    """Every object of a kind that a page of the documentation has whole."""
     pages = {page.stem: page.read_text() for page in sorted((REPOSITORY / "docs").glob("*.md"))}
     blocks = {name: re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) for name, text in pages.items()}
     return {
         f"{name}-{number}": block
         for name, found in blocks.items()
         for number, block in enumerate(found)
-        if "kind: TriagePolicy" in block
+        if f"kind: {kind}" in block
     }
 
 
@@ -58,6 +59,7 @@ POLICIES = {**{name: find(name).read_text() for name in shipped()}, **documented
 
 def test_there_are_policies_in_the_documentation():
     assert documented()
+    assert documented("TraceCapture")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
@@ -123,6 +125,15 @@ def put_status(server: Cluster, namespace: str, body: dict, status: dict) -> Non
     kind = next(kind for kind in KINDS if kind.kind == body["kind"])
     path = f"/apis/sftriage.dev/v1alpha1/namespaces/{namespace}/{kind.plural}/{body['metadata']['name']}/status"
     server.kubectl("replace", "--raw", path, "-f", "-", text=json.dumps({**body, "status": status}))
+
+
+@pytest.mark.parametrize("text", documented("TraceCapture").values(), ids=documented("TraceCapture"))
+def test_a_capture_of_the_documentation_is_one_that_can_be_asked_for(server, namespace, text):
+    made = server.kubectl("create", "-n", namespace, "-o", "json", "-f", "-", text=text)
+    served = json.loads(made.stdout)
+    spec, wrong_ = capture_of(served)
+    assert (spec is not None, wrong_) == (True, "")
+    assert served["spec"] == yaml.safe_load(text)["spec"]
 
 
 GOOD = yaml.safe_load(find("default").read_text())

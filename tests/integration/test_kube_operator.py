@@ -169,7 +169,13 @@ def test_whoever_writes_at_the_same_time_loses_nothing(server, namespace, operat
 @pytest.mark.skipif(bool(os.environ.get("SFTRIAGE_TEST_KUBECONFIG")), reason="a server of others is not ended here")
 def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path):
     """GIVEN a server that soon forgets WHEN it ends and comes back, and watches expire THEN nothing is missed."""
-    own = OwnCluster(Path(os.environ["SFTRIAGE_TEST_KUBE_BIN"]), "--watch-cache=false", "--etcd-compaction-interval=1s")
+    rules, audit = tmp_path / "audit.yaml", tmp_path / "audit.log"
+    rules.write_text(
+        yaml.safe_dump({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]})
+    )
+    flags = ["--watch-cache=false", "--etcd-compaction-interval=1s"]
+    flags += [f"--audit-policy-file={rules}", f"--audit-log-path={audit}"]
+    own = OwnCluster(Path(os.environ["SFTRIAGE_TEST_KUBE_BIN"]), *flags)
     with contextlib.closing(own), own.namespace() as namespace:
         own.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"), "-f", str(REPOSITORY / "k8s" / "rbac"))
         own.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
@@ -181,12 +187,20 @@ def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path):
             own.start()
             own.create(policy("b", rules=[{"name": "other", "match": {}}]), namespace)
             becomes(own, namespace, {"a": FINE, "b": FINE})
-            # WHEN much has happened, and been forgotten, since anything did to a policy
-            for number in range(12):
+            # WHEN the server has forgotten what it was when a policy changed last, so that it has to be asked anew
+            lists = listed(audit)
+            for number in range(3):
                 own.kubectl("create", "configmap", f"c{number}", "-n", namespace)
-            wait_until(lambda: "too old resource version" in operator.said or "410" in operator.said, SOON_S)
+            wait_until(lambda: listed(audit) > lists, SOON_S)
             own.create(policy("c", rules=[{"name": "third", "match": {}}]), namespace)
             becomes(own, namespace, {"a": FINE, "b": FINE, "c": FINE})
+
+
+def listed(audit: Path) -> int:
+    """How often whoever watches policies has asked for all of them, which it does where its watch cannot go on."""
+    requests = [json.loads(line) for line in audit.read_text().splitlines() if line.endswith("}")]
+    asked = [one for one in requests if one["verb"] == "list" and one["stage"] == "ResponseComplete"]
+    return sum("/triagepolicies" in one["requestURI"] and one["userAgent"].startswith("kopf") for one in asked)
 
 
 def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
@@ -326,3 +340,36 @@ def test_a_trace_in_a_store_that_is_not_ours_is_left_and_that_is_said(server, na
     with operator.running("--store", traces.place):
         wait_until(gone(server, namespace), SOON_S)
     assert traces.ids() == frozenset()
+
+
+def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_force(server, namespace, operator):
+    """GIVEN a policy in force, one that conflicts, and one that nobody has looked at THEN each is told as it is."""
+    environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig), "COLUMNS": "200"}
+
+    def listed_by(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sftriage", "kube", "policy", "-n", namespace, *options]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    empty = listed_by()
+    assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", f"sftriage: no policy in namespace {namespace}\n")
+    server.create(policy("a"), namespace)
+    server.create(policy("b"), namespace)
+    with operator.running():
+        becomes(server, namespace, {"a": FINE, "b": CONFLICT})
+    server.create(policy("c"), namespace)
+    table = listed_by()
+    assert table.returncode == 0
+    lines = [line.split("│") for line in table.stdout.splitlines() if line.startswith("│")]
+    assert [[one.strip() for one in line[2:5]] for line in lines if line[2].strip()] == [
+        ["a", "1", "yes"],
+        ["b", "1", "no"],
+        ["c", "", "not known"],
+    ]
+    assert "a second rule named 'slow-rank'; the first is spec.rules[0] of a" in table.stdout
+    assert "nobody has looked at some of them as they are now" in table.stderr
+    rows = json.loads(listed_by("--json").stdout)
+    assert [(one["policy"], one["accepted"]["reason"], one["conflicted"]["reason"]) for one in rows] == [
+        ("a", "Valid", "InForce"),
+        ("b", "Valid", "Conflicts"),
+        ("c", "NotLookedAt", "NotLookedAt"),
+    ]
