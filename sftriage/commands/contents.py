@@ -174,7 +174,7 @@ KUBE = Section(
             "crds",
             "kube:definitions",
             "Print the custom resource definitions.",
-            ("sftriage kube crds | kubectl apply -f -",),
+            ("sftriage kube crds > crds.yaml",),
         ),
     ),
 )
