@@ -12,20 +12,29 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sftriage.kube.captures import Seen, capture_status
 from sftriage.kube.crds import KINDS, definition
 from sftriage.kube.objects import capture_of
 from sftriage.kube.policies import loaded, standings
+from sftriage.kube.reports import report_status
 from sftriage.policy.loading import find, parse, shipped
 from sftriage.policy.problems import PolicyError
+from sftriage.records import CaptureResult
+from sftriage.runs.directory import RunInfo
+from sftriage.runs.source import View
+from sftriage.traces.manifest import ReproducedInfo
 from tests.integration.kube import Cluster, cluster, missing
 from tests.integration.processes import wait_until
 from tests.structural_rules import BREAKS, KEEPS, findings
+from tests.unit.conftest import manifest_of
+from tests.unit.recorded import row
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 REPOSITORY = Path(__file__).parents[2]
 CRDS = REPOSITORY / "k8s" / "crds"
 NOW_S = 1_800_000_000.0
+HEAD = {"apiVersion": "sftriage.dev/v1alpha1"}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +127,52 @@ def test_a_policy_comes_back_from_the_server_as_it_was(server, namespace, name):
     shown = server.kubectl("get", "tpol", "-n", namespace).stdout.splitlines()
     assert shown[0].split() == ["NAME", "ACCEPTED", "CONFLICTED", "RULES", "AGE"]
     assert shown[1].split()[1:4] == ["True", "False", str(len(said["spec"]["rules"]))]
+
+
+def test_a_report_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
+    """GIVEN a run with a slow rank, hold-offs and captures WHEN its report is written THEN the server has all of it."""
+    server.create({**HEAD, "kind": "TriageReport", "metadata": {"name": "r"}, "spec": {"job": "resnet"}}, namespace)
+    served = server.get("triagereport", "r", namespace=namespace)
+    info = RunInfo("run-1", "resnet", "2026-03-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
+    rows = (row(0), row(50, "suspect", "throttle", "overhead_budget", onset=60))
+    states = {"c0": CaptureResult("c0", 1, "failed", "why"), "c1": CaptureResult("c1", 2, "stored")}
+    view = View("1", info=info, going=True, rows=rows, states=states, captures=(manifest_of("c1"),))
+    status = report_status(served, view, NOW_S).plain()
+    put_status(server, namespace, served, status)
+    assert server.get("triagereport", "r", namespace=namespace)["status"] == status
+    shown = server.kubectl("get", "trep", "-n", namespace).stdout.splitlines()
+    assert shown[0].split() == ["NAME", "JOB", "HEALTH", "SUSPECT", "SINCE", "LOST-S", "CAPTURES", "AGE"]
+    assert shown[1].split()[:-1] == ["r", "resnet", "throttled", "rank", "2", "in", "data", "60", "0.9", "2"]
+
+
+def test_a_capture_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
+    trigger = {"policy": "default", "rule": "slow-rank", "stage": "data", "first_step": 100, "last_step": 149}
+    spec = {"job": "resnet", "rank": 2, "reason": "slow in data", "trigger": trigger}
+    server.create({**HEAD, "kind": "TraceCapture", "metadata": {"name": "c"}, "spec": spec}, namespace)
+    served = server.get("tracecapture", "c", namespace=namespace)
+    found = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.02, expected_s=0.02)
+    manifest = manifest_of("c1").model_copy(update={"reproduced": found})
+    took = CaptureResult("c1", 2, "stored", first_step=160, last_step=164)
+    status = capture_status(served, Seen(took, manifest, "s3://traces", "resnet/run-1/c1"), NOW_S).plain()
+    put_status(server, namespace, served, status)
+    assert server.get("tracecapture", "c", namespace=namespace)["status"] == status
+    shown = server.kubectl("get", "tcap", "-n", namespace).stdout.splitlines()
+    assert shown[0].split() == ["NAME", "JOB", "RANK", "STAGE", "STEP", "PROFILER", "STATE", "REPRODUCED", "AGE"]
+    assert shown[1].split()[:-1] == ["c", "resnet", "2", "data", "160", "torch", "stored", "yes"]
+    # AND what a status cannot be is refused, so that it is worth making it right
+    again = server.get("tracecapture", "c", namespace=namespace)
+    wrong_ = json.dumps({**again, "status": {**status, "state": "dreaming"}})
+    path = f"/apis/sftriage.dev/v1alpha1/namespaces/{namespace}/tracecaptures/c/status"
+    assert "dreaming" in server.kubectl("replace", "--raw", path, "-f", "-", text=wrong_, check=False).stderr
+
+
+def test_a_number_that_comes_back_without_its_point_is_the_same(server, namespace):
+    said = {"min_coverage": 1.0, "min_persistence": 0.5, "false_names_per_million_steps": 1e-06}
+    server.create(wrong("spec.detection", said), namespace)
+    served = server.get("triagepolicy", "default", namespace=namespace)
+    detection = loaded(served).policy.spec.detection
+    assert (detection.min_coverage, detection.min_persistence) == (1.0, 0.5)
+    assert detection.false_names_per_million_steps == 1e-06
 
 
 def put_status(server: Cluster, namespace: str, body: dict, status: dict) -> None:

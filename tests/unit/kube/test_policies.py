@@ -15,6 +15,7 @@ from sftriage.kube.crds import KINDS, definition
 from sftriage.kube.policies import loaded, standings
 from sftriage.policy.loading import find, parse, shipped
 from sftriage.policy.problems import PolicyError
+from sftriage.policy.schema import TriagePolicy
 
 NOW_S = 1_800_000_000.0
 SCHEMA = definition(KINDS[0])["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -54,6 +55,14 @@ def test_what_kubectl_writes_of_a_new_object_is_taken():
     # BUT what is nobody's is still a mistake
     with pytest.raises(PolicyError, match=r"metadata\.nmae: unknown field"):
         parse(text.replace("creationTimestamp: null", "nmae: p") + "spec: {}\n", "p.yaml")
+
+
+def test_an_editor_takes_what_people_write_into_a_policy_for_a_cluster():
+    policy = {**body(), "metadata": {"name": "p", "namespace": "ml", "labels": {"a": "b"}, "annotations": {"c": "d"}}}
+    validator = jsonschema.Draft202012Validator(TriagePolicy.model_json_schema(by_alias=True))
+    assert list(validator.iter_errors(policy)) == []
+    policy["metadata"]["nmae"] = "p"
+    assert [one.json_path for one in validator.iter_errors(policy)] == ["$.metadata"]
 
 
 MISTAKES = {
