@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from apscheduler.triggers.cron import CronTrigger
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic.config import JsonDict
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from sftriage.policy import cron, quantities
@@ -341,8 +342,20 @@ class Spec(PolicyModel):
     )
 
 
+def _in_a_cluster(schema: JsonDict) -> None:
+    """What else people write there: it is left to Kubernetes (see `sftriage.policy.loading.OBJECT_META`)."""
+    texts: JsonDict = {"type": "object", "additionalProperties": {"type": "string"}}
+    properties = schema["properties"]
+    if isinstance(properties, dict):
+        properties["namespace"] = {"type": "string", "description": "In a cluster, where it is in force."}
+        properties["labels"] = {**texts, "description": "In a cluster, what it is selected by."}
+        properties["annotations"] = {**texts, "description": "In a cluster, what others keep beside it."}
+
+
 class Metadata(PolicyModel):
     """How the policy is called."""
+
+    model_config = ConfigDict(json_schema_extra=_in_a_cluster)
 
     name: Name = Field(description="The policy's name.")
 
