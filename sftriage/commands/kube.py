@@ -102,4 +102,14 @@ def operate(
     except ImportError:
         raise UsageError("the operator needs kopf; install sftriage[k8s]") from None
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
+    # What kopf and asyncio say of a cluster that refuses is a page of their insides; the line above it says why.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_in_a_line)
     operator.run(objects, stores, namespace or (), watch_seconds)
+
+
+def _in_a_line(record: logging.LogRecord) -> bool:
+    if record.name.partition(".")[0] == "kopf":
+        record.exc_info = record.exc_text = None
+    return True

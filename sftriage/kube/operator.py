@@ -204,6 +204,8 @@ def run(objects: ClusterObjects, stores: Collection[str], namespaces: Sequence[s
             namespaces=namespaces,
             clusterwide=not namespaces,
         )
+    except kopf.LoginError as error:
+        raise ClusterError("the operator has ended: the cluster does not take its credentials") from error
     except Exception as error:  # kopf's own are private; whatever it was, it is said in a line, and begun anew outside
         said = " ".join(str(error.args[0] if error.args else error).split())
         raise ClusterError(f"the operator has ended: {said[:_MAX_SAID]}") from error

@@ -1,7 +1,8 @@
 """The models of a policy, in the Kubernetes form, so that one file serves the command line and a cluster.
 
-They will become a Kubernetes CRD, whose structural schemas know no unions: every field has one type, quantities are
-strings with their unit, and what is optional has a default. The parsed number of a quantity is a property beside it.
+A CRD is made of them (`sftriage.kube`), whose structural schemas know no unions: every field has one type (a fraction,
+which may be written as a percentage, has none), quantities are strings with their unit, and what is optional has a
+default. The parsed number of a quantity is a property beside it.
 """
 
 from __future__ import annotations

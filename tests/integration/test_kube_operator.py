@@ -233,6 +233,21 @@ def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
     assert OPERATOR.endswith("sftriage-operator")
 
 
+def test_credentials_that_are_none_are_said_and_end_it(server, tmp_path):
+    config = yaml.safe_load(server.as_operator(tmp_path).read_text())
+    config["users"][0]["user"] = {"token": "nobody's"}
+    kubeconfig = tmp_path / "kubeconfig-nobody"
+    kubeconfig.write_text(yaml.safe_dump(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "sftriage", "operator"],
+        env={**os.environ, "KUBECONFIG": str(kubeconfig)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )
+    assert done.returncode == 1
+    assert "sftriage: the operator has ended: the cluster does not take its credentials\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.fixture
 def traces(tmp_path) -> RemoteStore:
     """A store that hosts share, with one capture."""
