@@ -1,5 +1,6 @@
-# `make demo` shows what sftriage does; `make test` runs the tests, `make test-hosts` those of many hosts, and
-# `make test-frameworks` those of training frameworks; `make check` is what CI checks besides.
+# `make demo` shows what sftriage does; `make test` runs the tests, `make test-hosts` those of many hosts,
+# `make test-frameworks` those of training frameworks, and `make test-kube` those on a Kubernetes API server; `make check`
+# is what CI checks besides.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,10 @@ HOSTS := $(wildcard $(addprefix tests/integration/test_,many_hosts*.py hub_*.py 
 # Training scripts that nobody edited, of some dozen seconds each.
 AUTO := $(wildcard $(addprefix tests/integration/test_auto_,parallel.py hangs.py))
 
-.PHONY: demo test test-hosts test-auto test-frameworks test-deps gpu-check soak unit openers frameworks check lint types imports clean
+# Custom resources on a real API server (tests/integration/kube.py says which).
+KUBE := $(wildcard tests/integration/test_kube_*.py)
+
+.PHONY: demo test test-hosts test-auto test-frameworks test-kube test-deps gpu-check soak unit openers frameworks check lint types imports clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -22,7 +26,7 @@ demo: $(VENV)/.demo
 
 # (those that take long come first)
 test: $(VENV)/.dev
-	$(PYTEST) -n 4 tests/integration tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO)) $(ARGS)
+	$(PYTEST) -n 4 tests/integration tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(KUBE)) $(ARGS)
 
 test-hosts: $(VENV)/.dev
 	$(PYTEST) -n 3 $(HOSTS) $(ARGS)
@@ -33,6 +37,9 @@ test-auto: $(VENV)/.dev
 # Hugging Face's Trainer, Lightning, Accelerate, and the experiment trackers: installed once, beside the rest.
 test-frameworks: frameworks
 	$(VENV)/frameworks/bin/python -m pytest -n 2 --durations 5 tests/frameworks $(ARGS)
+
+test-kube: $(VENV)/.dev
+	$(PYTEST) -n 2 $(KUBE) $(ARGS)
 
 unit: $(VENV)/.dev
 	$(PYTEST) -n 2 tests/unit $(ARGS)

@@ -40,3 +40,7 @@ class StoreError(SftriageError):
 
 class CatalogueError(SftriageError):
     """A catalogue cannot be reached, or not be used now. Its captures are in their stores all the same."""
+
+
+class ClusterError(SftriageError):
+    """A Kubernetes API server cannot be reached, or refuses what is asked of it. It may be there again later."""

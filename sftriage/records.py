@@ -27,7 +27,8 @@ OTHER = "other"
 
 MAX_STAGES = 32
 MAX_STAGE_NAME_BYTES = 31
-_STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]*")
+STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]*")
+"""What a stage may be called, up to so many bytes of it."""
 CAPTURE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """What a capture may be called: a plain file name that is never hidden and never leads elsewhere."""
 
@@ -115,7 +116,7 @@ class StageSchema:
         if len(self.stages) > MAX_STAGES:
             raise SchemaError(f"{len(self.stages)} stages; at most {MAX_STAGES} are recorded")
         for name in self.stages:
-            if not isinstance(name, str) or not _STAGE_NAME.fullmatch(name) or len(name) > MAX_STAGE_NAME_BYTES:
+            if not isinstance(name, str) or not STAGE_NAME.fullmatch(name) or len(name) > MAX_STAGE_NAME_BYTES:
                 raise SchemaError(
                     f"stage name {name!r}: 1 to {MAX_STAGE_NAME_BYTES} of letters, digits and _ . : / @ -"
                 )

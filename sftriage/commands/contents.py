@@ -160,6 +160,25 @@ HUB = Section(
     ),
 )
 
+KUBE = Section(
+    "kube",
+    "Policies in a Kubernetes cluster.",
+    (
+        Entry(
+            "policy",
+            "kube:policies",
+            "List a cluster's policies, and say whether they are in force.",
+            ("sftriage kube policy -n training", "sftriage kube policy -A --json"),
+        ),
+        Entry(
+            "crds",
+            "kube:definitions",
+            "Print the custom resource definitions.",
+            ("sftriage kube crds > crds.yaml",),
+        ),
+    ),
+)
+
 CONTENTS: tuple[Entry | Section, ...] = (
     Entry(
         "run",
@@ -192,6 +211,12 @@ CONTENTS: tuple[Entry | Section, ...] = (
             "sftriage controller --job-id 1234 --nats nats://nats:4222 --creds FILE",
             "sftriage controller --run sftriage-runs/1234 --hub node-1",
         ),
+    ),
+    Entry(
+        "operator",
+        "kube:operate",
+        "Look after the policies and captures of a Kubernetes cluster.",
+        ("sftriage operator --store s3://our-traces", "sftriage operator -n training"),
     ),
     Entry(
         "demo",
@@ -288,5 +313,6 @@ CONTENTS: tuple[Entry | Section, ...] = (
     ),
     TRACES,
     POLICY,
+    KUBE,
     HUB,
 )

@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any
 
 from sftriage.integrations.leading import Lead
-from sftriage.integrations.verdicts import VerdictLog, log_verdicts
+from sftriage.integrations.verdicts import VerdictLog
 
 
 def record(accelerator: Any, *, first_step: int = 0, verdicts: bool = True) -> VerdictLog:
@@ -28,17 +28,16 @@ def record(accelerator: Any, *, first_step: int = 0, verdicts: bool = True) -> V
     Returns:
         What logs them. ``end_training`` closes it: it waits for verdicts on the last steps, not long.
     """
-    lead = Lead(optimizers=True, first_step=first_step)
     trackers = accelerator.trackers if verdicts and accelerator.is_main_process else ()
-    log = log_verdicts(*(one.tracker for one in trackers if one.name in ("tensorboard", "wandb", "mlflow")))
+    targets = [one.tracker for one in trackers if one.name in ("tensorboard", "wandb", "mlflow")]
+    lead = Lead(targets, optimizers=True, first_step=first_step)
     end_training = accelerator.end_training
 
     @wraps(end_training)
     def ends(*args: Any, **kwargs: Any) -> Any:
         lead.stop()
-        log.close()
         return end_training(*args, **kwargs)
 
     # (the trackers are closed there)
     accelerator.end_training = ends
-    return log
+    return lead.log

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
 from sftriage.integrations.leading import Lead
-from sftriage.integrations.verdicts import VerdictLog, active_runs, log_verdicts
+from sftriage.integrations.verdicts import active_runs
 from sftriage.seams.steps import CHECKPOINT, EVALUATION
 
 
@@ -31,13 +31,11 @@ class SftriageCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, *, verdicts: bool = True) -> None:
         self._verdicts = verdicts
         self._lead: Lead | None = None
-        self._log: VerdictLog | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The trackers of the Trainer are there, and nothing is trained yet."""
-        self._lead = Lead()
-        if self._verdicts and state.is_world_process_zero:
-            self._log = log_verdicts(*_writers(), *active_runs())
+        logs = self._verdicts and state.is_world_process_zero
+        self._lead = Lead([*_writers(), *active_runs()] if logs else ())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer has stepped. What is logged as this step's has been counted already."""
@@ -55,12 +53,10 @@ class SftriageCallback(TrainerCallback):  # type: ignore[misc]
             self._lead.note(CHECKPOINT)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Verdicts on the last steps are waited for, not long."""
-        if self._lead is not None:
-            self._lead.stop()
-        if self._log is not None:
-            self._log.close()
-        self._lead = self._log = None
+        """Another training may follow."""
+        lead, self._lead = self._lead, None
+        if lead is not None:
+            lead.stop()
 
 
 def _writers() -> list[Any]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.integrations.leading import Lead
 from sftriage.integrations.trackers import MLflow
-from sftriage.integrations.verdicts import VerdictLog, log_verdicts
 from sftriage.seams.steps import CHECKPOINT, EVALUATION
 
 if TYPE_CHECKING:
@@ -39,14 +38,13 @@ class SftriageCallback(Callback):
     def __init__(self, *, verdicts: bool = True) -> None:
         self._verdicts = verdicts
         self._lead: Lead | None = None
-        self._log: VerdictLog | None = None
         self._stepped = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The sanity check is over, and nothing is trained yet."""
-        self._lead, self._stepped = Lead(), trainer.global_step
-        if self._verdicts and trainer.is_global_zero:
-            self._log = log_verdicts(*(_tracked(logger) for logger in trainer.loggers))
+        logs = self._verdicts and trainer.is_global_zero
+        self._lead = Lead([_tracked(logger) for logger in trainer.loggers] if logs else ())
+        self._stepped = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
         """A step ends where an optimizer has stepped; before that, gradients are accumulated."""
@@ -68,7 +66,7 @@ class SftriageCallback(Callback):
             self._lead.note(CHECKPOINT)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Verdicts on the last steps are waited for, not long."""
+        """Another training may follow."""
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -76,11 +74,9 @@ class SftriageCallback(Callback):
         self._end()
 
     def _end(self) -> None:
-        if self._lead is not None:
-            self._lead.stop()
-        if self._log is not None:
-            self._log.close()
-        self._lead = self._log = None
+        lead, self._lead = self._lead, None
+        if lead is not None:
+            lead.stop()
 
 
 def _tracked(logger: Any) -> Any:

@@ -45,7 +45,7 @@ def log_verdicts(*targets: Any) -> VerdictLog:
 
     trackers = [tracker_of(target) for target in targets if target is not None]
     run = os.environ.get(RUN_ENV) if trackers else None
-    return VerdictLog(trackers if run else (), Path(run or "."))
+    return VerdictLog(trackers, Path(run)) if run else VerdictLog()
 
 
 def active_runs() -> list[Any]:
@@ -63,7 +63,7 @@ class VerdictLog:
         run: the run's directory.
     """
 
-    def __init__(self, trackers: Sequence[Tracker], run: Path) -> None:
+    def __init__(self, trackers: Sequence[Tracker] = (), run: Path = Path()) -> None:
         self._trackers = list(trackers)
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None

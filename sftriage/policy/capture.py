@@ -62,31 +62,14 @@ class StacksOptions(PolicyModel):
         return self.native or self.flight_recorder
 
 
-class Capture(PolicyModel):
-    """One time-boxed run of a profiler on a suspect's ranks."""
+class ProfilerRun(PolicyModel):
+    """One time-boxed run of a profiler, whoever it is of."""
 
     profiler: ProfilerChoice = Field(
         default=PROFILER,
         description="`auto`: `stacks` where the host does the work, `torch` (or `nsys`, where the job runs under it) "
         "for what computes, and what one leaves open by another; `torch`: operators and kernels, and stacks beside; "
         "`nsys`: Nsight Systems; `stacks`: Python stacks over the steps, or from outside of a rank that takes none.",
-    )
-    sample: int = Field(
-        default=SAMPLE,
-        ge=1,
-        le=1024,
-        description="Of the suspect's ranks only so many: what is slow alike looks alike, and each costs the job.",
-    )
-    ranks: Listed[Rank] = Field(
-        default=(),
-        max_length=1024,
-        description="These ranks, instead of the suspect's.",
-    )
-    control_ranks: int = Field(
-        default=CONTROL_RANKS,
-        ge=0,
-        le=16,
-        description="So many healthy peers too, in the same steps, to compare with.",
     )
     steps: int = Field(default=5, ge=1, le=1000, description="Steps to record.")
     warmup_steps: int = Field(
@@ -113,6 +96,28 @@ class Capture(PolicyModel):
     def max_trace_bytes(self) -> int:
         """``max_bytes`` as a number."""
         return quantities.size_bytes(self.max_bytes)
+
+
+class Capture(ProfilerRun):
+    """One time-boxed run of a profiler on a suspect's ranks."""
+
+    sample: int = Field(
+        default=SAMPLE,
+        ge=1,
+        le=1024,
+        description="Of the suspect's ranks only so many: what is slow alike looks alike, and each costs the job.",
+    )
+    ranks: Listed[Rank] = Field(
+        default=(),
+        max_length=1024,
+        description="These ranks, instead of the suspect's.",
+    )
+    control_ranks: int = Field(
+        default=CONTROL_RANKS,
+        ge=0,
+        le=16,
+        description="So many healthy peers too, in the same steps, to compare with.",
+    )
 
     @cached_property
     def wish(self) -> tuple[tuple[int, ...], int, int]:

@@ -130,7 +130,7 @@ def _in_rule(rule: dict[str, Any], where: Location, limits: dict[str, Any]) -> I
             (*where, "match", "pattern"),
             "no capture on one-off alone, because the fault has passed and healthy steps would be captured",
         )
-    yield from _in_capture(capture, (*where, "capture"), stalled=label == "stalled")
+    yield from in_capture(capture, (*where, "capture"), stalled=label == "stalled")
     if captures:
         yield from _under_limits(capture, (*where, "capture"), limits)
     notify = rule.get("notify")
@@ -153,7 +153,8 @@ def _in_regressed(rule: dict[str, Any], match: dict[str, Any], where: Location) 
         yield (*where, "for"), "no windows on regressed: it is told once enough steps are slower, see docs/verdicts.md"
 
 
-def _in_capture(capture: dict[str, Any], where: Location, *, stalled: bool) -> Iterator[tuple[Location, str]]:
+def in_capture(capture: dict[str, Any], where: Location, *, stalled: bool) -> Iterator[tuple[Location, str]]:
+    """What is wrong between the fields of a capture, which is ``where``; in a rule on stalls or on suspects."""
     for field, why in _idle(capture, stalled=stalled).items():
         if field in capture:
             yield (*where, field), why

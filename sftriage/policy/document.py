@@ -6,6 +6,7 @@ expand, then, once that stream is known to be small and without aliases, as a tr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,6 +48,15 @@ class Document:
     def refuse(self, location: Location, message: str, place: SourcePosition) -> None:
         """Note a problem."""
         self.problems.setdefault(location, []).append(Problem(*place, path=path_text(location), message=message))
+
+    def leave_out(self, other: Callable[[Location], bool]) -> None:
+        """Forget fields, down to the second level, that are somebody else's, and what is wrong with them."""
+        for above, holder in [((), self.data), *(((name,), inner) for name, inner in self.data.items())]:
+            for name in list(holder) if isinstance(holder, dict) else ():
+                if other((*above, name)):
+                    del holder[name]
+        for location in [at for at in self.problems if at and other(at)]:
+            del self.problems[location]
 
 
 def path_text(location: Location) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.config import JsonDict
 
 from sftriage.errors import SchemaError
 from sftriage.policy import cron, quantities
-from sftriage.records import MAX_STAGE_NAME_BYTES, StageSchema
+from sftriage.records import MAX_STAGE_NAME_BYTES, STAGE_NAME, StageSchema
 
 Location = tuple[int | str, ...]
 """The way to a value of a document: field names and list indices."""
@@ -37,6 +37,11 @@ def _within(parse: Callable[[object], float], low: float, high: float, bounds: s
     return BeforeValidator(check)
 
 
+def _written(pattern: str) -> object:
+    """How a text is written, for whoever knows only the schema; what reads it says better what is wrong."""
+    return Field(json_schema_extra={"pattern": pattern})
+
+
 def _stage(value: object) -> object:
     if isinstance(value, str):
         try:
@@ -59,21 +64,33 @@ def _held(value: object) -> object:
     return value
 
 
+_PERCENTAGE, _DURATION, _SIZE = map(_written, (quantities.PERCENTAGE, quantities.DURATION, quantities.SIZE))
+
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
-Stage = Annotated[str, BeforeValidator(_stage), Field(min_length=1, max_length=MAX_STAGE_NAME_BYTES)]
+Stage = Annotated[
+    str,
+    BeforeValidator(_stage),
+    Field(min_length=1, max_length=MAX_STAGE_NAME_BYTES),
+    _written(f"^{STAGE_NAME.pattern}$"),
+]
 Rank = Annotated[int, Field(ge=0, lt=2**31)]
-Share = Annotated[str, _within(quantities.fraction, 0.0, 1.0, "0% to 100%")]
-Fraction = Annotated[float, BeforeValidator(_fraction), Field(ge=0, le=1)]
-"""A number, as a CRD has it, or a percentage."""
-Budget = Annotated[str, _within(quantities.fraction, 0.0001, 1.0, "0.01% to 100%")]
-Gain = Annotated[str, _read(quantities.gain)]
-Cost = Annotated[str, _read(quantities.cost)]
-Lasting = Annotated[str, _read(quantities.lasting)]
-Cooldown = Annotated[str, _within(quantities.seconds, 0.0, 30 * 86400.0, "0s to 30d")]
-StallTime = Annotated[str, _within(quantities.seconds, 1.0, 86400.0, "1s to 1d")]
-Age = Annotated[str, _within(quantities.seconds, 3600.0, 3650 * 86400.0, "1h to 3650d")]
-TraceSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**36, "1Mi to 64Gi")]
-StoreSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**50, "1Mi to 1024Ti")]
+Share = Annotated[str, _within(quantities.fraction, 0.0, 1.0, "0% to 100%"), _PERCENTAGE]
+Fraction = Annotated[
+    float,
+    BeforeValidator(_fraction),
+    Field(ge=0, le=1),
+    WithJsonSchema({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": quantities.PERCENTAGE}),
+]
+"""A number, or a percentage."""
+Budget = Annotated[str, _within(quantities.fraction, 0.0001, 1.0, "0.01% to 100%"), _PERCENTAGE]
+Gain = Annotated[str, _read(quantities.gain), _written(quantities.GAIN)]
+Cost = Annotated[str, _read(quantities.cost), _written(quantities.COST)]
+Lasting = Annotated[str, _read(quantities.lasting), _written(quantities.LASTING)]
+Cooldown = Annotated[str, _within(quantities.seconds, 0.0, 30 * 86400.0, "0s to 30d"), _DURATION]
+StallTime = Annotated[str, _within(quantities.seconds, 1.0, 86400.0, "1s to 1d"), _DURATION]
+Age = Annotated[str, _within(quantities.seconds, 3600.0, 3650 * 86400.0, "1h to 3650d"), _DURATION]
+TraceSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**36, "1Mi to 64Gi"), _SIZE]
+StoreSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**50, "1Mi to 1024Ti"), _SIZE]
 Held = Annotated[bool, BeforeValidator(_held)]
 Cron = Annotated[str, _read(lambda value: cron.trigger(value, cron.UTC))]
 TimeZone = Annotated[str, _read(cron.zone)]

@@ -37,6 +37,13 @@ _LISTS = {
 }
 """What a list of each field looks like."""
 
+OBJECT_META = frozenset(
+    {"annotations", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers"}
+    | {"generateName", "generation", "labels", "managedFields", "namespace", "ownerReferences", "resourceVersion"}
+    | {"selfLink", "uid"}
+)
+"""What Kubernetes has beside a name in an object's metadata."""
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -88,6 +95,7 @@ def parse(raw: bytes | str, name: str) -> LoadedPolicy:
         column = error.start - raw.rfind(b"\n", 0, error.start)
         raise PolicyError(name, [Problem(line, column, "", "not UTF-8")]) from None
     document = documents.read(text, name)
+    document.leave_out(_of_the_server)
     policy = None
     try:
         policy = TriagePolicy.model_validate(document.data)
@@ -144,6 +152,11 @@ def read(source: str) -> bytes:
             os.close(number)
     except OSError as error:
         raise PolicyError(source, [_whole(f"cannot be read: {error.strerror}")]) from None
+
+
+def _of_the_server(location: Location) -> bool:
+    """Whether a value is what a cluster adds to a policy, and no part of it."""
+    return location[0] == "status" or (location[0] == "metadata" and len(location) > 1 and location[1] in OBJECT_META)
 
 
 def _whole(message: str) -> Problem:

@@ -19,6 +19,13 @@ _COUNT = re.compile(r"([0-9]{1,7}) (steps?|windows?)")
 _HOURS = re.compile(rf"({_NUMBER}) ?(?:GPU|rank)-hours?")
 _AT_LEAST = re.compile(r">=\s*(\S.*)")
 
+_ANY, _TIME = r"[0-9]+(\.[0-9]+)?", r"([0-9]+(\.[0-9]+)?(ms|d|h|m|s))+"
+PERCENTAGE, DURATION, SIZE = rf"^{_ANY}\s?%$", f"^{_TIME}$", rf"^{_ANY}\s?([KMGT]i|[kKMGT])?B?$"
+LASTING, GAIN = f"^([0-9]+ (steps?|windows?)|{_TIME})$", r"^\s*>=\s*[0-9].*$"
+COST = rf"^>=\s*{_ANY} ?(GPU|rank)-hours?$"
+"""How quantities are written, for schemas: whoever reads a message that cites them is to know at a glance what it asks.
+Whatever a parser takes matches."""
+
 MOST_STEPS, MOST_WINDOWS, MOST_S = 1_000_000, 1000, 30 * 86400.0
 """The longest that something may be asked to last."""
 

@@ -1,7 +1,8 @@
 """The models of a policy, in the Kubernetes form, so that one file serves the command line and a cluster.
 
-They will become a Kubernetes CRD, whose structural schemas know no unions: every field has one type, quantities are
-strings with their unit, and what is optional has a default. The parsed number of a quantity is a property beside it.
+A CRD is made of them (`sftriage.kube`), whose structural schemas know no unions: every field has one type (a fraction,
+which may be written as a percentage, has none), quantities are strings with their unit, and what is optional has a
+default. The parsed number of a quantity is a property beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from apscheduler.triggers.cron import CronTrigger
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic.config import JsonDict
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from sftriage.policy import cron, quantities
@@ -341,8 +343,20 @@ class Spec(PolicyModel):
     )
 
 
+def _in_a_cluster(schema: JsonDict) -> None:
+    """What else people write there: it is left to Kubernetes (see `sftriage.policy.loading.OBJECT_META`)."""
+    texts: JsonDict = {"type": "object", "additionalProperties": {"type": "string"}}
+    properties = schema["properties"]
+    if isinstance(properties, dict):
+        properties["namespace"] = {"type": "string", "description": "In a cluster, where it is in force."}
+        properties["labels"] = {**texts, "description": "In a cluster, what it is selected by."}
+        properties["annotations"] = {**texts, "description": "In a cluster, what others keep beside it."}
+
+
 class Metadata(PolicyModel):
     """How the policy is called."""
+
+    model_config = ConfigDict(json_schema_extra=_in_a_cluster)
 
     name: Name = Field(description="The policy's name.")
 

@@ -104,7 +104,7 @@ def train(start, environment, tmp_path):
             env=environment | slowed | trackers,
             cwd=tmp_path,
         )
-        _, told = job.communicate(timeout=240)
+        _, told = job.communicate(timeout=400)
         assert job.returncode == 0, told
         assert (1, "data") in [named(verdict) for verdict in verdicts(tmp_path / "run")], told
         assert {named(verdict) for verdict in verdicts(tmp_path / "run")} <= {None, (1, "data")}
@@ -151,7 +151,12 @@ def check_steps(run: Path, framework: Framework, first: int, ranks: int) -> None
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_unedited_a_slowed_rank_is_named_by_auto(train, name):
     framework = FRAMEWORKS[name]
-    run = train(framework, without_us((EXAMPLES / framework.script).read_text()), "--auto", ranks=3)
+    run = train(
+        framework,
+        without_us((EXAMPLES / framework.script).read_text()),
+        "--auto",
+        ranks=3 if name == "accelerate" else 2,
+    )
     # (what only the rank that writes it sees is of that rank alone)
     (recorded,) = load_recording(run).ranks.values()
     schema = recorded[0].info.schema
@@ -221,6 +226,6 @@ def test_in_a_loop_with_a_monitor_in_it_a_slowed_rank_is_named(
         env=environment | slowed,
         cwd=tmp_path,
     )
-    _, told = job.communicate(timeout=240)
+    _, told = job.communicate(timeout=400)
     assert job.returncode == 0, told
     assert {named(verdict) for verdict in verdicts(tmp_path / "run")} == {None, (slow, "data")}, told

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import anyio
-import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 
 ROOT = Path(__file__).parents[2]
@@ -70,12 +69,3 @@ def test_an_assistant_finds_out_who_is_slow_and_why(demonstrated):
     assert whatif["slowest_workers"][0]["rank"] == 2
     # AND what is not there is said, without more than that
     assert "there is no run ../run here" in answers[9][0]
-
-
-@pytest.mark.parametrize("runs", ["missing", "file"])
-def test_a_place_that_is_none_is_said_before_anything_is_served(start, tmp_path, runs):
-    (tmp_path / "file").write_text("")
-    process = start("mcp", "--runs", tmp_path / runs)
-    out, error = process.communicate(timeout=60)
-    assert (process.returncode, out) == (2, "")
-    assert "no such directory; --runs names" in error

@@ -143,3 +143,11 @@ def test_a_capture_of_what_comes_back_holds_it_and_waits_no_longer_than_for_the_
 def test_a_phase_is_within_its_period(period, phase):
     with pytest.raises(ValueError, match="phase"):
         request(period=period, phase=phase)
+
+
+@pytest.mark.parametrize(
+    ("sync", "split"),
+    [((), None), (("forward",), "forward"), (("forward", "backward"), "backward"), (("data", "forward"), "data")],
+)
+def test_the_last_gradient_splits_backward_or_else_the_first_sync_stage(sync, split):
+    assert StageSchema.closed(("data", "forward", "backward"), sync).split_sync == split

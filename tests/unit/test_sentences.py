@@ -68,6 +68,8 @@ from sftriage.words.captures import capturing_sentence, cost_sentence, ended_sen
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, outcome_sentence, reason_sentence, resolution
 from sftriage.words.glance import AFTERWARDS, FACES, HEALTH, LOOK_AT, OUTCOMES, QUESTIONS, SLOW, look_at
 from sftriage.words.keeping import disk_failed_sentence
+from sftriage.words.objects import CAPTURE_STATES, POLICIES, REMOVAL, REPORTS
+from sftriage.words.objects import REPRODUCED as UNKNOWN
 from sftriage.words.verdicts import REASONS, RESOLVES, STALLS, system_sentence, verdict_sentence
 from tests.unit.conftest import asked_for, manifest_of
 
@@ -442,6 +444,19 @@ def warnings() -> Rows:
             yield path, text
 
 
+def conditions() -> Rows:
+    parts = {
+        "policy": POLICIES,
+        "report": REPORTS,
+        "capture": CAPTURE_STATES,
+        "reproduced": UNKNOWN,
+        "removal": REMOVAL,
+    }
+    for what, sentences in parts.items():
+        for code, text in sentences.items():
+            yield f"{what}: {code}", text
+
+
 def table(capsys) -> str:
     sections = {
         "Verdicts": verdicts(),
@@ -454,6 +469,7 @@ def table(capsys) -> str:
         "Events": events(capsys),
         "Causes": causes(),
         "The first glance": first_glance(),
+        "Conditions of objects in a cluster": conditions(),
         "Findings of the doctor": findings(),
         "Lines of commands": lines_of_commands(),
         "Warnings": warnings(),

@@ -47,8 +47,8 @@ def windows(draw, elements=ORDINARY, min_ranks=1, max_ranks=6, missing=True, ref
         durations_NRS[:, :, -1] += optional["outside_NRG"].sum(axis=2)
     if refined and OTHER in schema.stages and draw(st.booleans()):
         optional["between_NR"] = array(n_steps, n_ranks)
-    if refined and n_sync == 1 and draw(st.booleans()):
-        at = schema.stages.index(schema.sync[0])
+    if refined and n_sync and draw(st.booleans()):
+        at = schema.stages.index(schema.split_sync)
         optional["ready_NR"] = durations_NRS[:, :, at] * draw(st.floats(0.0, 1.0))
     if missing:
         gone_NR = draw(missing_vectors(n_steps, n_ranks))

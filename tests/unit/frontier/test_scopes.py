@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sftriage.frontier import Past, Settings, judge
+from sftriage.records import StageSchema
 
 from .windows import Fault, Job, classify, every, exactly, from_step, gaussian
 
@@ -212,6 +213,22 @@ def test_a_split_that_is_known_in_part_is_used_from_there_on_and_a_rare_one_not_
     # AND where only a few steps have it, they are judged without
     window.ready_NR[5:45] = np.nan
     assert classify(window).numbers["complete_steps"] == 50
+
+
+def test_backward_is_split_where_ranks_wait_for_one_another_before_it_too():
+    # GIVEN a rank that is slow inside backward, in a job whose ranks exchange something before forward
+    window = Job().run(Fault("backward", 1, 0.030), split=True)
+    stages = ("data", "exchange", *window.schema.stages[1:])
+    outside_NRG = window.outside_NRG
+    window = replace(
+        window,
+        schema=StageSchema(stages, ("exchange", "backward")),
+        durations_NRS=np.insert(window.durations_NRS, 1, 0.001, axis=2),
+        outside_NRG=None if outside_NRG is None else np.insert(outside_NRG, 0, 0.0, axis=2),
+    )
+    # THEN it is named
+    verdict = classify(window)
+    assert (verdict.label, verdict.suspects[0].rank, verdict.suspects[0].stage) == ("suspect", 1, "backward")
 
 
 def test_a_named_suspect_stays_named_while_its_gain_lies_at_the_threshold():

@@ -1,8 +1,25 @@
 from __future__ import annotations
 
-import pytest
+import re
 
-from sftriage.policy.quantities import cost, fraction, gain, seconds, size_bytes
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.policy.quantities import (
+    COST,
+    DURATION,
+    GAIN,
+    LASTING,
+    PERCENTAGE,
+    SIZE,
+    cost,
+    fraction,
+    gain,
+    lasting,
+    seconds,
+    size_bytes,
+)
 
 
 @pytest.mark.parametrize(("text", "value"), [("5%", 0.05), ("0.5%", 0.005), ("100 %", 1.0), ("0%", 0.0)])
@@ -83,3 +100,36 @@ def test_what_cannot_be_read_says_what_was_expected(parse, value, expected):
     assert callable(parse)
     with pytest.raises(ValueError, match=expected):
         parse(value)
+
+
+WRITTEN = {fraction: PERCENTAGE, seconds: DURATION, size_bytes: SIZE, lasting: LASTING, gain: GAIN, cost: COST}
+PIECES = (
+    *("0", "5", "12.5", "%", "ms", "s", "m", "h", "d", "Ki", "M", "B", " ", ">=", " and ", " steps", " window", "x"),
+    *(" GPU-hours", "rank-hour"),
+)
+
+
+@given(text=st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
+def test_whatever_is_read_is_written_as_its_pattern_says(text):
+    """GIVEN any text WHEN a parser takes it THEN a schema with its pattern takes it too."""
+    for parse, pattern in WRITTEN.items():
+        try:
+            parse(text)
+        except ValueError:
+            continue
+        assert re.search(pattern, text), parse
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        *((fraction, text) for text in ("5%", "0.5 %")),
+        *((seconds, text) for text in ("10m", "1h30m", "1.5h")),
+        *((size_bytes, text) for text in ("512Mi", "1 GiB", "500MB", "5B")),
+        *((lasting, text) for text in ("1 step", "100 steps", "2 windows", "30s")),
+        *((gain, text) for text in (">= 5%", ">=10ms", " >= 5% and  >= 10ms ")),
+    ],
+)
+def test_patterns_take_each_form(parse, text):
+    parse(text)
+    assert re.search(WRITTEN[parse], text)

@@ -1,0 +1,226 @@
+"""The objects of ``sftriage.dev/v1alpha1``: what people and sftriage write into them, and what their status says.
+
+A `TriagePolicy` is that of `sftriage.policy.schema`, with a status. Descriptions are what ``kubectl explain`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from sftriage.kube.fields import (
+    Count,
+    Line,
+    Number,
+    ObjectModel,
+    ObservedStatus,
+    Sentence,
+    Word,
+)
+from sftriage.policy.capture import ProfilerRun
+from sftriage.policy.contradictions import in_capture
+from sftriage.policy.document import path_text
+from sftriage.policy.fields import Name, PolicyModel, Rank, Stage
+from sftriage.records import CaptureState, Cause, Label, Outcome, ProfilerChoice, ReasonCode
+from sftriage.runs.outlook import Face
+from sftriage.traces.manifest import FileName, Sha256
+
+GROUP, VERSION = "sftriage.dev", "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+RequestState = Literal["requested", CaptureState]
+"""How far a capture is: one that nobody has answered yet is ``requested``."""
+
+MAX_HOLDS = 16
+MAX_CAPTURES = 32
+"""Of each so many are named in a report, the newest; all of them are counted."""
+
+
+class TriagePolicyStatus(ObservedStatus):
+    """Whether the policy is in force. `Accepted`: it is valid. `Conflicted`: an older one forbids it."""
+
+    rules: Count | None = Field(default=None, description="How many rules it has; not there while it is not valid.")
+
+
+class Requester(PolicyModel):
+    """Who asked, as the API server knows them."""
+
+    username: str = Field(min_length=1, max_length=1024, description="The user's name.")
+    uid: str = Field(default="", max_length=1024, description="The user's uid, where the server has one.")
+
+
+class CaptureTrigger(PolicyModel):
+    """Why sftriage asked: the window of steps, the suspect found in it, and the rule that matched."""
+
+    policy: Name = Field(description="The policy.")
+    rule: Name = Field(description="Its rule.")
+    label: Cause = Field(default="suspect", description="The verdict.")
+    stage: Stage | None = Field(
+        default=None, description="The stage that the suspect is slow in; not there where all of them are slow alike."
+    )
+    first_step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="The first step of the window.")
+    last_step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="The last step of the window.")
+    gain_s: float | None = Field(default=None, description="Seconds a step that the suspect costs the job.")
+
+
+class TraceCaptureSpec(ProfilerRun):
+    """One capture of one rank, asked for by a policy or by a person. The options are those of a policy's `capture`."""
+
+    job: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
+        description="The training job, as `sftriage traces list --job` calls it."
+    )
+    rank: Rank = Field(description="The rank to capture.")
+    reason: Annotated[str, Field(min_length=1, max_length=2000)] = Field(
+        description="Why; it goes into the trace's manifest."
+    )
+    requested_by: Requester | None = Field(
+        default=None,
+        description="Who asked. Stamped at admission, whatever a client says here; where no admission stamps it, it is "
+        "not believed.",
+    )
+    trigger: CaptureTrigger | None = Field(
+        default=None, description="Why sftriage asked; not there where a person did."
+    )
+
+
+class StoredArtefact(ObjectModel):
+    """One file of a trace."""
+
+    name: FileName = Field(description="Its name.")
+    size_bytes: Count = Field(description="Its size.")
+    sha256: Sha256 = Field(description="What it is known again by.")
+
+
+class StoredTrace(ObjectModel):
+    """Where the trace is; what a deletion of this object deletes, unless it is pinned there."""
+
+    store: Annotated[str, Field(min_length=1, max_length=4096)] = Field(description="The store's URL.")
+    reference: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
+        description="Its place there, job/run/capture; what `sftriage traces get` takes."
+    )
+    size_bytes: Count = Field(description="The size of all of it.")
+    artefacts: Annotated[tuple[StoredArtefact, ...], Field(max_length=16)] = Field(description="Its files.")
+
+
+class TraceCaptureStatus(ObservedStatus):
+    """How far the capture is, and what it shows.
+
+    `Accepted`: the limits allowed it. `Stored`: its trace is there. `Reproduced`: the fault is in it. `Removed`: of one
+    that is being deleted, whether its trace is gone.
+    """
+
+    state: RequestState = Field(
+        default="requested",
+        description="How far it is: `requested` until somebody answers, then `accepted`, `armed` and `running`; it "
+        "ends as `stored`, `failed`, `refused` or `expired`.",
+    )
+    profiler: ProfilerChoice = Field(default="auto", description="The profiler: the one chosen, once that is known.")
+    host: Word | None = Field(default=None, description="Where the rank ran.")
+    first_step: Count | None = Field(default=None, description="The first captured step, warm-up excluded.")
+    last_step: Count | None = Field(default=None, description="The last captured step.")
+    reproduced: Literal["yes", "no", "partly"] | None = Field(
+        default=None, description="Whether the fault was there while it was captured."
+    )
+    detail: Sentence | None = Field(default=None, description="What there is to say of how it went.")
+    cause: Sentence | None = Field(default=None, description="Why the rank is slow, where the trace shows that.")
+    cost_s: Number = Field(default=None, description="Seconds of the job's time that it cost, as far as measured.")
+    stored: StoredTrace | None = Field(default=None, description="Where its trace is.")
+
+
+class TriageReportSpec(ObjectModel):
+    """Which job the report is of."""
+
+    job: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="The training job.")
+
+
+class LastVerdict(ObjectModel):
+    """The newest window that was judged."""
+
+    label: Label = Field(description="The verdict.")
+    reasons: Annotated[tuple[Word, ...], Field(max_length=16)] = Field(
+        default=(), description="Why nobody is named, as codes; docs/verdicts.md says what resolves each."
+    )
+    first_step: Count = Field(description="The first step of the window.")
+    last_step: Count = Field(description="The last step of the window.")
+    exposed_s: Number = Field(default=None, description="Seconds that a step of it took.")
+    sentence: Sentence = Field(description="All of it in a sentence.")
+    outcome: Outcome = Field(description="What was done about it.")
+
+
+class Hold(ObjectModel):
+    """Windows on which nothing heavy was started, for one reason."""
+
+    outcome: Literal["hold", "throttle"] = Field(
+        description="`hold`: nobody can be named, or a rule waits; `throttle`: a limit kept a profiler from starting."
+    )
+    reason: ReasonCode = Field(description="The reason, as a code.")
+    reasons: Annotated[tuple[Word, ...], Field(max_length=16)] = Field(
+        default=(), description="The verdict's own reasons, where it names nobody."
+    )
+    windows: Count = Field(description="On how many windows.")
+    last_step: Count = Field(description="The last step of the newest of them.")
+    words: Line = Field(description="The newest in a sentence.")
+    resolves: Line | None = Field(default=None, description="What would resolve it.")
+
+
+class ReportedCapture(ObjectModel):
+    """One capture of the job."""
+
+    capture_id: Word = Field(description="Its id, which `sftriage traces show` takes.")
+    rank: Count = Field(description="The captured rank.")
+    state: CaptureState = Field(description="How far it is, or how it ended.")
+    reproduced: Literal["yes", "no", "partly"] | None = Field(default=None, description="Whether the fault is in it.")
+    cause: Line | None = Field(default=None, description="Why the rank is slow, where the trace shows that.")
+
+
+class StragglerCost(ObjectModel):
+    """What stragglers and captures have cost the job so far, in seconds of all of its ranks at once."""
+
+    stragglers_s: Number = Field(
+        default=None, description="What those cost that were named: each step counted once, in the newest window of it."
+    )
+    stragglers_rank_hours: Number = Field(default=None, description="The same, times the ranks that waited.")
+    captures_s: Number = Field(default=None, description="What captures cost, as far as that was measured.")
+
+
+class TriageReportStatus(ObservedStatus):
+    """How the job stands. `Healthy`: nothing is over its threshold. `Watched`: somebody judges its steps now."""
+
+    run: Word | None = Field(default=None, description="The newest run of the job.")
+    health: Face | None = Field(default=None, description="How it stands, in one word.")
+    summary: Sentence | None = Field(default=None, description="How it stands, in a sentence.")
+    since_step: Count | None = Field(default=None, description="Since which step, about.")
+    suspect: Word | None = Field(default=None, description="Who is named, and where; not there while nobody is.")
+    verdict: LastVerdict | None = Field(default=None, description="The newest window that was judged.")
+    windows: Count = Field(default=0, description="How many windows were judged.")
+    windows_held: Count = Field(default=0, description="On how many of them something was held or throttled.")
+    holds: Annotated[tuple[Hold, ...], Field(max_length=MAX_HOLDS)] = Field(
+        default=(), description="Why nothing heavy was started, the newest first; one for each reason."
+    )
+    captures: Annotated[tuple[ReportedCapture, ...], Field(max_length=MAX_CAPTURES)] = Field(
+        default=(), description="The newest captures, the newest first."
+    )
+    captures_total: Count = Field(default=0, description="How many captures there are.")
+    cost: StragglerCost = Field(default=StragglerCost(), description="What stragglers and captures have cost.")
+
+
+def capture_of(body: dict[str, Any]) -> tuple[TraceCaptureSpec | None, str]:
+    """What a TraceCapture asks for; or None, and what is wrong with it, a line for each mistake."""
+    said = body.get("spec")
+    try:
+        spec = TraceCaptureSpec.model_validate(said)
+    except ValidationError as error:
+        found = [(one["loc"], str(one["msg"])) for one in error.errors(include_input=False)]
+        return None, "\n".join(f"{path_text(('spec', *where))}: {message}" for where, message in found)
+    wrong = list(_contradictions(spec, said))
+    return (None, "\n".join(wrong)) if wrong else (spec, "")
+
+
+def _contradictions(spec: TraceCaptureSpec, said: Any) -> Iterator[str]:
+    stalled = spec.trigger is not None and spec.trigger.label == "stalled"
+    for where, message in in_capture(said, ("spec",), stalled=stalled):
+        yield f"{path_text(where)}: {message}"
+    if spec.trigger is not None and spec.trigger.last_step < spec.trigger.first_step:
+        yield "spec.trigger.last_step: comes before first_step"

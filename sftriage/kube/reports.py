@@ -1,0 +1,122 @@
+"""What the status of a TriageReport says of a run: bounded, however long the run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
+
+from sftriage.kube.conditions import Answer, Now, dated, status_of
+from sftriage.kube.objects import (
+    MAX_CAPTURES,
+    MAX_HOLDS,
+    Hold,
+    LastVerdict,
+    ReportedCapture,
+    StragglerCost,
+    TriageReportStatus,
+)
+from sftriage.runs.following import WindowRow
+from sftriage.runs.glance import captures_cost_s, glance_of, stragglers_cost_s
+from sftriage.runs.outlook import Outlook
+from sftriage.runs.source import View
+from sftriage.traces.manifest import Manifest
+from sftriage.words.captures import caused
+from sftriage.words.objects import REPORTS
+
+_NOT_KNOWN = ("no_run", "warming_up", "unknown")
+_MAX_REASONS = 16
+
+
+def report_status(body: Mapping[str, Any], view: View, now_s: float) -> TriageReportStatus:
+    """The status of the report on a job whose newest run is seen so."""
+    stands = glance_of(view).outlook
+    generation = body["metadata"].get("generation")
+    held = [row for row in view.rows if row.outcome in ("hold", "throttle")]
+    captures = list(_captures(view))
+    found = (_healthy(stands), _watched(view))
+    return TriageReportStatus(
+        observedGeneration=generation,
+        conditions=dated(found, status_of(body).get("conditions"), generation, now_s),
+        run=None if view.info is None else view.info.run_id,
+        health=stands.face,
+        summary=stands.sentence or stands.headline,
+        since_step=stands.since_step,
+        suspect=stands.named or None,
+        verdict=_verdict(view.rows[-1]) if view.rows else None,
+        windows=len(view.rows),
+        windows_held=len(held),
+        holds=tuple(_holds(held)),
+        captures=tuple(captures[:MAX_CAPTURES]),
+        captures_total=len(captures),
+        cost=_cost(view),
+    )
+
+
+def _healthy(stands: Outlook) -> Now:
+    status: Answer = "Unknown" if stands.face in _NOT_KNOWN else "True" if stands.face == "healthy" else "False"
+    reason = "".join(word.capitalize() for word in stands.face.split("_"))
+    words = f"{stands.headline}. {stands.sentence}".strip()
+    return Now("Healthy", status, reason, words)
+
+
+def _watched(view: View) -> Now:
+    if view.unwatched:
+        return Now("Watched", "False", "Unwatched", REPORTS["unwatched"])
+    if view.going:
+        return Now("Watched", "True", "Watched", REPORTS["watched"])
+    return Now("Watched", "False", "NoRun" if view.info is None else "Ended", REPORTS["over"])
+
+
+def _verdict(row: WindowRow) -> LastVerdict:
+    return LastVerdict(
+        label=row.label,
+        reasons=row.reasons[:_MAX_REASONS],
+        first_step=row.first_step,
+        last_step=row.last_step,
+        exposed_s=row.exposed_s,
+        sentence=row.sentence,
+        outcome=row.outcome,
+    )
+
+
+def _holds(held: Sequence[WindowRow]) -> Iterator[Hold]:
+    """Why nothing was started, the newest first: those that are too many are counted all the same."""
+    rows: dict[tuple[str, str, tuple[str, ...]], list[WindowRow]] = {}
+    for row in reversed(held):
+        rows.setdefault((row.outcome, row.reason, row.reasons), []).append(row)
+    for (outcome, reason, reasons), those in list(rows.items())[:MAX_HOLDS]:
+        yield Hold(
+            outcome=cast('Literal["hold", "throttle"]', outcome),
+            reason=cast("Any", reason),
+            reasons=reasons[:_MAX_REASONS],
+            windows=len(those),
+            last_step=those[0].last_step,
+            words=those[0].words,
+            resolves=those[0].resolves or None,
+        )
+
+
+def _captures(view: View) -> Iterator[ReportedCapture]:
+    """Every capture of the run, the newest first."""
+    stored = {one.capture_id: one for one in view.captures if isinstance(one, Manifest)}
+    for capture_id, result in reversed(list(view.states.items())):
+        manifest = stored.get(capture_id)
+        cause = manifest.cause if manifest is not None else None
+        yield ReportedCapture(
+            capture_id=capture_id,
+            rank=result.rank,
+            state=result.state,
+            reproduced=None if manifest is None or manifest.reproduced is None else manifest.reproduced.answer,
+            cause=None if cause is None or cause.code == "unknown" else caused(cause),
+        )
+
+
+def _cost(view: View) -> StragglerCost:
+    if not view.rows:
+        return StragglerCost()
+    lost_s, ranks = stragglers_cost_s(view.rows), view.telemetry.world_size
+    return StragglerCost(
+        stragglers_s=lost_s,
+        stragglers_rank_hours=lost_s * ranks / 3600 if ranks else None,
+        captures_s=captures_cost_s(view.notes),
+    )

@@ -1,0 +1,200 @@
+"""A real API server: any that a kubeconfig leads to, or one of a test's own, from programs that are here already."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.integration.processes import DEADLINE_S, wait_until
+
+ANY = "SFTRIAGE_TEST_KUBECONFIG"
+"""The variable that names a kubeconfig of a cluster that may be tried on: definitions and namespaces are made there."""
+OWN = "SFTRIAGE_TEST_KUBE_BIN"
+"""The variable that names a directory with `kube-apiserver` and `etcd`, of which a test starts its own."""
+OPERATOR = "system:serviceaccount:sftriage-system:sftriage-operator"
+
+
+def missing() -> str | None:
+    """Why there is no API server to try on, or None."""
+    if shutil.which("kubectl") is None:
+        return "no kubectl here"
+    if os.environ.get(ANY):
+        return None
+    programs = os.environ.get(OWN)
+    if not programs:
+        return f"no API server: {ANY} names a kubeconfig, or {OWN} a directory with kube-apiserver and etcd"
+    lacking = [name for name in ("etcd", "kube-apiserver") if not (Path(programs) / name).is_file()]
+    return f"no {' and no '.join(lacking)} in {OWN}" if lacking else None
+
+
+class Cluster:
+    """An API server, and who asks it: an administrator."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+
+    def kubectl(self, *arguments: str, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run kubectl; what it is given on stdin is ``text``."""
+        command = ["kubectl", "--kubeconfig", str(self.kubeconfig), "--request-timeout=20s", *arguments]
+        done = subprocess.run(command, input=text, text=True, capture_output=True, timeout=DEADLINE_S, check=False)
+        assert not check or done.returncode == 0, f"{' '.join(arguments)}: {done.stderr}"
+        return done
+
+    def create(self, body: Any, namespace: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Create an object as a person does."""
+        return self.kubectl("create", "-n", namespace, "-f", "-", text=json.dumps(body), check=check)
+
+    def get(self, *what: str, namespace: str) -> Any:
+        """An object, or several, as the server has them."""
+        return json.loads(self.kubectl("get", *what, "-n", namespace, "-o", "json").stdout)
+
+    @contextlib.contextmanager
+    def namespace(self) -> Iterator[str]:
+        """A namespace of a test's own."""
+        name = f"sftriage-test-{secrets.token_hex(4)}"
+        self.kubectl("create", "namespace", name)
+        try:
+            yield name
+        finally:
+            self.kubectl("delete", "namespace", name, "--wait=false")
+
+    def as_operator(self, folder: Path) -> Path:
+        """A kubeconfig with the token of the operator's service account."""
+        config = yaml.safe_load(self.kubectl("config", "view", "--raw", "--minify", "--flatten").stdout)
+        config["users"][0]["user"] = {"token": self._token()}
+        path = folder / "kubeconfig-operator"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def _token(self) -> str:
+        return self.kubectl("create", "token", "-n", "sftriage-system", "sftriage-operator").stdout.strip()
+
+
+class OwnCluster(Cluster):
+    """An API server with its etcd, on loopback, of a test's own; nothing runs in it."""
+
+    def __init__(self, programs: Path, *flags: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="sftriage-kube-"))
+        self._programs, self._tokens = programs, (secrets.token_hex(16), secrets.token_hex(16))
+        self._flags = flags
+        self._running: list[subprocess.Popen[bytes]] = []
+        self.port, self._client, self._peer = _free_ports(3)
+        super().__init__(self.folder / "kubeconfig")
+        admin, operator = self._tokens
+        (self.folder / "tokens.csv").write_text(
+            f"{admin},admin,admin,system:masters\n"
+            f'{operator},{OPERATOR},operator,"system:serviceaccounts,system:serviceaccounts:sftriage-system"\n'
+        )
+        subprocess.run(
+            ["openssl", "genrsa", "-out", "sa.key", "2048"], cwd=self.folder, check=True, capture_output=True
+        )
+        self._write_kubeconfig(admin)
+        try:
+            self._start("etcd", *self._etcd())
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        """Start the server, beside its etcd; once it is ready."""
+        self._start("kube-apiserver", *self._apiserver())
+        wait_until(self._ready, 60)
+
+    def stop(self) -> None:
+        """End the server, and leave what it stored."""
+        self._end(self._running.pop())
+
+    def close(self) -> None:
+        """End all of it, and remove what it stored."""
+        while self._running:
+            self._end(self._running.pop())
+        shutil.rmtree(self.folder)
+
+    def _token(self) -> str:
+        return self._tokens[1]
+
+    def _write_kubeconfig(self, token: str) -> None:
+        cluster = {"server": f"https://127.0.0.1:{self.port}", "tls-server-name": "kubernetes.default.svc"}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {"name": "own", "cluster": {**cluster, "certificate-authority": f"{self.folder}/certs/apiserver.crt"}}
+            ],
+            "users": [{"name": "me", "user": {"token": token}}],
+            "contexts": [{"name": "own", "context": {"cluster": "own", "user": "me"}}],
+            "current-context": "own",
+        }
+        self.kubeconfig.write_text(yaml.safe_dump(config))
+        self.kubeconfig.chmod(0o600)
+
+    def _etcd(self) -> list[str]:
+        url, peer = f"http://127.0.0.1:{self._client}", f"http://127.0.0.1:{self._peer}"
+        addresses = ["--listen-client-urls", url, "--advertise-client-urls", url, "--listen-peer-urls", peer]
+        peers = ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
+        return ["--data-dir", "etcd", "--unsafe-no-fsync", *addresses, *peers]
+
+    def _apiserver(self) -> list[str]:
+        return [
+            f"--etcd-servers=http://127.0.0.1:{self._client}",
+            *("--bind-address=127.0.0.1", f"--secure-port={self.port}", "--cert-dir=certs"),
+            *("--token-auth-file=tokens.csv", "--authorization-mode=RBAC", "--service-cluster-ip-range=10.99.0.0/24"),
+            "--service-account-issuer=https://kubernetes.default.svc",
+            *("--service-account-key-file=sa.key", "--service-account-signing-key-file=sa.key"),
+            *("--disable-admission-plugins=ServiceAccount", "--profiling=false"),
+            *self._flags,
+        ]
+
+    def _start(self, program: str, *arguments: str) -> None:
+        with (self.folder / f"{program}.log").open("ab") as log:
+            path = str(self._programs / program)
+            process = subprocess.Popen([path, *arguments], cwd=self.folder, stdout=log, stderr=log)
+        self._running.append(process)
+
+    def _ready(self) -> bool:
+        for process in self._running:
+            assert process.poll() is None, self._last_words()
+        return self.kubectl("get", "--raw", "/readyz", check=False).stdout == "ok"
+
+    def _last_words(self) -> str:
+        return "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(DEADLINE_S)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Cluster]:
+    """The server that is named, or one of our own."""
+    if named := os.environ.get(ANY):
+        yield Cluster(Path(named))
+        return
+    own = OwnCluster(Path(os.environ[OWN]))
+    try:
+        yield own
+    finally:
+        own.close()

@@ -1,0 +1,311 @@
+"""The custom resources on a real API server: taken, explained, kept as they were said, refused where they are wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sftriage.kube.captures import Seen, capture_status
+from sftriage.kube.crds import KINDS, definition
+from sftriage.kube.objects import capture_of
+from sftriage.kube.policies import loaded, standings
+from sftriage.kube.reports import report_status
+from sftriage.policy.loading import find, parse, shipped
+from sftriage.policy.problems import PolicyError
+from sftriage.records import CaptureResult
+from sftriage.runs.directory import RunInfo
+from sftriage.runs.source import View
+from sftriage.traces.manifest import ReproducedInfo
+from tests.integration.kube import Cluster, cluster, missing
+from tests.integration.processes import wait_until
+from tests.structural_rules import BREAKS, KEEPS, findings
+from tests.unit.conftest import manifest_of
+from tests.unit.recorded import row
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+REPOSITORY = Path(__file__).parents[2]
+CRDS = REPOSITORY / "k8s" / "crds"
+NOW_S = 1_800_000_000.0
+HEAD = {"apiVersion": "sftriage.dev/v1alpha1"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    with cluster() as one:
+        one.kubectl("apply", "-f", str(CRDS))
+        one.kubectl("wait", "--for=condition=Established", *(f"crd/{kind.crd}" for kind in KINDS), "--timeout=60s")
+        yield one
+
+
+@pytest.fixture
+def namespace(server) -> Iterator[str]:
+    with server.namespace() as name:
+        yield name
+
+
+def documented(kind: str = "TriagePolicy") -> dict[str, str]:
+    """Every object of a kind that a page of the documentation has whole."""
+    pages = {page.stem: page.read_text() for page in sorted((REPOSITORY / "docs").glob("*.md"))}
+    blocks = {name: re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) for name, text in pages.items()}
+    return {
+        f"{name}-{number}": block
+        for name, found in blocks.items()
+        for number, block in enumerate(found)
+        if f"kind: {kind}" in block
+    }
+
+
+POLICIES = {**{name: find(name).read_text() for name in shipped()}, **documented()}
+
+
+def test_there_are_policies_in_the_documentation():
+    assert documented()
+    assert documented("TraceCapture")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_the_server_says_that_the_schema_is_structural(server, kind):
+    """GIVEN the definitions as they lie in k8s/crds THEN the server serves them, with no complaint about a schema."""
+    conditions = {
+        one["type"]: one["status"] for one in server.get("crd", kind.crd, namespace="default")["status"]["conditions"]
+    }
+    assert conditions["Established"] == conditions["NamesAccepted"] == "True"
+    assert "NonStructuralSchema" not in conditions
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("triagepolicy", "the file of `sftriage run --policy`"),
+        ("triagepolicy.spec.detection.window_steps", "Steps in a window. Default: `50`."),
+        ("tracecapture.spec.rank", "The rank to capture."),
+        ("tracecapture.status.conditions.reason", "Why, as one word for programs."),
+        ("triagereport.status.holds.resolves", "What would resolve it."),
+    ],
+)
+def test_kubectl_explains_every_field(server, path, said):
+    def explained() -> str:
+        return " ".join(server.kubectl("explain", path, check=False).stdout.split())
+
+    # (a server publishes what it has learnt some moments later)
+    wait_until(lambda: said in explained(), 30)
+
+
+@pytest.mark.parametrize("short", ["tpol", "tcap", "trep", "sftriage"])
+def test_short_names_and_the_category_are_known(server, namespace, short):
+    assert server.kubectl("get", short, "-n", namespace).returncode == 0
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_comes_back_from_the_server_as_it_was(server, namespace, name):
+    """GIVEN a policy of the command line WHEN the server has taken it THEN our validator takes what it gives back."""
+    text = POLICIES[name]
+    server.kubectl("create", "-n", namespace, "-f", "-", text=text)
+    said = yaml.safe_load(text)
+    served = server.get("triagepolicy", said["metadata"]["name"], namespace=namespace)
+    assert served["metadata"]["uid"]
+    assert served["spec"] == said["spec"]
+    # WHEN its status was written too
+    (found,) = standings([served], NOW_S)
+    assert found.in_force, found.error
+    put_status(server, namespace, served, found.status.plain())
+    # THEN it is that policy still, with all that the server keeps beside it
+    again = server.get("triagepolicy", said["metadata"]["name"], namespace=namespace)
+    assert again["status"] == found.status.plain()
+    assert loaded(again).policy == parse(text, "file").policy
+    written = server.kubectl("get", "triagepolicy", said["metadata"]["name"], "-n", namespace, "-o", "yaml").stdout
+    assert parse(written, "written").policy == parse(text, "file").policy
+    # AND the columns say how it stands
+    shown = server.kubectl("get", "tpol", "-n", namespace).stdout.splitlines()
+    assert shown[0].split() == ["NAME", "ACCEPTED", "CONFLICTED", "RULES", "AGE"]
+    assert shown[1].split()[1:4] == ["True", "False", str(len(said["spec"]["rules"]))]
+
+
+def test_a_report_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
+    """GIVEN a run with a slow rank, hold-offs and captures WHEN its report is written THEN the server has all of it."""
+    server.create({**HEAD, "kind": "TriageReport", "metadata": {"name": "r"}, "spec": {"job": "resnet"}}, namespace)
+    served = server.get("triagereport", "r", namespace=namespace)
+    info = RunInfo("run-1", "resnet", "2026-03-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
+    rows = (row(0), row(50, "suspect", "throttle", "overhead_budget", onset=60))
+    states = {"c0": CaptureResult("c0", 1, "failed", "why"), "c1": CaptureResult("c1", 2, "stored")}
+    view = View("1", info=info, going=True, rows=rows, states=states, captures=(manifest_of("c1"),))
+    status = report_status(served, view, NOW_S).plain()
+    put_status(server, namespace, served, status)
+    assert server.get("triagereport", "r", namespace=namespace)["status"] == status
+    shown = server.kubectl("get", "trep", "-n", namespace).stdout.splitlines()
+    assert shown[0].split() == ["NAME", "JOB", "HEALTH", "SUSPECT", "SINCE", "LOST-S", "CAPTURES", "AGE"]
+    assert shown[1].split()[:-1] == ["r", "resnet", "throttled", "rank", "2", "in", "data", "60", "0.9", "2"]
+
+
+def test_a_capture_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
+    trigger = {"policy": "default", "rule": "slow-rank", "stage": "data", "first_step": 100, "last_step": 149}
+    spec = {"job": "resnet", "rank": 2, "reason": "slow in data", "trigger": trigger}
+    server.create({**HEAD, "kind": "TraceCapture", "metadata": {"name": "c"}, "spec": spec}, namespace)
+    served = server.get("tracecapture", "c", namespace=namespace)
+    found = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.02, expected_s=0.02)
+    manifest = manifest_of("c1").model_copy(update={"reproduced": found})
+    took = CaptureResult("c1", 2, "stored", first_step=160, last_step=164)
+    status = capture_status(served, Seen(took, manifest, "s3://traces", "resnet/run-1/c1"), NOW_S).plain()
+    put_status(server, namespace, served, status)
+    assert server.get("tracecapture", "c", namespace=namespace)["status"] == status
+    shown = server.kubectl("get", "tcap", "-n", namespace).stdout.splitlines()
+    assert shown[0].split() == ["NAME", "JOB", "RANK", "STAGE", "STEP", "PROFILER", "STATE", "REPRODUCED", "AGE"]
+    assert shown[1].split()[:-1] == ["c", "resnet", "2", "data", "160", "torch", "stored", "yes"]
+    # AND what a status cannot be is refused, so that it is worth making it right
+    again = server.get("tracecapture", "c", namespace=namespace)
+    wrong_ = json.dumps({**again, "status": {**status, "state": "dreaming"}})
+    path = f"/apis/sftriage.dev/v1alpha1/namespaces/{namespace}/tracecaptures/c/status"
+    assert "dreaming" in server.kubectl("replace", "--raw", path, "-f", "-", text=wrong_, check=False).stderr
+
+
+def test_a_number_that_comes_back_without_its_point_is_the_same(server, namespace):
+    said = {"min_coverage": 1.0, "min_persistence": 0.5, "false_names_per_million_steps": 1e-06}
+    server.create(wrong("spec.detection", said), namespace)
+    served = server.get("triagepolicy", "default", namespace=namespace)
+    detection = loaded(served).policy.spec.detection
+    assert (detection.min_coverage, detection.min_persistence) == (1.0, 0.5)
+    assert detection.false_names_per_million_steps == 1e-06
+
+
+def put_status(server: Cluster, namespace: str, body: dict, status: dict) -> None:
+    """Write a status, as an operator does: kubectl of this age cannot say the subresource of any server."""
+    kind = next(kind for kind in KINDS if kind.kind == body["kind"])
+    path = f"/apis/sftriage.dev/v1alpha1/namespaces/{namespace}/{kind.plural}/{body['metadata']['name']}/status"
+    server.kubectl("replace", "--raw", path, "-f", "-", text=json.dumps({**body, "status": status}))
+
+
+@pytest.mark.parametrize("text", documented("TraceCapture").values(), ids=documented("TraceCapture"))
+def test_a_capture_of_the_documentation_is_one_that_can_be_asked_for(server, namespace, text):
+    made = server.kubectl("create", "-n", namespace, "-o", "json", "-f", "-", text=text)
+    served = json.loads(made.stdout)
+    spec, wrong_ = capture_of(served)
+    assert (spec is not None, wrong_) == (True, "")
+    assert served["spec"] == yaml.safe_load(text)["spec"]
+
+
+GOOD = yaml.safe_load(find("default").read_text())
+
+
+def wrong(path: str, value: object) -> dict:
+    """The default policy with one thing changed."""
+    changed = copy.deepcopy(GOOD)
+    *above, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    inner = changed
+    for part in above:
+        inner = inner[part]
+    inner[last] = value
+    return changed
+
+
+REFUSED = {
+    "an enum": ("spec.rules.0.capture.profiler", "perf"),
+    "a bound": ("spec.rules.0.capture.steps", 1001),
+    "a number out of its bounds": ("spec.detection.min_coverage", 1.5),
+    "a percentage that is none": ("spec.detection.min_coverage", "95"),
+    "a duration without a unit": ("spec.rules.0.cooldown", "600"),
+    "a duration that is a number": ("spec.rules.0.cooldown", 600),
+    "a size without a number": ("spec.rules.0.capture.max_bytes", "Mi"),
+    "a condition": ("spec.rules.0.match.gain", "> 5%"),
+    "a stage": ("spec.rules.0.match.stage", ["a b"]),
+    "no rules": ("spec.rules", []),
+    "a name": ("metadata.name", "a.b"),
+    "a hold that is none": ("spec.on_needs_evidence", {"hold": False}),
+}
+
+
+@pytest.mark.parametrize(("path", "value"), REFUSED.values(), ids=REFUSED)
+def test_what_a_schema_can_say_is_refused_at_the_door(server, namespace, path, value):
+    """GIVEN a policy that is wrong by itself THEN no object is made of it, nor does `policy validate` take it."""
+    policy = wrong(path, value)
+    done = server.create(policy, namespace, check=False)
+    assert done.returncode != 0
+    assert path.rpartition(".")[2] in done.stderr
+    (found,) = standings([policy], NOW_S)
+    assert not found.in_force
+
+
+def test_what_is_null_was_not_said(server, namespace):
+    """GIVEN a field that is null THEN the server leaves it out, and the policy is as if it had not been there."""
+    server.create(wrong("spec.limits.captures_per_day", None), namespace)
+    served = server.get("triagepolicy", "default", namespace=namespace)
+    assert loaded(served).policy.spec.limits.captures_per_day is None
+
+
+NOT_ACCEPTED = {
+    "a bound of a quantity": ("spec.rules.0.cooldown", "31d", "expected 0s to 30d, got '31d'"),
+    "units out of order": ("spec.rules.0.cooldown", "10m1h", "expected each unit once, the largest first"),
+    "cron": ("spec.active", {"cron": "* * *"}, "spec.active.cron: "),
+    "a time zone": ("spec.active", {"timezone": "Berlin"}, "spec.active.timezone: "),
+    "options of another profiler": (
+        "spec.rules.0.capture",
+        {"profiler": "nsys", "torch": {}},
+        "options of torch do not",
+    ),
+    "a label that never captures": ("spec.rules.0.match.label", "needs_evidence", "no capture on needs_evidence"),
+    "windows with gaps": ("spec.detection.stride_steps", 60, "leave gaps between windows of 50 steps"),
+    "two rules of one name": (
+        "spec.rules",
+        [GOOD["spec"]["rules"][0], {"name": "slow-rank", "match": {}}],
+        "a second rule named 'slow-rank'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("path", "value", "said"), NOT_ACCEPTED.values(), ids=NOT_ACCEPTED)
+def test_what_no_schema_can_say_is_not_accepted_with_the_words_of_policy_validate(server, namespace, path, value, said):
+    """GIVEN a policy that only our validator refuses THEN its condition says what `policy validate` says."""
+    policy = wrong(path, value)
+    server.create(policy, namespace)
+    served = server.get("triagepolicy", "default", namespace=namespace)
+    (found,) = standings([served], NOW_S)
+    accepted = found.status.conditions[0]
+    assert (accepted.type, accepted.status) == ("Accepted", "False")
+    assert said in accepted.message
+    with pytest.raises(PolicyError) as refused:
+        parse(yaml.safe_dump(policy), "policy.yaml")
+    assert sorted(accepted.message.splitlines()) == sorted(
+        f"{one.path}: {one.message}" for one in refused.value.problems
+    )
+    put_status(server, namespace, served, found.status.plain())
+    shown = server.kubectl("get", "tpol", "-n", namespace, "-o", "wide").stdout
+    assert shown.splitlines()[1].split()[1:3] == ["False", "Unknown"]
+
+
+def thing(schema: object) -> dict:
+    """A definition of which one field has a schema."""
+    made = copy.deepcopy(definition(KINDS[0]))
+    made["metadata"]["name"] = "things.lint.sftriage.dev"
+    names = {"kind": "Thing", "listKind": "ThingList", "plural": "things", "singular": "thing"}
+    made["spec"] |= {"group": "lint.sftriage.dev", "names": names}
+    version = {"name": "v1", "served": True, "storage": True}
+    whole = {"type": "object", "properties": {"x": schema}}
+    made["spec"]["versions"] = [{**version, "schema": {"openAPIV3Schema": whole}}]
+    return made
+
+
+def tried(server: Cluster, schema: object) -> subprocess.CompletedProcess[str]:
+    """What comes of a definition with a field of that schema: nothing is kept."""
+    made = yaml.safe_dump(thing(schema))
+    return server.kubectl("create", "--dry-run=server", "--validate=true", "-f", "-", text=made, check=False)
+
+
+@pytest.mark.parametrize(("rule", "what", "schema"), BREAKS, ids=[what for _, what, _ in BREAKS])
+def test_what_the_linter_finds_is_refused_by_the_server(server, rule, what, schema):
+    """GIVEN a schema that breaks a rule THEN the linter says which, and kubectl and the server do not take it."""
+    assert rule in {one.rule for one in findings({"type": "object", "properties": {"x": schema}})}
+    done = tried(server, schema)
+    assert done.returncode != 0, what
+
+
+@pytest.mark.parametrize(("what", "schema"), KEEPS, ids=[what for what, _ in KEEPS])
+def test_what_keeps_to_the_linter_s_rules_is_taken_by_the_server(server, what, schema):
+    done = tried(server, schema)
+    assert done.returncode == 0, f"{what}: {done.stderr}"

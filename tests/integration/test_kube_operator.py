@@ -1,0 +1,390 @@
+"""The operator against a real API server, with the rights of its own token and no more."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sftriage.policy.loading import find
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.store import LocalStore
+from tests.integration.kube import OPERATOR, Cluster, OwnCluster, cluster, missing
+from tests.integration.processes import ended, wait_until
+from tests.unit.conftest import manifest_of
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+REPOSITORY = Path(__file__).parents[2]
+DEFAULT = yaml.safe_load(find("default").read_text())
+SOON_S = 60.0
+CAPTURE_ID = "w100-149-r2-slow-rank-1"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    with cluster() as one:
+        one.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"), "-f", str(REPOSITORY / "k8s" / "rbac"))
+        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        yield one
+
+
+@pytest.fixture
+def namespace(server) -> Iterator[str]:
+    with server.namespace() as name:
+        yield name
+
+
+class Operator:
+    """`sftriage operator`, as somebody who is the operator's service account."""
+
+    def __init__(self, server: Cluster, folder: Path, namespace: str) -> None:
+        self._log, self._arguments = folder / "operator.log", ["--namespace", namespace]
+        self._environment = {**os.environ, "KUBECONFIG": str(server.as_operator(folder))}
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    @contextlib.contextmanager
+    def running(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "sftriage", "operator", *self._arguments, *arguments]
+        with (
+            self._log.open("ab") as log,
+            subprocess.Popen(command, stdout=log, stderr=log, env=self._environment) as process,
+            ended(process),
+        ):
+            yield process
+            assert process.poll() is None, self.said
+
+
+@pytest.fixture
+def operator(server, tmp_path, namespace) -> Operator:
+    return Operator(server, tmp_path, namespace)
+
+
+def policy(name: str, **spec: Any) -> dict[str, Any]:
+    return {**DEFAULT, "metadata": {"name": name}, "spec": {**DEFAULT["spec"], **spec}}
+
+
+def standing(server: Cluster, namespace: str) -> dict[str, tuple[str, ...]]:
+    """Each policy's conditions, of those that were looked at as they are now."""
+    found = server.get("triagepolicies", namespace=namespace)["items"]
+    return {
+        one["metadata"]["name"]: tuple(
+            f"{each['status']} {each['reason']}" for each in one.get("status", {}).get("conditions", ())
+        )
+        for one in found
+        if one.get("status", {}).get("observedGeneration") == one["metadata"]["generation"]
+    }
+
+
+def becomes(server: Cluster, namespace: str, expected: dict[str, tuple[str, ...]]) -> None:
+    wait_until(lambda: standing(server, namespace) == expected, SOON_S)
+
+
+FINE, CONFLICT = ("True Valid", "False InForce"), ("True Valid", "True Conflicts")
+INVALID = ("False Invalid", "Unknown Invalid")
+
+
+def test_policies_are_told_how_they_stand(server, namespace, operator):
+    """GIVEN policies that are valid, or not, or not together THEN each is told so, and again when that changes."""
+    server.create(policy("a"), namespace)
+    with operator.running():
+        becomes(server, namespace, {"a": FINE})
+        # WHEN one comes that has a rule of the same name, and one that is not valid
+        wait_until(lambda: older(server, namespace), SOON_S)
+        server.create(policy("b"), namespace)
+        server.create(policy("c", active={"cron": "never"}), namespace)
+        becomes(server, namespace, {"a": FINE, "b": CONFLICT, "c": INVALID})
+        # WHEN they are mended
+        server.kubectl("delete", "triagepolicy", "a", "-n", namespace)
+        patch = json.dumps(
+            [
+                {"op": "remove", "path": "/spec/active"},
+                {"op": "replace", "path": "/spec/rules/0/name", "value": "other"},
+            ]
+        )
+        server.kubectl("patch", "triagepolicy", "c", "-n", namespace, "--type=json", "-p", patch)
+        becomes(server, namespace, {"b": FINE, "c": FINE})
+    # THEN a person sees it at a glance
+    columns = [line.split()[:4] for line in server.kubectl("get", "tpol", "-n", namespace).stdout.splitlines()[1:]]
+    assert columns == [["b", "True", "False", "1"], ["c", "True", "False", "1"]]
+    # AND nothing of the operator is left on a policy: no finalizer, no annotation
+    for one in server.get("triagepolicies", namespace=namespace)["items"]:
+        assert "finalizers" not in one["metadata"]
+        assert "annotations" not in one["metadata"]
+
+
+def older(server: Cluster, namespace: str) -> bool:
+    """Whether what is created now is younger than what there is; a server counts in seconds."""
+    done = server.kubectl("create", "configmap", "clock", "-n", namespace, "-o", "json", "--dry-run=server")
+    now = json.loads(done.stdout)["metadata"]["creationTimestamp"]
+    items = server.get("triagepolicies", namespace=namespace)["items"]
+    return all(now > one["metadata"]["creationTimestamp"] for one in items)
+
+
+def test_what_happened_while_it_was_away_is_caught_up_with(server, namespace, operator):
+    """GIVEN an operator that was killed WHEN policies come, go and change meanwhile THEN the next one finds them."""
+    server.create(policy("a"), namespace)
+    with operator.running() as process:
+        becomes(server, namespace, {"a": FINE})
+        process.kill()
+        process.wait(SOON_S)
+        server.create(policy("b", rules=[{"name": "other", "match": {}}]), namespace)
+        replaced = server.kubectl("get", "triagepolicy", "a", "-n", namespace, "-o", "json").stdout
+        changed = json.loads(replaced)
+        changed["spec"]["active"] = {"cron": "never"}
+        server.kubectl("replace", "-f", "-", text=json.dumps(changed))
+        assert standing(server, namespace) == {}
+        process.poll = lambda: None  # type: ignore[method-assign]  # it was us who ended it
+    with operator.running():
+        becomes(server, namespace, {"a": INVALID, "b": FINE})
+
+
+def test_whoever_writes_at_the_same_time_loses_nothing(server, namespace, operator):
+    """GIVEN a policy that is changed again and again while it is looked at THEN its status is of the last change."""
+    server.create(policy("a"), namespace)
+    with operator.running():
+        becomes(server, namespace, {"a": FINE})
+        for number in range(10):
+            patch = json.dumps(
+                {"spec": {"limits": {"captures_per_hour": 2 + number}}, "metadata": {"labels": {"n": "x"}}}
+            )
+            server.kubectl("patch", "triagepolicy", "a", "-n", namespace, "--type=merge", "-p", patch)
+        becomes(server, namespace, {"a": FINE})
+    served = server.get("triagepolicy", "a", namespace=namespace)
+    assert served["metadata"]["generation"] == 11
+    assert served["spec"]["limits"]["captures_per_hour"] == 11
+
+
+@pytest.mark.skipif(bool(os.environ.get("SFTRIAGE_TEST_KUBECONFIG")), reason="a server of others is not ended here")
+def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path):
+    """GIVEN a server that soon forgets WHEN it ends and comes back, and watches expire THEN nothing is missed."""
+    rules, audit = tmp_path / "audit.yaml", tmp_path / "audit.log"
+    rules.write_text(
+        yaml.safe_dump({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]})
+    )
+    flags = ["--watch-cache=false", "--etcd-compaction-interval=1s"]
+    flags += [f"--audit-policy-file={rules}", f"--audit-log-path={audit}"]
+    own = OwnCluster(Path(os.environ["SFTRIAGE_TEST_KUBE_BIN"]), *flags)
+    with contextlib.closing(own), own.namespace() as namespace:
+        own.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"), "-f", str(REPOSITORY / "k8s" / "rbac"))
+        own.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        operator = Operator(own, tmp_path, namespace)
+        with operator.running("--watch-seconds", "2"):
+            own.create(policy("a"), namespace)
+            becomes(own, namespace, {"a": FINE})
+            own.stop()
+            own.start()
+            own.create(policy("b", rules=[{"name": "other", "match": {}}]), namespace)
+            becomes(own, namespace, {"a": FINE, "b": FINE})
+            # WHEN the server has forgotten what it was when a policy changed last, so that it has to be asked anew
+            lists = listed(audit)
+            for number in range(3):
+                own.kubectl("create", "configmap", f"c{number}", "-n", namespace)
+            wait_until(lambda: listed(audit) > lists, SOON_S)
+            own.create(policy("c", rules=[{"name": "third", "match": {}}]), namespace)
+            becomes(own, namespace, {"a": FINE, "b": FINE, "c": FINE})
+
+
+def listed(audit: Path) -> int:
+    """How often whoever watches policies has asked for all of them, which it does where its watch cannot go on."""
+    requests = [json.loads(line) for line in audit.read_text().splitlines() if line.endswith("}")]
+    asked = [one for one in requests if one["verb"] == "list" and one["stage"] == "ResponseComplete"]
+    return sum("/triagepolicies" in one["requestURI"] and one["userAgent"].startswith("kopf") for one in asked)
+
+
+def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
+    """GIVEN the operator's own token THEN it neither reads secrets nor changes policies, nor makes anything."""
+    mine = Cluster(server.as_operator(tmp_path))
+    allowed = {
+        "list triagepolicies": "yes",
+        "watch tracecaptures": "yes",
+        "patch tracecaptures": "yes",
+        "update triagepolicies/status": "yes",
+        "update tracecaptures/status": "yes",
+        "update triagepolicies": "no",
+        "patch triagepolicies": "no",
+        "delete tracecaptures": "no",
+        "create tracecaptures": "no",
+        "list secrets": "no",
+        "list pods": "no",
+        "create events": "no",
+        "list customresourcedefinitions": "no",
+        "list namespaces": "no",
+    }
+    found = {}
+    for what in allowed:
+        verb, resource = what.split()
+        name, _, sub = resource.partition("/")
+        group = f"{name}.sftriage.dev" if name.startswith("t") else name
+        asked = ["auth", "can-i", verb, group, "--all-namespaces", *([f"--subresource={sub}"] if sub else [])]
+        found[what] = mine.kubectl(*asked, check=False).stdout.strip()
+    assert found == allowed
+    assert OPERATOR.endswith("sftriage-operator")
+
+
+def test_credentials_that_are_none_are_said_and_end_it(server, tmp_path):
+    config = yaml.safe_load(server.as_operator(tmp_path).read_text())
+    config["users"][0]["user"] = {"token": "nobody's"}
+    kubeconfig = tmp_path / "kubeconfig-nobody"
+    kubeconfig.write_text(yaml.safe_dump(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "sftriage", "operator"],
+        env={**os.environ, "KUBECONFIG": str(kubeconfig)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )
+    assert done.returncode == 1
+    assert "sftriage: the operator has ended: the cluster does not take its credentials\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def traces(tmp_path) -> RemoteStore:
+    """A store that hosts share, with one capture."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    trace = tmp_path / "exported.json"
+    trace.write_text("{}")
+    run = LocalStore(tmp_path / "run")
+    manifest = run.put(CAPTURE_ID, trace, lambda artefact: manifest_of(CAPTURE_ID, artefact))
+    store = RemoteStore.open(str(folder), job=manifest.job, run=manifest.run)
+    for artefact in manifest.artefacts:
+        store.put_artefact(CAPTURE_ID, artefact, (run.path(CAPTURE_ID, artefact.name)).read_bytes())
+    store.put_manifest(manifest)
+    return RemoteStore.open(str(folder))
+
+
+def stored_capture(server: Cluster, namespace: str, store: RemoteStore) -> str:
+    """A TraceCapture whose trace is in a store, whose finalizer is there; its name."""
+    spec = {"job": "resnet", "rank": 2, "reason": "why is the loader slow?"}
+    body = {"apiVersion": "sftriage.dev/v1alpha1", "kind": "TraceCapture", "metadata": {"name": "c"}, "spec": spec}
+    server.create(body, namespace)
+    finalizers = wait_until(
+        lambda: server.get("tracecapture", "c", namespace=namespace)["metadata"].get("finalizers"), SOON_S
+    )
+    assert finalizers == ["sftriage.dev/trace"]
+    place = {"store": store.place, "reference": f"resnet/run-1/{CAPTURE_ID}", "size_bytes": 7, "artefacts": []}
+
+    def told() -> bool:
+        served = server.get("tracecapture", "c", namespace=namespace)
+        status = {**served.get("status", {}), "state": "stored", "stored": place}
+        path = f"/apis/sftriage.dev/v1alpha1/namespaces/{namespace}/tracecaptures/c/status"
+        written = json.dumps({**served, "status": status})
+        return server.kubectl("replace", "--raw", path, "-f", "-", text=written, check=False).returncode == 0
+
+    wait_until(told, SOON_S)
+    return "c"
+
+
+def gone(server: Cluster, namespace: str) -> Callable[[], bool]:
+    return lambda: not server.get("tracecaptures", namespace=namespace)["items"]
+
+
+def test_a_person_is_told_at_once_whether_what_they_ask_for_makes_sense(server, namespace, operator):
+    good = {"job": "resnet", "rank": 2, "reason": "why?"}
+    made = {"apiVersion": "sftriage.dev/v1alpha1", "kind": "TraceCapture"}
+    server.create({**made, "metadata": {"name": "good"}, "spec": good}, namespace)
+    bad = {**good, "profiler": "nsys", "torch": {}}
+    server.create({**made, "metadata": {"name": "bad"}, "spec": bad}, namespace)
+    with operator.running():
+        server.kubectl(
+            *("wait", "--for=condition=Accepted=False", "tracecapture/bad", "-n", namespace, f"--timeout={SOON_S:.0f}s")
+        )
+        server.kubectl(
+            *("wait", "--for=condition=Accepted=Unknown", "tracecapture/good", "-n", namespace, "--timeout=60s")
+        )
+    shown = [line.split()[:5] for line in server.kubectl("get", "tcap", "-n", namespace).stdout.splitlines()]
+    assert shown[1:] == [["bad", "resnet", "2", "auto", "refused"], ["good", "resnet", "2", "auto", "requested"]]
+    message = server.get("tracecapture", "bad", namespace=namespace)["status"]["conditions"][0]["message"]
+    assert "options of torch do nothing where the profiler is nsys" in message
+
+
+def test_deleting_a_capture_deletes_its_trace(server, namespace, operator, traces):
+    with operator.running("--store", traces.place):
+        name = stored_capture(server, namespace, traces)
+        assert len(traces.ids()) == 1
+        server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
+        wait_until(gone(server, namespace), SOON_S)
+    assert traces.ids() == frozenset()
+
+
+def test_a_pinned_trace_stays(server, namespace, operator, traces):
+    traces.pin(CAPTURE_ID)
+    with operator.running("--store", traces.place):
+        name = stored_capture(server, namespace, traces)
+        server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
+        wait_until(gone(server, namespace), SOON_S)
+        assert "is pinned" in operator.said
+    assert len(traces.ids()) == 1
+
+
+def test_a_trace_is_deleted_though_whoever_should_was_away(server, namespace, operator, traces):
+    """GIVEN a capture that is deleted while no operator runs THEN it waits, and the next operator deletes its trace."""
+    with operator.running("--store", traces.place):
+        name = stored_capture(server, namespace, traces)
+    server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
+    assert server.get("tracecapture", name, namespace=namespace)["metadata"]["deletionTimestamp"]
+    assert len(traces.ids()) == 1
+    with operator.running("--store", traces.place):
+        wait_until(gone(server, namespace), SOON_S)
+    assert traces.ids() == frozenset()
+
+
+def test_a_trace_in_a_store_that_is_not_ours_is_left_and_that_is_said(server, namespace, operator, traces):
+    """GIVEN an operator that was given no store THEN the object waits, says why, and goes once somebody is given it."""
+    with operator.running():
+        name = stored_capture(server, namespace, traces)
+        server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
+
+        def said() -> bool:
+            status = server.get("tracecapture", name, namespace=namespace)["status"]
+            return any("is no store of this operator" in one["message"] for one in status["conditions"])
+
+        wait_until(said, SOON_S)
+    assert len(traces.ids()) == 1
+    with operator.running("--store", traces.place):
+        wait_until(gone(server, namespace), SOON_S)
+    assert traces.ids() == frozenset()
+
+
+def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_force(server, namespace, operator):
+    """GIVEN a policy in force, one that conflicts, and one that nobody has looked at THEN each is told as it is."""
+    environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig), "COLUMNS": "200"}
+
+    def listed_by(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sftriage", "kube", "policy", "-n", namespace, *options]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    empty = listed_by()
+    assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", f"sftriage: no policy in namespace {namespace}\n")
+    server.create(policy("a"), namespace)
+    server.create(policy("b"), namespace)
+    with operator.running():
+        becomes(server, namespace, {"a": FINE, "b": CONFLICT})
+    server.create(policy("c"), namespace)
+    table = listed_by()
+    assert table.returncode == 0
+    lines = [line.split("│") for line in table.stdout.splitlines() if line.startswith("│")]
+    assert [[one.strip() for one in line[2:5]] for line in lines if line[2].strip()] == [
+        ["a", "1", "yes"],
+        ["b", "1", "no"],
+        ["c", "", "not known"],
+    ]
+    assert "a second rule named 'slow-rank'; the first is spec.rules[0] of a" in table.stdout
+    assert "nobody has looked at some of them as they are now" in table.stderr
+    rows = json.loads(listed_by("--json").stdout)
+    assert [(one["policy"], one["accepted"]["reason"], one["conflicted"]["reason"]) for one in rows] == [
+        ("a", "Valid", "InForce"),
+        ("b", "Valid", "Conflicts"),
+        ("c", "NotLookedAt", "NotLookedAt"),
+    ]

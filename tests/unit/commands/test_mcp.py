@@ -1,0 +1,21 @@
+"""`sftriage mcp`: what is said before anything is served."""
+
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("runs", ["missing", "file"])
+def test_a_place_that_is_none_is_said(sftriage, tmp_path, runs):
+    (tmp_path / "file").write_text("")
+    outcome = sftriage("mcp", "--runs", tmp_path / runs)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "no such directory; --runs names" in outcome.err
+
+
+def test_without_the_sdk_it_is_said_what_to_install(sftriage, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "sftriage.assistants.server", raising=False)
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    outcome = sftriage("mcp", "--runs", tmp_path)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "install sftriage[mcp]" in outcome.err

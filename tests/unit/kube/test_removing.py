@@ -1,0 +1,88 @@
+"""Deleting traces of deleted captures, in a real store: a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sftriage.errors import StoreError
+from sftriage.kube.removing import RETRY_S, Remover
+from sftriage.traces.remote import RemoteStore
+from tests.unit.conftest import manifest_of
+from tests.unit.kube.objects import NOW_S, made
+
+ID = "w100-149-r2-slow-rank-1"
+REFERENCE = f"resnet/run-1/{ID}"
+
+
+@pytest.fixture
+def traces(tmp_path, store, trace) -> RemoteStore:
+    """A store of many jobs, with one capture."""
+    manifest = store.put(ID, trace, lambda artefact: manifest_of(ID, artefact))
+    place = tmp_path / "traces"
+    place.mkdir()
+    own = RemoteStore.open(str(place), job=manifest.job, run=manifest.run)
+    for artefact in manifest.artefacts:
+        own.put_artefact(ID, artefact, store.path(ID, artefact.name).read_bytes())
+    own.put_manifest(manifest)
+    return RemoteStore.open(str(place))
+
+
+def deleted(place: str, reference: str = REFERENCE):
+    stored = {"store": place, "reference": reference, "size_bytes": 7, "artefacts": []}
+    spec = {"job": "resnet", "rank": 2, "reason": "why?"}
+    return made("TraceCapture", "c", spec, {"stored": stored}, deletionTimestamp="2027-01-15T08:00:00Z")
+
+
+def files(store: RemoteStore) -> list[Path]:
+    return [path for path in Path(store.place.removeprefix("file://")).rglob("*") if path.is_file()]
+
+
+def test_a_trace_is_deleted_whole_and_once(traces):
+    remover, body = Remover({traces.place}), deleted(traces.place)
+    assert len(files(traces)) == 2
+    found = remover.remove(body, NOW_S)
+    assert (found.action, found.words) == ("release", f"Its trace in {traces.place} is deleted.")
+    assert files(traces) == []
+    # WHEN the object is still there, for the operator was killed just then THEN that is no reason to hold it
+    again = remover.remove(body, NOW_S)
+    assert (again.action, again.words) == ("release", f"Its trace is not in {traces.place} any more.")
+
+
+def test_what_a_removal_left_that_was_cut_short_goes_too(traces):
+    traces.withdraw(REFERENCE)
+    assert len(files(traces)) == 1
+    assert Remover({traces.place}).remove(deleted(traces.place), NOW_S).action == "release"
+    assert files(traces) == []
+
+
+def test_a_pinned_trace_stays(traces):
+    traces.pin(REFERENCE)
+    found = Remover({traces.place}).remove(deleted(traces.place), NOW_S)
+    assert (found.action, found.words) == ("release", f"Its trace is pinned in {traces.place}, and stays.")
+    assert traces.ids() == {REFERENCE}
+
+
+@pytest.mark.parametrize("allowed", [set(), {"s3://elsewhere"}])
+def test_nothing_is_deleted_in_a_store_that_the_operator_was_not_given(traces, allowed):
+    found = Remover(allowed).remove(deleted(traces.place), NOW_S)
+    assert (found.action, found.wait_s) == ("wait", RETRY_S)
+    assert "is no store of this operator (--store)" in found.words
+    assert traces.ids() == {REFERENCE}
+
+
+@pytest.mark.parametrize("reference", ["../../etc", "resnet/run-1", "resnet/../x", "", "a/b/c/d", "resnet/run-1/.."])
+def test_a_reference_that_leads_elsewhere_deletes_nothing(traces, reference):
+    found = Remover({traces.place}).remove(deleted(traces.place, reference), NOW_S)
+    assert found.action == "wait"
+    assert traces.ids() == {REFERENCE}
+
+
+def test_a_store_that_cannot_be_reached_is_tried_again(traces):
+    def unreachable(_url: str) -> RemoteStore:
+        raise StoreError("s3://traces: connection refused")
+
+    found = Remover({traces.place}, unreachable).remove(deleted(traces.place), NOW_S)
+    assert (found.action, found.wait_s) == ("wait", RETRY_S)
+    assert found.words == f"Its trace in {traces.place} cannot be deleted now: s3://traces: connection refused"
