@@ -73,6 +73,10 @@ class Reconciler:
         except ClusterError as error:
             _log.warning("%s in %s: %s", kind, namespace, error)
             return False
+        except Exception:
+            # Whatever it is: the other namespaces are looked after, and this one is tried again.
+            _log.exception("%s in %s cannot be looked at", kind, namespace)
+            return False
         written = [self._written(*one) for one in wanted]
         return all(written)
 

@@ -241,7 +241,10 @@ def test_credentials_that_are_none_are_said_and_end_it(server, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "sftriage", "operator"],
         env={**os.environ, "KUBECONFIG": str(kubeconfig)},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 1
     assert "sftriage: the operator has ended: the cluster does not take its credentials\n" in done.stderr
