@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import exchanges, models, parallel
 from sftriage.seams.hooks import Model
+from sftriage.seams.replaced import Replaced
 from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, Steps
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Seams:
         # (whether the compiler reads what it is in, rather than that it is run; it takes the answer for a constant)
         self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self.gradients: Callable[[], bool] = torch.is_grad_enabled
+        self._replaced = Replaced(self.steps, self.on, self.fail, self.tracing)
         # What the compiler counts, and what that was at the end of the last step.
         self._counters: dict[str, dict[str, int]] = {}
         self._compiled = 0
@@ -85,11 +87,8 @@ class Seams:
         self._found: list[weakref.ref[Any]] = []
         self._collectives: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._pipelined = False
-        self._undo: list[Callable[[], object]] = []
         self._optimizer_handles: list[Any] = []
         self._told: tuple[Callable[..., object], ...] = ()
-        # What is a stage: whose function it is, its name there, the stage, the function, and what is in its place.
-        self._places: list[tuple[Any, str, str, Callable[..., Any], Callable[..., Any]]] = []
 
     def install(self) -> None:
         """Put them in; what this torch does not have is left out, with a warning."""
@@ -107,11 +106,11 @@ class Seams:
 
     def stop(self) -> None:
         """Take them out again. What is in nobody's way stays, and does nothing."""
-        undo, self._undo = [*self._undo, *(one.remove for one in self._optimizer_handles)], []
         self.on.clear()
-        for one in reversed(undo):
+        for handle in self._optimizer_handles:
             with contextlib.suppress(Exception):
-                one()
+                handle.remove()
+        self._replaced.undo()
         for model in self._models:
             model.unhook()
         self._models.clear()
@@ -136,14 +135,14 @@ class Seams:
         if EXCHANGE in self.on:
             with self.guarded(EXCHANGE):
                 schedules = sys.modules[parallel.PIPELINING]
-                self._wrap(schedules, parallel.PIPELINE_WAIT, self._waiting)
+                self._replaced.wrap(schedules, parallel.PIPELINE_WAIT, self._waiting)
                 self._pipelined = True
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def begins(*_: object, **__: object) -> bool:
             return not self.steps.opened and self.steps.enter(EXCHANGE)
 
-        return self._around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
+        return self._replaced.around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
 
     def checkpoints(self) -> None:
         """torch.distributed.checkpoint has been imported."""
@@ -152,7 +151,7 @@ class Seams:
                 saver = sys.modules["torch.distributed.checkpoint.state_dict_saver"]
                 for name in ("save", "async_save"):
                     if hasattr(saver, name):
-                        self._wrap(saver, name, self._noting(CHECKPOINT))
+                        self._replaced.wrap(saver, name, self._noting(CHECKPOINT))
 
     def remaps(self) -> None:
         """What the compiler makes of collectives has been imported."""
@@ -168,12 +167,12 @@ class Seams:
     def _optimizer(self) -> None:
         self._hook_optimizers(*self._optimizer_hooks())
         scaler = sys.modules.get("torch.amp.grad_scaler") or sys.modules["torch.cuda.amp.grad_scaler"]
-        self._wrap(scaler.GradScaler, "step", self._scaling)
+        self._replaced.wrap(scaler.GradScaler, "step", self._scaling)
         clipping = sys.modules["torch.nn.utils.clip_grad"]
         original = clipping.clip_grad_norm_
-        self._stage(clipping, "clip_grad_norm_", "optimizer", self._clips)
+        self._replaced.stage(clipping, "clip_grad_norm_", "optimizer", self._clips)
         if self._torch.nn.utils.clip_grad_norm_ is original:
-            self._set(self._torch.nn.utils, "clip_grad_norm_", clipping.clip_grad_norm_)
+            self._replaced.put(self._torch.nn.utils, "clip_grad_norm_", clipping.clip_grad_norm_)
 
     def _hook_optimizers(self, begins: Callable[..., object], ended: Callable[..., object]) -> None:
         """Have these called before each optimizer's step, and after it, and no others of ours."""
@@ -240,14 +239,14 @@ class Seams:
         def ended(_answer: object, _scaler: object, optimizer: Any, *_: object) -> None:
             self.steps.optimizer_ended(-id(optimizer))
 
-        return self._around(original, "optimizer", begins, ended)
+        return self._replaced.around(original, "optimizer", begins, ended)
 
     def _clips(self, norm: object) -> None:
         """Clipping by norm is the optimizer's business, and under FSDP an exchange between the ranks."""
         self._clips_across_ranks |= models.is_sharded(norm)
 
     def _backward(self) -> None:
-        self._stage(self._torch.autograd, "backward", "backward")
+        self._replaced.stage(self._torch.autograd, "backward", "backward")
 
     def _data(self) -> None:
         loader = sys.modules["torch.utils.data.dataloader"]
@@ -258,8 +257,10 @@ class Seams:
                 self.evaluates()
             return self.steps.enter("data")
 
-        self._wrap(loader.DataLoader, "__iter__", lambda one: self._around(one, "data", begins, self._leaving("data")))
-        self._stage(loader._BaseDataLoaderIter, "__next__", "data")
+        self._replaced.wrap(
+            loader.DataLoader, "__iter__", lambda one: self._replaced.around(one, "data", begins, self._leaving("data"))
+        )
+        self._replaced.stage(loader._BaseDataLoaderIter, "__next__", "data")
 
     def _exchange(self) -> None:
         def wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -272,67 +273,17 @@ class Seams:
                     inside not in (["backward"], ["optimizer"]) and of_all(args, kwargs) and self.steps.enter(EXCHANGE)
                 )
 
-            return self._around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
+            return self._replaced.around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
 
         for name, owners in exchanges.collectives():
             original = getattr(owners[0], name)
             self._collectives[original] = wrapping(original)
             for owner in owners:
-                self._set(owner, name, self._collectives[original])
+                self._replaced.put(owner, name, self._collectives[original])
         exchanges.compiled_alike(self._collectives)
 
     def _checkpoint(self) -> None:
-        self._wrap(self._torch, "save", self._noting(CHECKPOINT))
-
-    def _stage(self, owner: Any, name: str, stage: str, seen: Callable[..., None] | None = None) -> None:
-        """Have a function of torch be a stage; in the first steps ``seen`` is told of what it answers."""
-        original = getattr(owner, name)
-        staged = self._staged(original, stage, seen or _nothing)
-        self._set(owner, name, staged)
-        self._places.append((owner, name, stage, original, staged))
-
-    def _staged(self, original: Callable[..., Any], stage: str, seen: Callable[..., None]) -> Callable[..., Any]:
-        """The original, as a stage.
-
-        In the way of most steps it calls nothing of Python's but that.
-        """
-        steps, on, fail, tracing = self.steps, self.on, self.fail, self.tracing
-        opened, ready, alone = steps.opened, steps.steady[stage], [stage]
-
-        @wraps(original)
-        def around(*args: Any, **kwargs: Any) -> Any:
-            if tracing() or stage not in on:
-                return original(*args, **kwargs)
-            begun, answer = False, None
-            try:
-                if ready and not opened and get_ident() == ready[0]:
-                    opened.append(stage)
-                    begun = True
-                    ready[1]()
-                else:
-                    begun = steps.enter(stage)
-            except Exception as error:
-                fail(stage, error)
-            try:
-                answer = original(*args, **kwargs)
-                return answer
-            except BaseException as error:
-                # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
-                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-                raise
-            finally:
-                if begun:
-                    try:
-                        if ready and opened == alone and not steps.stepped_in_backward:
-                            opened.clear()
-                            ready[2](None, None, None)
-                        else:
-                            seen(answer)
-                            steps.leave(stage)
-                    except Exception as error:
-                        fail(stage, error)
-
-        return around
+        self._replaced.wrap(self._torch, "save", self._noting(CHECKPOINT))
 
     def _leaving(self, stage: str) -> Callable[..., None]:
         return lambda *_: self.steps.leave(stage)
@@ -343,56 +294,7 @@ class Seams:
             self.steps.note(kind)
             return False
 
-        return lambda original: self._around(original, kind, begins, _nothing)
-
-    def _wrap(self, owner: Any, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        self._set(owner, name, made(getattr(owner, name)))
-
-    def _set(self, owner: Any, name: str, new: Callable[..., Any]) -> None:
-        """Put something in the place of what is there; to be undone unless somebody else has come after us."""
-        old = getattr(owner, name)
-        own = name in vars(owner)
-
-        def undo() -> None:
-            if vars(owner).get(name) is new:
-                if own:
-                    setattr(owner, name, old)
-                else:
-                    delattr(owner, name)
-
-        setattr(owner, name, new)
-        self._undo.append(undo)
-
-    def _around(
-        self, original: Callable[..., Any], name: str, begins: Callable[..., bool], ended: Callable[..., None]
-    ) -> Callable[..., Any]:
-        """The original, with what is to be done before it, and after it, with its answer, if the former says so."""
-        on, fail, tracing = self.on, self.fail, self.tracing
-
-        @wraps(original)
-        def around(*args: Any, **kwargs: Any) -> Any:
-            if tracing() or name not in on:
-                return original(*args, **kwargs)
-            begun, answer = False, None
-            try:
-                begun = begins(*args, **kwargs)
-            except Exception as error:
-                fail(name, error)
-            try:
-                answer = original(*args, **kwargs)
-                return answer
-            except BaseException as error:
-                # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
-                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-                raise
-            finally:
-                if begun:
-                    try:
-                        ended(answer, *args)
-                    except Exception as error:
-                        fail(name, error)
-
-        return around
+        return lambda original: self._replaced.around(original, kind, begins, _nothing)
 
     def _begin(self) -> Monitor | None:
         """The first round has ended: it is known what is trained, so that a monitor can be made for it.
@@ -453,7 +355,7 @@ class Seams:
         self._hook(found)
         if H2D in self.on and (copiers := models.copiers()) and models.on_device(found):
             for owner, name in copiers:
-                self._stage(owner, name, H2D)
+                self._replaced.stage(owner, name, H2D)
             self.steps.stages = ("data", H2D, *STAGES[1:])
         self.sync = tuple(
             one for one in models.exchanged_in(found, clipping=self._clips_across_ranks) if one in self.on
@@ -471,7 +373,7 @@ class Seams:
             for module in found:
                 self._models += [Model(self, one) for one in (module, models.wrapped(module)) if one is not None]
             if hasattr(self._torch.jit, "script"):
-                self._wrap(self._torch.jit, "script", self._scripting)
+                self._replaced.wrap(self._torch.jit, "script", self._scripting)
 
     def _scripting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.jit.script`` would compile our hooks: while it works they are not there."""
@@ -485,7 +387,7 @@ class Seams:
             for model in self._models:
                 model.hook()
 
-        return self._around(original, "forward", begins, ended)
+        return self._replaced.around(original, "forward", begins, ended)
 
     def _step_ends(self) -> None:
         compiled = self._compilations()
@@ -518,9 +420,9 @@ class Seams:
             more = (None, None, steps.stepping, steps.kinds, self._counters, optimizer)
             steps.counting = of(_AFTER, "optimizer", ended, *more)
             self._hook_optimizers(of(_BEFORE, "optimizer", begins, *more), steps.counting)
-            for owner, name, stage, original, slow in self._places:
+            for owner, name, stage, original, slow in self._replaced.stages:
                 if stage in self.on and getattr(owner, name) is slow:
-                    self._set(owner, name, wraps(original)(of(_AROUND, stage, slow, original, self._leave)))
+                    self._replaced.put(owner, name, wraps(original)(of(_AROUND, stage, slow, original, self._leave)))
 
     def _leave(self, stage: str) -> None:
         with self.guarded(stage):

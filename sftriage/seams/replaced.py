@@ -1,0 +1,153 @@
+"""Functions of torch in whose place something of ours is: around them, and never in the way of what they do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import wraps
+from threading import get_ident
+from typing import Any, NamedTuple
+
+from sftriage.seams.steps import Steps
+
+
+class Place(NamedTuple):
+    """A function that is a stage: whose it is, its name there, and what is in its place."""
+
+    owner: Any
+    name: str
+    stage: str
+    original: Callable[..., Any]
+    staged: Callable[..., Any]
+
+
+class Replaced:
+    """What is in the place of something else, until it is undone.
+
+    Args:
+        steps: of this process.
+        on: names of the seams that are not switched off.
+        fail: is told of what a seam has raised.
+        tracing: whether the compiler reads what it is in, rather than that it is run.
+
+    Attributes:
+        stages: the functions that are stages.
+    """
+
+    def __init__(
+        self, steps: Steps, on: set[str], fail: Callable[[str, Exception], None], tracing: Callable[[], bool]
+    ) -> None:
+        self._steps, self._on, self._fail, self._tracing = steps, on, fail, tracing
+        self.stages: list[Place] = []
+        self._undo: list[Callable[[], object]] = []
+
+    def undo(self) -> None:
+        """Put back what there was."""
+        undo, self._undo = self._undo, []
+        for one in reversed(undo):
+            with contextlib.suppress(Exception):
+                one()
+
+    def stage(self, owner: Any, name: str, stage: str, seen: Callable[..., None] | None = None) -> None:
+        """Have a function of torch be a stage; in the first steps ``seen`` is told of what it answers."""
+        original = getattr(owner, name)
+        staged = self._staged(original, stage, seen or _nothing)
+        self.put(owner, name, staged)
+        self.stages.append(Place(owner, name, stage, original, staged))
+
+    def _staged(self, original: Callable[..., Any], stage: str, seen: Callable[..., None]) -> Callable[..., Any]:
+        """The original, as a stage.
+
+        In the way of most steps it calls nothing of Python's but that.
+        """
+        steps, on, fail, tracing = self._steps, self._on, self._fail, self._tracing
+        opened, ready, alone = steps.opened, steps.steady[stage], [stage]
+
+        @wraps(original)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            if tracing() or stage not in on:
+                return original(*args, **kwargs)
+            begun, answer = False, None
+            try:
+                if ready and not opened and get_ident() == ready[0]:
+                    opened.append(stage)
+                    begun = True
+                    ready[1]()
+                else:
+                    begun = steps.enter(stage)
+            except Exception as error:
+                fail(stage, error)
+            try:
+                answer = original(*args, **kwargs)
+                return answer
+            except BaseException as error:
+                # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                raise
+            finally:
+                if begun:
+                    try:
+                        if ready and opened == alone and not steps.stepped_in_backward:
+                            opened.clear()
+                            ready[2](None, None, None)
+                        else:
+                            seen(answer)
+                            steps.leave(stage)
+                    except Exception as error:
+                        fail(stage, error)
+
+        return around
+
+    def wrap(self, owner: Any, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put what is made of a function in its place."""
+        self.put(owner, name, made(getattr(owner, name)))
+
+    def put(self, owner: Any, name: str, new: Callable[..., Any]) -> None:
+        """Put something in the place of what is there; to be undone unless somebody else has come after us."""
+        old = getattr(owner, name)
+        own = name in vars(owner)
+
+        def undo() -> None:
+            if vars(owner).get(name) is new:
+                if own:
+                    setattr(owner, name, old)
+                else:
+                    delattr(owner, name)
+
+        setattr(owner, name, new)
+        self._undo.append(undo)
+
+    def around(
+        self, original: Callable[..., Any], name: str, begins: Callable[..., bool], ended: Callable[..., None]
+    ) -> Callable[..., Any]:
+        """The original, with what is to be done before it, and after it, with its answer, if the former says so."""
+        on, fail, tracing = self._on, self._fail, self._tracing
+
+        @wraps(original)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            if tracing() or name not in on:
+                return original(*args, **kwargs)
+            begun, answer = False, None
+            try:
+                begun = begins(*args, **kwargs)
+            except Exception as error:
+                fail(name, error)
+            try:
+                answer = original(*args, **kwargs)
+                return answer
+            except BaseException as error:
+                # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                raise
+            finally:
+                if begun:
+                    try:
+                        ended(answer, *args)
+                    except Exception as error:
+                        fail(name, error)
+
+        return around
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing with an answer."""
