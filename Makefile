@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 20
 HOSTS := $(wildcard $(addprefix tests/integration/test_,many_hosts*.py hub_*.py elastic.py slurm.py chaos.py fleet_bench.py))
 
 # Training scripts that nobody edited, of some dozen seconds each.
-AUTO := $(wildcard $(addprefix tests/integration/test_auto_,parallel.py hangs.py))
+AUTO := $(wildcard tests/integration/test_auto_*.py)
 
 # Custom resources on a real API server (tests/integration/kube.py says which).
 KUBE := $(wildcard tests/integration/test_kube_*.py)
