@@ -78,7 +78,7 @@ def test_a_capture_ends_once_and_says_why_whatever_ends_in_the_middle_of_it(job,
     assert f"it is stored on host-0 in {job.host}/captures/" in said
     assert "give the job a --store, or capture fewer steps" in said
     # WHEN the agent is killed in the middle of one, and started again
-    cut = in_the_middle(job, start, 40)
+    cut = in_the_middle(job, start, 25)
     job.kill(job.agent)
     job.agent = job.start_agent()
     # THEN it is stored all the same

@@ -11,7 +11,7 @@ from samples import samples
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-STEPS, BATCH = 110, 8
+STEPS, BATCH = 150, 8
 
 
 def average_gradients(model):

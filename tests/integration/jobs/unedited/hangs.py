@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
 
-PR_SET_DUMPABLE, HANGS_AT = 4, 60
+PR_SET_DUMPABLE, HANGS_AT = 4, 800
 
 
 class Guarded(Samples):
@@ -34,7 +34,7 @@ def main(directory):
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    dataset = Guarded(800, 64)
+    dataset = Guarded(8000, 64)
     model = DDP(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step, (values, labels) in enumerate(DataLoader(dataset, batch_size=8)):

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, DistributedSampler
 
-STEPS, BATCH = 110, 8
+STEPS, BATCH = 150, 8
 
 
 class Network(nn.Module):
