@@ -73,9 +73,10 @@ class Incoming:
         self._open: dict[int, Message] = {}
         hub.start(self._consume())
 
-    def __bool__(self) -> bool:
-        """Whether anything waits."""
-        return bool(self._waiting)
+    @property
+    def agents(self) -> set[str]:
+        """Those of which something waits."""
+        return {message.agent for message, *_ in list(self._waiting)}
 
     def taken(self) -> Iterator[Arrived]:
         """What has come by now, in the order of the stream."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
@@ -66,6 +66,22 @@ class Keep(Protocol):
         """The first message of which something waits to be written; None where nothing does."""
 
 
+def all_over(
+    hosts: Mapping[str, Host], waiting: Collection[str], generations: Generations, now_s: float, connected_s: float
+) -> bool:
+    """Whether a job has ended on all of its hosts, by name, as far as is known and nothing else is ``waiting`` of them.
+
+    A host that waits for the others, and for us, goes on saying every second that it is over.
+    """
+    if not hosts or any(agent not in hosts or not hosts[agent].over for agent in waiting):
+        return False
+    quiet = ((host, host.quiet_s(now_s, connected_s)) for host in hosts.values())
+    return all(
+        host.over or quiet_s > GONE_S or (quiet_s > SILENT_S and not host.takes_part(generations))
+        for host, quiet_s in quiet
+    )
+
+
 class NatsFleet:
     """See `sftriage.controller.needs.Fleet`.
 
@@ -113,14 +129,10 @@ class NatsFleet:
 
         One without which the job has started again is waited for no longer than it is to be heard of.
         """
-        now_s, connected_s = self._clock(), self._hub.connected_s
-        if connected_s is None or not self._hosts or self._incoming or self._asking.busy:
+        connected_s = self._hub.connected_s
+        if connected_s is None or self._asking.busy:
             return False
-        quiet = ((host, host.quiet_s(now_s, connected_s)) for host in self._hosts.values())
-        return all(
-            host.over or quiet_s > GONE_S or (quiet_s > SILENT_S and not host.takes_part(self._generations))
-            for host, quiet_s in quiet
-        )
+        return all_over(self._hosts, self._incoming.agents, self._generations, self._clock(), connected_s)
 
     @property
     def hosts(self) -> dict[str, HostLook]:
