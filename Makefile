@@ -15,6 +15,9 @@ HOSTS := $(wildcard $(addprefix tests/integration/test_,many_hosts*.py hub_*.py 
 # Training scripts that nobody edited, of some dozen seconds each.
 AUTO := $(wildcard tests/integration/test_auto_*.py)
 
+# What a rank waits for its CPU is to be told apart from what it does: while other tests run, all wait.
+ALONE := tests/integration/test_descheduled.py
+
 # Custom resources on a real API server (tests/integration/kube.py says which).
 KUBE := $(wildcard tests/integration/test_kube_*.py)
 
@@ -26,7 +29,8 @@ demo: $(VENV)/.demo
 
 # (those that take long come first)
 test: $(VENV)/.dev
-	$(PYTEST) -n 4 tests/integration tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(KUBE)) $(ARGS)
+	$(PYTEST) -n 4 tests/integration tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(KUBE) $(ALONE)) $(ARGS)
+	$(BIN)/python -m pytest $(ALONE)
 
 test-hosts: $(VENV)/.dev
 	$(PYTEST) -n 3 $(HOSTS) $(ARGS)
