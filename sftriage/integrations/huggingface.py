@@ -21,7 +21,7 @@ from sftriage.integrations.verdicts import active_runs
 from sftriage.seams.steps import CHECKPOINT, EVALUATION
 
 
-class SftriageCallback(TrainerCallback):  # type: ignore[misc]
+class SftriageCallback(TrainerCallback):  # type: ignore[misc]  # transformers leaves it untyped
     """Records the stages of every step of a Trainer, and logs verdicts beside its metrics.
 
     Args:
