@@ -16,7 +16,7 @@ from sftriage.kube.objects import (
     TriageReportStatus,
 )
 from sftriage.runs.following import WindowRow
-from sftriage.runs.glance import captures_cost_s, glance_of, stragglers_cost_s
+from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.outlook import Outlook
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest
@@ -114,9 +114,8 @@ def _captures(view: View) -> Iterator[ReportedCapture]:
 def _cost(view: View) -> StragglerCost:
     if not view.rows:
         return StragglerCost()
-    lost_s, ranks = stragglers_cost_s(view.rows), view.telemetry.world_size
     return StragglerCost(
-        stragglers_s=lost_s,
-        stragglers_rank_hours=lost_s * ranks / 3600 if ranks else None,
+        stragglers_s=view.losses.lost_s,
+        stragglers_rank_hours=view.losses.rank_s / 3600,
         captures_s=captures_cost_s(view.notes),
     )

@@ -207,24 +207,6 @@ def captures_cost_s(notes: Sequence[Note]) -> float:
     return sum(max(0.0, one.cost_s) for one in notes if isinstance(one, CostMeasured) and one.cost_s is not None)
 
 
-def stragglers_cost_s(rows: Sequence[WindowRow]) -> float:
-    """What those that were named have cost a whole run, in seconds of every rank's time.
-
-    Each step is counted once, in the newest window that has it and that no capture disturbed.
-    """
-    lost_s, attempt, counted_from = 0.0, None, 0
-    for row in reversed(rows):
-        if row.reasons == DISTURBED:
-            continue
-        if row.attempt != attempt:
-            attempt, counted_from = row.attempt, row.last_step + 1
-        steps = min(row.last_step + 1, counted_from) - row.first_step
-        if steps > 0:
-            lost_s += steps * row.suspects[0].gain_s * row.suspects[0].persistence if row.named else 0.0
-            counted_from = row.first_step
-    return lost_s
-
-
 def _lost_s(trouble: Sequence[WindowRow], stands: Outlook) -> float | None:
     """What was lost to who is named; else in windows that do not overlap, the newest first, over what is normal.
 

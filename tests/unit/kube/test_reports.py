@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from sftriage.events import CostMeasured
 from sftriage.kube.objects import MAX_CAPTURES, MAX_HOLDS
 from sftriage.kube.reports import report_status
+from sftriage.policy.losses import Losses, SuspectLoss
 from sftriage.records import CaptureResult
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.following import row_of
-from sftriage.runs.glance import stragglers_cost_s
 from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.source import View
 from sftriage.traces.manifest import ReproducedInfo
@@ -75,7 +75,8 @@ def test_a_slow_job_is_reported_whole():
     manifest = manifest_of("c1").model_copy(update={"reproduced": found})
     states = {"c0": CaptureResult("c0", 1, "failed", "why"), "c1": CaptureResult("c1", 2, "stored")}
     cost = CostMeasured(1.0, 0, 60, 65, 1.5, 0.1)
-    status, plain = status_of(view(*rows, states=states, captures=(manifest,), notes=(cost,)))
+    losses = Losses({"rank 2 in data": SuspectLoss("rank 2", "data", lost_s=0.9, rank_s=3.6)})
+    status, plain = status_of(view(*rows, states=states, captures=(manifest,), notes=(cost,), losses=losses))
     assert (status.run, status.suspect, status.since_step) == ("run-1", "rank 2 in data", 60)
     assert (status.windows, status.windows_held) == (4, 3)
     assert (status.verdict.label, status.verdict.first_step, status.verdict.outcome) == ("suspect", 50, "throttle")
@@ -88,35 +89,11 @@ def test_a_slow_job_is_reported_whole():
         ("c1", 2, "stored", "yes"),
         ("c0", 1, "failed", None),
     ]
-    # (20 ms of each slow step, in 90 % of 50 steps; times four ranks)
     assert plain["cost"] == {
         "stragglers_s": pytest.approx(0.9),
         "stragglers_rank_hours": pytest.approx(0.9 * 4 / 3600),
         "captures_s": 1.5,
     }
-
-
-LOSSES = {
-    "nobody named": ((row(0), row(50)), 0.0),
-    "one window": ((SLOW,), 50 * 0.02 * 0.9),
-    "windows that overlap count each step once": (
-        tuple(row(first, "suspect") for first in (0, 10, 20)),
-        70 * 0.02 * 0.9,
-    ),
-    "a healthy window after it has its own steps": ((row(0, "suspect"), row(10)), 10 * 0.02 * 0.9),
-    "another attempt begins anew": ((row(0, "suspect"), row(0, "suspect", attempt=1)), 100 * 0.02 * 0.9),
-    "none": ((), 0.0),
-}
-
-
-@pytest.mark.parametrize(("rows", "lost_s"), LOSSES.values(), ids=LOSSES)
-def test_what_stragglers_have_cost(rows, lost_s):
-    assert stragglers_cost_s(rows) == pytest.approx(lost_s)
-
-
-def test_a_window_that_a_capture_disturbed_hides_no_loss():
-    disturbed = held_row(10, "self_inflicted")
-    assert stragglers_cost_s((row(0, "suspect"), disturbed)) == pytest.approx(50 * 0.02 * 0.9)
 
 
 def test_a_report_is_bounded_however_long_its_run():
