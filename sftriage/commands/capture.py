@@ -128,8 +128,13 @@ def capture(
     }
     options = _options(profiler, given)
     directory = find_run(run)
-    if not Path(read_info(directory).rings).is_dir():
-        raise UsageError(f"{place(directory.path)} is a run that has ended")
+    info = read_info(directory)
+    if not Path(info.rings).is_dir():
+        where = place(directory.path)
+        if info.ended_at == "":
+            # Its sftriage was killed, and another run has swept what its trainers left in memory.
+            raise UsageError(f"nobody watches {where}, and its job has ended")
+        raise UsageError(f"{where} is a run that has ended")
     ask = ManualRequest(
         request_id=secrets.token_hex(8),
         ranks=tuple(dict.fromkeys(rank)),

@@ -176,8 +176,10 @@ def test_where_nobody_watches_the_run_whoever_asks_is_told_so_and_nothing_is_ask
         wait_until(lambda: not trainers_alive(rings))
         status, _, err = asked(start, directory, "--rank", 0)
         assert (status, "and its job has ended" in err) == (2, True), err
-        # (whoever starts another job meanwhile sweeps what dead trainers have left)
+        # AND once another job has swept what its dead trainers have left in memory
         shutil.rmtree(rings, ignore_errors=True)
+        status, _, err = asked(start, directory, "--rank", 0)
+        assert (status, "and its job has ended" in err) == (2, True), err
 
 
 def kill(*pids):

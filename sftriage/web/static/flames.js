@@ -38,15 +38,22 @@
     });
   }
 
+  // Shows another view, unless a later one was asked for meanwhile; says which, or that there is none.
+  let asked = 0;
   async function show(address) {
+    const mine = ++asked;
     const answer = await fetch(address, { cache: "no-store" });
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("flames");
-    if (!fresh) return false;
+    if (mine !== asked) return "overtaken";
+    if (!fresh) return "none";
     const open = document.getElementById("flames-table")?.open;
+    const focused = document.activeElement?.closest("#flames .choices a")?.textContent;
     document.getElementById("flames").replaceWith(document.importNode(fresh, true));
+    const same = [...document.querySelectorAll("#flames .choices a")].find((link) => link.textContent === focused);
+    same?.focus({ preventScroll: true });
     const table = document.getElementById("flames-table");
     if (table) table.open = open;
-    return true;
+    return "shown";
   }
 
   document.addEventListener("click", async (event) => {
@@ -54,7 +61,9 @@
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
     event.preventDefault();
     const [to, keyboard] = [new URL(link.getAttribute("href"), location.href), event.detail === 0];
-    if (!(await show(to).catch(() => false))) return location.assign(to);
+    const became = await show(to).catch(() => "none");
+    if (became === "overtaken") return;
+    if (became === "none") return location.assign(to);
     history.pushState(null, "", to);
     if (keyboard) document.querySelector("#flame-graph svg a")?.focus({ preventScroll: true });
   });
