@@ -273,15 +273,19 @@ class AutomaticMonitor(Monitor):
         _automatic = weakref.ref(self)
 
 
-def stage(name: str) -> AbstractContextManager[None]:
+def stage(name: str, *, sync: bool = False) -> AbstractContextManager[None]:
     """A stage that the seams of `sftriage run --auto` do not see, named by hand in an otherwise unedited script.
 
     Nothing is recorded where the script makes a `Monitor`, in the first two steps, and without ``--auto``.
+
+    Args:
+        name: a stage that is seen by itself, or a new one: it becomes the last before ``other``.
+        sync: of a new one, whether it ends in a blocking exchange between the ranks.
     """
     automatic = None if _automatic is None else _automatic()
     if automatic is None or not automatic.active:
         return _NOTHING
-    automatic.declare(name)
+    automatic.declare(name, sync=sync)
     return automatic.stage(name)
 
 

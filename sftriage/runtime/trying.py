@@ -22,9 +22,9 @@ from sftriage.records import StepRecord
 from sftriage.runtime.carrying import CARRIED_IN, carried
 from sftriage.runtime.doctor import search_path
 from sftriage.runtime.launcher import Launcher
+from sftriage.runtime.missing import Missing, Seen, missing_of
 from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
 from sftriage.seams.patches import NAMES, REPORT_ENV
-from sftriage.seams.steps import STAGES
 from sftriage.windows.rings import open_ring
 
 _LOOK_S = 0.25
@@ -51,14 +51,6 @@ class CaptureWorks:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """Something that was not seen, and the lines by which it would be."""
-
-    what: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class JobFound:
     """What some steps of a job have shown.
 
@@ -81,11 +73,15 @@ class JobFound:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What the rings of a job hold, and what its processes have told (`sftriage.seams.telling`)."""
+    """What the rings of a job hold, and what its processes have told (`sftriage.seams.telling`).
+
+    ``misuse`` counts calls of its recorders that made no sense.
+    """
 
     infos: tuple[RingInfo, ...]
     steps: tuple[tuple[StepRecord, ...], ...]
     told: tuple[Mapping[str, Any], ...]
+    misuse: int = 0
 
 
 def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
@@ -106,15 +102,19 @@ def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
         ):
             told = Path(place) / "told"
             told.mkdir()
-            _run(command, {"SFTRIAGE_RINGS": str(rings), REPORT_ENV: str(told), **added}, rings, steps, patience_s)
-            return found_of(read_ranks(rings, told))
+            environment = {"SFTRIAGE_RINGS": str(rings), REPORT_ENV: str(told), **added}
+            status = _run(command, environment, rings, steps, patience_s)
+            return found_of(read_ranks(rings, told), status)
     finally:
         remove_rings_directory(rings)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, steps: int, patience_s: float) -> None:
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], rings: Path, steps: int, patience_s: float
+) -> int | None:
+    """The exit status of a job that ended by itself, None of one that was ended."""
     launcher = Launcher(tuple(command), environment, output=2)
-    over = threading.Event()
+    over, told = threading.Event(), threading.Event()
 
     def end() -> None:
         deadline_s = time.monotonic() + patience_s
@@ -122,6 +122,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, st
             pass
         for signum in (signal.SIGTERM, signal.SIGKILL):
             if not over.is_set():
+                told.set()
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(launcher.pid, signum)
             over.wait(_END_S)
@@ -129,10 +130,11 @@ def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, st
     ending = threading.Thread(target=end, name="doctor", daemon=True)
     ending.start()
     try:
-        launcher.wait()
+        status = launcher.wait()
     finally:
         over.set()
         ending.join()
+    return None if told.is_set() else status
 
 
 def _enough(rings: Path, steps: int) -> bool:
@@ -146,23 +148,25 @@ def _enough(rings: Path, steps: int) -> bool:
 
 def read_ranks(rings: Path, told: Path | None) -> Ranks:
     """What is there by now; a file that cannot be read is left out."""
-    infos, steps, reports = [], [], []
+    infos, steps, reports, misuse = [], [], [], 0
     newest = {path.name.split(".")[0]: path for path in find_rings(rings)}
     for path in newest.values():
         with contextlib.suppress(OSError, RingError), open_ring(path) as ring:
             batch = ring.read()
             infos.append(ring.info)
             steps.append(tuple(batch.steps.records()))
+            misuse += ring.misuse + batch.misuse
     for path in sorted(told.glob("*.json")) if told is not None else ():
         with contextlib.suppress(OSError, ValueError):
             reports.append(json.loads(path.read_text(encoding="utf-8")))
-    return Ranks(tuple(infos), tuple(steps), tuple(reports))
+    return Ranks(tuple(infos), tuple(steps), tuple(reports), misuse)
 
 
-def found_of(ranks: Ranks) -> JobFound:
-    """What that comes to."""
+def found_of(ranks: Ranks, status: int | None = None) -> JobFound:
+    """What that comes to, of a job that ended by itself with that exit status, or was ended."""
     # (launchers and workers import torch, too, and train nothing)
-    trainers = [one for one in ranks.told if one["rank"] or one["rounds"] or one["fired"]["backward"]]
+    trained = [bool(one["rounds"] or one["fired"]["backward"] or one["by_hand"]) for one in ranks.told]
+    trainers = [one for one, it_did in zip(ranks.told, trained, strict=True) if one["rank"] or it_did]
     fired: Counter[str] = Counter()
     for one in trainers:
         fired.update(one["fired"])
@@ -172,6 +176,8 @@ def found_of(ranks: Ranks) -> JobFound:
     seams = tuple(SeamFound(name, fired[name], stages.get(name)) for name in NAMES)
     failed = {name: why for one in trainers for name, why in one["failed"].items()}
     models = tuple(dict.fromkeys(name for one in trainers for name in one["models"]))
+    counts = len(trainers), sum(trained)
+    seen = Seen(fired, failed, *counts, by_hand, ranks.infos, ranks.steps, stages, ranks.misuse, status)
     return JobFound(
         seams=seams,
         stages=stages,
@@ -179,7 +185,7 @@ def found_of(ranks: Ranks) -> JobFound:
         cohorts=Counter(one.cohort for one in ranks.infos),
         writer=info.writer if info else "",
         captures=captures_of(trainers),
-        missing=() if by_hand else missing_of(seams, failed, info, ranked=len(trainers)),
+        missing=missing_of(seen),
         ranks=len(ranks.infos),
         steps=sum(map(len, ranks.steps)),
         models=models,
@@ -198,48 +204,6 @@ def shares_of(ranks: Ranks) -> dict[str, float]:
             for record in records:
                 sums = [one + more for one, more in zip(sums, record.durations_ns, strict=True)]
     return {name: part / max(1, sum(sums)) for name, part in zip(names, sums, strict=True)}
-
-
-def missing_of(
-    seams: Sequence[SeamFound], failed: Mapping[str, str], info: RingInfo | None, *, ranked: int
-) -> tuple[Missing, ...]:
-    """What was not seen, with what to write for it."""
-    fired = {one.name: one.fired for one in seams}
-    found = [Missing(f"the seam {name} was switched off: {why}", ()) for name, why in failed.items()]
-    if not ranked:
-        return (*found, Missing("no process has imported torch under a Python that looks at PYTHONPATH", _MONITOR))
-    if info is None:
-        what = "no step of a torch.optim.Optimizer was seen" if not fired["optimizer"] else "it took too few steps"
-        return (*found, Missing(f"{what}: no step is recorded", _MONITOR))
-    found += [Missing(_UNSEEN[name], _lines(name)) for name in STAGES[:3] if not fired[name] and name not in failed]
-    if info.world_size > 1 and not info.schema.sync:
-        what = "neither DDP nor FSDP is used, and no collective of torch.distributed was seen"
-        found.append(Missing(f"nothing is known to wait for the other ranks: {what}", _SYNC))
-    if "forward" in info.schema.sync:
-        found.append(Missing("no moment of the last gradient: under FSDP it is accumulated after the exchange", ()))
-    return tuple(found)
-
-
-_UNSEEN = {
-    "data": "no batch came from a torch DataLoader in the training thread: its time is in other",
-    "forward": "no call of the model that is trained was seen: its time is in other",
-    "backward": "no call of backward() was seen: its time is in other",
-}
-_INNER = {"data": "batch = next(batches)", "forward": "loss = loss_of(model(batch))", "backward": "loss.backward()"}
-_MONITOR = (
-    "monitor = sftriage.Monitor()",
-    "with monitor.step():",
-    '    with monitor.stage("data"): ...  # and so on for forward, backward, optimizer',
-)
-_SYNC = (
-    "import sftriage",
-    'monitor = sftriage.Monitor(sync=("backward",))  # the stage in which gradients are exchanged',
-    "with monitor.step(): ...",
-)
-
-
-def _lines(stage: str) -> tuple[str, ...]:
-    return ("import sftriage", f'with sftriage.stage("{stage}"):', f"    {_INNER[stage]}")
 
 
 def captures_of(trainers: Sequence[Mapping[str, Any]]) -> tuple[CaptureWorks, ...]:

@@ -18,14 +18,24 @@ _EVERY_S = 0.25
 
 def tell(seams: Seams, directory: Path) -> None:
     """Write down what was seen, several times a second, as long as the process lives: it may end at any time."""
-    thread = threading.Thread(target=_go_on, args=(seams, directory), name="sftriage-doctor", daemon=True)
-    thread.start()
+
+    def begin() -> None:
+        # (a fork of a rank that trains is none)
+        if not seams.steps.rounds:
+            threading.Thread(target=_go_on, args=(seams, directory), name="sftriage-doctor", daemon=True).start()
+
+    begin()
+    # A launcher may have imported torch before it forks its ranks.
+    os.register_at_fork(after_in_child=begin)
 
 
 def _go_on(seams: Seams, directory: Path) -> None:
     waiting = threading.Event()
     while True:
-        _write(seams, directory)
+        data = sys.modules.get("torch.utils.data")
+        worker_of = getattr(data, "get_worker_info", None)
+        if worker_of is None or worker_of() is None:
+            _write(seams, directory)
         waiting.wait(_EVERY_S)
 
 

@@ -120,3 +120,49 @@ def test_doctor_says_what_to_write_into_a_script_of_which_nothing_is_seen(start,
     assert job.returncode == 1, told
     assert "missing: no step of a torch.optim.Optimizer was seen: no step is recorded" in said
     assert "monitor = sftriage.Monitor()" in said
+
+
+# how a script that does everything wrong is recorded: what doctor says of it
+WRONG = {
+    "seams": (
+        "no batch came from a torch DataLoader",
+        "no call of the model that is trained was seen (`model.forward(...)` is none",
+        "no call of backward() was seen (`torch.autograd.grad` is none)",
+        "nothing is known to wait for the other ranks",
+    ),
+    "monitor": (
+        "calls made no sense to the recorder",
+        "the stage data was declared, and never entered",
+        "the stage h2d was declared, and never entered",
+        "of the steps is in no stage (other)",
+        "no stage is said to wait for the other ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_what_doctor_says_of_a_script_that_does_everything_wrong_mends_it(start, how):
+    script = UNEDITED.parent / "wrong.py"
+    # GIVEN a script that does everything wrong WHEN doctor looks at it
+    said, told = start("doctor", "--json", "--", *THREE_FORKED, script, how, "wrong").communicate(timeout=240)
+    # THEN all of it is said, and nothing else
+    missing = [one["what"] for one in json.loads(said)["missing"]]
+    assert len(missing) == len(WRONG[how]), told
+    assert all(expected in what for expected, what in zip(WRONG[how], missing, strict=True)), missing
+    # AND where its lines were written into the script, nothing is missing any more, and all that waits is known
+    said, told = start("doctor", "--json", "--", *THREE_FORKED, script, how, "mended").communicate(timeout=240)
+    found = json.loads(said)
+    assert found["missing"] == [], told
+    assert found["sync"] == (["exchange"] if how == "seams" else ["backward"])
+    assert all(found["stages"][name] > 0 for name in ("data", "forward", "backward", "optimizer"))
+
+
+def test_doctor_says_that_a_script_failed(start, tmp_path):
+    # GIVEN a script with an error WHEN
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nraise SystemExit(3)\n")
+    said, told = start("doctor", "--json", "--", sys.executable, script).communicate(timeout=240)
+    # THEN that is what is said first
+    assert json.loads(said)["missing"][0]["what"].startswith(
+        "the job ended by itself with exit status 3, before any step was recorded"
+    ), told

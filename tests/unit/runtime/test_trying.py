@@ -1,5 +1,10 @@
 """What some steps of a job come to: what was seen, and what is missing and how to write it."""
 
+import textwrap
+from dataclasses import replace
+
+import pytest
+
 from sftriage.recorder import RingInfo
 from sftriage.records import StageSchema, StepRecord
 from sftriage.runtime.trying import Ranks, found_of
@@ -21,13 +26,13 @@ def told(rank="0", **changed):
     } | changed
 
 
-def ranks(*tellers, sync=("backward",), world_size=2, durations_ns=(10, 20, 60, 5, 5)):
+def ranks(*tellers, sync=("backward",), world_size=2, durations_ns=(10, 20, 60, 5, 5), ready_ns=None):
     """Two ranks, each with a step."""
     infos = tuple(
         RingInfo(rank, world_size, rank, 0, "job", "node", "", StageSchema(STAGES, sync), 1, 2, 3, 4, "C")
         for rank in range(world_size)
     )
-    step = StepRecord(0, 2, 0, 0, durations_ns, (0,) * len(sync), True, False, None)
+    step = StepRecord(0, 2, 0, 0, durations_ns, (0,) * len(sync), True, False, ready_ns)
     return Ranks(infos, ((step,),) * world_size, tellers)
 
 
@@ -44,7 +49,7 @@ def test_what_was_not_seen_is_said_with_the_lines_that_name_it():
     found = found_of(ranks(told(fired={"data": 0}), sync=()))
     data, sync = found.missing
     assert data.lines == ("import sftriage", 'with sftriage.stage("data"):', "    batch = next(batches)")
-    assert 'sync=("backward",)' in sync.lines[1]
+    assert sync.lines[1] == 'with sftriage.stage("exchange", sync=True):'
 
 
 def test_why_there_is_no_ready_moment_under_fsdp_is_said():
@@ -60,7 +65,11 @@ def test_a_seam_that_switched_itself_off_says_why():
 def test_a_script_whose_optimizer_is_not_torchs_needs_a_monitor():
     (found,) = found_of(Ranks((), (), (told(fired={"optimizer": 0}, rounds=0),))).missing
     assert found.what == "no step of a torch.optim.Optimizer was seen: no step is recorded"
-    assert found.lines[0] == "monitor = sftriage.Monitor()"
+    assert found.lines[:2] == (
+        "import sftriage",
+        "monitor = sftriage.Monitor()  # once, where the ranks know of each other (init_process_group)",
+    )
+    compile("\n".join(found.lines), "lines", "exec")
 
 
 def test_a_job_that_says_nothing_at_all_may_not_look_at_pythonpath():
@@ -69,6 +78,61 @@ def test_a_job_that_says_nothing_at_all_may_not_look_at_pythonpath():
     assert not any(one.works for one in found.captures if one.profiler in ("torch", "stacks"))
 
 
-def test_of_a_monitor_of_the_scripts_own_nothing_is_missing():
-    found = found_of(ranks(told(by_hand=True, fired={"forward": 0})))
+def by_hand(sync=("backward",), **changed):
+    """What two ranks with a Monitor of the script's own have recorded."""
+    return ranks(*(told(rank, by_hand=True, fired=dict.fromkeys(NAMES, 0)) for rank in "01"), sync=sync, **changed)
+
+
+def left(seen):
+    """The same ranks, each of which has left a step before its last one."""
+    return replace(seen, steps=tuple((replace(last, complete=False), last) for (last,) in seen.steps))
+
+
+def test_of_a_good_monitor_of_the_scripts_own_nothing_is_missing():
+    found = found_of(by_hand(ready_ns=50))
     assert (found.by_hand, found.missing) == (True, ())
+
+
+# what is wrong with the script's own Monitor, or with its loop: what is said, and what to write for it
+WRONG = [
+    (by_hand(), "no moment of the last gradient", "monitor.watch(model)"),
+    (by_hand(sync=()), "no stage is said to wait", 'sync=("backward",)'),
+    (by_hand(ready_ns=1, durations_ns=(0, 20, 60, 5, 5)), "data was declared, and never", 'with monitor.stage("data")'),
+    (by_hand(ready_ns=1, durations_ns=(10, 20, 30, 5, 35)), "35% of the steps is in no stage", "with monitor.stage"),
+    (left(by_hand(ready_ns=1)), "2 of 4 steps were left", "with monitor.step():"),
+    (replace(by_hand(ready_ns=1), misuse=7), "7 calls made no sense to the recorder", ""),
+    (replace(by_hand(), steps=((), ())), "the Monitor that the script makes has no step", "    with monitor.step():"),
+    (replace(by_hand(), infos=(), steps=()), "records where doctor does not look (rings=)", "    with monitor.step():"),
+    (by_hand(ready_ns=1, world_size=1), "2 processes train, and each says that it is rank 0 of 1", "world_size="),
+]
+
+
+@pytest.mark.parametrize(("seen", "what", "line"), WRONG)
+def test_what_a_monitor_of_the_scripts_own_leaves_open_is_said(seen, what, line):
+    (missing,) = found_of(seen).missing
+    assert what in missing.what
+    assert line in "\n".join(missing.lines)
+    compile(textwrap.dedent("\n".join(missing.lines)), "lines", "exec")
+
+
+def test_time_between_the_stages_is_said_once_all_of_them_are_seen():
+    (between,) = found_of(ranks(told(), durations_ns=(10, 20, 30, 5, 35))).missing
+    assert between.what.startswith("35% of the steps is in no stage")
+    (data,) = found_of(ranks(told(fired={"data": 0}), durations_ns=(0, 20, 30, 5, 45))).missing
+    assert "DataLoader" in data.what
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "said"),
+    [
+        (None, 2, None),
+        (0, 2, None),
+        (1, 2, "the job ended by itself with exit status 1, after 1 recorded step of a rank"),
+        (137, 0, "the job ended by itself with exit status 137, before any step was recorded"),
+    ],
+)
+def test_a_job_that_failed_is_said_first(status, steps, said):
+    of = ranks(told()) if steps else Ranks((), (), (told(rounds=0),))
+    missing = found_of(of, status).missing
+    assert [one.what for one in missing if "ended by itself" in one.what] == ([] if said is None else [missing[0].what])
+    assert said is None or missing[0].what.startswith(said)
