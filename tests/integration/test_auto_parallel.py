@@ -10,7 +10,7 @@ from tests.integration.processes import FORKED
 from tests.integration.runs import named, verdicts
 from tests.integration.test_auto_seams import POLICY, UNEDITED
 
-SLOW_FROM, SLOW_S = 80, 0.1
+SLOW_FROM, SLOW_S = 80, 0.03
 EXCHANGING = ("data", "forward", "backward", "exchange", "optimizer", "other")
 WRAPPED = ("data", "forward", "backward", "optimizer", "other")
 SLOWED = {

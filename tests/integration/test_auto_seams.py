@@ -44,7 +44,7 @@ SLOWED = {
         {},
     ),
 }
-SLOW_FROM, SLOW_S = 40, 0.1
+SLOW_FROM, SLOW_S = 40, 0.03
 
 
 def steps_of(run: Path, rank: int):
