@@ -3,24 +3,12 @@
 import os
 import runpy
 import sys
-import time
+from pathlib import Path
 
 from torch.utils.data._utils import fetch
 
-RANK, AFTER, SLOW_S = int(os.environ["SLOW_RANK"]), int(os.environ["SLOW_AFTER"]), float(os.environ["SLOW_S"])
-
-
-class Slowed:
-    """Another data set, later."""
-
-    def __init__(self, dataset):
-        self.dataset, self.taken = dataset, 0
-
-    def __getitem__(self, index):
-        self.taken += 1
-        if self.taken > AFTER:
-            time.sleep(SLOW_S)
-        return self.dataset[index]
+sys.path.append(str(Path(__file__).parents[1] / "integration" / "jobs" / "unedited"))
+from samples import Slowed
 
 
 class SlowedFetcher(fetch._MapDatasetFetcher):
@@ -30,7 +18,7 @@ class SlowedFetcher(fetch._MapDatasetFetcher):
 
 
 # Lightning's own launcher says no more than a rank's number on its host.
-if int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == RANK:
+if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == os.environ["SLOW_RANK"]:
     fetch._MapDatasetFetcher = SlowedFetcher
 sys.argv.pop(0)
 sys.path[0] = os.path.dirname(sys.argv[0])  # noqa: PTH120

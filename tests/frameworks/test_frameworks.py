@@ -7,12 +7,12 @@ import pytest
 
 from sftriage.runs.recordings import load_recording
 from tests.frameworks import logged
-from tests.integration.processes import FORKED, TORCHRUN
+from tests.integration.processes import FORKED, TORCHRUN, slowed
 from tests.integration.runs import named, verdicts
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
-STEPS, SLOW_FROM, SLOW_S = 150, 60, 0.04
+STEPS, SLOW_FROM = 150, 60
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -87,11 +87,6 @@ def train(start, environment, tmp_path):
 
     def train(framework: Framework, text: str, *auto: str, launcher=FORKED, ranks: int = 2) -> Path:
         (tmp_path / framework.script).write_text(text)
-        slowed = {
-            "SLOW_RANK": "1",
-            "SLOW_AFTER": str(framework.a_step * SLOW_FROM),
-            "SLOW_S": str(SLOW_S / framework.a_step),
-        }
         trackers = {
             "WANDB_MODE": "offline",
             "WANDB_DIR": str(out),
@@ -101,7 +96,7 @@ def train(start, environment, tmp_path):
         arguments = (*auto, "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--", *launcher, ranks)
         job = start(
             *("run", *arguments, HERE / "slowed.py", tmp_path / framework.script, out),
-            env=environment | slowed | trackers,
+            env=environment | slowed(1, framework.a_step, SLOW_FROM) | trackers,
             cwd=tmp_path,
         )
         _, told = job.communicate(timeout=400)
@@ -215,7 +210,6 @@ def test_in_a_loop_with_a_monitor_in_it_a_slowed_rank_is_named(
     start, environment, tmp_path, script, ranks, slow, a_step
 ):
     (tmp_path / "policy.yaml").write_text(POLICY)
-    slowed = {"SLOW_RANK": str(slow), "SLOW_AFTER": str(a_step * SLOW_FROM), "SLOW_S": str(SLOW_S / a_step)}
     arguments = ("--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--", *FORKED, ranks)
     job = start(
         "run",
@@ -223,7 +217,7 @@ def test_in_a_loop_with_a_monitor_in_it_a_slowed_rank_is_named(
         HERE / "slowed.py",
         EXAMPLES / f"{script}.py",
         tmp_path,
-        env=environment | slowed,
+        env=environment | slowed(slow, a_step, SLOW_FROM),
         cwd=tmp_path,
     )
     _, told = job.communicate(timeout=400)

@@ -15,6 +15,19 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 FORKED = (sys.executable, str(Path(__file__).parent / "jobs" / "launch.py"))
 """Launchers of a job: how many ranks comes next, and then their script. The second takes a third of the time."""
 
+SLOW_S, SLOW_SHARE = 0.03, 0.6
+"""By how much a rank is slow: so long in a step, and by this share of it at least, however busy the machine is."""
+
+
+def slowed(rank: int, a_step: int, after: int) -> dict[str, str]:
+    """What a data set of so many samples a step reads of its environment, to be slow on a rank after so many steps."""
+    return {
+        "SLOW_RANK": str(rank),
+        "SLOW_AFTER": str(a_step * after),
+        "SLOW_S": str(SLOW_S / a_step),
+        "SLOW_SHARE": str(SLOW_SHARE),
+    }
+
 
 def descendants(pid: int) -> list[int]:
     """Processes below this one."""

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from sftriage.runs.recordings import load_recording
-from tests.integration.processes import FORKED
+from tests.integration.processes import FORKED, slowed
 from tests.integration.runs import named, verdicts
 from tests.integration.test_auto_seams import POLICY, UNEDITED
 
-SLOW_FROM, SLOW_S = 80, 0.03
+SLOW_FROM = 80
 EXCHANGING = ("data", "forward", "backward", "exchange", "optimizer", "other")
 WRAPPED = ("data", "forward", "backward", "optimizer", "other")
 SLOWED = {
@@ -28,11 +28,10 @@ def test_the_slow_rank_of_a_hybrid_job_is_named_and_trains_as_without_us(start, 
     # GIVEN a script that knows nothing of sftriage, and a data set that becomes slow on one rank
     script, slow, a_step, stages, sync, cohorts = SLOWED[which]
     (tmp_path / "policy.yaml").write_text(POLICY)
-    slowed = {"SLOW_RANK": str(slow), "SLOW_AFTER": str(a_step * SLOW_FROM), "SLOW_S": str(SLOW_S / a_step)}
     command = (*FORKED, len(cohorts), UNEDITED / f"{script}.py", tmp_path)
     # WHEN it runs
     options = ("--auto", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run")
-    job = start("run", *options, "--", *command, env=environment | slowed)
+    job = start("run", *options, "--", *command, env=environment | slowed(slow, a_step, SLOW_FROM))
     said, told = job.communicate(timeout=240)
     assert job.returncode == 0, told
     # THEN that rank is suspected of that stage

@@ -10,7 +10,7 @@ import torch
 
 from sftriage.recorder import moments
 from sftriage.runs.recordings import load_recording
-from tests.integration.processes import FORKED
+from tests.integration.processes import FORKED, slowed
 from tests.integration.runs import captures, named, verdicts
 
 UNEDITED = Path(__file__).parent / "jobs" / "unedited"
@@ -44,7 +44,7 @@ SLOWED = {
         {},
     ),
 }
-SLOW_FROM, SLOW_S = 40, 0.03
+SLOW_FROM = 40
 
 
 def steps_of(run: Path, rank: int):
@@ -60,10 +60,9 @@ def test_a_rank_that_is_slowed_from_outside_is_named_with_its_stage_and_trains_a
     # GIVEN a script as somebody has it, and a data set that becomes slow on rank 1
     launcher, a_step, stage, sync, *kinds = SLOWED[script]
     (tmp_path / "policy.yaml").write_text(POLICY)
-    slowed = {"SLOW_RANK": "1", "SLOW_AFTER": str(a_step * SLOW_FROM), "SLOW_S": str(SLOW_S / a_step)}
     # WHEN it runs
     arguments = ("--auto", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--", *launcher)
-    job = start("run", *arguments, UNEDITED / f"{script}.py", tmp_path, env=environment | slowed)
+    job = start("run", *arguments, UNEDITED / f"{script}.py", tmp_path, env=environment | slowed(1, a_step, SLOW_FROM))
     said, told = job.communicate(timeout=240)
     assert job.returncode == 0, told
     # THEN that rank is suspected of that stage, and was captured

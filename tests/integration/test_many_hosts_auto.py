@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.namespaces import BOTH, two_hosts
-from tests.integration.processes import DEADLINE_S
+from tests.integration.processes import DEADLINE_S, slowed
 from tests.integration.runs import captures, named, verdicts
-from tests.integration.test_auto_seams import POLICY, SLOW_FROM, SLOW_S, UNEDITED
+from tests.integration.test_auto_seams import POLICY, SLOW_FROM, UNEDITED
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -19,8 +19,7 @@ A_STEP, SLOW = 8, 1
 def test_the_stages_of_an_unedited_script_are_found_on_every_host(tmp_path, environment):
     # GIVEN two hosts, and a script that knows nothing of sftriage, whose data set becomes slow on the second one
     (tmp_path / "policy.yaml").write_text(POLICY)
-    slowed = {"SLOW_RANK": str(SLOW), "SLOW_AFTER": str(A_STEP * SLOW_FROM), "SLOW_S": str(SLOW_S / A_STEP)}
-    environment = {**environment, **slowed, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**environment, **slowed(SLOW, A_STEP, SLOW_FROM), "PYTHONPATH": str(Path(__file__).parents[2])}
     with two_hosts() as hosts:
         both = []
         for number in range(2):
