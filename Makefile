@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CHAOS ?=
 # In several processes (tests/conftest.py says what shares one): tests of real jobs mostly wait.
-PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 20
+PYTEST := tests/run $(BIN)/python
 
 # Jobs on many hosts: namespaces, NATS servers, SLURM.
 HOSTS := $(wildcard $(addprefix tests/integration/test_,many_hosts*.py hub_*.py elastic.py slurm.py chaos.py fleet_bench.py))
@@ -40,7 +40,7 @@ test-auto: $(VENV)/.dev
 
 # Hugging Face's Trainer, Lightning, Accelerate, and the experiment trackers: installed once, beside the rest.
 test-frameworks: frameworks
-	$(VENV)/frameworks/bin/python -m pytest -n 2 --durations 5 tests/frameworks $(ARGS)
+	tests/run $(VENV)/frameworks/bin/python -n 2 tests/frameworks $(ARGS)
 
 test-kube: $(VENV)/.dev
 	$(PYTEST) -n 2 $(KUBE) $(ARGS)
