@@ -204,7 +204,9 @@ class TorchSession(Session):
         Raises:
             CaptureError: there is nothing in the trace.
         """
-        if self._profile.profiler.kineto_results.trace_start_ns() <= 0:
+        results = self._profile.profiler.kineto_results
+        # (before torch 2.4 it said so in microseconds)
+        if (getattr(results, "trace_start_ns", None) or results.trace_start_us)() <= 0:
             raise CaptureError("the profiler recorded nothing")
         began_s = monotonic()
         self._profile.export_chrome_trace(path)

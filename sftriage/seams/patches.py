@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import exchanges, models, parallel
 from sftriage.seams.hooks import Model
-from sftriage.seams.replaced import Replaced
+from sftriage.seams.replaced import Replaced, keeping_hooks
 from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, Steps
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
 """A directory in which each process says what its seams have seen (`sftriage.seams.telling`)."""
 NAMES = ("data", H2D, "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
 
+COMPILER = "torch._dynamo.eval_frame"
 LOOK_ROUNDS = 4
 """Steps after each of which a model that nobody has called so far is given up for its parts."""
 
@@ -74,7 +75,9 @@ class Seams:
         self.steps = Steps(self._begin, self._step_ends)
         self._torch = torch = sys.modules["torch"]
         # (whether the compiler reads what it is in, rather than that it is run; it takes the answer for a constant)
-        self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+        # (torch 2.2's compiler knows another one)
+        known = hasattr(torch.compiler, "is_dynamo_compiling")
+        self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling if known else torch._utils.is_compiling
         self.gradients: Callable[[], bool] = torch.is_grad_enabled
         self._replaced = Replaced(self.steps, self.on, self.fail, self.tracing)
         # What the compiler counts, and what that was at the end of the last step.
@@ -240,6 +243,13 @@ class Seams:
             self.steps.optimizer_ended(-id(optimizer))
 
         return self._replaced.around(original, "optimizer", begins, ended)
+
+    def compiles(self) -> None:
+        """The compiler has been imported: that of torch 2.2 takes the hooks from every optimizer."""
+        patcher = getattr(sys.modules[COMPILER], "TorchPatcher", None)
+        if patcher is not None and not hasattr(self._torch.compiler, "is_dynamo_compiling"):
+            with self.guarded("optimizer"):
+                self._replaced.wrap(patcher, "patch", keeping_hooks)
 
     def _clips(self, norm: object) -> None:
         """Clipping by norm is the optimizer's business, and under FSDP an exchange between the ranks."""
@@ -498,7 +508,11 @@ def imported(name: str) -> None:
 
                 tell(_installed, Path(directory))
     elif _installed is not None:
-        told = {exchanges.REMAPS: _installed.remaps, parallel.PIPELINING: _installed.pipelines}
+        told = {
+            COMPILER: _installed.compiles,
+            exchanges.REMAPS: _installed.remaps,
+            parallel.PIPELINING: _installed.pipelines,
+        }
         told.get(name, _installed.checkpoints)()
 
 
