@@ -156,13 +156,18 @@ class WindowEvidence:
 
         What both are slower by, as on a machine that others use too, is neither's. -∞ where that is not known.
         """
-        rank, course = candidate.suspect.rank, candidate.course
-        own_R = self.own_R
-        if own_R is None or rank is None or course is None:
+        rank, rose_R = candidate.suspect.rank, self.rose_R(candidate)
+        if rose_R is None or rank is None:
             return -np.inf
-        rose_R = self.seen.own_NR[course.filled_N[self.used_N]].mean(axis=0) - own_R
         others_s = [float(rose_R[other]) for other in self.roles.members[self.roles.role_R[rank]] if other != rank]
         return float(rose_R[rank]) - 2.0 * max(0.0, *others_s)
+
+    def rose_R(self, candidate: Candidate) -> FloatArray | None:
+        """By how much each of two ranks is slower than it was, in the steps that one fills; None where not known."""
+        own_R, course = self.own_R, candidate.course
+        if own_R is None or course is None:
+            return None
+        return np.asarray(self.seen.own_NR[course.filled_N[self.used_N]].mean(axis=0) - own_R)
 
     @property
     def longer_s(self) -> float | None:

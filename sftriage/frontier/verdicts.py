@@ -221,7 +221,8 @@ def _late_reason(evidence: WindowEvidence) -> str:
     ``co_critical``: step by step, mending whoever came last would save little of the lateness, for another comes almost
     as late. ``roaming``: it would save most, but who comes last changes. ``intermittent``: mostly it is one rank, but
     too seldom to tell it from chance. Of two ranks that differ always, one is slow (``no_baseline``: its own past is
-    not known) or they do different work (``mixed_roles``: it was so before).
+    not known), or they do different work (``mixed_roles``: it was so before), or both are slower than they were
+    (``co_critical``).
     """
     settings = evidence.settings
     if evidence.best_gains_s < settings.min_explained_fraction * evidence.excess.late_s:
@@ -229,10 +230,14 @@ def _late_reason(evidence: WindowEvidence) -> str:
     total_s = float(evidence.gain_R.sum())
     if float(evidence.gain_R.max()) < settings.min_persistence_fraction * total_s:
         return "roaming"
-    named = next((one.suspect for one in evidence.candidates if one.course is not None), None)
-    if named is not None and evidence.of_two(named):
-        return "no_baseline" if evidence.own_R is None else "mixed_roles"
-    return "intermittent"
+    named = next((one for one in evidence.candidates if one.course is not None), None)
+    if named is None or not evidence.of_two(named.suspect) or named.suspect.rank is None:
+        return "intermittent"
+    rose_R = evidence.rose_R(named)
+    if rose_R is None:
+        return "no_baseline"
+    slower = float(rose_R[named.suspect.rank]) >= settings.min_explained_fraction * named.suspect.gain_s
+    return "co_critical" if slower else "mixed_roles"
 
 
 def _shared_reason(evidence: WindowEvidence) -> str:

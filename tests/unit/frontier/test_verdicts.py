@@ -131,6 +131,13 @@ TRUTH = [
         known=True,
         reasons=("co_critical",),
     ),
+    Case(
+        "both of two ranks slower than they were, and one of them more so",
+        (Fault("data", 1, 0.03), Fault("forward", (0, 1), 0.02)),
+        PAIR,
+        known=True,
+        reasons=("co_critical",),
+    ),
     # Excess inside the sync stage, without a local lead.
     Case("slow inside the sync", (Fault("backward", 1, 0.030),), known=True, reasons=("sync_ambiguous",)),
     Case(
