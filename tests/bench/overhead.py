@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.bench.overhead_modes import instructions, reporting
 from tests.bench.overhead_modes.running import NotRunError, measured
 
-NAMES = ("sftriage", "traceml-ai", "gpuprof", "torch.profiler")
+NAMES = ("sftriage", "sftriage --auto", "traceml-ai", "gpuprof", "torch.profiler")
 EXPORT_STEPS = 50
 """torch.profiler runs without a schedule, and is exported and begun again after so many steps."""
 
@@ -59,6 +59,9 @@ def plan_of(tool: str, options: argparse.Namespace) -> dict[str, object]:
     }
     if tool == "sftriage":
         plan |= {"rounds": 16, "real_modes": ["off", "control", "on"], "captures": options.captures}
+    elif tool == "sftriage --auto":
+        # Each block puts the seams in anew, and waits until they are in their stride.
+        plan |= {"small_steps": 200, "small_rounds": 60, "cold_steps": 20, "cold_rounds": 30, "rounds": 3}
     elif tool == "gpuprof":
         # Each block begins and ends a run of its own, with its threads and database.
         plan |= {"small_steps": 200, "small_rounds": 20, "cold_steps": 10, "cold_rounds": 25, "rounds": 6}

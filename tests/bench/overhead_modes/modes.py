@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable
@@ -12,7 +13,12 @@ from pathlib import Path
 
 import torch
 
+from sftriage.seams.patches import RINGS_ENV, Seams
 from tests.bench.overhead_modes.training import STAGES, Training
+
+AUTO = "sftriage --auto"
+STRIDE_STEPS = 80
+"""Until then each step looks whether a GPU is in use, and the seams are not in their stride."""
 
 
 def nothing() -> None:
@@ -100,6 +106,34 @@ class Sftriage:
         os.kill(self._agent, signal.SIGCONT)
 
 
+class Auto:
+    """The seams of ``sftriage run --auto``, which nothing in the script tells; without, torch has its own back.
+
+    Nobody reads what it records. Batches are made beforehand, so that the seam of a loader is not in it
+    (`tests/bench/seams_cost.py` has that one).
+    """
+
+    def __init__(self) -> None:
+        self._seams: Seams | None = None
+
+    def modes(self, training: Training) -> dict[str, Mode]:
+        def enter() -> None:
+            # (each block is a rank of its own)
+            os.environ[RINGS_ENV] = tempfile.mkdtemp(prefix="overhead-", dir="/dev/shm")
+            self._seams = Seams()
+            self._seams.install()
+
+        def leave() -> None:
+            assert self._seams is not None, "enter() comes first"
+            if not self._seams.steps.rounds or self._seams.failed:
+                raise SystemExit(f"the seams saw no steps: {self._seams.failed}")
+            self._seams.stop()
+            shutil.rmtree(os.environ.pop(RINGS_ENV))
+
+        off = Mode(training.step)
+        return {"off": off, "control": off, "on": Mode(training.step, enter, leave, warm_steps=STRIDE_STEPS)}
+
+
 class TraceML:
     """``traceml run`` with ``traceml.init(mode="auto")`` and ``trace_step``, its documentation's plain PyTorch loop.
 
@@ -161,4 +195,4 @@ class TorchProfiler:
         return {"off": off, "control": off, "on": Mode(training.step, begin=begin, finish=finish)}
 
 
-TOOLS = {"sftriage": Sftriage, "traceml-ai": TraceML, "gpuprof": Gpuprof, "torch.profiler": TorchProfiler}
+TOOLS = {"sftriage": Sftriage, AUTO: Auto, "traceml-ai": TraceML, "gpuprof": Gpuprof, "torch.profiler": TorchProfiler}
