@@ -162,8 +162,50 @@ HUB = Section(
 
 KUBE = Section(
     "kube",
-    "Policies in a Kubernetes cluster.",
+    "Jobs, captures and policies in a Kubernetes cluster.",
     (
+        Entry(
+            "status",
+            "kube_jobs:status",
+            "List the jobs of a cluster, and say how they stand.",
+            ("sftriage kube status -n training", "sftriage kube status -A --json"),
+        ),
+        Entry(
+            "traces",
+            "kube_jobs:traces",
+            "Say which steps of a job were slow, and list their traces.",
+            ("sftriage kube traces pretraining -n training", "sftriage kube traces pretraining --step 1042"),
+        ),
+        Entry(
+            "get",
+            "kube_jobs:get",
+            "Fetch a trace to this machine, verified.",
+            (
+                "sftriage kube get look-x8z2k -n training",
+                "sftriage kube get --job pretraining --step 1042 --out traces/",
+            ),
+        ),
+        Entry(
+            "open",
+            "kube_jobs:open_trace",
+            "Open a trace in Perfetto's viewer.",
+            ("sftriage kube open look-x8z2k -n training", "sftriage kube open --job pretraining"),
+        ),
+        Entry(
+            "capture",
+            "kube_capture:capture",
+            "Capture a rank of a job in a cluster, on demand.",
+            (
+                'sftriage kube capture pretraining --rank 3 --reason "loss spikes"',
+                'sftriage kube capture pretraining --rank 3 --reason "slow" --profiler stacks --no-wait',
+            ),
+        ),
+        Entry(
+            "doctor",
+            "kube_doctor:doctor",
+            "Find out why nothing happens, and what to do.",
+            ("sftriage kube doctor -n training", "sftriage kube doctor -n training --json"),
+        ),
         Entry(
             "policy",
             "kube:policies",

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from sftriage.commands.kube_options import ContextOption, EverywhereOption, NamespaceOption, connected, within
 from sftriage.commands.options import JsonOption
 from sftriage.commands.output import lists, print_json, say
 from sftriage.errors import UsageError
@@ -20,30 +21,23 @@ from sftriage.traces.objects import checked_url
 
 
 def policies(
-    namespace: Annotated[
-        str | None,
-        typer.Option("--namespace", "-n", metavar="NAME", help="The namespace.", show_default="the context's"),
-    ] = None,
-    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Those of all namespaces.")] = False,
-    context: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A context of the kubeconfig.", show_default="the current one")
-    ] = None,
+    namespace: NamespaceOption = None,
+    everywhere: EverywhereOption = False,
+    context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the policies of a cluster: whether each is valid and in force, and why not.
 
     The cluster is the one that kubectl would ask, by KUBECONFIG or ~/.kube/config.
     """
-    if everywhere and namespace is not None:
-        raise UsageError("--namespace is one, and --all-namespaces all of them: give one of the two")
-    objects = ClusterObjects.connect(context)
-    bodies = objects.list(KINDS[0], None if everywhere else namespace or objects.namespace)
+    objects, namespace = connected(namespace, context, everywhere=everywhere)
+    bodies = objects.list(KINDS[0], namespace or None)
     rows = [_row(body) for body in bodies]
     if as_json:
         print_json(rows)
         return
     if not rows:
-        say(f"no policy in {'any namespace' if everywhere else f'namespace {namespace or objects.namespace}'}")
+        say(f"no policy {within(namespace)}")
         return
     table = Table("namespace", "policy", "rules", "in force", "why")
     for row in rows:

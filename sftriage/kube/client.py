@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
@@ -107,6 +108,24 @@ class ClusterObjects:
         """
         found = json.loads(self._response(method, path, body, as_, query, _PATIENCE_S).read())
         return dict(found)
+
+    def create(self, kind: Kind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object, whose unknown fields are refused; as the server has it then.
+
+        Raises:
+            ClusterError: it was not created; `AnsweredError` where the server says why.
+        """
+        about = {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind.kind}
+        path = path_of(about["apiVersion"], kind.plural, namespace)
+        return self.ask("POST", path, {**about, **body}, fieldValidation="Strict")
+
+    def read(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
+        """One object.
+
+        Raises:
+            ClusterError: it cannot be read; `AnsweredError` `NOT_FOUND` where it is not there.
+        """
+        return self.ask("GET", path_of(f"{GROUP}/{VERSION}", kind.plural, namespace, quote(name, safe="")))
 
     def apply(self, body: Mapping[str, Any], plural: str, manager: str) -> dict[str, Any]:
         """Have an object be as ``body`` says, whatever it was: its fields become those of ``manager``.
