@@ -141,4 +141,3 @@ def _tell(body: Body, progress: Progress, *, as_json: bool) -> None:
         write(row.name)
         where = f"sftriage kube get {row.name} -n {row.namespace}" if row.store else "it is with the job's controller"
         say(where)
-

@@ -152,11 +152,14 @@ def traces(
         tell(f"No capture of step {step}{nearest}.")
         return
     if not shown:
-        say(f"no capture of job {job} {within(namespace)}" + ("" if reports else ", and no report: `kube doctor`"))
+        say(
+            f"no capture of job {job} {within(namespace)}"
+            + ("" if reports else ", and no report: `sftriage kube doctor`")
+        )
         return
     lists().print(_traces_table(shown))
     if any(row.store for row in shown):
-        tell(f"`sftriage kube get NAME -n {namespace}` fetches one, and `kube open` shows it.")
+        tell(f"`sftriage kube get NAME -n {namespace}` fetches one, and `sftriage kube open` shows it.")
 
 
 def _where(row: TraceRow) -> str:
