@@ -61,7 +61,7 @@ JobArgument = Annotated[
 CaptureArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[CAPTURE]", help="Name of a TraceCapture, as `sftriage kube traces` shows it.", show_default=False
+        metavar="CAPTURE", help="Name of a TraceCapture, as `sftriage kube traces` shows it.", show_default=False
     ),
 ]
 JobOption = Annotated[
@@ -84,7 +84,7 @@ SeenFromHereOption = Annotated[
 
 
 def status(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this job.", show_default=False)] = None,
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Only this job.", show_default=False)] = None,
     namespace: NamespaceOption = None,
     everywhere: EverywhereOption = False,
     context: ContextOption = None,
