@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -274,11 +273,14 @@ def _opened(body: Body, store: str | None) -> tuple[RemoteStore, StoredTrace]:
     """
     stored = stored_of(body)
     url = checked_url(store or stored.store)
-    if "://" not in url and not Path(url).is_dir():
-        raise UsageError(
-            f"the trace is in {url}, a directory in the cluster: --store URL says how that is reached from here"
-        )
-    return RemoteStore.open(url), stored
+    try:
+        return RemoteStore.open(url), stored
+    except UsageError as error:
+        if store is None and url.startswith("file:"):
+            raise UsageError(
+                f"{error}: it is one of the cluster; --store URL says how it is reached from here"
+            ) from None
+        raise
 
 
 def _agree(body: Body, stored: StoredTrace, manifest: Manifest) -> None:

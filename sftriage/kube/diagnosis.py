@@ -249,15 +249,14 @@ def _store(seen: Snapshot) -> Iterator[Finding]:
         says = f"{_named(kept)}: the trace is with the job's controller alone, and goes with it: it has no store"
         yield Finding("store", "wrong", says, "give the operator a store (--store, docs/store.md)")
     for url, problem in seen.stores.items():
-        if problem:
-            yield Finding(
-                "store",
-                "wrong",
-                f"from here, {url} cannot be reached: {problem}",
-                "credentials come from the environment",
-            )
-        else:
+        if not problem:
             yield Finding("store", "ok", f"{url} is reached from here")
+        elif url.startswith(("file:", "/")):
+            do = "sftriage kube get --store URL says how it is reached from here"
+            yield Finding("store", "unknown", f"{url} is a directory in the cluster, and not on this machine", do)
+        else:
+            do = "credentials come from the environment (docs/store.md)"
+            yield Finding("store", "wrong", f"from here, {url} cannot be reached: {problem}", do)
 
 
 def _quota(seen: Snapshot) -> Iterator[Finding]:

@@ -6,7 +6,6 @@ import base64
 import binascii
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -195,9 +194,7 @@ def _stores(captures: Iterable[Body]) -> dict[str, str]:
 
 def _reached(url: str, reference: str) -> str:
     try:
-        if "://" not in checked_url(url) and not Path(url).is_dir():
-            return "it is a directory in the cluster"
-        RemoteStore.open(url).names(reference)
+        RemoteStore.open(checked_url(url)).names(reference)
     except (UsageError, InputError, StoreError, ClusterError) as error:
         return str(error)
     return ""

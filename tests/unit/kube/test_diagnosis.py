@@ -205,6 +205,7 @@ FINE = {
 
 UNKNOWN = {
     "no version": ({"version": None}, "version"),
+    "a store that is a directory there": ({"stores": {"file:///traces": "no such directory"}}, "store"),
     "no training": ({"pods": []}, "label"),
     "pods that may not be read": ({"pods": [], "unread": {"pods": "forbidden"}}, "pods"),
     "definitions that may not be read": ({"definitions": [], "unread": {"definitions": "forbidden"}}, "definitions"),
