@@ -162,8 +162,14 @@ HUB = Section(
 
 KUBE = Section(
     "kube",
-    "Policies in a Kubernetes cluster.",
+    "Policies and jobs in a Kubernetes cluster.",
     (
+        Entry(
+            "controller",
+            "kube_controller:controller",
+            "Watch one job of a cluster: what the operator starts.",
+            ("sftriage kube controller --job-id ml/job/resnet --policies policies --run runs --creds hub",),
+        ),
         Entry(
             "policy",
             "kube:policies",
