@@ -182,6 +182,34 @@ KUBE = Section(
             "Print the custom resource definitions.",
             ("sftriage kube crds > crds.yaml",),
         ),
+        Entry(
+            "inject",
+            "kube_inject:inject",
+            "Print a job with its pods as the webhook would have them.",
+            (
+                "sftriage kube inject -f job.yaml | kubectl apply -f -",
+                "sftriage kube inject -n training --settings settings.yaml -f - < job.yaml",
+            ),
+        ),
+        Entry(
+            "carry",
+            "kube_inject:carry",
+            "Copy what trainers need into a volume (injected pods run it).",
+            ("sftriage kube carry /sftriage --spool /sftriage-spool/spool",),
+        ),
+    ),
+)
+
+WEBHOOK = Section(
+    "webhook",
+    "Have training pods of a Kubernetes cluster watched.",
+    (
+        Entry(
+            "serve",
+            "webhook:serve",
+            "Answer an API server's reviews of new pods and captures.",
+            ("sftriage webhook serve --cert /certs --settings settings.yaml",),
+        ),
     ),
 )
 
@@ -320,5 +348,6 @@ CONTENTS: tuple[Entry | Section, ...] = (
     TRACES,
     POLICY,
     KUBE,
+    WEBHOOK,
     HUB,
 )
