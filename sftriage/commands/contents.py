@@ -207,6 +207,12 @@ KUBE = Section(
             ("sftriage kube doctor -n training", "sftriage kube doctor -n training --json"),
         ),
         Entry(
+            "controller",
+            "kube_controller:controller",
+            "Watch one job of a cluster: what the operator starts.",
+            ("sftriage kube controller --job-id ml/job/resnet --policies policies --run runs --creds hub",),
+        ),
+        Entry(
             "policy",
             "kube:policies",
             "List a cluster's policies, and say whether they are in force.",
@@ -217,6 +223,34 @@ KUBE = Section(
             "kube:definitions",
             "Print the custom resource definitions.",
             ("sftriage kube crds > crds.yaml",),
+        ),
+        Entry(
+            "inject",
+            "kube_inject:inject",
+            "Print a job with its pods as the webhook would have them.",
+            (
+                "sftriage kube inject -f job.yaml | kubectl apply -f -",
+                "sftriage kube inject -n training --settings settings.yaml -f - < job.yaml",
+            ),
+        ),
+        Entry(
+            "carry",
+            "kube_inject:carry",
+            "Copy what trainers need into a volume (injected pods run it).",
+            ("sftriage kube carry /sftriage --spool /sftriage-spool/spool",),
+        ),
+    ),
+)
+
+WEBHOOK = Section(
+    "webhook",
+    "Have training pods of a Kubernetes cluster watched.",
+    (
+        Entry(
+            "serve",
+            "webhook:serve",
+            "Answer an API server's reviews of new pods and captures.",
+            ("sftriage webhook serve --cert /certs --settings settings.yaml",),
         ),
     ),
 )
@@ -356,5 +390,6 @@ CONTENTS: tuple[Entry | Section, ...] = (
     TRACES,
     POLICY,
     KUBE,
+    WEBHOOK,
     HUB,
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import socket
 import sys
 from typing import Annotated, Any
 
@@ -18,6 +20,8 @@ from sftriage.kube.client import ClusterObjects
 from sftriage.kube.conditions import condition
 from sftriage.kube.crds import KINDS, written
 from sftriage.traces.objects import checked_url
+
+_CONTROLLERS = "Controllers of jobs"
 
 
 def policies(
@@ -80,27 +84,96 @@ def operate(
         list[str] | None,
         typer.Option("--namespace", "-n", metavar="NAME", help="Only this namespace. Repeatable.", show_default="all"),
     ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE",
+            help="Start a controller of this image for each job whose pods sftriage is in.",
+            show_default="none are started",
+            rich_help_panel=_CONTROLLERS,
+        ),
+    ] = None,
+    job_store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where jobs keep their traces; those of deleted captures are deleted there too.",
+            show_default="in their controllers' pods, with which they go",
+            rich_help_panel=_CONTROLLERS,
+        ),
+    ] = None,
+    job_store_secret: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A Secret in jobs' namespaces, whose keys are the environment of their controllers: what opens the "
+            "store.",
+            show_default=False,
+            rich_help_panel=_CONTROLLERS,
+        ),
+    ] = None,
+    runs_claim: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A PersistentVolumeClaim in jobs' namespaces, in which their runs are kept.",
+            show_default="they go with the pod",
+            rich_help_panel=_CONTROLLERS,
+        ),
+    ] = None,
+    grace_seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="N", min=0, help="How long a controller outlives its job's pods.", rich_help_panel=_CONTROLLERS
+        ),
+    ] = 300.0,
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMESPACE/NAME",
+            help="Work only while this Lease is held: of several operators one works.",
+            show_default="no other is asked",
+        ),
+    ] = None,
     watch_seconds: Annotated[
         int, typer.Option(metavar="N", min=1, max=3600, help="How long a watch lasts before it is begun again.")
     ] = 300,
 ) -> None:
     """Run the operator: it says which policies of a cluster are in force, and deletes traces of deleted captures.
 
-    It needs the rights of k8s/rbac/operator.yaml, and no more. It asks the cluster that kubectl would, or inside a pod
-    its own. One is enough: of two, both would do the same. Ctrl-C or SIGTERM ends it, and nothing is lost meanwhile.
+    With --image it starts a controller for each job, too. It needs the rights of k8s/rbac/operator.yaml, and no more.
+    It asks the cluster that kubectl would, or inside a pod its own. Ctrl-C or SIGTERM ends it, and nothing is lost
+    meanwhile.
     """
-    stores = frozenset(map(checked_url, store or ()))
+    stores = frozenset(map(checked_url, [*(store or ()), *([job_store] if job_store else ())]))
+    if image is None and (job_store or job_store_secret or runs_claim):
+        raise UsageError("--job-store, --job-store-secret and --runs-claim are of controllers: give --image too")
+    held, slash, name = (lease or "").partition("/")
+    if lease is not None and not (held and slash and name):
+        raise UsageError("--lease: NAMESPACE/NAME")
     objects = ClusterObjects.connect()
     try:
         from sftriage.kube import operator
     except ImportError:
         raise UsageError("the operator needs kopf; install sftriage[k8s]") from None
+    from sftriage.kube.deploying import ControllerSettings
+    from sftriage.kube.leading import Leader
+
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     # What kopf and asyncio say of a cluster that refuses is a page of their insides; the line above it says why.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_in_a_line)
-    operator.run(objects, stores, namespace or (), watch_seconds)
+    controllers = None
+    if image is not None:
+        controllers = ControllerSettings(
+            image, checked_url(job_store) if job_store else "", job_store_secret or "", runs_claim or ""
+        )
+    leader = None
+    if lease is not None:
+        leader = Leader(objects, held, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")
+    after = operator.Looked(stores, namespace or (), watch_seconds, controllers, grace_seconds)
+    operator.run(objects, after, leader)
 
 
 def _in_a_line(record: logging.LogRecord) -> bool:

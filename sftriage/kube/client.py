@@ -58,6 +58,11 @@ class ClusterObjects:
         configuration.retries = False
         return cls(client.CustomObjectsApi(client.ApiClient(configuration)), namespace)
 
+    @property
+    def api_client(self) -> Any:
+        """The client behind it, for what is no object of ours."""
+        return self._api.api_client
+
     def list(self, kind: Kind, namespace: str | None) -> list[dict[str, Any]]:
         """The objects of a kind, in one namespace or (None) in all.
 

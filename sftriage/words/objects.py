@@ -22,6 +22,13 @@ REPORTS: Mapping[str, str] = {
 }
 """Whether somebody watches a job."""
 
+TOLD: Mapping[str, str] = {
+    "stored": "{count} stored, among them {capture_id} of rank {rank}.",
+    "failed": "{count} failed, among them {capture_id} of rank {rank}.",
+    "expired": "{count} expired, among them {capture_id} of rank {rank}.",
+}
+"""What an event says of captures."""
+
 CAPTURE_STATES: Mapping[str, str] = {
     "requested": "Nobody has answered yet.",
     "accepted": "The limits allow it; its rank has not begun.",

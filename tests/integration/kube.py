@@ -71,10 +71,18 @@ class Cluster:
 
     def as_operator(self, folder: Path) -> Path:
         """A kubeconfig with the token of the operator's service account."""
+        return self._as(folder / "kubeconfig-operator", self._token())
+
+    def as_account(self, folder: Path, namespace: str, name: str) -> Path:
+        """A kubeconfig with a token of a service account."""
+        token = self.kubectl("create", "token", "-n", namespace, name).stdout.strip()
+        return self._as(folder / f"kubeconfig-{name}", token)
+
+    def _as(self, path: Path, token: str) -> Path:
         config = yaml.safe_load(self.kubectl("config", "view", "--raw", "--minify", "--flatten").stdout)
-        config["users"][0]["user"] = {"token": self._token()}
-        path = folder / "kubeconfig-operator"
+        config["users"][0]["user"] = {"token": token}
         path.write_text(yaml.safe_dump(config))
+        path.chmod(0o600)
         return path
 
     def _token(self) -> str:
