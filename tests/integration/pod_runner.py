@@ -98,6 +98,7 @@ class Pod:
         self.body, self.phase, self.reason = body, "Pending", ""
         self._spec, self._folder, self._objects, self._place = body["spec"], folder, objects, place
         self._backoff_s, self._network = pause_s, network
+        self._hostname = str(self._spec.get("hostname") or body["metadata"]["name"][:63])
         self._shared = bool(self._spec.get("shareProcessNamespace"))
         self._grace_s = float(self._spec.get("terminationGracePeriodSeconds", 30))
         self._volumes = Volumes(body, folder / "volumes", objects, place)
@@ -162,9 +163,8 @@ class Pod:
         """The process whose network, name and IPC the containers share, and which sees the volumes in memory."""
         entered = ["nsenter", f"--net=/run/netns/{self._network}", "--"] if self._network else []
         alone = ["unshare", "--mount", "--uts", "--ipc", *(["--pid", "--fork", "--kill-child"] if self._shared else [])]
-        name = self._spec.get("hostname") or self.body["metadata"]["name"][:63]
         begin = 'mount --make-rprivate / && hostname "$0" && exec "$1" -c "$2"'
-        command = [*entered, *alone, "--", "sh", "-c", begin, name, sys.executable, _PAUSE]
+        command = [*entered, *alone, "--", "sh", "-c", begin, self._hostname, sys.executable, _PAUSE]
         pause = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         assert pause.stdout is not None
         assert pause.stdout.readline() == "up\n"
@@ -256,14 +256,14 @@ class Pod:
     def _start(self, one: Container) -> None:
         variables = environment(self.body, one.spec, self._place, self._objects)
         hosts = "".join(f"{address}\t{name}\n" for name, address in self._objects.names.items())
-        variables.setdefault("HOSTNAME", self.body["metadata"]["name"])
+        variables.setdefault("HOSTNAME", self._hostname)
         context = one.spec.get("securityContext") or {}
         made = Made(
             argv=argv(one.spec, variables, self._objects),
             environment=variables,
             identity=identity(self.body, one.spec, self._objects),
             bound=[self._bound(mount) for mount in self._mounts(one.spec)],
-            hosts=f"127.0.0.1\tlocalhost\n{self._place.address}\t{self.body['metadata']['name']}\n{hosts}",
+            hosts=f"127.0.0.1\tlocalhost\n{self._place.address}\t{self._hostname}\n{hosts}",
             working_directory=one.spec.get("workingDir", "/"),
             read_only_root=bool(context.get("readOnlyRootFilesystem")),
         )

@@ -43,6 +43,8 @@ class Objects:
     """What is mounted of a service account, at its usual place."""
     names: dict[str, str] = field(default_factory=dict)
     """Addresses by name, of Services and pods, as the cluster's DNS has them when a container starts."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """What every container is told: where Services are."""
 
     def data(self, kind: str, reference: Mapping[str, Any]) -> dict[str, bytes] | None:
         """What a Secret or ConfigMap holds; None where it is optional and not there."""
@@ -139,7 +141,7 @@ def environment(pod: Mapping[str, Any], container: Mapping[str, Any], place: Pla
     Raises:
         NotYet: one comes from an object, or a key of it, that is not there.
     """
-    found = dict(_image(container, objects).environment)
+    found = {**objects.variables, **_image(container, objects).environment}
     for source in container.get("envFrom", ()):
         kind = "secret" if "secretRef" in source else "config map"
         data = objects.data(kind, source.get("secretRef") or source["configMapRef"])

@@ -122,6 +122,9 @@ def test_a_pod_s_name_is_its_host_s(tmp_path):
     names = Objects(names={"db.ml.svc": "10.0.0.7"})
     one = ran(pod(container("main", "grep db.ml.svc /etc/hosts")), tmp_path / "2", objects=names)
     assert lines(one) == ["10.0.0.7\tdb.ml.svc"]
+    # AND one that is said goes before it
+    body = pod(container("main", "hostname; echo $HOSTNAME; grep -c h-0 /etc/hosts"), hostname="h-0")
+    assert lines(ran(body, tmp_path / "3")) == ["h-0", "h-0", "1"]
 
 
 VALUES = {
