@@ -8,13 +8,13 @@
 ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
+# hadolint ignore=DL3008 # of the compiler nothing stays, and a version of it is not kept by Debian for long
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 WORKDIR /src
 COPY . .
 RUN SFTRIAGE_COMPILE=1 python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-RUN python -m venv /opt/sftriage
-RUN /opt/sftriage/bin/python -m pip install --no-cache-dir --constraint constraints.txt \
-      "$(ls /wheels/sftriage-*.whl)[k8s,nats,store,metrics,otel,stacks,nvml]"
+RUN python -m venv /opt/sftriage && /opt/sftriage/bin/python -m pip install --no-cache-dir \
+      --constraint constraints.txt "$(ls /wheels/sftriage-*.whl)[k8s,nats,store,metrics,otel,stacks,nvml]"
 
 FROM ${BASE}
 COPY --from=build /opt/sftriage /opt/sftriage

@@ -51,6 +51,7 @@ def stages(text: str) -> list[Stage]:
     return found
 
 
+HADOLINT = shutil.which("hadolint", path=Path(sys.executable).parent)
 BUILD, FINAL = stages((REPOSITORY / "Dockerfile").read_text())
 
 
@@ -61,6 +62,12 @@ def test_the_final_image_runs_as_nobody_and_holds_nothing_of_the_build():
     assert FINAL.of("ENTRYPOINT") == ['["sftriage"]']
     assert FINAL.of("COPY") == ["--from=build /opt/sftriage /opt/sftriage"]
     assert FINAL.of("RUN") == []
+
+
+@pytest.mark.skipif(HADOLINT is None, reason="no hadolint here: make .venv/.dev")
+def test_a_linter_has_nothing_to_say_of_it():
+    done = subprocess.run([str(HADOLINT), "Dockerfile"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def ignored(name: str, rules: Sequence[str]) -> bool:
