@@ -204,7 +204,7 @@ def listed(audit: Path) -> int:
 
 
 def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
-    """GIVEN the operator's own token THEN it reads no secrets, changes no policies, and gives nobody rights but ours."""
+    """GIVEN the operator's own token THEN it reads no secrets, changes no policies, gives only our rights."""
     mine = Cluster(server.as_operator(tmp_path))
     allowed = {
         "list triagepolicies": "yes",
