@@ -149,6 +149,8 @@ def files_of(path: Path) -> list[Path]:
 
 def _load(paths: Sequence[Path]) -> PolicySet:
     gone = [path for path in paths if not path.exists()]
+    if empty := next(filter(Path.is_dir, paths), None):
+        raise PolicyError(str(empty), [Problem(0, 0, "", "no policy (*.yaml) in this folder", str(empty))])
     if gone:
         raise PolicyError(str(gone[0]), [Problem(0, 0, "", "no such file", str(path)) for path in gone])
     return load_set(paths)

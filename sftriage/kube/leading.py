@@ -64,7 +64,8 @@ class Leader:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._hold, name="sftriage-lease", daemon=True)
         self.lost = threading.Event()
-        """Set once it is held no longer."""
+        """Set once it is held no longer; then ``told`` is called, from that thread."""
+        self.told: Callable[[], object] = lambda: None
 
     def lead(self) -> None:
         """Wait until it is held, and hold it from then on, in a thread of its own."""
@@ -95,6 +96,7 @@ class Leader:
             ):
                 log.error("the lease is lost, to %s", self._seen.holder or "nobody")
                 self.lost.set()
+                self.told()
                 return
 
     def _tried(self) -> bool:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import kopf
@@ -173,8 +174,10 @@ Making: TypeAlias = Callable[[Callable[[JobRef], None]], Controllers]
 """Makes who looks after jobs, and tells whom it is given that one is to be looked at."""
 
 
-def registry(objects: ClusterObjects, remover: Remover, making: Making | None = None) -> kopf.OperatorRegistry:
-    """What is watched, and what is done about it."""
+def registry(
+    objects: ClusterObjects, remover: Remover, making: Making | None = None, begun: Callable[[], None] = lambda: None
+) -> kopf.OperatorRegistry:
+    """What is watched, and what is done about it; ``begun`` is called once the operator's loop runs, in that."""
     found = kopf.OperatorRegistry()
     reconciler = Reconciler(objects)
     tasks: list[asyncio.Task[None]] = []
@@ -186,6 +189,7 @@ def registry(objects: ClusterObjects, remover: Remover, making: Making | None = 
 
     @kopf.on.startup(registry=found)
     async def begin(**_: Any) -> None:
+        begun()
         if making is not None:
             loop = asyncio.get_running_loop()
 
@@ -283,16 +287,25 @@ def run(objects: ClusterObjects, after: Looked, leader: Leader | None = None) ->
         def making(look: Callable[[JobRef], None]) -> Controllers:
             return Controllers(objects, made_as, look, after.namespaces, after.grace_s, after.watch_s)
 
+    # (an event of the loop's own: one of threads keeps kopf from ending)
+    stop = asyncio.Event()
+
+    def begun() -> None:
+        if leader is not None:
+            leader.told = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
+            if leader.lost.is_set():
+                stop.set()
+
     if leader is not None:
         leader.lead()
     try:
         kopf.run(
-            registry=registry(objects, Remover(after.stores), making),
+            registry=registry(objects, Remover(after.stores), making, begun),
             settings=wanted,
             standalone=True,
             namespaces=after.namespaces,
             clusterwide=not after.namespaces,
-            stop_flag=None if leader is None else leader.lost,
+            stop_flag=stop,
         )
     except kopf.LoginError as error:
         raise ClusterError("the operator has ended: the cluster does not take its credentials") from error
