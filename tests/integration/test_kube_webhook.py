@@ -294,3 +294,24 @@ def test_a_certificate_of_its_own_is_made_with_the_rights_on_two_objects_alone(s
     refused = subprocess.run(other, env=environment, capture_output=True, text=True, timeout=SOON_S, check=False)
     assert refused.returncode == 1
     assert "the server refuses: 403" in refused.stderr
+
+
+NOT_YET = {("policy/v1", "PodDisruptionBudget"), ("batch/v1", "CronJob")}
+"""What servers before 1.21 do not have."""
+
+
+def test_the_manifests_are_taken_as_they_are(server):
+    """GIVEN all of k8s/ WHEN it is applied, twice THEN the server takes it, but for kinds that are newer than it."""
+    done = subprocess.run(["kubectl", "kustomize", str(K8S)], capture_output=True, text=True, check=True)
+    served = server.kubectl("api-versions").stdout.split()
+    old = "policy/v1" not in served
+    bodies = [
+        body for body in yaml.safe_load_all(done.stdout) if not old or (body["apiVersion"], body["kind"]) not in NOT_YET
+    ]
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies})
+    try:
+        server.kubectl("apply", "-f", "-", text=text)
+        again = server.kubectl("apply", "-f", "-", text=text).stdout
+        assert len(again.splitlines()) == len(bodies)
+    finally:
+        server.kubectl("delete", "mutatingwebhookconfiguration", "sftriage")
