@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -21,7 +22,9 @@ import yaml
 
 from sftriage.kube.certificates import Issued, issued
 from sftriage.kube.jobs import job_of
+from sftriage.kube.settings import InjectionSettings
 from sftriage.kube.sidecar import SITE
+from sftriage.kube.templates import injected
 from tests.integration.kube import Cluster, _free_ports, cluster, missing
 from tests.integration.processes import ended, wait_until
 from tests.unit.kube.pods import JOBS, pod
@@ -168,6 +171,13 @@ def test_pods_of_every_job_come_back_injected(server, namespace, webhook):
             )
             assert twice["spec"] == found["spec"]
             server.kubectl("delete", "pod", twice["metadata"]["name"], "-n", namespace, "--now", "--wait=false")
+
+
+def test_the_job_of_the_documentation_is_taken_as_it_is_and_injected(server, namespace):
+    page = (K8S.parent / "docs" / "kubernetes.md").read_text()
+    (job,) = re.findall(r"```yaml\n(apiVersion: batch/v1.*?)```", page, re.DOTALL)
+    for text in (job, yaml.safe_dump(injected(yaml.safe_load(job), namespace, InjectionSettings(), (1, 31)).body)):
+        server.kubectl("create", "--dry-run=server", "--validate=false", "-n", namespace, "-f", "-", text=text)
 
 
 def test_a_namespace_that_is_labelled_has_its_jobs_watched_and_its_other_pods_left(server, namespace, webhook):

@@ -16,6 +16,7 @@ import yaml
 from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import job_of
 from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.templates import injected
 from tests.unit.kube.pods import JOBS
 
 K8S = Path(__file__).parents[3] / "k8s"
@@ -75,6 +76,41 @@ def test_pods_of_ours_are_restricted_and_bounded(overlay):
             assert security["readOnlyRootFilesystem"] is True
             assert security["capabilities"] == {"drop": ["ALL"]}
             assert set(container["resources"]) == {"requests", "limits"}
+
+
+def documented(word: str) -> dict[str, Any]:
+    """The one block of YAML in the documentation that begins so."""
+    page = (K8S.parent / "docs" / "kubernetes.md").read_text()
+    (found,) = re.findall(rf"```yaml\n({word}.*?)```", page, re.DOTALL)
+    return dict(yaml.safe_load(found))
+
+
+def test_the_job_of_the_documentation_is_valid_before_and_after():
+    job = documented("apiVersion: batch/v1")
+    validate(job)
+    found = injected(job, "training", SETTINGS, (1, 29))
+    assert (found.templates, found.warnings) == (1, ())
+    validate(found.body)
+    assert (
+        found.body["spec"]["template"]["metadata"]["annotations"]["sftriage.dev/job-id"] == "training/job/pretraining"
+    )
+
+
+def test_the_settings_of_the_documentation_are_all_that_there_are():
+    said = documented("image: ")
+    settings = InjectionSettings.model_validate(said)
+    assert set(said) == set(InjectionSettings.model_fields)
+    # AND what is shown as a size is the default
+    assert (settings.rings, settings.spool, settings.resources) == (
+        InjectionSettings().rings,
+        InjectionSettings().spool,
+        InjectionSettings().resources,
+    )
+
+
+def test_the_settings_that_are_installed_are_valid():
+    (kept,) = (body for body in built(".") if body["metadata"]["name"] == "sftriage-injection")
+    InjectionSettings.model_validate(yaml.safe_load(kept["data"]["settings.yaml"]))
 
 
 def _pod_specs(value: Any) -> Any:
