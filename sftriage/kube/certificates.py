@@ -44,12 +44,13 @@ def issued(names: Sequence[str], now: datetime.datetime, days: int = VALID_DAYS)
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     pem, until = serialization.Encoding.PEM, now + datetime.timedelta(days=days)
     signs, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 
     def begun(common_name: str, public: ec.EllipticCurvePublicKey, issuer: str) -> x509.CertificateBuilder:
-        subject, by = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (common_name, issuer))
+        subject, by = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in (common_name, issuer))
         made = x509.CertificateBuilder(by, subject, public, x509.random_serial_number())
         return made.not_valid_before(now - _SLACK).not_valid_after(until)
 
@@ -63,7 +64,7 @@ def issued(names: Sequence[str], now: datetime.datetime, days: int = VALID_DAYS)
         begun("sftriage webhook", key.public_key(), "sftriage webhook authority")
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([_name(one) for one in names]), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signs.public_key()), critical=False)
         .sign(signs, hashes.SHA256())
     )
