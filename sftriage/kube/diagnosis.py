@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from sftriage.kube.conditions import condition, status_of
 from sftriage.kube.crds import KINDS
+from sftriage.kube.injecting import SIDECARS_SINCE, injection
 from sftriage.kube.jobs import (
     ENABLED,
     INJECT_LABEL,
@@ -19,10 +20,10 @@ from sftriage.kube.jobs import (
     job_of,
 )
 from sftriage.kube.pods import annotations_of, items, labels_of, mapping, text
+from sftriage.kube.settings import InjectionSettings
 from sftriage.kube.snapshot import ACCOUNT, SYSTEM, Body, Snapshot
 from sftriage.words.amounts import clock, lasted
 
-SIDECARS_SINCE = (1, 29)
 PATIENCE_S = 60.0
 """How long what was just made may take until somebody has looked at it."""
 SOON_S = 7 * 86_400.0
@@ -127,9 +128,14 @@ def _certificate(seen: Snapshot) -> Iterator[Finding]:
         if "certificate" in seen.unread:
             yield _not_seen(seen, "certificate", "the webhook's certificate")
         return
-    renew = f"renew it: cert-manager does, or delete Secret {one.secret} in {SYSTEM} and apply k8s again"
+    renew = f"kubectl create job renew --from=cronjob/sftriage-certificates -n {SYSTEM}, unless cert-manager renews it"
     if seen.now_s > one.not_after_s:
-        yield Finding("certificate", "wrong", f"the webhook's certificate ended at {clock(one.not_after_s)}", renew)
+        yield Finding(
+            "certificate",
+            "wrong",
+            f"the webhook's certificate (Secret {one.secret}) ended at {clock(one.not_after_s)}",
+            renew,
+        )
     elif seen.now_s < one.not_before_s:
         says = f"the webhook's certificate is good from {clock(one.not_before_s)} on: a clock is wrong"
         yield Finding("certificate", "wrong", says, "set the clock of this machine, or of who made it")
@@ -195,11 +201,12 @@ def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
     labelled = _labelled_s(pod if labels_of(pod).get(INJECT_LABEL) == ENABLED else seen.about)
     if created is not None and labelled is not None and labelled > created:
         return "older than the label, or its last change", f"{_ANEW}, with the label in their template"
-    told = annotations_of(pod).get(STATUS_ANNOTATION)
-    if told:
-        return f"the webhook says {told}", "mend that, and create the pods anew"
+    found = job_of(pod, seen.namespace)
+    would = injection(pod, None if found is None else found.job, InjectionSettings(), seen.version)
+    if not would.patch and would.warnings:
+        return would.warnings[0].removeprefix("sftriage: not injected: "), "change that, and create the pods anew"
     do = f"kubectl logs -n {SYSTEM} deployment/sftriage-webhook says what it did; create the pods anew"
-    return "the webhook was away when they were created, or left them alone", do
+    return "the webhook was away when they were created, or the namespace had no room for sidecars", do
 
 
 def _controllers(seen: Snapshot) -> Iterator[Finding]:

@@ -23,9 +23,10 @@ from sftriage.traces.remote import RemoteStore
 MAX_OBJECTS = 500
 """So many of each kind are looked at: what is wrong with all of them is wrong with the first."""
 _MAX_STORES = 3
-_MINE = ("list triagereports", "list tracecaptures", "create tracecaptures")
+_MINE = tuple(f"{what}.{GROUP}" for what in ("list triagereports", "list tracecaptures", "create tracecaptures"))
 _OPERATOR = (
-    *("list triagepolicies", "update triagepolicies/status", "patch tracecaptures", "update tracecaptures/status"),
+    *(f"list triagepolicies.{GROUP}", f"patch tracecaptures.{GROUP}", f"update tracecaptures.{GROUP}/status"),
+    *("list pods", "create deployments.apps", "create secrets"),
 )
 
 
@@ -104,12 +105,17 @@ def _ours(reader: _Reader, plural: str, namespace: str) -> list[dict[str, Any]]:
 
 
 def _may(reader: _Reader, whats: Iterable[str], namespace: str, who: str | None) -> dict[str, bool]:
-    """What somebody may do; without ``who``, whoever asks. Empty where one may not ask."""
+    """What somebody may do; without ``who``, whoever asks. Empty where one may not ask.
+
+    Each is a verb and a resource, with its group behind a dot and its part behind a slash.
+    """
     kind = "SelfSubjectAccessReview" if who is None else "SubjectAccessReview"
     found = {}
     for what in whats:
-        verb, resource, sub = what.replace("/", " ").split(" ") if "/" in what else (*what.split(" "), "")
-        about = {"namespace": namespace, "verb": verb, "group": GROUP, "resource": resource, "subresource": sub}
+        verb, _, of = what.partition(" ")
+        named, _, sub = of.partition("/")
+        resource, _, group = named.partition(".")
+        about = {"namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": sub}
         spec = {"resourceAttributes": about, **({} if who is None else {"user": who, "groups": _groups(who)})}
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
         path = path_of("authorization.k8s.io/v1", f"{kind.lower()}s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import hashlib
@@ -13,11 +14,15 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sftriage.kube.captures import Seen, capture_status
 from sftriage.records import CaptureResult
@@ -361,39 +366,66 @@ def younger(server: Cluster, namespace: str) -> bool:
     return bool(now > server.get("pod", "train-0", namespace=namespace)["metadata"]["creationTimestamp"])
 
 
-HOOK = {
-    "name": "pod.sftriage.dev",
-    "clientConfig": {"service": {"name": "sftriage-webhook", "namespace": "sftriage-system"}},
-    "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
-    "failurePolicy": "Ignore",
-    "sideEffects": "None",
-    "admissionReviewVersions": ["v1"],
-    "namespaceSelector": {"matchLabels": {"sftriage-test": "nobody"}},
-}
+WEBHOOK = ("mutatingwebhookconfiguration", "sftriage")
 
 
-def test_a_webhook_without_a_certificate_authority_is_found(server, namespace, laptop):
-    configuration = {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": f"sftriage-{namespace}"},
-        "webhooks": [HOOK],
-    }
-    server.kubectl("create", "-f", "-", text=json.dumps(configuration))
+def signed(days: int) -> dict[str, str]:
+    """A certificate that was good for so many days, from ten days ago on, and who signed it, as objects have them."""
+    begun = datetime.now(timezone.utc) - timedelta(days=10)
+
+    def encoded(subject: str, key: Any, by: Any, until: int) -> str:
+        names = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in ("ca", subject))
+        builder = x509.CertificateBuilder(*names, key.public_key(), 1, begun, begun + timedelta(days=until))
+        return base64.b64encode(builder.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)).decode()
+
+    own, ca = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    return {"tls.crt": encoded("webhook", own, ca, days), "ca.crt": encoded("ca", ca, ca, 4000)}
+
+
+@pytest.fixture
+def installed(server) -> Iterator[None]:
+    """All of sftriage, as `kubectl apply -k k8s/` makes it, on a server that runs no pods."""
+    # (an old server does not know the versions of CronJob and PodDisruptionBudget, and takes the rest)
+    done = server.kubectl("apply", "-k", str(REPOSITORY / "k8s"), check=False)
+    assert done.stderr.count("no matches for kind") == done.stderr.count("resource mapping not found")
     try:
-        found = wrong(laptop)
+        yield
     finally:
-        server.kubectl("delete", "mutatingwebhookconfiguration", f"sftriage-{namespace}")
-    assert "has no caBundle (pod.sftriage.dev)" in found["ca_bundle"]
+        # (definitions and rights stay: other tests have them too)
+        server.kubectl("delete", *WEBHOOK)
+        server.kubectl("delete", "deployments,secrets", "--all", "-n", "sftriage-system")
+
+
+def test_an_installation_that_does_not_work_is_looked_through(server, namespace, laptop, installed):
+    """GIVEN all of it installed, and nothing running THEN what is missing is found, and each again as it is mended."""
+    found = wrong(laptop)
+    assert "has no caBundle (pods.sftriage.dev" in found["ca_bundle"]
+    assert "the webhook does not run" in found["webhook"]
     assert "nobody answers" in found["webhook_service"]
+    assert "operator_rights" not in found
+    for days, says in ((9, "ended at"), (12, "is good for 4"), (400, "")):
+        made_of = signed(days)
+        bundle = [
+            {"op": "add", "path": f"/webhooks/{number}/clientConfig/caBundle", "value": made_of["ca.crt"]}
+            for number in range(len(server.get(*WEBHOOK, namespace="default")["webhooks"]))
+        ]
+        server.kubectl("patch", *WEBHOOK, "--type=json", "-p", json.dumps(bundle))
+        patch = json.dumps({"data": {"tls.crt": made_of["tls.crt"], "tls.key": ""}})
+        server.kubectl("patch", "secret", "sftriage-webhook-tls", "-n", "sftriage-system", "--type=merge", "-p", patch)
+        found = wrong(laptop)
+        assert "ca_bundle" not in found
+        assert says in found.get("certificate", "")
+        assert bool(says) == ("certificate" in found)
+    # WHEN the certificate is one of somebody else
+    patch = json.dumps({"data": {"tls.crt": signed(400)["tls.crt"]}})
+    server.kubectl("patch", "secret", "sftriage-webhook-tls", "-n", "sftriage-system", "--type=merge", "-p", patch)
+    assert "signed by none whom" in wrong(laptop)["certificate"]
 
 
 def test_whoever_may_see_little_is_told_what_they_may_not(server, namespace, laptop, tmp_path):
     """GIVEN a person without rights THEN that is said, and what they may not look at is not called wrong."""
     server.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "rbac"))
     as_operator = server.as_operator(tmp_path)
-    config = yaml.safe_load(as_operator.read_text())
-    as_operator.write_text(yaml.safe_dump(config))
     findings = Laptop(as_operator, laptop.home, namespace).json("doctor", code=1)
     states = {one["code"]: one["state"] for one in findings}
     assert states["rights"] == "wrong"

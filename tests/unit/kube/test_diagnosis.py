@@ -30,7 +30,8 @@ def pod(name: str = "train-0", labels: Any = None, created: str = BEFORE, **more
         "labels": {**JOB_LABELS, **(labels or {})},
         "creationTimestamp": created,
     }
-    return {"metadata": {**metadata, **more}, "spec": {}, "status": {"phase": "Running"}}
+    spec = {"containers": [{"name": "main", "image": "x"}]}
+    return {"metadata": {**metadata, **more}, "spec": spec, "status": {"phase": "Running"}}
 
 
 INJECTED = {"annotations": {"sftriage.dev/status": "injected"}}
@@ -111,7 +112,11 @@ WRONG = {
     "no caBundle": ({"webhooks": [webhook("")]}, "ca_bundle", "has no caBundle (pod.sftriage.dev)"),
     "no webhook": ({"deployments": [deployment("sftriage-operator")]}, "webhook", "there is no webhook in"),
     "nobody behind its service": ({"serving": 0}, "webhook_service", "nobody answers"),
-    "a certificate that is over": ({"certificate": certified(not_after_s=NOW_S - 1)}, "certificate", "ended at 2027"),
+    "a certificate that is over": (
+        {"certificate": certified(not_after_s=NOW_S - 1)},
+        "certificate",
+        "(Secret tls) ended at 2027",
+    ),
     "one that is nearly over": (
         {"certificate": certified(not_after_s=NOW_S + HOUR_S)},
         "certificate",
@@ -147,6 +152,11 @@ WRONG = {
         "older than the webhook",
     ),
     "labelled, and the webhook was away": ({"pods": [pod(labels=LABEL)]}, "injected", "the webhook was away"),
+    "labelled, and left alone": (
+        {"pods": [{**pod(labels=LABEL), "spec": {"containers": [{"name": "sftriage-agent"}]}}]},
+        "injected",
+        "sftriage-agent is there already, and not ours",
+    ),
     "labelled, and the cluster too old": (
         {"pods": [pod(labels=LABEL)], "version": (1, 27)},
         "injected",
