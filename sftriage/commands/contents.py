@@ -196,8 +196,8 @@ KUBE = Section(
             "kube_capture:capture",
             "Capture a rank of a job in a cluster, on demand.",
             (
-                'sftriage kube capture pretraining --rank 3 --reason "loss spikes"',
-                'sftriage kube capture pretraining --rank 3 --reason "slow" --profiler stacks --no-wait',
+                'sftriage kube capture resnet --rank 3 --reason "loss spikes"',
+                'sftriage kube capture resnet --rank 3 --reason "slow" --no-wait',
             ),
         ),
         Entry(
