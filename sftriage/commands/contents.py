@@ -210,6 +210,12 @@ WEBHOOK = Section(
             "Answer an API server's reviews of new pods and captures.",
             ("sftriage webhook serve --cert /certs --settings settings.yaml",),
         ),
+        Entry(
+            "certificates",
+            "webhook:certificates",
+            "Make its certificate, and have the API server trust it.",
+            ("sftriage webhook certificates", "sftriage webhook certificates -n sftriage-system"),
+        ),
     ),
 )
 

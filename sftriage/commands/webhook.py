@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sftriage.commands.output import say
 from sftriage.errors import UsageError
 from sftriage.kube.client import ClusterObjects
 from sftriage.kube.serving import ClusterFacts, KeptSettings, Webhook, wait_for_certificate
@@ -66,3 +68,32 @@ def version_option(said: str | None) -> tuple[int, int] | None:
     if found is None:
         raise UsageError(f"--server-version {said}: as in 1.31")
     return int(found[1]), int(found[2])
+
+
+def certificates(
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", metavar="NAME", help="Where the webhook is.")
+    ] = "sftriage-system",
+    secret: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The Secret that the webhook's certificate goes into; it has to be there."),
+    ] = "sftriage-webhook-tls",
+    service: Annotated[str, typer.Option(metavar="NAME", help="The webhook's Service.")] = "sftriage-webhook",
+    configuration: Annotated[
+        str, typer.Option(metavar="NAME", help="The MutatingWebhookConfiguration that is to trust it.")
+    ] = "sftriage",
+) -> None:
+    """Make the webhook's certificate, and have the API server trust it; where both are so already, do nothing.
+
+    For clusters without cert-manager. Run it again from time to time: a certificate is good for a year, and 60 days
+    before its end there is another. It needs the rights of k8s/certificates, on these two objects and no others.
+    """
+    from sftriage.kube.certificates import Certifier
+
+    api_client = ClusterObjects.connect().api_client
+    try:
+        import cryptography  # noqa: F401  # said once, in words, and not from within
+    except ImportError:
+        raise UsageError("certificates take cryptography; install sftriage[k8s]") from None
+    certifier = Certifier(api_client, namespace, secret, service, configuration)
+    say(certifier.certify(datetime.now(timezone.utc)))

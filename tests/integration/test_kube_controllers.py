@@ -72,7 +72,7 @@ class Job:
         self.server.kubectl("create", "serviceaccount", name, *where)
         subject = f"--serviceaccount={self.ref.namespace}:{name}"
         self.server.kubectl("create", "rolebinding", name, *where, "--clusterrole=sftriage-controller", subject)
-        self._kubeconfig = self.server.as_account(self.folder, self.ref.namespace, name)
+        self._kubeconfig = self.server.as_account(self.folder, name, self.ref.namespace)
 
     @property
     def said(self) -> str:

@@ -59,7 +59,9 @@ class Operators:
 
     def start(self, name: str = "operator", *more: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "sftriage", "operator", "--namespace", self._namespace]
-        command += ["--image", "registry.example/sftriage@sha256:12", "--grace-seconds", "1", *more]
+        settings = self._folder / "settings.yaml"
+        settings.write_text("image: registry.example/sftriage@sha256:12")
+        command += ["--settings", str(settings), "--grace-seconds", "1", *more]
         with (self._folder / name).open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
         self._held.enter_context(ended(process))
