@@ -6,6 +6,7 @@ import logging
 import secrets
 import socket
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from sftriage.errors import UsageError
 from sftriage.kube.client import ClusterObjects
 from sftriage.kube.conditions import condition
 from sftriage.kube.crds import KINDS, written
+from sftriage.kube.settings import read_settings
 from sftriage.traces.objects import checked_url
 
 _CONTROLLERS = "Controllers of jobs"
@@ -84,31 +86,13 @@ def operate(
         list[str] | None,
         typer.Option("--namespace", "-n", metavar="NAME", help="Only this namespace. Repeatable.", show_default="all"),
     ] = None,
-    image: Annotated[
-        str | None,
+    settings: Annotated[
+        Path | None,
         typer.Option(
-            metavar="IMAGE",
-            help="Start a controller of this image for each job whose pods sftriage is in.",
+            metavar="FILE",
+            help="Start a controller for each job whose pods sftriage is in, with the image and the store of these "
+            "settings, which are the webhook's. In that store traces of deleted captures are deleted, too.",
             show_default="none are started",
-            rich_help_panel=_CONTROLLERS,
-        ),
-    ] = None,
-    job_store: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Where jobs keep their traces; those of deleted captures are deleted there too.",
-            show_default="in their controllers' pods, with which they go",
-            rich_help_panel=_CONTROLLERS,
-        ),
-    ] = None,
-    job_store_secret: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A Secret in jobs' namespaces, whose keys are the environment of their controllers: what opens the "
-            "store.",
-            show_default=False,
             rich_help_panel=_CONTROLLERS,
         ),
     ] = None,
@@ -141,13 +125,15 @@ def operate(
 ) -> None:
     """Run the operator: it says which policies of a cluster are in force, and deletes traces of deleted captures.
 
-    With --image it starts a controller for each job, too. It needs the rights of k8s/rbac/operator.yaml, and no more.
-    It asks the cluster that kubectl would, or inside a pod its own. Ctrl-C or SIGTERM ends it, and nothing is lost
-    meanwhile.
+    With --settings it starts a controller for each job, too. It needs the rights of k8s/rbac/operator.yaml, no more. It
+    asks the cluster that kubectl would, or inside a pod its own. Ctrl-C or SIGTERM ends it; nothing is lost meanwhile.
     """
-    stores = frozenset(map(checked_url, [*(store or ()), *([job_store] if job_store else ())]))
-    if image is None and (job_store or job_store_secret or runs_claim):
-        raise UsageError("--job-store, --job-store-secret and --runs-claim are of controllers: give --image too")
+    said = None if settings is None else read_settings(settings)
+    if said is None and runs_claim is not None:
+        raise UsageError("--runs-claim is of controllers: give --settings too")
+    if said is not None and said.nats:
+        raise UsageError(f"{settings}: no controllers are started for jobs whose hub is a NATS server of your own")
+    stores = frozenset(map(checked_url, [*(store or ()), *([said.store] if said is not None and said.store else ())]))
     held, slash, name = (lease or "").partition("/")
     if lease is not None and not (held and slash and name):
         raise UsageError("--lease: NAMESPACE/NAME")
@@ -164,11 +150,7 @@ def operate(
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_in_a_line)
-    controllers = None
-    if image is not None:
-        controllers = ControllerSettings(
-            image, checked_url(job_store) if job_store else "", job_store_secret or "", runs_claim or ""
-        )
+    controllers = None if said is None else ControllerSettings(said, runs_claim or "")
     leader = None
     if lease is not None:
         leader = Leader(objects, held, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")

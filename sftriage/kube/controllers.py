@@ -120,6 +120,10 @@ def _deployed(body: Mapping[str, Any]) -> Deployed:
         return Deployed(None, "")
 
 
+def _name(body: Mapping[str, Any]) -> str:
+    return str(body["metadata"]["name"])
+
+
 class Controllers:
     """The controllers of the jobs of a cluster, or of some namespaces.
 
@@ -159,17 +163,23 @@ class Controllers:
                 self._watch("v1", "pods", namespace, selector, pod_seen, partial(self._pod, name), watch_s)
             selector = f"{JOB_LABEL},{COMPONENT_LABEL}={CONTROLLER}"
             self._watch("apps/v1", "deployments", namespace, selector, _deployed, self._deployment, watch_s)
+        # Of a namespace that is labelled, the pods that the webhook has missed have no label of ours.
+        self._labelled: dict[str, Watched[PodSeen]] = {}
+        self._watch_s = watch_s
+        if not namespaces:
+            self._watch("v1", "namespaces", "", labelled["labelled"], _name, self._namespace, watch_s)
 
     def _watch(
         self, version: str, plural: str, namespace: str, selector: str, keep: Any, changed: Any, watch_s: int
-    ) -> None:
+    ) -> Watched[Any]:
         path = path_of(version, plural, namespace)
-        query = {"labelSelector": selector}
-        self._watches.append(Watched(self._objects, path, keep, changed, query=query, watch_s=watch_s))
+        found = Watched(self._objects, path, keep, changed, query={"labelSelector": selector}, watch_s=watch_s)
+        self._watches.append(found)
+        return found
 
     def begin(self) -> None:
         """Begin to watch, in threads of their own."""
-        for one in self._watches:
+        for one in list(self._watches):
             one.start()
 
     def named(self, namespace: str, name: str = "") -> list[JobRef]:
@@ -185,7 +195,7 @@ class Controllers:
         Raises:
             ClusterError: the cluster is away, or refuses.
         """
-        if not all(one.listed.is_set() for one in self._watches):
+        if not all(one.listed.is_set() for one in list(self._watches)):
             # (what has not been seen has not gone)
             return 1.0
         with self._lock:
@@ -272,6 +282,19 @@ class Controllers:
                 if not pods:
                     del self._pods[one.job]
         self._look_at(before, now)
+
+    def _namespace(self, before: str | None, now: str | None) -> None:
+        """A namespace is labelled, or is not any more; from one thread."""
+        if now is not None and now not in self._labelled:
+            selector, keep = f"!{INJECT_LABEL},!{JOB_LABEL}", pod_seen
+            seen = partial(self._pod, "namespace")
+            self._labelled[now] = self._watch("v1", "pods", now, selector, keep, seen, self._watch_s)
+            self._labelled[now].start()
+        elif now is None and before is not None and (watch := self._labelled.pop(before, None)) is not None:
+            watch.end()
+            self._watches.remove(watch)
+            for pod in watch.kept():
+                self._pod("namespace", pod, None)
 
     def _deployment(self, before: Deployed | None, now: Deployed | None) -> None:
         with self._lock:

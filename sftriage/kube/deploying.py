@@ -15,6 +15,7 @@ from sftriage.kube.jobs import HUB_KEY, JOB_LABEL, JobRef
 from sftriage.kube.mirrored import metadata_of
 from sftriage.kube.objects import API_VERSION, GROUP
 from sftriage.kube.policies import Standing
+from sftriage.kube.settings import InjectionSettings
 from sftriage.policy.loading import find
 
 COMPONENT_LABEL, CONTROLLER = "app.kubernetes.io/component", "controller"
@@ -33,18 +34,14 @@ class ControllerSettings:
     """How controllers run.
 
     Attributes:
-        image: of the controller, with `sftriage[k8s,nats,store]`.
-        store: where traces are kept; by default in the controller's pod, with which they go.
-        store_secret: a Secret of the job's namespace, whose keys become its environment: credentials of the store.
+        injection: what the platform's owner says of agents, whose image and store controllers share.
         runs_claim: a PersistentVolumeClaim of the job's namespace that its runs are kept in; by default they go with
-            the pod.
+            the pod, and where there is no store the traces with them.
         keep_steps: how much is kept of a job's steps.
         runs_bytes: how much the pod's own volume may hold, where that is what runs are kept in.
     """
 
-    image: str
-    store: str = ""
-    store_secret: str = ""
+    injection: InjectionSettings
     runs_claim: str = ""
     keep_steps: str = "2Gi"
     runs_bytes: str = "16Gi"
@@ -156,12 +153,14 @@ def _pod(job: JobRef, settings: ControllerSettings) -> Body:
     """The pod's specification, as the strictest of the pod security standards has it."""
     command = ["sftriage", "kube", "controller", "--job-id", job.job_id, "--policies", "/policies"]
     command += ["--run", "/runs", "--creds", f"/hub/{HUB_KEY}", "--keep-steps", settings.keep_steps]
-    command += ["--store", settings.store] if settings.store else []
+    said = settings.injection
+    command += ["--store", said.store] if said.store else []
     volumes, mounts = _volumes(job, settings)
     probe = {"tcpSocket": {"port": "hub"}, "periodSeconds": 10}
     container = {
         "name": "controller",
-        "image": settings.image,
+        "image": said.image,
+        "imagePullPolicy": said.pull_policy,
         "command": command,
         "env": [{"name": "HOME", "value": "/tmp"}],  # (a volume of its own)
         "ports": [{"name": "hub", "containerPort": PORT, "protocol": "TCP"}],
@@ -175,9 +174,9 @@ def _pod(job: JobRef, settings: ControllerSettings) -> Body:
         },
         "volumeMounts": mounts,
     }
-    if settings.store_secret:
-        container["envFrom"] = [{"secretRef": {"name": settings.store_secret, "optional": True}}]
-    ids = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), USER)
+    if said.store_secret:
+        container["envFrom"] = [{"secretRef": {"name": said.store_secret, "optional": True}}]
+    ids = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), said.run_as_user or USER)
     return {
         "serviceAccountName": job.object_name,
         "terminationGracePeriodSeconds": _TERMINATION_S,

@@ -105,14 +105,14 @@ class Watched(threading.Thread, Generic[Kept]):
 
     def _follow(self, version: str) -> str:
         for event in self._objects.watch(self._path, self._watch_s, resourceVersion=version, **self._query):
+            if self._ending.is_set():
+                break
             body = event["object"]
             version = str(body["metadata"].get("resourceVersion", version))
             if event["type"] == "DELETED":
                 self._drop(_key(body))
             elif event["type"] in ("ADDED", "MODIFIED"):
                 self._put({**self._about, **body})
-            if self._ending.is_set():
-                break
         return version
 
     def _put(self, body: dict[str, Any]) -> None:

@@ -22,7 +22,8 @@ ANY = "SFTRIAGE_TEST_KUBECONFIG"
 """The variable that names a kubeconfig of a cluster that may be tried on: definitions and namespaces are made there."""
 OWN = "SFTRIAGE_TEST_KUBE_BIN"
 """The variable that names a directory with `kube-apiserver` and `etcd`, of which a test starts its own."""
-OPERATOR = "system:serviceaccount:sftriage-system:sftriage-operator"
+SYSTEM = "sftriage-system"
+OPERATOR = f"system:serviceaccount:{SYSTEM}:sftriage-operator"
 ACCOUNTS = ("sftriage-operator", "sftriage-webhook", "sftriage-certificates")
 """The service accounts of ours, in the namespace sftriage-system."""
 
@@ -75,8 +76,8 @@ class Cluster:
         """A kubeconfig with the token of the operator's service account."""
         return self.as_account(folder, "sftriage-operator")
 
-    def as_account(self, folder: Path, account: str, namespace: str = "sftriage-system") -> Path:
-        """A kubeconfig with the token of a service account, of ours unless another namespace is named."""
+    def as_account(self, folder: Path, account: str, namespace: str = SYSTEM) -> Path:
+        """A kubeconfig with the token of a service account."""
         config = yaml.safe_load(self.kubectl("config", "view", "--raw", "--minify", "--flatten").stdout)
         config["users"][0]["user"] = {"token": self._token(account, namespace)}
         path = folder / f"kubeconfig-{account}"
@@ -133,7 +134,8 @@ class OwnCluster(Cluster):
         shutil.rmtree(self.folder)
 
     def _token(self, account: str, namespace: str) -> str:
-        return self._tokens.get(account) or super()._token(account, namespace)
+        # (those of a namespace that somebody else has are asked for)
+        return self._tokens[account] if namespace == SYSTEM else super()._token(account, namespace)
 
     def _write_kubeconfig(self, token: str) -> None:
         cluster = {"server": f"https://127.0.0.1:{self.port}", "tls-server-name": "kubernetes.default.svc"}

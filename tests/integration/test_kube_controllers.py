@@ -15,8 +15,9 @@ from sftriage.kube.jobs import JobRef
 from sftriage.runtime.hub_server import make_secret
 from sftriage.traces.remote import RemoteStore
 from tests.integration.beside_hub import free_port
-from tests.integration.kube import Cluster, cluster, missing
+from tests.integration.kube import Cluster, OwnCluster, cluster, missing
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
+from tests.integration.runs import captures, verdicts
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 pytest.importorskip("torch")
@@ -185,6 +186,29 @@ def test_a_slow_rank_becomes_a_capture_and_a_report_of_the_cluster(job):
     }
     assert ("TriageReport", "CaptureStored") in events
     # AND the controller waits for the next one, until it is ended
+    controller.terminate()
+    assert controller.wait(DEADLINE_S) == 0, job.said
+    assert "Traceback" not in job.said
+
+
+def test_a_cluster_that_is_away_holds_nothing_up_and_is_shown_later(job):
+    """GIVEN a job WHEN the API server is away meanwhile THEN its rank is captured, and that is shown later."""
+    if not isinstance(job.server, OwnCluster):
+        pytest.skip("a server of others is not ended here")
+    controller, agent = job.start_controller(), job.start_agent()
+    wait_until(lambda: job.report().get("health"))
+    job.server.stop()
+    trainers, run = job.start_trainers(), job.folder / "runs" / "run"
+    wait_until(lambda: (run / "captures").is_dir() and captures(run))
+    judged = len(verdicts(run))
+    wait_until(lambda: len(verdicts(run)) > judged + 3)
+    job.release.touch()
+    assert [one.wait(DEADLINE_S) for one in (trainers, agent)] == [0, 0], job.said
+    # WHEN the job is over, and the server is back
+    job.server.start()
+    (stored,) = wait_until(lambda: [one for one in job.captures() if "stored" in one.get("status", {})])
+    assert stored["status"]["state"] == "stored"
+    wait_until(lambda: job.report().get("captures_total") == 1)
     controller.terminate()
     assert controller.wait(DEADLINE_S) == 0, job.said
     assert "Traceback" not in job.said

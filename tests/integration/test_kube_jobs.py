@@ -57,9 +57,12 @@ class Operators:
         self._environment = {**os.environ, "KUBECONFIG": str(server.as_operator(folder))}
         self._held = contextlib.ExitStack()
 
-    def start(self, name: str = "operator", *more: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "sftriage", "operator", "--namespace", self._namespace]
-        command += ["--image", "registry.example/sftriage@sha256:12", "--grace-seconds", "1", *more]
+    def start(self, name: str = "operator", *more: str, everywhere: bool = False) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "sftriage", "operator"]
+        command += [] if everywhere else ["--namespace", self._namespace]
+        settings = self._folder / "settings.yaml"
+        settings.write_text("image: registry.example/sftriage@sha256:12")
+        command += ["--settings", str(settings), "--grace-seconds", "1", *more]
         with (self._folder / name).open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
         self._held.enter_context(ended(process))
@@ -81,11 +84,12 @@ def operators(server, tmp_path, namespace) -> Iterator[Operators]:
 class TrainingJob:
     """A Job, and the pods that its controller would make, as they come out of the webhook, or past it."""
 
-    def __init__(self, server: Cluster, namespace: str, name: str = "pretraining") -> None:
+    def __init__(self, server: Cluster, namespace: str, name: str = "pretraining", *, labelled: bool = True) -> None:
         self.server, self.ref = server, JobRef("job", name, namespace)
         container = {"name": "train", "image": "train:1", "command": ["torchrun", "train.py"]}
+        labels = {"batch.kubernetes.io/job-name": name, **({"sftriage.dev/inject": "enabled"} if labelled else {})}
         self._template = {
-            "metadata": {"labels": {"sftriage.dev/inject": "enabled", "batch.kubernetes.io/job-name": name}},
+            "metadata": {"labels": labels},
             "spec": {"containers": [container], "restartPolicy": "Never"},
         }
         about = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}}
@@ -206,6 +210,23 @@ def test_pods_that_are_labelled_and_not_injected_are_said(server, namespace, ope
     wait_until(lambda: job.injected()[0] == "False PartlyInjected", SOON_S)
     wait_until(lambda: len(job.objects()) == len(OBJECTS), SOON_S)
     server.kubectl("delete", "pod", "pretraining-0", "-n", namespace, "--force")
+    wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
+
+
+def test_pods_of_a_labelled_namespace_that_were_missed_are_said(server, namespace, operators):
+    """GIVEN a job without a label WHEN its namespace gets one THEN its pods that lack sftriage are said."""
+    operators.start(everywhere=True)
+    job, other = TrainingJob(server, namespace, labelled=False), TrainingJob(server, namespace, "other")
+    job.add_pod(0, injected=False)
+    other.add_pod(0, injected=False)
+    wait_until(lambda: other.injected()[0] == "False NotInjected", SOON_S)
+    assert job.injected() == ("", "")
+    server.kubectl("label", "namespace", namespace, "sftriage.dev/inject=enabled")
+    wait_until(lambda: job.injected()[0] == "False NotInjected", SOON_S)
+    job.add_pod(1)
+    wait_until(lambda: job.injected()[0] == "False PartlyInjected", SOON_S)
+    # WHEN the namespace is labelled no more THEN nobody misses anything there
+    server.kubectl("label", "namespace", namespace, "sftriage.dev/inject-")
     wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
 
 

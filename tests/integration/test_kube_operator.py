@@ -232,7 +232,8 @@ def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
         "create clusterrolebindings": "no",
         "create events": "no",
         "list customresourcedefinitions": "no",
-        "list namespaces": "no",
+        "list namespaces": "yes",
+        "update namespaces": "no",
     }
     found = {}
     for what in allowed:

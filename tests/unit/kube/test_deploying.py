@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from sftriage.kube.deploying import WANTED_ANNOTATION, ControllerSettings, policy_files, removed, secret, wanted
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.policies import standings
+from sftriage.kube.settings import InjectionSettings
 from sftriage.policy.loading import parse
 from tests.unit.kube.test_policies import RULE, body
 
 JOB = JobRef("jobset", "pretraining", "ml")
-SETTINGS = ControllerSettings("sftriage@sha256:12")
+SETTINGS = ControllerSettings(InjectionSettings(image="sftriage@sha256:12"))
 OWNER = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "pretraining", "uid": "7d"}
 
 
@@ -59,7 +60,9 @@ def test_its_service_leads_to_its_pod_and_to_none_of_the_job_s():
 
 
 def test_settings_are_followed():
-    spec = made(ControllerSettings("i", "s3://traces", "keys", "claim"))["Deployment"]["spec"]["template"]["spec"]
+    said = InjectionSettings(store="s3://traces", store_secret="keys", run_as_user=7)
+    spec = made(ControllerSettings(said, "claim"))["Deployment"]["spec"]["template"]["spec"]
+    assert spec["securityContext"]["runAsUser"] == 7
     (container,) = spec["containers"]
     assert container["command"][-2:] == ["--store", "s3://traces"]
     assert container["envFrom"] == [{"secretRef": {"name": "keys", "optional": True}}]

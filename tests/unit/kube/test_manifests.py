@@ -13,8 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from sftriage.kube.deploying import ControllerSettings, secret, wanted
 from sftriage.kube.injecting import applied, injection
-from sftriage.kube.jobs import job_of
+from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.settings import InjectionSettings
 from sftriage.kube.templates import injected
 from tests.unit.kube.pods import JOBS
@@ -60,6 +61,14 @@ def test_every_manifest_is_valid(overlay):
     for body in built(overlay):
         if body["kind"] not in NOT_BUILT_IN:
             validate(body)
+
+
+def test_what_the_operator_makes_for_a_job_is_valid():
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "pretraining", "uid": "7d"}
+    job = JobRef("job", "pretraining", "ml")
+    for settings in (ControllerSettings(SETTINGS), ControllerSettings(InjectionSettings(), "claim")):
+        for one in (*wanted(job, settings, {"a.yaml": "a"}, [owner]), secret(job, "x")):
+            validate(one.body)
 
 
 @pytest.mark.parametrize("overlay", [".", "cert-manager"])
@@ -136,7 +145,9 @@ def test_no_webhook_ever_keeps_a_pod_from_starting():
         assert set(elsewhere["values"]) == {"kube-system", "sftriage-system"}
 
 
-@pytest.mark.parametrize("file", ["webhook/rbac.yaml", "certificates/rbac.yaml"])
+@pytest.mark.parametrize(
+    "file", ["webhook/rbac.yaml", "certificates/rbac.yaml", "rbac/operator.yaml", "rbac/controller.yaml"]
+)
 def test_each_right_has_its_reason_beside_it(file):
     rights = re.findall(r"^  verbs: .*$", (K8S / file).read_text(), re.MULTILINE)
     assert rights
