@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from sftriage.commands.kube_options import ContextOption, NamespaceOption, connected
+from sftriage.commands.kube_options import ContextOption, NamespaceOption, connected, shown_cell
 from sftriage.commands.options import JsonOption
 from sftriage.commands.output import print_json, results
 from sftriage.kube.diagnosis import diagnose
@@ -35,8 +34,8 @@ def doctor(
     else:
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for one in findings:
-            do = f"\n[bold]do:[/] {escape(one.do)}" if one.do else ""
-            table.add_row(one.code, f"[{_STYLES[one.state]}]{one.state}[/]", f"{escape(one.says)}{do}")
+            do = f"\n[bold]do:[/] {shown_cell(one.do)}" if one.do else ""
+            table.add_row(one.code, f"[{_STYLES[one.state]}]{one.state}[/]", f"{shown_cell(one.says)}{do}")
         results().print(table)
     if any(one.state == "wrong" for one in findings):
         raise typer.Exit(1)

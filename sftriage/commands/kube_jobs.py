@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.table import Column, Table
 
-from sftriage.commands.kube_options import ContextOption, EverywhereOption, NamespaceOption, connected, within
+from sftriage.commands.kube_options import (
+    ContextOption,
+    EverywhereOption,
+    NamespaceOption,
+    connected,
+    shown_cell,
+    within,
+)
 from sftriage.commands.opening import (
     PATIENCE_S,
     ArtefactOption,
@@ -46,7 +53,7 @@ from sftriage.kube.listing import (
     trace_row,
 )
 from sftriage.kube.objects import StoredTrace
-from sftriage.reports.tables import titled
+from sftriage.reports.watch_lines import clean
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.objects import checked_url
 from sftriage.traces.remote import RemoteStore
@@ -106,17 +113,21 @@ def status(
         raise typer.Exit(1)
 
 
-def _jobs_table(rows: Sequence[JobRow]) -> Any:
-    table = titled("", ["namespace", "job", "health", "suspect"], ["since step", "lost s", "captures"])
-    table.title = None
-    table.add_column("summary")
+def _jobs_table(rows: Sequence[JobRow]) -> Table:
+    table = Table(
+        "namespace", "job", "health", "suspect", *map(_number, ("since step", "lost s", "captures")), "summary"
+    )
     for row in rows:
         health = (row.health or "not known") + (", not watched" if row.watched is False else "")
         since = "" if row.since_step is None else str(row.since_step)
         lost = "" if row.lost_s is None else f"{row.lost_s:.0f}"
         cells = (row.namespace, row.job, health, row.suspect, since, lost, str(row.captures), row.summary)
-        table.add_row(*map(escape, cells))
+        table.add_row(*map(shown_cell, cells))
     return table
+
+
+def _number(title: str) -> Column:
+    return Column(title, justify="right")
 
 
 def traces(
@@ -145,7 +156,8 @@ def traces(
         return
     for report in reports:
         since = "" if report.since_step is None else f", since step {report.since_step}"
-        write(f"{report.job}: {report.suspect}{since}. {report.summary}" if report.suspect else report.summary)
+        line = f"{report.job}: {report.suspect}{since}. {report.summary}" if report.suspect else report.summary
+        write(clean(line))
     if not exactly:
         nearest = f"; the nearest is {_where(shown[0])}" if shown else ""
         tell(f"No capture of step {step}{nearest}.")
@@ -166,15 +178,13 @@ def _where(row: TraceRow) -> str:
     return f"{row.name}, rank {row.rank}" + ("" if of is None else f", {span(*of)}")
 
 
-def _traces_table(rows: Sequence[TraceRow]) -> Any:
-    table = titled("", ["name"], ["rank"])
-    table.title = None
-    for column in ("stage", "because of", "steps", "profiler", "state", "reproduced", "cause"):
-        table.add_column(column)
+def _traces_table(rows: Sequence[TraceRow]) -> Table:
+    texts = ("stage", "because of", "steps", "profiler", "state", "reproduced", "cause")
+    table = Table("name", _number("rank"), *texts)
     for row in rows:
         because, steps = ("" if one is None else f"{one[0]} to {one[1]}" for one in (row.because_of, row.steps))
         cells = (row.stage, because, steps, row.profiler, row.state, row.reproduced, row.cause)
-        table.add_row(*map(escape, (row.name, str(row.rank), *cells)))
+        table.add_row(*map(shown_cell, (row.name, str(row.rank), *cells)))
     return table
 
 

@@ -254,7 +254,12 @@ def _store(seen: Snapshot) -> Iterator[Finding]:
     kept = [one for one in stored if not mapping(status_of(one), "stored")]
     if kept:
         says = f"{_named(kept)}: the trace is with the job's controller alone, and goes with it: it has no store"
-        yield Finding("store", "wrong", says, "give the operator a store (--store, docs/store.md)")
+        yield Finding(
+            "store",
+            "wrong",
+            says,
+            f"set store in ConfigMap sftriage-injection of {SYSTEM} (docs/kubernetes.md, Settings)",
+        )
     for url, problem in seen.stores.items():
         if not problem:
             yield Finding("store", "ok", f"{url} is reached from here")

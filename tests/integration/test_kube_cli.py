@@ -169,6 +169,9 @@ def test_jobs_and_how_they_stand(server, namespace, laptop):
     reported(server, namespace)
     expected = [namespace, "resnet", "captured", "rank 2 in data", "100", "12", "1", "Rank 2 is slow in data."]
     assert cells(laptop("status").stdout) == [expected]
+    # AND what somebody wrote there does nothing to a terminal
+    told(server, namespace, "triagereports", "resnet", {**REPORT, "summary": "\x1b[2J[red]gone"})
+    assert cells(laptop("status").stdout)[0][-1] == "?[2J[red]gone"
     (row,) = laptop.json("status", "resnet")
     assert (row["job"], row["suspect"], row["lost_s"], row["watched"]) == ("resnet", "rank 2 in data", 12.5, None)
 

@@ -45,6 +45,7 @@ SLOW, A_STEP, SLOW_FROM, SLOW_S = 3, 8, 30, 0.2
 STORE, CREDENTIALS = f"s3://{BUCKET}/jobs", "store-credentials"
 OURS, TRAINS = "sftriage:1", "example.com/train:1"
 IMAGES = {OURS: Image(("sftriage",), user=65532), TRAINS: Image()}
+SETTINGS = InjectionSettings(image=OURS, store=STORE, store_secret=CREDENTIALS)
 VERSION = (1, 31)
 HEAD = "resnet-workers-0-0.resnet"
 
@@ -134,8 +135,9 @@ class Platform:
     @contextlib.contextmanager
     def operator(self, environment: Mapping[str, str]) -> Iterator[Path]:
         """The operator, as its own service account; where it says what it does."""
-        command = [sys.executable, "-m", "sftriage", "operator", "--namespace", self.namespace, "--image", OURS]
-        command += ["--job-store", STORE, "--job-store-secret", CREDENTIALS]
+        (self.folder / "settings.yaml").write_text(yaml.safe_dump(SETTINGS.plain()))
+        command = [sys.executable, "-m", "sftriage", "operator", "--namespace", self.namespace]
+        command += ["--settings", str(self.folder / "settings.yaml")]
         own = {**os.environ, **environment, "KUBECONFIG": str(self.server.as_operator(self.folder))}
         path = self.folder / "operator.log"
         with (
@@ -164,72 +166,115 @@ def platform(server, tmp_path) -> Iterator[tuple[Platform, dict[str, str]]]:
         yield Platform(server, namespace, hosts, tmp_path, api), environment_of(store.url)
 
 
-def trainer(number: int, namespace: str, **security: Any) -> dict[str, Any]:
-    """A pod of a JobSet of two nodes, as a person wrote it and as its controllers made it."""
-    labels = {**JOBSET, "batch.kubernetes.io/job-completion-index": str(number)}
-    made = pod(labels, {"PET_NNODES": "2"}, name=f"resnet-workers-0-{number}", owner="Job")
-    torchrun = ["torchrun", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2"]
-    command = [*torchrun, "--master-addr", HEAD, "--master-port", "29513", str(SCRIPT), "/out"]
+def trainer(number: int, namespace: str, labels: Mapping[str, str], variables: Mapping[str, object]) -> dict[str, Any]:
+    """A pod of a job, as a person wrote it and as its controllers made it: torchrun reads what they set."""
+    about = {**labels, "batch.kubernetes.io/job-completion-index": str(number)}
     slow = {"SLOW_RANK": SLOW, "SLOW_AFTER": A_STEP * SLOW_FROM, "SLOW_S": SLOW_S / A_STEP, "OMP_NUM_THREADS": 1}
+    told = {name: str(value) for name, value in {**slow, **variables, "PET_NODE_RANK": number}.items()}
+    made = pod(about, told, name=f"resnet-workers-0-{number}", owner="Job")
     (container,) = made["spec"]["containers"]
-    container |= {"image": TRAINS, "command": command, "volumeMounts": [{"name": "out", "mountPath": "/out"}]}
-    container["env"] += [{"name": name, "value": str(value)} for name, value in slow.items()]
-    made["spec"] |= {"volumes": [{"name": "out", "emptyDir": {}}], "securityContext": security}
+    container |= {"image": TRAINS, "command": ["torchrun", str(SCRIPT), "/out"]}
+    container["volumeMounts"] = [{"name": "out", "mountPath": "/out"}]
+    made["spec"]["volumes"] = [{"name": "out", "emptyDir": {}}]
     made["metadata"]["namespace"] = namespace
     return made
 
 
 def injected(body: dict[str, Any]) -> dict[str, Any]:
     """A pod as the webhook has it, which changes nothing the second time."""
-    settings = InjectionSettings(image=OURS, store=STORE, store_secret=CREDENTIALS)
     found = job_of(body)
     assert found is not None
-    done = applied(body, injection(body, found.job, settings, VERSION).patch)
-    assert injection(done, found.job, settings, VERSION).patch == ()
+    done = applied(body, injection(body, found.job, SETTINGS, VERSION).patch)
+    assert injection(done, found.job, SETTINGS, VERSION).patch == ()
     return done
 
 
-USERS = {"as root": {}, "as any user": {"runAsUser": 12345, "runAsGroup": 23456}}
+class Started:
+    """A job whose pods run, with its controller on a node of its own."""
+
+    def __init__(self, cluster: Platform, bodies: list[dict[str, Any]], pods: contextlib.ExitStack) -> None:
+        server, namespace = cluster.server, cluster.namespace
+        name = bodies[0]["metadata"]["labels"]["sftriage.dev/job"]
+        # Its pods are in the cluster, but for the sidecar's restart policy, for which the server is too old.
+        for body in bodies:
+            arguments = ("create", "-n", namespace, "--validate=false", "-f", "-")
+            server.kubectl(*arguments, text=json.dumps(body))
+        # The operator wants a controller, and the node's kubelet runs it.
+        deployment = wait_until(lambda: deployed(server, namespace, name), 60)
+        template = deployment["spec"]["template"]  # type: ignore[index]  # it is an object
+        about = {"name": f"{name}-7d", "namespace": namespace, **template["metadata"]}
+        addresses = cluster.hosts.addresses
+        names = {f"{name}.{namespace}.svc": addresses[2], HEAD: addresses[0]}
+        ours = cluster.objects(names, account=name)
+        self.controls = pods.enter_context(cluster.run({"metadata": about, "spec": template["spec"]}, 2, ours))
+        self.controls.until(lambda: "the job under policy" in self.controls.said, 120)
+        self.trains = [
+            pods.enter_context(cluster.run(body, number, cluster.objects(names))) for number, body in enumerate(bodies)
+        ]
+
+    @property
+    def said(self) -> str:
+        return "\n".join(one.said for one in (*self.trains, self.controls))
+
+    def ends(self) -> None:
+        """The job ends well, whatever its sidecars do."""
+        assert [one.wait(DEADLINE_S) for one in self.trains] == ["Succeeded"] * len(self.trains), self.said
+
+    def capture(self, cluster: Platform) -> Any:
+        """The object of the capture of the slow rank, once its trace is in the store."""
+        try:
+            return wait_until(lambda: captured(cluster.server, cluster.namespace), 120)[0]  # type: ignore[index]
+        except AssertionError:
+            pytest.fail(self.said)
 
 
-@pytest.mark.parametrize("security", USERS.values(), ids=USERS)
-def test_a_labelled_job_s_slow_step_explains_itself(platform, tmp_path, security):
+def deployed(server: OwnCluster, namespace: str, name: str) -> Any:
+    found = server.kubectl("get", "deployment", name, "-n", namespace, "-o", "json", check=False)
+    return json.loads(found.stdout) if found.returncode == 0 else None
+
+
+def captured(server: OwnCluster, namespace: str) -> list[Any]:
+    items = server.get("tracecaptures", namespace=namespace)["items"]
+    return [one for one in items if "stored" in one.get("status", {}) and one["spec"]["rank"] == SLOW]
+
+
+TRAINJOB = {
+    **JOBSET,
+    "jobset.sigs.k8s.io/replicatedjob-name": "node",
+    "trainer.kubeflow.org/trainjob-ancestor-step": "trainer",
+}
+TWO_NODES = {"PET_NNODES": 2, "PET_NPROC_PER_NODE": 2, "PET_MASTER_ADDR": HEAD, "PET_MASTER_PORT": 29513}
+JOBS = {
+    "a JobSet as root": (JOBSET, {}),
+    "a TrainJob as any user": (TRAINJOB, {"runAsUser": 12345, "runAsGroup": 23456}),
+    "a JobSet as the restricted standard has it": (
+        JOBSET,
+        {"runAsUser": 12345, "runAsNonRoot": True, "fsGroup": 34567, "seccompProfile": {"type": "RuntimeDefault"}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("labels", "security"), JOBS.values(), ids=JOBS)
+def test_a_labelled_job_s_slow_step_explains_itself(platform, tmp_path, labels, security):
     """GIVEN a labelled job on two nodes, one of whose ranks becomes slow THEN its trace comes to a laptop"""
     cluster, credentials = platform
     server, namespace = cluster.server, cluster.namespace
     server.create(yaml.safe_load(POLICY), namespace)
-    bodies = [injected(trainer(number, namespace, **security)) for number in range(2)]
-    name = bodies[0]["metadata"]["labels"]["sftriage.dev/job"]
-    addresses = cluster.hosts.addresses
-    names = {f"{name}.{namespace}.svc": addresses[2], HEAD: addresses[0]}
+    bodies = []
+    for number in range(2):
+        body = trainer(number, namespace, labels, TWO_NODES)
+        body["spec"]["securityContext"] = security
+        if "fsGroup" in security:
+            strict = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+            body["spec"]["containers"][0]["securityContext"] = strict
+        bodies.append(injected(body))
     with cluster.operator(credentials), contextlib.ExitStack() as pods:
-        # WHEN its pods are there, of which the server has all but the sidecar's restart policy (it is too old)
-        for body in bodies:
-            arguments = ("create", "-n", namespace, "--validate=false", "-f", "-")
-            server.kubectl(*arguments, text=json.dumps(body))
-        # THEN the operator wants a controller
-        deployment = wait_until(lambda: deployed(server, namespace, name), 60)
-        template = deployment["spec"]["template"]
-        about = {"name": f"{name}-7d", "namespace": namespace, **template["metadata"]}
-        controller = {"metadata": about, "spec": template["spec"]}
-        ours = cluster.objects(names, account=name)
-        controls = pods.enter_context(cluster.run(controller, 2, ours))
-        controls.until(lambda: "the job under policy" in controls.said, 120)
-        # WHEN all of it runs
-        trains = [
-            pods.enter_context(cluster.run(body, number, cluster.objects(names))) for number, body in enumerate(bodies)
-        ]
-        said = [one.wait(DEADLINE_S) for one in trains]
-        # THEN the job has ended well, whatever its sidecars did
-        assert said == ["Succeeded", "Succeeded"], "\n".join(one.said for one in (*trains, controls))
-        assert all(one.containers["sftriage-agent"].restarts == 0 for one in trains), trains[0].said
-        # AND a trace of the slow rank is in the store, with an object that says so
-        try:
-            stored = wait_until(lambda: captured(server, namespace), 120)
-        except AssertionError:
-            pytest.fail("\n".join(one.said for one in (*trains, controls)))
-    assert stored[0]["spec"]["rank"] == SLOW
-    assert stored[0]["status"]["host"]
+        # WHEN all of it runs THEN the job ends well, and a trace of the slow rank is in the store
+        job = Started(cluster, bodies, pods)
+        job.ends()
+        assert all(one.containers["sftriage-agent"].restarts == 0 for one in job.trains), job.said
+        stored = job.capture(cluster)
+    assert stored["status"]["host"]
     # AND one command brings it to the laptop, and another one says why it was made
     laptop = {**os.environ, **credentials, "KUBECONFIG": str(server.kubeconfig), "XDG_CACHE_HOME": str(tmp_path / "c")}
 
@@ -249,11 +294,27 @@ def test_a_labelled_job_s_slow_step_explains_itself(platform, tmp_path, security
     assert asked("traces", "resnet")["captures"]
 
 
-def deployed(server: OwnCluster, namespace: str, name: str) -> Any:
-    found = server.kubectl("get", "deployment", name, "-n", namespace, "-o", "json", check=False)
-    return json.loads(found.stdout) if found.returncode == 0 else None
+FAILS_ONCE = 'if mkdir /out/failed 2>/dev/null; then timeout -s KILL 15 "$@"; exit 1; fi; exec "$@"'
 
 
-def captured(server: OwnCluster, namespace: str) -> list[Any]:
-    items = server.get("tracecaptures", namespace=namespace)["items"]
-    return [one for one in items if "stored" in one.get("status", {}) and one["spec"]["rank"] == SLOW]
+def test_a_container_that_begins_again_and_an_agent_that_is_killed_are_watched_all_the_same(platform):
+    """GIVEN trainers that fail and are begun again in their pod, and an agent that is killed THEN the trace is there"""
+    cluster, credentials = platform
+    cluster.server.create(yaml.safe_load(POLICY), cluster.namespace)
+    one_node = {"PET_NNODES": 1, "PET_NPROC_PER_NODE": 4, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": 29513}
+    body = trainer(0, cluster.namespace, JOBSET, one_node)
+    body["spec"] |= {"restartPolicy": "OnFailure", "securityContext": {"runAsUser": 12345}}
+    (container,) = body["spec"]["containers"]
+    container["command"] = ["sh", "-c", FAILS_ONCE, "sh", *container["command"]]
+    with cluster.operator(credentials), contextlib.ExitStack() as pods:
+        job = Started(cluster, [injected(body)], pods)
+        (trains,) = job.trains
+        agent = trains.containers["sftriage-agent"]
+        trains.until(lambda: trains.containers["train"].restarts == 1)
+        assert agent.process is not None
+        agent.process.kill()
+        trains.until(lambda: agent.restarts == 1)
+        job.ends()
+        stored = job.capture(cluster)
+    assert stored["spec"]["trigger"]["stage"] == "data"
+    assert trains.containers["train"].restarts == 1
