@@ -23,7 +23,8 @@ POD_UID = 65532
 AGENTS_KEY = "agents.nk"
 NSYS = "sftriage-nsys"
 """A volume, and the init container that brings Nsight Systems into it."""
-NSYS_PROGRAM, NSYS_TRACES = f"/{NSYS}/nsys", "cuda,nvtx,osrt"
+# (its importer is looked for beside the directory that it is in)
+NSYS_PROGRAM, NSYS_TRACES = f"/{NSYS}/run/nsys", "cuda,nvtx,osrt"
 NSYS_RANK, NSYS_ARMED, NSYS_SESSION = f"/{CARRIED}/nsys-rank", f"/{SPOOL}/nsys/range", "sft-pod"
 
 
@@ -90,9 +91,9 @@ def bringing_nsys(image: str, settings: InjectionSettings, *, user: object, guar
 
 _BRING_NSYS = """\
 found=$(readlink -f "$(command -v nsys)") && folder=$(dirname "$found") &&
-cp -a "$(dirname "$folder")/." "$0" &&
-printf '#!/bin/sh\\nexec %s/%s/nsys "$@"\\n' "$0" "$(basename "$folder")" > "$0/nsys" &&
-chmod 755 "$0/nsys" || echo "sftriage: no Nsight Systems in this image" >&2
+cp -a "$(dirname "$folder")/." "$0" && mkdir -p "$0/run" &&
+printf '#!/bin/sh\\nexec %s/%s/nsys "$@"\\n' "$0" "$(basename "$folder")" > "$0/run/nsys" &&
+chmod 755 "$0/run/nsys" || echo "sftriage: no Nsight Systems in this image" >&2
 """
 
 
@@ -133,7 +134,10 @@ def agent(
             *("sftriage", "agent", "--job-id", job.job_id, *hub, "--creds", f"/{HUB}/{credentials}"),
             *("--rings", f"/{RINGS}", "--directory", f"/{SPOOL}", "--name", "$(SFTRIAGE_POD)", *store),
         ],
-        "env": [_field("SFTRIAGE_POD", "metadata.name"), {"name": "TMPDIR", "value": f"/{SPOOL}"}],
+        "env": [
+            _field("SFTRIAGE_POD", "metadata.name"),
+            *({"name": name, "value": f"/{SPOOL}"} for name in ("TMPDIR", "HOME")),
+        ],
         "resources": _resources(settings, guaranteed=guaranteed),
         "securityContext": _ptrace() if looks_in else _restricted(settings, root=root),
         "volumeMounts": [

@@ -297,23 +297,24 @@ def test_a_labelled_job_s_slow_step_explains_itself(platform, tmp_path, labels, 
 FAILS_ONCE = 'if mkdir /out/failed 2>/dev/null; then timeout -s KILL 15 "$@"; exit 1; fi; exec "$@"'
 
 
-def test_a_container_that_begins_again_and_an_agent_that_is_killed_are_watched_all_the_same(platform):
-    """GIVEN trainers that fail and are begun again in their pod, and an agent that is killed THEN the trace is there"""
+def test_containers_that_begin_again_lose_nothing(platform):
+    """GIVEN trainers that fail once, and then an agent and a controller that are killed THEN the trace is there"""
     cluster, credentials = platform
     cluster.server.create(yaml.safe_load(POLICY), cluster.namespace)
     one_node = {"PET_NNODES": 1, "PET_NPROC_PER_NODE": 4, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": 29513}
     body = trainer(0, cluster.namespace, JOBSET, one_node)
     body["spec"] |= {"restartPolicy": "OnFailure", "securityContext": {"runAsUser": 12345}}
-    (container,) = body["spec"]["containers"]
-    container["command"] = ["sh", "-c", FAILS_ONCE, "sh", *container["command"]]
+    (train,) = body["spec"]["containers"]
+    train["command"] = ["sh", "-c", FAILS_ONCE, "sh", *train["command"]]
     with cluster.operator(credentials), contextlib.ExitStack() as pods:
         job = Started(cluster, [injected(body)], pods)
         (trains,) = job.trains
         agent = trains.containers["sftriage-agent"]
         trains.until(lambda: trains.containers["train"].restarts == 1)
-        assert agent.process is not None
-        agent.process.kill()
-        trains.until(lambda: agent.restarts == 1)
+        for one, container in ((trains, agent), (job.controls, job.controls.containers["controller"])):
+            assert container.process is not None
+            container.process.kill()
+            one.until(lambda container=container: container.restarts == 1 and container.running)
         job.ends()
         stored = job.capture(cluster)
     assert stored["spec"]["trigger"]["stage"] == "data"

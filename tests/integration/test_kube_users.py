@@ -47,7 +47,7 @@ class PodOfUsers:
     """The volumes of one injected pod as folders, and its containers as processes of different users."""
 
     def __init__(self, folder: Path, user: int, port: int, annotations: dict[str, str]) -> None:
-        self.folder, self.user = folder, user
+        self.folder, self.user, self.agent_user = folder, user, POD_UID
         self.held = contextlib.ExitStack()
         body = pod(name="resnet", annotations=annotations, securityContext={"runAsUser": 0})
         settings = InjectionSettings(nats=f"nats://127.0.0.1:{port}")
@@ -86,8 +86,9 @@ class PodOfUsers:
         """Start one of our containers."""
         (container,) = (one for one in self.body["spec"]["initContainers"] if one["name"] == name)
         assert container["securityContext"]["runAsUser"] == POD_UID
+        user = self.agent_user if name == "sftriage-agent" else POD_UID
         command = [self.placed(word).replace("$(SFTRIAGE_POD)", "resnet") for word in container["command"][1:]]
-        return self.start(POD_UID, [sys.executable, "-m", "sftriage", *command], container, 0o022)
+        return self.start(user, [sys.executable, "-m", "sftriage", *command], container, 0o022)
 
     def train(self) -> subprocess.Popen[bytes]:
         """Start the trainers, as somebody whose files are his own."""
@@ -138,8 +139,12 @@ def captured(folder: Path, user: int, annotations: dict[str, str], *options: str
     (folder / "sftriage-hub" / "agents.nk").chmod(0o644)
     if annotations:
         # (as if it had been brought here)
-        (folder / "sftriage-nsys" / "nsys").write_text('#!/bin/sh\nexec nsys "$@"\n')
-        (folder / "sftriage-nsys" / "nsys").chmod(0o755)
+        program = folder / "sftriage-nsys" / "run" / "nsys"
+        program.parent.mkdir()
+        program.write_text('#!/bin/sh\nexec nsys "$@"\n')
+        program.chmod(0o755)
+        # (it starts this Python, which may lie in somebody's home)
+        of_pod.agent_user = 0
     with of_pod.held:
         hub = HubServer(("127.0.0.1", port), folder / "nats", secret)
         of_pod.held.callback(hub.close)
@@ -199,13 +204,13 @@ def test_nsight_systems_is_brought_from_an_image_that_has_it(tmp_path, there):
     assert ("no Nsight Systems in this image" in done.stderr) is not there
     if there:
         shutil.rmtree(image)
-        said = subprocess.run([volume / "nsys", "a b", "c"], capture_output=True, text=True, check=True).stdout
+        said = subprocess.run([volume / "run" / "nsys", "a b", "c"], capture_output=True, text=True, check=True).stdout
         assert said == "ita b c\n"
 
 
 def _without_nsys(folder: Path) -> Path:
     bare = folder / "bare"
     bare.mkdir()
-    for name in ("sh", "readlink", "dirname", "basename", "cp", "chmod"):
+    for name in ("sh", "readlink", "dirname", "basename", "cp", "mkdir", "chmod"):
         (bare / name).symlink_to(shutil.which(name) or "")
     return bare
