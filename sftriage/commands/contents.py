@@ -187,8 +187,8 @@ KUBE = Section(
             "kube_inject:inject",
             "Print a job with its pods as the webhook would have them.",
             (
-                "sftriage kube inject -f job.yaml | kubectl apply -f -",
-                "sftriage kube inject -n training --settings settings.yaml -f - < job.yaml",
+                "sftriage kube inject -f job.yaml > watched.yaml",
+                "sftriage kube inject -n training --settings settings.yaml -f job.yaml",
             ),
         ),
         Entry(

@@ -64,11 +64,20 @@ def carry(
     spool: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A directory for traces to make, open to any user of the pod.")
     ] = None,
+    nsys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The nsys of the pod: ranks start armed under it, by DIR/nsys-rank."),
+    ] = None,
+    nsys_armed: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="What the reports of armed ranks are called, up to their rank.")
+    ] = None,
 ) -> None:
     """Copy what a trainer needs into a directory: what an injected pod's first container does.
 
     The trainers' PYTHONPATH begins with DIR/sftriage/seams/site then.
     """
+    if (nsys is None) != (nsys_armed is None) or (nsys is not None and spool is None):
+        raise UsageError("--nsys, --nsys-armed and --spool go together")
     from sftriage.runtime.carrying import carry as copy
 
     copy(folder)
@@ -79,3 +88,10 @@ def carry(
             spool.chmod(0o777)
         except OSError as error:
             raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
+    if spool is not None and nsys is not None and nsys_armed is not None:
+        from sftriage.kube.sidecar import NSYS_SESSION, NSYS_TRACES
+        from sftriage.runtime.nsys_launch import arm_elsewhere
+
+        # (what the agent keeps is beside its spool)
+        traces = tuple(NSYS_TRACES.split(","))
+        arm_elsewhere(spool.parent, nsys, traces, nsys_armed, NSYS_SESSION, folder / "nsys-rank")

@@ -31,6 +31,8 @@ CONTAINERS_ANNOTATION = f"{GROUP}/containers"
 IMAGE_PATH_ANNOTATION = f"{GROUP}/image-pythonpath"
 """The PYTHONPATH of the trainer's image, which the pod's own would replace."""
 SHARE_ANNOTATION = f"{GROUP}/share-process-namespace"
+NSYS_ANNOTATION = f"{GROUP}/nsys"
+"""An image with Nsight Systems, under which ranks start then."""
 PATH = "PYTHONPATH"
 
 Operation = dict[str, Any]
@@ -62,23 +64,24 @@ def injection(pod: Pod, job: JobRef | None, settings: InjectionSettings, server:
     if not trains:
         return Injection(warnings=warnings)
     spec = mapping(pod, "spec")
-    root = mapping(spec, "securityContext").get("runAsUser") == 0
     looks_in = annotations_of(pod).get(SHARE_ANNOTATION) == "true" and spec.get("shareProcessNamespace") is not False
-    how = {"root": root, "guaranteed": _guaranteed(spec)}
-    ours = (
-        sidecar.carrying(settings, **how),
-        sidecar.agent(job, settings, looks_in=looks_in, **how),
-    )
+    image = annotations_of(pod).get(NSYS_ANNOTATION, "")
+    nsys, guaranteed = bool(image), _guaranteed(spec)
+    user = mapping(spec, "securityContext").get("runAsUser")
+    ours = [
+        *([sidecar.bringing_nsys(image, settings, user=user, guaranteed=guaranteed)] if nsys else []),
+        sidecar.carrying(settings, root=user == 0, guaranteed=guaranteed, nsys=nsys),
+        sidecar.agent(job, settings, root=user == 0, guaranteed=guaranteed, looks_in=looks_in, nsys=nsys),
+    ]
     patch = [
         *_texts(pod, "labels", {JOB_LABEL: job.object_name}),
         *_texts(pod, "annotations", {STATUS_ANNOTATION: INJECTED, JOB_ID_ANNOTATION: job.job_id}),
-        *_appended(spec, "/spec", "volumes", sidecar.volumes(job, settings)),
+        *_appended(spec, "/spec", "volumes", sidecar.volumes(job, settings, nsys=nsys)),
         *_appended(spec, "/spec", "initContainers", ours),
         *([_add("/spec/shareProcessNamespace", True)] if looks_in and not spec.get("shareProcessNamespace") else []),
     ]
     for index in trains:
-        of_image = annotations_of(pod).get(IMAGE_PATH_ANNOTATION, "")
-        patch += _watched(spec["containers"][index], f"/spec/containers/{index}", job, of_image)
+        patch += _watched(spec["containers"][index], f"/spec/containers/{index}", job, annotations_of(pod))
     return Injection(tuple(patch), (*warnings, *_warnings(pod, trains)))
 
 
@@ -120,9 +123,9 @@ def _left_alone(pod: Pod, job: JobRef | None, server: Version | None) -> str | N
 
 def _taken(spec: Mapping[str, Any]) -> Iterator[str]:
     """What of a pod that is not ours has a name or a place of ours."""
-    own = {f"/{name}" for name in (sidecar.CARRIED, sidecar.RINGS, sidecar.SPOOL)}
+    own = {f"/{name}" for name in (sidecar.CARRIED, sidecar.RINGS, sidecar.SPOOL, sidecar.NSYS)}
     for container in items(spec, "containers"):
-        if text(container, "name") in (sidecar.CARRY, sidecar.AGENT):
+        if text(container, "name") in (sidecar.CARRY, sidecar.AGENT, sidecar.NSYS):
             yield text(container, "name")
         for found in items(container, "volumeMounts"):
             place = text(found, "mountPath").rstrip("/")
@@ -131,7 +134,7 @@ def _taken(spec: Mapping[str, Any]) -> Iterator[str]:
     for volume in items(spec, "volumes"):
         name = text(volume, "name")
         kind = "secret" if name == sidecar.HUB else "emptyDir"
-        if name in (sidecar.CARRIED, sidecar.RINGS, sidecar.SPOOL, sidecar.HUB) and kind not in volume:
+        if name in (sidecar.CARRIED, sidecar.RINGS, sidecar.SPOOL, sidecar.NSYS, sidecar.HUB) and kind not in volume:
             yield name
 
 
@@ -151,19 +154,22 @@ def _trainers(pod: Pod) -> tuple[list[int], tuple[str, ...]]:
     return trains, (left_alone("valueFrom", names=names),) if closed else ()
 
 
-def _watched(container: Mapping[str, Any], at: str, job: JobRef, of_image: str) -> Iterator[Operation]:
+def _watched(container: Mapping[str, Any], at: str, job: JobRef, said: Mapping[str, str]) -> Iterator[Operation]:
     """What a container that trains gets; PYTHONPATH with ours first, before what is there or the image has."""
-    environment, found = sidecar.trainer_environment(job), _variable(container, PATH)
+    nsys = bool(said.get(NSYS_ANNOTATION))
+    environment, found = sidecar.trainer_environment(job, nsys=nsys), _variable(container, PATH)
     if found is None:
         # What a ConfigMap gives the container is put in by its node, and what nobody gives stays as it is written here:
         # the name of a folder that there is not.
-        rest = f"$({PATH})" if next(items(container, "envFrom"), None) is not None else of_image
+        rest = (
+            f"$({PATH})" if next(items(container, "envFrom"), None) is not None else said.get(IMAGE_PATH_ANNOTATION, "")
+        )
         environment.insert(0, {"name": PATH, "value": _first(rest)})
-    elif sidecar.SITE not in (said := text(found, "value")).split(":"):
+    elif sidecar.SITE not in (value := text(found, "value")).split(":"):
         index = next(number for number, one in enumerate(container["env"]) if one is found)
-        yield _add(f"{at}/env/{index}/value", _first(said))
+        yield _add(f"{at}/env/{index}/value", _first(value))
     yield from _appended(container, at, "env", environment)
-    yield from _appended(container, at, "volumeMounts", sidecar.TRAINER_MOUNTS)
+    yield from _appended(container, at, "volumeMounts", sidecar.trainer_mounts(nsys=nsys))
 
 
 def _first(rest: str) -> str:
@@ -180,10 +186,10 @@ def _variable(container: Mapping[str, Any], name: str) -> Mapping[str, Any] | No
 
 def _warnings(pod: Pod, trains: Sequence[int]) -> Iterator[str]:
     spec = mapping(pod, "spec")
-    ours = {f"/{sidecar.RINGS}", sidecar.TRACES}
+    ours, nsys = {f"/{sidecar.RINGS}", sidecar.TRACES, sidecar.NSYS_RANK}, NSYS_ANNOTATION in annotations_of(pod)
     for index in trains:
         container = spec["containers"][index]
-        for variable in ("SFTRIAGE_RINGS", "SFTRIAGE_SPOOL"):
+        for variable in ("SFTRIAGE_RINGS", "SFTRIAGE_SPOOL", *(["PYTHON_EXEC"] if nsys else [])):
             found = _variable(container, variable)
             if found is not None and found.get("value") not in ours:
                 yield injected_but("own", names=text(container, "name"), variable=variable)

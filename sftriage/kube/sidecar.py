@@ -21,9 +21,14 @@ TRACES = f"/{SPOOL}/spool"
 POD_UID = 65532
 """Our containers' user where the pod's own is root."""
 AGENTS_KEY = "agents.nk"
+NSYS = "sftriage-nsys"
+"""A volume, and the init container that brings Nsight Systems into it."""
+# (its importer is looked for beside the directory that it is in)
+NSYS_PROGRAM, NSYS_TRACES = f"/{NSYS}/run/nsys", "cuda,nvtx,osrt"
+NSYS_RANK, NSYS_ARMED, NSYS_SESSION = f"/{CARRIED}/nsys-rank", f"/{SPOOL}/nsys/range", "sft-pod"
 
 
-def volumes(job: JobRef, settings: InjectionSettings) -> list[Made]:
+def volumes(job: JobRef, settings: InjectionSettings, *, nsys: bool = False) -> list[Made]:
     """The volumes of a pod of a job."""
     # (a pod starts without its Secret; kubelet puts it there once the operator has made it)
     secret = settings.nats_secret if settings.nats else job.object_name
@@ -32,6 +37,7 @@ def volumes(job: JobRef, settings: InjectionSettings) -> list[Made]:
         {"name": RINGS, "emptyDir": {"medium": "Memory", "sizeLimit": settings.rings}},
         {"name": SPOOL, "emptyDir": {"sizeLimit": settings.spool}},
         {"name": HUB, "secret": {"secretName": secret, "optional": True}},
+        *([{"name": NSYS, "emptyDir": {}}] if nsys else []),
     ]
 
 
@@ -41,11 +47,24 @@ def mount(volume: str, *, read_only: bool = False) -> Made:
     return {**found, "readOnly": True} if read_only else found
 
 
-TRAINER_MOUNTS = (mount(CARRIED, read_only=True), mount(RINGS), mount(SPOOL))
+def trainer_mounts(*, nsys: bool = False) -> list[Made]:
+    """Which volumes a trainer sees."""
+    found = [mount(CARRIED, read_only=True), mount(RINGS), mount(SPOOL)]
+    return [*found, mount(NSYS, read_only=True)] if nsys else found
 
 
-def trainer_environment(job: JobRef) -> list[Made]:
+def trainer_environment(job: JobRef, *, nsys: bool = False) -> list[Made]:
     """What a trainer is told, PYTHONPATH aside."""
+    armed = {
+        "SFTRIAGE_NSYS": NSYS_PROGRAM,
+        "SFTRIAGE_NSYS_SESSION": NSYS_SESSION,
+        "SFTRIAGE_NSYS_TRACE": NSYS_TRACES,
+        "SFTRIAGE_NSYS_TMP": NSYS_ARMED.rpartition("/")[0],
+        "SFTRIAGE_NSYS_ARMED": NSYS_ARMED,
+        "SFTRIAGE_NSYS_RANK": NSYS_RANK,
+        # What torchrun starts in the place of Python; others name the script where they start a rank.
+        "PYTHON_EXEC": NSYS_RANK,
+    }
     return [
         {"name": "SFTRIAGE_RINGS", "value": f"/{RINGS}"},
         {"name": "SFTRIAGE_SPOOL", "value": TRACES},
@@ -53,22 +72,53 @@ def trainer_environment(job: JobRef) -> list[Made]:
         # The agent's user is another one than the trainer's, and both may be any: nobody but the pod sees these files.
         {"name": "SFTRIAGE_FILE_MODE", "value": "0666"},
         _field("SFTRIAGE_HOST", "spec.nodeName"),
+        *({"name": name, "value": value} for name, value in armed.items() if nsys),
     ]
 
 
-def carrying(settings: InjectionSettings, *, root: bool, guaranteed: bool) -> Made:
+def bringing_nsys(image: str, settings: InjectionSettings, *, user: object, guaranteed: bool) -> Made:
+    """The init container that copies Nsight Systems out of an image that has it. Where it cannot, ranks run without."""
+    # (most such images are root's)
+    return {
+        "name": NSYS,
+        "image": image,
+        "command": ["sh", "-c", _BRING_NSYS, f"/{NSYS}"],
+        "resources": _resources(settings, guaranteed=guaranteed),
+        "securityContext": _restricted(settings, root=not user),
+        "volumeMounts": [mount(NSYS)],
+    }
+
+
+_BRING_NSYS = """\
+found=$(readlink -f "$(command -v nsys)") && folder=$(dirname "$found") &&
+cp -a "$(dirname "$folder")/." "$0" && mkdir -p "$0/run" &&
+printf '#!/bin/sh\\nexec %s/%s/nsys "$@"\\n' "$0" "$(basename "$folder")" > "$0/run/nsys" &&
+chmod 755 "$0/run/nsys" || echo "sftriage: no Nsight Systems in this image" >&2
+"""
+
+
+def carrying(settings: InjectionSettings, *, root: bool, guaranteed: bool, nsys: bool = False) -> Made:
     """The init container that copies what trainers need, and ends."""
+    armed = ["--nsys", NSYS_PROGRAM, "--nsys-armed", NSYS_ARMED] if nsys else []
     return {
         "name": CARRY,
         **_image(settings),
-        "command": ["sftriage", "kube", "carry", f"/{CARRIED}", "--spool", TRACES],
+        "command": ["sftriage", "kube", "carry", f"/{CARRIED}", "--spool", TRACES, *armed],
         "resources": _resources(settings, guaranteed=guaranteed),
         "securityContext": _restricted(settings, root=root),
         "volumeMounts": [mount(CARRIED), mount(SPOOL)],
     }
 
 
-def agent(job: JobRef, settings: InjectionSettings, *, root: bool, guaranteed: bool, looks_in: bool = False) -> Made:
+def agent(
+    job: JobRef,
+    settings: InjectionSettings,
+    *,
+    root: bool,
+    guaranteed: bool,
+    looks_in: bool = False,
+    nsys: bool = False,
+) -> Made:
     """The agent: an init container that goes on beside the trainers, and ends after them.
 
     With ``looks_in`` it may read the memory of the pod's other processes, for stacks from outside.
@@ -84,10 +134,16 @@ def agent(job: JobRef, settings: InjectionSettings, *, root: bool, guaranteed: b
             *("sftriage", "agent", "--job-id", job.job_id, *hub, "--creds", f"/{HUB}/{credentials}"),
             *("--rings", f"/{RINGS}", "--directory", f"/{SPOOL}", "--name", "$(SFTRIAGE_POD)", *store),
         ],
-        "env": [_field("SFTRIAGE_POD", "metadata.name"), {"name": "TMPDIR", "value": f"/{SPOOL}"}],
+        "env": [
+            _field("SFTRIAGE_POD", "metadata.name"),
+            *({"name": name, "value": f"/{SPOOL}"} for name in ("TMPDIR", "HOME")),
+        ],
         "resources": _resources(settings, guaranteed=guaranteed),
         "securityContext": _ptrace() if looks_in else _restricted(settings, root=root),
-        "volumeMounts": [mount(RINGS), mount(SPOOL), mount(HUB, read_only=True)],
+        "volumeMounts": [
+            *(mount(RINGS), mount(SPOOL), mount(HUB, read_only=True)),
+            *([mount(NSYS, read_only=True)] if nsys else []),
+        ],
     }
     if settings.store_secret:
         made["envFrom"] = [{"secretRef": {"name": settings.store_secret, "optional": True}}]

@@ -68,6 +68,7 @@ from sftriage.words.captures import capturing_sentence, cost_sentence, ended_sen
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, outcome_sentence, reason_sentence, resolution
 from sftriage.words.glance import AFTERWARDS, FACES, HEALTH, LOOK_AT, OUTCOMES, QUESTIONS, SLOW, look_at
 from sftriage.words.keeping import disk_failed_sentence
+from sftriage.words.injection import INJECTED_BUT, LEFT_ALONE
 from sftriage.words.objects import CAPTURE_STATES, POLICIES, REMOVAL, REPORTS
 from sftriage.words.objects import REPRODUCED as UNKNOWN
 from sftriage.words.verdicts import REASONS, RESOLVES, STALLS, system_sentence, verdict_sentence
@@ -451,6 +452,8 @@ def conditions() -> Rows:
         "capture": CAPTURE_STATES,
         "reproduced": UNKNOWN,
         "removal": REMOVAL,
+        "not injected": LEFT_ALONE,
+        "injected, but": INJECTED_BUT,
     }
     for what, sentences in parts.items():
         for code, text in sentences.items():

@@ -158,6 +158,30 @@ def test_stacks_from_outside_are_for_those_who_ask_for_them():
     assert "shareProcessNamespace" not in injected(pod())["spec"]
 
 
+@pytest.mark.parametrize(("of_pod", "expected"), [(None, 65532), (0, 65532), (1000, None)])
+def test_ranks_start_under_nsys_in_pods_that_ask_for_it(of_pod, expected):
+    """GIVEN an image with nsys, which may be root's THEN it is copied from by somebody else, and ranks start armed."""
+    context = {} if of_pod is None else {"securityContext": {"runAsUser": of_pod}}
+    out = injected(pod(annotations={"sftriage.dev/nsys": "example.com/nsys:1"}, **context))
+    nsys, carry, agent = out["spec"]["initContainers"]
+    assert (nsys["name"], nsys["image"]) == ("sftriage-nsys", "example.com/nsys:1")
+    assert nsys["securityContext"].get("runAsUser") == expected
+    assert {"--nsys", "--nsys-armed", "/sftriage-spool/nsys/range"} <= set(carry["command"])
+    (trains,) = out["spec"]["containers"]
+    for container in (trains, agent):
+        assert {"name": "sftriage-nsys", "mountPath": "/sftriage-nsys", "readOnly": True} in container["volumeMounts"]
+    assert env(trains)["PYTHON_EXEC"] == env(trains)["SFTRIAGE_NSYS_RANK"] == "/sftriage/nsys-rank"
+    assert injection(out, JOB, SETTINGS, NEW) == Injection()
+    assert "sftriage-nsys" not in {one["name"] for one in injected(pod())["spec"]["volumes"]}
+
+
+def test_a_python_of_its_own_that_torchrun_is_told_of_stays_and_is_said():
+    body = pod(None, {"PYTHON_EXEC": "/opt/python"}, annotations={"sftriage.dev/nsys": "example.com/nsys:1"})
+    found = injection(body, JOB, SETTINGS, NEW)
+    assert found.warnings == ("sftriage: container train: PYTHON_EXEC is set already, and stays",)
+    assert env(applied(body, found.patch)["spec"]["containers"][0])["PYTHON_EXEC"] == "/opt/python"
+
+
 def test_a_store_and_a_hub_of_the_cluster_are_taken_by_reference():
     settings = SETTINGS.model_copy(
         update={"store": "s3://traces", "store_secret": "s3", "nats": "tls://nats:4222", "nats_secret": "keys"}
