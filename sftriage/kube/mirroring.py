@@ -123,7 +123,7 @@ class Mirror(Sink):
             except (SftriageError, OSError) as error:
                 if str(error) != self._said:
                     self._said = str(error)
-                    log.warning("the cluster is not shown all of the job, and is again: %s", error)
+                    log.warning("the cluster lacks some of the job, and is shown it later: %s", error)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 self._woken.set()
             except Exception:
