@@ -210,7 +210,7 @@ KUBE = Section(
             "controller",
             "kube_controller:controller",
             "Watch one job of a cluster: what the operator starts.",
-            ("sftriage kube controller --job-id ml/job/resnet --policies policies --run runs --creds hub",),
+            ("sftriage kube controller --job-id ml/job/a --policies p --run r --creds hub",),
         ),
         Entry(
             "policy",

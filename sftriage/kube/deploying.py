@@ -98,6 +98,25 @@ def wanted(
                 "spec": {"selector": _selector(job), "ports": [port]},
             },
         ),
+        # The hub is for the job's own pods; a namespace that lets nobody in lets these.
+        Made(
+            "networkpolicies",
+            {
+                "apiVersion": "networking.k8s.io/v1",
+                "kind": "NetworkPolicy",
+                "metadata": about,
+                "spec": {
+                    "podSelector": {"matchLabels": _selector(job)},
+                    "policyTypes": ["Ingress"],
+                    "ingress": [
+                        {
+                            "from": [{"podSelector": {"matchLabels": {JOB_LABEL: job.object_name}}}],
+                            "ports": [{"port": PORT, "protocol": "TCP"}],
+                        }
+                    ],
+                },
+            },
+        ),
     ]
     spec = {
         "replicas": 1,
@@ -124,6 +143,7 @@ def secret(job: JobRef, password: str) -> Made:
 def removed(job: JobRef) -> list[tuple[str, str]]:
     """API version and plural of all objects of a job's controller, the one by which the others are found last."""
     return [
+        ("networking.k8s.io/v1", "networkpolicies"),
         ("rbac.authorization.k8s.io/v1", "rolebindings"),
         *(("v1", plural) for plural in ("serviceaccounts", "secrets", "configmaps", "services")),
         ("apps/v1", "deployments"),

@@ -49,7 +49,9 @@ LOOK_S, AT_LEAST_S = 1.0, 10.0
 """How often is looked at most and at least."""
 REPORT_S = 30.0
 """How often a report is written of which only the counts are others."""
-_LONGEST_PAUSE_S = 60.0
+SHARE = 0.1
+"""Of a very long run it is looked at less often, such that this takes no more of the time."""
+_LONGEST_PAUSE_S = 20.0
 _TELLING = (WindowJudged, CaptureChanged, ManualRequestDecided, FollowUpDecided, CauseFound)
 
 
@@ -117,13 +119,14 @@ class Mirror(Sink):
         while not self._ending:
             self._woken.wait(AT_LEAST_S)
             self._woken.clear()
+            began_s = time.thread_time()
             try:
                 self._look()
-                pause_s, self._said = LOOK_S, ""
+                pause_s, self._said = max(LOOK_S, (time.thread_time() - began_s) / SHARE), ""
             except (SftriageError, OSError) as error:
                 if str(error) != self._said:
                     self._said = str(error)
-                    log.warning("the cluster is not shown all of the job, and is again: %s", error)
+                    log.warning("the cluster lacks some of the job, and is shown it later: %s", error)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 self._woken.set()
             except Exception:

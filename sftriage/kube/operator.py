@@ -31,6 +31,7 @@ from sftriage.kube.mirrored import job_named
 from sftriage.kube.objects import API_VERSION, GROUP, VERSION
 from sftriage.kube.policies import standings
 from sftriage.kube.removing import RETRY_S, Remover
+from sftriage.words.objects import CAPTURES as CAPTURE_WORDS
 
 FINALIZER = f"{GROUP}/trace"
 _PREFIX = f"operator.{GROUP}"
@@ -112,18 +113,22 @@ class Reconciler:
     def _captures(self, namespace: str) -> list[Wanted]:
         """Of those that nobody has answered: whether they make sense is said at once; their jobs are asked."""
         found = self._objects.list(CAPTURES, namespace)
+        waits: dict[str, str] = {}
         if self.controllers is not None:
             for body in filter(_addressed, found):
-                self._address(body, self.controllers.named(namespace, str(body["spec"].get("job", ""))))
+                jobs = self.controllers.named(namespace, str(body["spec"].get("job", "")))
+                if jobs:
+                    self._address(body, jobs[0])
+                else:
+                    waits[body["metadata"]["name"]] = CAPTURE_WORDS["no_job"]
         new = [one for one in found if _unanswered(one)]
-        return [(CAPTURES, one, capture_status(one, Seen(), time.time()).plain()) for one in new]
+        seen = [(one, Seen(words=waits.get(one["metadata"]["name"], ""))) for one in new]
+        return [(CAPTURES, one, capture_status(one, known, time.time()).plain()) for one, known in seen]
 
-    def _address(self, body: dict[str, Any], jobs: Sequence[JobRef]) -> None:
-        """Put the label of its job on a capture that a person asks for; where none is called so, it waits."""
-        if not jobs:
-            return
+    def _address(self, body: dict[str, Any], job: JobRef) -> None:
+        """Put the label of its job on a capture that a person asks for."""
         about = body["metadata"]
-        label = {"labels": {JOB_LABEL: jobs[0].object_name}, "resourceVersion": about["resourceVersion"]}
+        label = {"labels": {JOB_LABEL: job.object_name}, "resourceVersion": about["resourceVersion"]}
         path = path_of(API_VERSION, CAPTURES.plural, about["namespace"], about["name"])
         served = self._objects.ask("PATCH", path, {"metadata": label}, as_=MERGE)
         about |= served["metadata"]

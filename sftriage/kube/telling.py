@@ -9,7 +9,7 @@ from typing import Any, Literal
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.mirrored import metadata_of
 from sftriage.words.amounts import clock
-from sftriage.words.objects import TOLD
+from sftriage.words.objects import NEWS
 
 _TROUBLE = ("suspect", "captured", "held", "regressed", "throttled", "stalled", "unknown")
 _SILENT = (None, "no_run", "warming_up")
@@ -37,7 +37,7 @@ def news(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[News]:
     for state, reason in (("stored", "CaptureStored"), ("failed", "CaptureFailed"), ("expired", "CaptureFailed")):
         new = [one for one in _captures(now) if one["state"] == state != known.get(one["capture_id"])]
         if new:
-            words = TOLD[state].format(count=len(new), capture_id=new[0]["capture_id"], rank=new[0]["rank"])
+            words = NEWS[state].format(count=len(new), capture_id=new[0]["capture_id"], rank=new[0]["rank"])
             message = f"{words} {new[0].get('cause') or ''}".strip()
             yield News(reason, "Normal" if state == "stored" else "Warning", message)
 

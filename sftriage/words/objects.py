@@ -22,7 +22,7 @@ REPORTS: Mapping[str, str] = {
 }
 """Whether somebody watches a job."""
 
-TOLD: Mapping[str, str] = {
+NEWS: Mapping[str, str] = {
     "stored": "{count} stored, among them {capture_id} of rank {rank}.",
     "failed": "{count} failed, among them {capture_id} of rank {rank}.",
     "expired": "{count} expired, among them {capture_id} of rank {rank}.",

@@ -32,7 +32,7 @@ pytestmark = [
 REPOSITORY = Path(__file__).parents[2]
 SOON_S = 60.0
 LEASE = "sftriage-system/sftriage-operator"
-OBJECTS = ("serviceaccount", "rolebinding", "configmap", "service", "secret", "deployment")
+OBJECTS = ("serviceaccount", "rolebinding", "configmap", "service", "networkpolicy", "secret", "deployment")
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def digest(found):
 
 def test_all_of_it_is_the_job_s():
     found = made()
-    assert set(found) == {"ServiceAccount", "RoleBinding", "ConfigMap", "Service", "Deployment"}
+    assert set(found) == {"ServiceAccount", "RoleBinding", "ConfigMap", "Service", "NetworkPolicy", "Deployment"}
     for one in found.values():
         about = one["metadata"]
         assert (about["name"], about["namespace"], about["ownerReferences"]) == (JOB.object_name, "ml", [OWNER])
