@@ -205,12 +205,20 @@ class Started:
         about = {"name": f"{name}-7d", "namespace": namespace, **template["metadata"]}
         addresses = cluster.hosts.addresses
         names = {f"{name}.{namespace}.svc": addresses[2], HEAD: addresses[0]}
-        ours = cluster.objects(names, account=name)
-        self.controls = pods.enter_context(cluster.run({"metadata": about, "spec": template["spec"]}, 2, ours))
-        self.controls.until(lambda: "the job under policy" in self.controls.said, 120)
+        self._cluster, self._pods = cluster, pods
+        self._controller = {"metadata": about, "spec": template["spec"]}
+        self._ours = cluster.objects(names, account=name)
+        self.controls = self.control()
         self.trains = [
             pods.enter_context(cluster.run(body, number, cluster.objects(names))) for number, body in enumerate(bodies)
         ]
+
+    def control(self, name: str = "") -> Pod:
+        """Run a pod of the controller, and wait until it is at work."""
+        body = {**self._controller, "metadata": {**self._controller["metadata"], **({"name": name} if name else {})}}
+        one = self._pods.enter_context(self._cluster.run(body, 2, self._ours))
+        one.until(lambda: "the job under policy" in one.said, 120)
+        return one
 
     @property
     def said(self) -> str:
@@ -266,7 +274,12 @@ def test_a_labelled_job_s_slow_step_explains_itself(platform, tmp_path, labels, 
         body["spec"]["securityContext"] = security
         if "fsGroup" in security:
             strict = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-            body["spec"]["containers"][0]["securityContext"] = strict
+            (train,) = body["spec"]["containers"]
+            # (and nobody else may read what it writes)
+            train |= {
+                "securityContext": strict,
+                "command": ["sh", "-c", 'umask 077; exec "$@"', "sh", *train["command"]],
+            }
         bodies.append(injected(body))
     with cluster.operator(credentials), contextlib.ExitStack() as pods:
         # WHEN all of it runs THEN the job ends well, and a trace of the slow rank is in the store
@@ -319,3 +332,19 @@ def test_containers_that_begin_again_lose_nothing(platform):
         stored = job.capture(cluster)
     assert stored["spec"]["trigger"]["stage"] == "data"
     assert trains.containers["train"].restarts == 1
+
+
+def test_a_controller_that_is_drained_from_its_node_is_followed_by_another(platform):
+    """GIVEN a controller whose pod goes, and all of its files with it, WHEN another comes THEN the trace is there"""
+    cluster, credentials = platform
+    cluster.server.create(yaml.safe_load(POLICY), cluster.namespace)
+    bodies = [trainer(number, cluster.namespace, JOBSET, {**TWO_NODES, "SLOW_S": 0.5 / A_STEP}) for number in range(2)]
+    with cluster.operator(credentials), contextlib.ExitStack() as pods:
+        job = Started(cluster, [injected(body) for body in bodies], pods)
+        rings = job.trains[1].volume("sftriage-rings")
+        job.trains[1].until(lambda: rings.exists() and any(rings.iterdir()))
+        job.controls.delete()
+        job.controls = job.control("another")
+        job.ends()
+        stored = job.capture(cluster)
+    assert stored["spec"]["trigger"]["stage"] == "data"
