@@ -153,6 +153,9 @@ def _labels(seen: Snapshot) -> Iterator[Finding]:
     if "pods" in seen.unread:
         yield _not_seen(seen, "pods", f"the pods of namespace {seen.namespace}")
         return
+    if not seen.about and "about" not in seen.unread:
+        yield Finding("namespace", "wrong", f"there is no namespace {seen.namespace}", "kubectl get namespaces")
+        return
     namespace = labels_of(seen.about).get(INJECT_LABEL)
     label = f"kubectl label namespace {seen.namespace} {INJECT_LABEL}={ENABLED} --overwrite"
     odd = [pod for pod in seen.pods if labels_of(pod).get(INJECT_LABEL, ENABLED) not in (ENABLED, "disabled")]

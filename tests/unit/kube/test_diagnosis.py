@@ -124,6 +124,7 @@ WRONG = {
     ),
     "one that is not good yet": ({"certificate": certified(not_before_s=NOW_S + 1)}, "certificate", "a clock is wrong"),
     "one of somebody else": ({"certificate": certified(trusted=False)}, "certificate", "signed by none"),
+    "no namespace": ({"about": {}, "pods": []}, "namespace", "there is no namespace ml"),
     "no label": ({"pods": [pod()]}, "label", "train-0 trains, without the label"),
     "no label on several": ({"pods": [pod("a"), pod("b")]}, "label", "a, b train, without the label"),
     "a label with another value": (
@@ -217,6 +218,7 @@ UNKNOWN = {
     "no version": ({"version": None}, "version"),
     "a store that is a directory there": ({"stores": {"file:///traces": "no such directory"}}, "store"),
     "no training": ({"pods": []}, "label"),
+    "no training, in a namespace that may not be read": ({"pods": [], "about": {}, "unread": {"about": "no"}}, "label"),
     "pods that may not be read": ({"pods": [], "unread": {"pods": "forbidden"}}, "pods"),
     "definitions that may not be read": ({"definitions": [], "unread": {"definitions": "forbidden"}}, "definitions"),
     "deployments that may not be read": ({"deployments": [], "unread": {"deployments": "no"}}, "deployments"),
