@@ -117,7 +117,7 @@ def job_of(pod: Pod, namespace: str = "") -> JobPod | None:
     metadata = mapping(pod, "metadata")
     told = _Told(labels_of(pod), annotations_of(pod), environment_of(pod), text(metadata, "name"))
     where = text(metadata, "namespace") or namespace or "default"
-    for recognised in _SYSTEMS:
+    for recognised in (_named,) if _trains_nothing(told) else _SYSTEMS:
         found = recognised(told)
         if found is not None:
             system, name, index, nodes = found
@@ -128,6 +128,14 @@ def job_of(pod: Pod, namespace: str = "") -> JobPod | None:
     return None
 
 
+def _trains_nothing(told: _Told) -> bool:
+    """Whether its labels say that a pod is one of a training job and does not train, or not as we could see it."""
+    step = told.label.get("trainer.kubeflow.org/trainjob-ancestor-step", "trainer")
+    operator = told.label.get(_KUBEFLOW + "operator-name", _PYTORCHJOB)
+    ray = told.label.get("ray.io/node-type", "worker") if "ray.io/cluster" in told.label else "worker"
+    return step != "trainer" or operator != _PYTORCHJOB or ray not in ("head", "worker")
+
+
 def _named(told: _Told) -> _Found:
     name = told.label.get(NAME_LABEL)
     index = told.number(INDEX_LABEL, "apps.kubernetes.io/pod-index", _COMPLETION)
@@ -136,7 +144,7 @@ def _named(told: _Told) -> _Found:
 
 def _trainjob(told: _Told) -> _Found:
     name = told.label.get(_JOBSET + "jobset-name")
-    if not name or told.label.get("trainer.kubeflow.org/trainjob-ancestor-step") != "trainer":
+    if not name or "trainer.kubeflow.org/trainjob-ancestor-step" not in told.label:
         return None
     return "trainjob", name, told.number("PET_NODE_RANK", _COMPLETION), told.number("PET_NNODES")
 
@@ -158,7 +166,7 @@ def _jobset(told: _Told) -> _Found:
 
 def _pytorchjob(told: _Told) -> _Found:
     name = told.label.get(_KUBEFLOW + "job-name")
-    if not name or told.label.get(_KUBEFLOW + "operator-name", "pytorchjob-controller") != "pytorchjob-controller":
+    if not name:
         return None
     nodes, ranks = told.number("PET_NNODES"), told.number("WORLD_SIZE")
     if nodes is None and ranks is not None:
@@ -191,7 +199,7 @@ def _volcano(told: _Told) -> _Found:
 
 def _ray(told: _Told) -> _Found:
     cluster = told.label.get("ray.io/cluster")
-    if not cluster or told.label.get("ray.io/node-type") not in ("head", "worker"):
+    if not cluster:
         return None
     name = told.label.get("ray.io/originated-from-cr-name")
     of_job = told.label.get("ray.io/originated-from-crd") == "RayJob"
@@ -203,6 +211,7 @@ def _job(told: _Told) -> _Found:
     return ("job", name, told.number(_COMPLETION), told.number("PET_NNODES", "NNODES")) if name else None
 
 
+_PYTORCHJOB = "pytorchjob-controller"
 _JOBSET, _KUBEFLOW, _LWS = "jobset.sigs.k8s.io/", "training.kubeflow.org/", "leaderworkerset.sigs.k8s.io/"
 _SYSTEMS: tuple[Callable[[_Told], _Found], ...] = (
     _named,

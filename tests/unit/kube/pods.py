@@ -79,6 +79,10 @@ JOBS: dict[str, tuple[dict[str, Any], tuple[str, str, int | None, int | None] | 
         ),
         ("trainjob", "resnet", 1, 2),
     ),
+    "Kubeflow Trainer v2, a pod that fetches a dataset": (
+        pod({**JOBSET, "trainer.kubeflow.org/trainjob-ancestor-step": "dataset-initializer"}, owner="Job"),
+        None,
+    ),
     "JobSet, one job of two": (pod(JOBSET, owner="Job"), ("jobset", "resnet", 1, None)),
     "JobSet, two jobs of one": (
         pod(
@@ -139,6 +143,13 @@ JOBS: dict[str, tuple[dict[str, Any], tuple[str, str, int | None, int | None] | 
     ),
     "MPIJob, which starts its ranks over SSH": (
         pod({**PYTORCH, "training.kubeflow.org/operator-name": "mpi-operator"}, owner="MPIJob"),
+        None,
+    ),
+    "MPIJob, its launcher": (
+        pod(
+            {**PYTORCH, "training.kubeflow.org/operator-name": "mpi-operator", "batch.kubernetes.io/job-name": "l"},
+            owner="Job",
+        ),
         None,
     ),
     "Indexed Job": (
@@ -218,6 +229,10 @@ JOBS: dict[str, tuple[dict[str, Any], tuple[str, str, int | None, int | None] | 
             owner="RayCluster",
         ),
         ("rayjob", "resnet", None, None),
+    ),
+    "KubeRay, a pod that cleans up": (
+        pod({**RAY, "ray.io/node-type": "redis-cleanup", "batch.kubernetes.io/job-name": "cleanup"}, owner="Job"),
+        None,
     ),
     "pods by labels of ours": (
         pod({"sftriage.dev/job-name": "resnet", "sftriage.dev/node-index": "1", "sftriage.dev/nodes": "2"}),
