@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 SHOWN_S = 10.0
 """How long the cluster may take to be shown the end."""
+KEPT_RUNS = 3
+"""Of so many runs of a job the steps are kept."""
 
 
 def controller(
@@ -131,10 +134,15 @@ def _watch(
 
 
 def _directory(root: Path) -> tuple[Path, bool]:
-    """The directory of the run that has not ended, or of another one; and whether it is gone on with."""
+    """The directory of the run that has not ended, or of another one; and whether it is gone on with.
+
+    Of runs before the last few, the steps are removed: a job that starts again and again would fill its volume.
+    """
     from sftriage.runtime.hosting import free, numbered
 
     found = list(takewhile(Path.exists, numbered(root / "run")))
+    for old in found[:-KEPT_RUNS]:
+        shutil.rmtree(RunDirectory(old).steps, ignore_errors=True)
     if found and RunDirectory(found[-1]).hub.exists() and not read_info(RunDirectory(found[-1])).ended_at:
         return found[-1], True
     return free(root / "run"), False

@@ -154,6 +154,7 @@ class Controllers:
         self._deployed: dict[JobRef, str] = {}
         self._gone_s: dict[JobRef, float] = {}
         self._watches: list[Watched[Any]] = []
+        self._unneeded: set[Watched[Any]] = set()
         labelled = {
             "labelled": f"{INJECT_LABEL}={ENABLED}",
             "injected": f"{JOB_LABEL},{COMPONENT_LABEL}!={CONTROLLER}",
@@ -167,14 +168,26 @@ class Controllers:
         self._labelled: dict[str, Watched[PodSeen]] = {}
         self._watch_s = watch_s
         if not namespaces:
-            self._watch("v1", "namespaces", "", labelled["labelled"], _name, self._namespace, watch_s)
+            self._watch("v1", "namespaces", "", labelled["labelled"], _name, self._namespace, watch_s, needed=False)
 
     def _watch(
-        self, version: str, plural: str, namespace: str, selector: str, keep: Any, changed: Any, watch_s: int
+        self,
+        version: str,
+        plural: str,
+        namespace: str,
+        selector: str,
+        keep: Any,
+        changed: Any,
+        watch_s: int,
+        *,
+        needed: bool = True,
     ) -> Watched[Any]:
         path = path_of(version, plural, namespace)
         found = Watched(self._objects, path, keep, changed, query={"labelSelector": selector}, watch_s=watch_s)
         self._watches.append(found)
+        if not needed:
+            # Whoever may not see these starts controllers all the same.
+            self._unneeded.add(found)
         return found
 
     def begin(self) -> None:
@@ -195,7 +208,7 @@ class Controllers:
         Raises:
             ClusterError: the cluster is away, or refuses.
         """
-        if not all(one.listed.is_set() for one in list(self._watches)):
+        if not all(one.listed.is_set() or one in self._unneeded for one in list(self._watches)):
             # (what has not been seen has not gone)
             return 1.0
         with self._lock:

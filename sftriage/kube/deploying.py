@@ -44,7 +44,7 @@ class ControllerSettings:
     injection: InjectionSettings
     runs_claim: str = ""
     keep_steps: str = "2Gi"
-    runs_bytes: str = "16Gi"
+    runs_bytes: str = "20Gi"
 
 
 @dataclass(frozen=True, slots=True)

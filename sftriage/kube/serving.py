@@ -127,7 +127,7 @@ class ClusterFacts:
         from kubernetes import client
 
         self._version, self._core = client.VersionApi(api_client), client.CoreV1Api(api_client)
-        self._client = api_client
+        self._client, self._said_s = api_client, float("-inf")
 
     def version(self) -> Version | None:
         """The server's version; None where it does not say."""
@@ -144,6 +144,9 @@ class ClusterFacts:
             quotas = self._plain(self._core.list_namespaced_resource_quota, namespace)
             limits = self._plain(self._core.list_namespaced_limit_range, namespace)
         except Exception as error:
+            if time.monotonic() - self._said_s < _SAID_AGAIN_S:
+                return None
+            self._said_s = time.monotonic()
             log.warning("the quotas of namespace %s cannot be read: %s", namespace, type(error).__name__)
             return None
         return shortage(pod, flat, quotas, limits)

@@ -52,8 +52,9 @@ def namespace(server) -> Iterator[str]:
 class Operators:
     """`sftriage operator`, one or several, each as the operator's service account."""
 
-    def __init__(self, server: Cluster, folder: Path, namespace: str) -> None:
+    def __init__(self, server: Cluster, folder: Path, namespace: str, **settings: str) -> None:
         self._folder, self._namespace = folder, namespace
+        self._settings = {"image": "registry.example/sftriage@sha256:12", **settings}
         self._environment = {**os.environ, "KUBECONFIG": str(server.as_operator(folder))}
         self._held = contextlib.ExitStack()
 
@@ -61,7 +62,7 @@ class Operators:
         command = [sys.executable, "-m", "sftriage", "operator"]
         command += [] if everywhere else ["--namespace", self._namespace]
         settings = self._folder / "settings.yaml"
-        settings.write_text("image: registry.example/sftriage@sha256:12")
+        settings.write_text(yaml.safe_dump(self._settings))
         command += ["--settings", str(settings), "--grace-seconds", "1", *more]
         with (self._folder / name).open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
