@@ -21,7 +21,7 @@ class Resources(ObjectModel):
     cpu: Quantity = "50m"
     memory: Quantity = "192Mi"
     cpu_limit: Quantity = "500m"
-    memory_limit: Quantity = "384Mi"
+    memory_limit: Quantity = "1Gi"
 
 
 class InjectionSettings(ObjectModel):

@@ -11,9 +11,11 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,78 @@ def test_a_namespace_that_is_labelled_has_its_jobs_watched_and_its_other_pods_le
             found, said = created(server, body, namespace)
             assert "initContainers" not in found["spec"]
             assert said == ""
+
+
+class Other(BaseHTTPRequestHandler):
+    """Somebody else's webhook: it adds a container to pods that have no such one."""
+
+    def do_POST(self) -> None:
+        review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request, late = review["request"], {"name": "late", "image": "example.com/late:1"}
+        response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
+        if "late" not in {one["name"] for one in request["object"]["spec"]["containers"]}:
+            patch = json.dumps([{"op": "add", "path": "/spec/containers/-", "value": late}])
+            response |= {"patchType": "JSONPatch", "patch": base64.b64encode(patch.encode()).decode()}
+        said = json.dumps({**review, "request": None, "response": response}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def another_webhook(server: Cluster, folder: Path) -> Iterator[None]:
+    """Somebody else's webhook, which is asked after ours."""
+    made = issued([HOST], datetime.now(timezone.utc))
+    for name, content in made.files().items():
+        (folder / name).write_bytes(content)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    with ThreadingHTTPServer((HOST, 0), Other) as listening:
+        listening.socket = context.wrap_socket(listening.socket, server_side=True)
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        configuration = yaml.safe_load((K8S / "webhook" / "webhook.yaml").read_text())
+        (first, *_) = configuration["webhooks"]
+        bundle = base64.b64encode(made.authority).decode()
+        first |= {
+            "name": "late.example.com",
+            "clientConfig": {"url": f"https://{HOST}:{listening.server_port}/", "caBundle": bundle},
+        }
+        configuration |= {"metadata": {"name": "zz-late"}, "webhooks": [first]}
+        server.kubectl("apply", "-f", "-", text=json.dumps(configuration))
+        try:
+            yield
+        finally:
+            server.kubectl("delete", "mutatingwebhookconfiguration", "zz-late")
+            listening.shutdown()
+            thread.join(30)
+
+
+def test_a_container_that_another_webhook_adds_afterwards_is_watched_too(server, namespace, webhook, tmp_path):
+    """GIVEN a webhook that is asked after ours WHEN it adds a container THEN ours is asked again, and adds to that."""
+    with another_webhook(server, tmp_path), webhook.running("--server-version", "1.31"):
+        asked(server, namespace)
+        body = {**pod({"job-name": "resnet"}), "apiVersion": "v1"}
+
+        def watched() -> bool:
+            text = json.dumps(body)
+            done = server.kubectl("create", "--dry-run=server", "-n", namespace, "-o", "json", "-f", "-", text=text)
+            spec = json.loads(done.stdout)["spec"]
+            assert len(spec["initContainers"]) == 2
+            paths = [
+                one["value"]
+                for each in spec["containers"]
+                for one in each.get("env", ())
+                if one["name"] == "PYTHONPATH"
+            ]
+            return [one["name"] for one in spec["containers"]] == ["train", "late"] and paths == [SITE, SITE]
+
+        wait_until(watched, SOON_S)
 
 
 def test_a_cluster_without_sidecars_that_end_has_its_pods_left_alone_and_kubectl_says_so(server, namespace, webhook):
