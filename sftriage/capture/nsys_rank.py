@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import select
 import shutil
@@ -336,6 +337,9 @@ class Armed(RankSession):
         self._prefix = f"{environment['SFTRIAGE_NSYS_ARMED']}{name}"
         self._made = Path(environment["SFTRIAGE_NSYS_TMP"]) / f"armed{name}"
         self._ready = Path(f"{self._prefix}.armed")
+        # An agent in another container may be another user, as with what the recorder makes.
+        mode = environment.get("SFTRIAGE_FILE_MODE", "")
+        self._mode = int(mode, 8) & 0o666 if re.fullmatch("[0-7]+", mode) else None
         self._number = 0
         self._waits = False
         self._failures = 0
@@ -356,6 +360,8 @@ class Armed(RankSession):
             target = Path(f"{self._prefix}.{self._number}{made.suffix}")
             partial = target.with_name(f".{target.name}.partial")
             shutil.move(made, partial)
+            if self._mode is not None:
+                partial.chmod(self._mode)
             self._ready.unlink(missing_ok=True)
             self._waits = False
             partial.replace(target)

@@ -164,6 +164,12 @@ def main() -> None:
         _end(f"sftriage: {error.strerror}", 1)
 
 
+def kubectl_plugin() -> None:
+    """Run `sftriage kube`: kubectl starts what is called `kubectl-sftriage` for `kubectl sftriage`."""
+    sys.argv[:1] = ["sftriage", "kube"]
+    main()
+
+
 def _code_of(error: SftriageError) -> int:
     return 2 if isinstance(error, UsageError | InputError) else 1
 

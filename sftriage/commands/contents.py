@@ -162,8 +162,56 @@ HUB = Section(
 
 KUBE = Section(
     "kube",
-    "Policies in a Kubernetes cluster.",
+    "Jobs, captures and policies in a Kubernetes cluster.",
     (
+        Entry(
+            "status",
+            "kube_jobs:status",
+            "List the jobs of a cluster, and say how they stand.",
+            ("sftriage kube status -n training", "sftriage kube status -A --json"),
+        ),
+        Entry(
+            "traces",
+            "kube_jobs:traces",
+            "Say which steps of a job were slow, and list their traces.",
+            ("sftriage kube traces pretraining -n training", "sftriage kube traces pretraining --step 1042"),
+        ),
+        Entry(
+            "get",
+            "kube_jobs:get",
+            "Fetch a trace to this machine, verified.",
+            (
+                "sftriage kube get look-x8z2k -n training",
+                "sftriage kube get --job pretraining --step 1042 --out traces/",
+            ),
+        ),
+        Entry(
+            "open",
+            "kube_jobs:open_trace",
+            "Open a trace in Perfetto's viewer.",
+            ("sftriage kube open look-x8z2k -n training", "sftriage kube open --job pretraining"),
+        ),
+        Entry(
+            "capture",
+            "kube_capture:capture",
+            "Capture a rank of a job in a cluster, on demand.",
+            (
+                'sftriage kube capture resnet --rank 3 --reason "loss spikes"',
+                'sftriage kube capture resnet --rank 3 --reason "slow" --no-wait',
+            ),
+        ),
+        Entry(
+            "doctor",
+            "kube_doctor:doctor",
+            "Find out why nothing happens, and what to do.",
+            ("sftriage kube doctor -n training", "sftriage kube doctor -n training --json"),
+        ),
+        Entry(
+            "controller",
+            "kube_controller:controller",
+            "Watch one job of a cluster: what the operator starts.",
+            ("sftriage kube controller --job-id ml/job/a --policies p --run r --creds hub",),
+        ),
         Entry(
             "policy",
             "kube:policies",
@@ -175,6 +223,40 @@ KUBE = Section(
             "kube:definitions",
             "Print the custom resource definitions.",
             ("sftriage kube crds > crds.yaml",),
+        ),
+        Entry(
+            "inject",
+            "kube_inject:inject",
+            "Print a job with its pods as the webhook would have them.",
+            (
+                "sftriage kube inject -f job.yaml > watched.yaml",
+                "sftriage kube inject -n training --settings settings.yaml -f job.yaml",
+            ),
+        ),
+        Entry(
+            "carry",
+            "kube_inject:carry",
+            "Copy what trainers need into a volume (injected pods run it).",
+            ("sftriage kube carry /sftriage --spool /sftriage-spool/spool",),
+        ),
+    ),
+)
+
+WEBHOOK = Section(
+    "webhook",
+    "Have training pods of a Kubernetes cluster watched.",
+    (
+        Entry(
+            "serve",
+            "webhook:serve",
+            "Answer an API server's reviews of new pods and captures.",
+            ("sftriage webhook serve --cert /certs --settings settings.yaml",),
+        ),
+        Entry(
+            "certificates",
+            "webhook:certificates",
+            "Make its certificate, and have the API server trust it.",
+            ("sftriage webhook certificates", "sftriage webhook certificates -n sftriage-system"),
         ),
     ),
 )
@@ -314,5 +396,6 @@ CONTENTS: tuple[Entry | Section, ...] = (
     TRACES,
     POLICY,
     KUBE,
+    WEBHOOK,
     HUB,
 )

@@ -3,47 +3,47 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import socket
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from sftriage.commands.kube_options import ContextOption, EverywhereOption, NamespaceOption, connected, within
 from sftriage.commands.options import JsonOption
 from sftriage.commands.output import lists, print_json, say
 from sftriage.errors import UsageError
 from sftriage.kube.client import ClusterObjects
 from sftriage.kube.conditions import condition
 from sftriage.kube.crds import KINDS, written
+from sftriage.kube.settings import read_settings
 from sftriage.traces.objects import checked_url
+
+_CONTROLLERS = "Controllers of jobs"
 
 
 def policies(
-    namespace: Annotated[
-        str | None,
-        typer.Option("--namespace", "-n", metavar="NAME", help="The namespace.", show_default="the context's"),
-    ] = None,
-    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Those of all namespaces.")] = False,
-    context: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A context of the kubeconfig.", show_default="the current one")
-    ] = None,
+    namespace: NamespaceOption = None,
+    everywhere: EverywhereOption = False,
+    context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the policies of a cluster: whether each is valid and in force, and why not.
 
     The cluster is the one that kubectl would ask, by KUBECONFIG or ~/.kube/config.
     """
-    if everywhere and namespace is not None:
-        raise UsageError("--namespace is one, and --all-namespaces all of them: give one of the two")
-    objects = ClusterObjects.connect(context)
-    bodies = objects.list(KINDS[0], None if everywhere else namespace or objects.namespace)
+    objects, namespace = connected(namespace, context, everywhere=everywhere)
+    bodies = objects.list(KINDS[0], namespace or None)
     rows = [_row(body) for body in bodies]
     if as_json:
         print_json(rows)
         return
     if not rows:
-        say(f"no policy in {'any namespace' if everywhere else f'namespace {namespace or objects.namespace}'}")
+        say(f"no policy {within(namespace)}")
         return
     table = Table("namespace", "policy", "rules", "in force", "why")
     for row in rows:
@@ -86,27 +86,76 @@ def operate(
         list[str] | None,
         typer.Option("--namespace", "-n", metavar="NAME", help="Only this namespace. Repeatable.", show_default="all"),
     ] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Start a controller for each job whose pods sftriage is in, with the image and the store of these "
+            "settings, which are the webhook's. In that store traces of deleted captures are deleted, too.",
+            show_default="none are started",
+            rich_help_panel=_CONTROLLERS,
+        ),
+    ] = None,
+    runs_claim: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A PersistentVolumeClaim in jobs' namespaces, in which their runs are kept.",
+            show_default="they go with the pod",
+            rich_help_panel=_CONTROLLERS,
+        ),
+    ] = None,
+    grace_seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="N", min=0, help="How long a controller outlives its job's pods.", rich_help_panel=_CONTROLLERS
+        ),
+    ] = 300.0,
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMESPACE/NAME",
+            help="Work only while this Lease is held: of several operators one works.",
+            show_default="no other is asked",
+        ),
+    ] = None,
     watch_seconds: Annotated[
         int, typer.Option(metavar="N", min=1, max=3600, help="How long a watch lasts before it is begun again.")
     ] = 300,
 ) -> None:
     """Run the operator: it says which policies of a cluster are in force, and deletes traces of deleted captures.
 
-    It needs the rights of k8s/rbac/operator.yaml, and no more. It asks the cluster that kubectl would, or inside a pod
-    its own. One is enough: of two, both would do the same. Ctrl-C or SIGTERM ends it, and nothing is lost meanwhile.
+    With --settings it starts a controller for each job, too. It needs the rights of k8s/rbac/operator.yaml, no more. It
+    asks the cluster that kubectl would, or inside a pod its own. Ctrl-C or SIGTERM ends it; nothing is lost meanwhile.
     """
-    stores = frozenset(map(checked_url, store or ()))
+    said = None if settings is None else read_settings(settings)
+    if said is None and runs_claim is not None:
+        raise UsageError("--runs-claim is of controllers: give --settings too")
+    if said is not None and said.nats:
+        raise UsageError(f"{settings}: no controllers are started for jobs whose hub is a NATS server of your own")
+    stores = frozenset(map(checked_url, [*(store or ()), *([said.store] if said is not None and said.store else ())]))
+    held, slash, name = (lease or "").partition("/")
+    if lease is not None and not (held and slash and name):
+        raise UsageError("--lease: NAMESPACE/NAME")
     objects = ClusterObjects.connect()
     try:
         from sftriage.kube import operator
     except ImportError:
         raise UsageError("the operator needs kopf; install sftriage[k8s]") from None
+    from sftriage.kube.deploying import ControllerSettings
+    from sftriage.kube.leading import Leader
+
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     # What kopf and asyncio say of a cluster that refuses is a page of their insides; the line above it says why.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_in_a_line)
-    operator.run(objects, stores, namespace or (), watch_seconds)
+    controllers = None if said is None else ControllerSettings(said, runs_claim or "")
+    leader = None
+    if lease is not None:
+        leader = Leader(objects, held, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")
+    after = operator.Looked(stores, namespace or (), watch_seconds, controllers, grace_seconds)
+    operator.run(objects, after, leader)
 
 
 def _in_a_line(record: logging.LogRecord) -> bool:

@@ -26,39 +26,65 @@ GRACE_S = 30
 """How long the last bytes of a file may take to be received."""
 
 
+ArtefactOption = Annotated[
+    str | None,
+    typer.Option("--artefact", metavar="NAME", help="Which file of it.", show_default="the trace itself"),
+]
+BrowserOption = Annotated[bool, typer.Option("--browser/--no-browser", help="Start a browser, or print the link.")]
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="Open sftriage's own page at the capture: it asks no other host.")
+]
+PortOption = Annotated[
+    int | None,
+    typer.Option("--port", metavar="PORT", min=1, max=65535, help="Port to serve on.", show_default="9001"),
+]
+LeaveOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="PATH", help="Leave a copy of the trace in this file or directory.", show_default=False
+    ),
+]
+PatienceOption = Annotated[
+    float, typer.Option("--wait", min=1.0, metavar="SECONDS", help="How long the file waits to be fetched.")
+]
+WhereOption = Annotated[bool, typer.Option("--json", help="One object on stdout: where what is.")]
+
+
 def open_trace(
     capture_id: CaptureArgument,
     run: RunOption = None,
     store: StoreOption = None,
     catalogue: CatalogueOption = None,
-    artefact: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which file of it.", show_default="the trace itself")
-    ] = None,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Start a browser, or print the link.")] = True,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Open sftriage's own page at the capture: it asks no other host.")
-    ] = False,
-    port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", min=1, max=65535, help="Port to serve on.", show_default="9001"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Leave a copy of the trace in this file or directory.", show_default=False),
-    ] = None,
-    wait: Annotated[
-        float, typer.Option(min=1.0, metavar="SECONDS", help="How long the file waits to be fetched.")
-    ] = PATIENCE_S,
-    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout: where what is.")] = False,
+    artefact: ArtefactOption = None,
+    browser: BrowserOption = True,
+    offline: OfflineOption = False,
+    port: PortOption = None,
+    out: LeaveOption = None,
+    wait: PatienceOption = PATIENCE_S,
+    as_json: WhereOption = False,
 ) -> None:
     """Open a capture's trace in Perfetto's viewer, which fetches it from this machine; nothing is uploaded.
 
     The verified file is served on 127.0.0.1 alone, at an address that cannot be guessed, until the viewer has fetched
     it. What Perfetto does not show (an Nsight Systems report, stacks) is said how to open, or printed.
     """
+    found, reference = captures_of(run, store, catalogue).one(capture_id)
+    shown_in_program(found, reference, artefact, browser, offline, port, out, wait, as_json)
+
+
+def shown_in_program(
+    found: Store,
+    reference: str,
+    artefact: str | None,
+    browser: bool,
+    offline: bool,
+    port: int | None,
+    out: Path | None,
+    wait: float,
+    as_json: bool,
+) -> None:
+    """Show a capture of a store as the options of ``sftriage traces open`` say."""
     start = browser_starter(browser, say)
-    captures = captures_of(run, store, catalogue)
-    found, reference = captures.one(capture_id)
     if offline:
         if artefact is not None:
             raise UsageError("--offline opens the page of the capture, with all of its files: leave --artefact out")

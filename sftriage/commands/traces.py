@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -205,56 +205,88 @@ def show_schema() -> None:
     print_json(manifest_schema())
 
 
+CopyToOption = Annotated[
+    str, typer.Option("--out", metavar="PATH", help="File or directory to copy to; of several files, a directory.")
+]
+ArtefactsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--artefact",
+        metavar="NAME",
+        help="Which file, rather than the main one; repeatable. stacks.folded: the sampled stacks, collapsed.",
+    ),
+]
+EveryOption = Annotated[bool, typer.Option("--all", help="Every file of the capture.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")]
+
+
 def get_trace(
     capture_id: CaptureArgument,
     run: RunOption = None,
     store: StoreOption = None,
     catalogue: CatalogueOption = None,
-    out: Annotated[
-        str, typer.Option(metavar="PATH", help="File or directory to copy to; of several files, a directory.")
-    ] = ".",
-    artefact: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--artefact",
-            metavar="NAME",
-            help="Which file, rather than the main one; repeatable. stacks.folded: the sampled stacks, collapsed.",
-        ),
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every file of the capture.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    out: CopyToOption = ".",
+    artefact: ArtefactsOption = None,
+    every: EveryOption = False,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Copy a capture's trace out of the store, verified against its manifest."""
-    if every and artefact:
-        raise UsageError("--all is every artefact: say it, or --artefact")
+    names = wanted_names(artefact, every=every)
     its_store, reference = captures_of(run, store, catalogue).one(capture_id)
     # What is the matter with one of its files is no reason to withhold the others.
     manifest, _ = its_store.look(reference)
-    names = [one.name for one in manifest.artefacts] if every else list(dict.fromkeys(artefact or ()))
-    names = names or [manifest.artefacts[0].name]
-    # (collapsed stacks are made of the sampled ones)
-    chosen = [manifest.artefact(STACKS_NAME if name == FOLDED_NAME else name) for name in names]
+    files = copied_out(its_store, reference, manifest, names, checked_out(out), force=force)
+    if as_json:
+        print_json({**files[0], "files": files})
+        return
+    for file in files:
+        write(file["path"])
+
+
+def wanted_names(artefact: list[str] | None, *, every: bool) -> list[str] | None:
+    """The files that options name: None for all of them, empty for the main one.
+
+    Raises:
+        UsageError: they contradict one another.
+    """
+    if every and artefact:
+        raise UsageError("--all is every artefact: say it, or --artefact")
+    return None if every else list(dict.fromkeys(artefact or ()))
+
+
+def checked_out(out: str) -> Path:
+    """Where copies go.
+
+    Raises:
+        UsageError: a directory is meant, and there is none.
+    """
     if out.endswith("/") and not Path(out).is_dir():
         raise UsageError(f"{out}: no such directory")
-    targets = _targets(manifest, names, Path(out))
+    return Path(out)
+
+
+def copied_out(
+    its_store: Store, reference: str, manifest: Manifest, names: list[str] | None, out: Path, *, force: bool
+) -> list[dict[str, Any]]:
+    """Copy files of a capture out of its store, verified; where each is now, its size and its sum."""
+    names = [one.name for one in manifest.artefacts] if names is None else names or [manifest.artefacts[0].name]
+    # (collapsed stacks are made of the sampled ones)
+    chosen = [manifest.artefact(STACKS_NAME if name == FOLDED_NAME else name) for name in names]
+    targets = _targets(manifest, names, out)
     if not force:
         for target in targets:
             if target.exists():
                 raise UsageError(f"{target} exists already")
-    paths, files = [], []
+    files = []
     for name, one, to in zip(names, chosen, targets, strict=True):
         fetch = _fetch_folded if name == FOLDED_NAME else _fetch
-        paths.append(path := fetch(its_store, reference, one, to, force=force))
+        path = fetch(its_store, reference, one, to, force=force)
         size_bytes, sha256 = one.size_bytes, one.sha256
         if name == FOLDED_NAME:
             size_bytes, sha256 = copy([path.read_bytes()], None)
         files.append({"path": str(path), "size_bytes": size_bytes, "sha256": sha256})
-    if as_json:
-        print_json({**files[0], "files": files})
-        return
-    for path in paths:
-        write(str(path))
+    return files
 
 
 def _targets(manifest: Manifest, names: Sequence[str], out: Path) -> list[Path]:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -65,7 +66,7 @@ class PolicyFiles:
     """The policies of some files, in the order of the files.
 
     Args:
-        paths: the files.
+        paths: the files; a directory stands for all ``*.yaml`` in it, by their names, that are there when it is looked.
         now: seconds since the epoch, on the clock that dates files.
 
     Attributes:
@@ -81,11 +82,11 @@ class PolicyFiles:
         # Absolute, so that a file that goes is never taken for the name of a policy that ships.
         self._paths = tuple(path.absolute() for path in paths)
         self._now = now
-        self._signatures = [_signature(path) for path in self._paths]
+        self._signatures = [_signature(path) for path in self._files()]
         self._settled = False
         self._good = self._considered = self._contents()
         self._doubted: tuple[str, ...] | None = None
-        self.current = _load(self._paths)
+        self.current = _load(self._files())
         self._begun = self.current.detection
         self._found: deque[Change] = deque()
         self.do: Do = at_once
@@ -103,7 +104,7 @@ class PolicyFiles:
             self._found.append(change)
 
     def _change(self) -> Change | None:
-        signatures = [_signature(path) for path in self._paths]
+        signatures = [_signature(path) for path in self._files()]
         if signatures == self._signatures and self._settled:
             return None
         self._signatures = signatures
@@ -113,7 +114,7 @@ class PolicyFiles:
         if contents == self._considered:
             return None
         try:
-            policies = _load(self._paths)
+            policies = _load(self._files())
         except (PolicyError, UsageError) as error:
             return self._refused(contents, error)
         self._doubted = None
@@ -135,11 +136,21 @@ class PolicyFiles:
         return Change("refused", self.current, tuple(str(error).splitlines()))
 
     def _contents(self) -> tuple[str, ...]:
-        return tuple(_content(path) for path in self._paths)
+        return tuple(_content(path) for path in self._files())
+
+    def _files(self) -> tuple[Path, ...]:
+        return tuple(chain.from_iterable(map(files_of, self._paths)))
+
+
+def files_of(path: Path) -> list[Path]:
+    """A policy's file; of a directory those in it, or where there are none the directory, which is no policy."""
+    return (sorted(path.glob("*.yaml")) or [path]) if path.is_dir() else [path]
 
 
 def _load(paths: Sequence[Path]) -> PolicySet:
     gone = [path for path in paths if not path.exists()]
+    if empty := next(filter(Path.is_dir, paths), None):
+        raise PolicyError(str(empty), [Problem(0, 0, "", "no policy (*.yaml) in this folder", str(empty))])
     if gone:
         raise PolicyError(str(gone[0]), [Problem(0, 0, "", "no such file", str(path)) for path in gone])
     return load_set(paths)

@@ -33,12 +33,16 @@ STORING_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of a capture: how far it is, its manifest once it is stored, and where that is."""
+    """What is known of a capture: how far it is, its manifest once it is stored, and where that is.
+
+    ``words`` are what there is to say of one that nobody has answered.
+    """
 
     result: CaptureResult | None = None
     manifest: Manifest | None = None
     store: str = ""
     reference: str = ""
+    words: str = ""
 
 
 def capture_status(body: Body, seen: Seen, now_s: float) -> TraceCaptureStatus:
@@ -46,7 +50,7 @@ def capture_status(body: Body, seen: Seen, now_s: float) -> TraceCaptureStatus:
     spec, wrong = capture_of(dict(body))
     result, manifest = seen.result, seen.manifest
     state: RequestState = "refused" if spec is None else "requested" if result is None else result.state
-    detail = wrong or (result.detail if result is not None else "")
+    detail = wrong or (result.detail if result is not None else seen.words)
     found = (*_progress(state, detail, invalid=spec is None), _reproduced(state, manifest))
     generation = body["metadata"].get("generation")
     cause = manifest.cause if manifest is not None else None

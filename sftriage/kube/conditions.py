@@ -33,7 +33,7 @@ def dated(found: Iterable[Now], before: Any, generation: int | None, now_s: floa
         generation: the object's, that they are about.
         now_s: seconds since the epoch.
     """
-    since = {one.type: one for one in _readable(before)}
+    since = {one.type: one for one in readable(before)}
     return tuple(_dated(one, since.get(one.type), generation, now_s) for one in found)
 
 
@@ -49,7 +49,8 @@ def _dated(found: Now, before: Condition | None, generation: int | None, now_s: 
     )
 
 
-def _readable(conditions: Any) -> list[Condition]:
+def readable(conditions: Any) -> list[Condition]:
+    """The conditions that an object has, but for what is none."""
     found = []
     for one in conditions if isinstance(conditions, Sequence) else ():
         try:
@@ -67,4 +68,4 @@ def status_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def condition(body: Mapping[str, Any], kind: str) -> Condition | None:
     """One condition of an object, as the server has it."""
-    return next((one for one in _readable(status_of(body).get("conditions")) if one.type == kind), None)
+    return next((one for one in readable(status_of(body).get("conditions")) if one.type == kind), None)

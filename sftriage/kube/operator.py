@@ -1,8 +1,8 @@
-"""The operator: watches policies and captures of a cluster, writes what their status says, deletes deleted traces.
+"""The operator: watches policies, captures and jobs of a cluster; writes statuses, deletes traces, starts controllers.
 
-A thin shell around `standings`, `capture_status` and `removal`, which decide. Statuses are made from what the server
-has now, and never from the event that led to it: an event says only where to look. So a restart, a lost event or a
-write that came too late loses nothing.
+A thin shell around `standings`, `capture_status` and `removal`, which decide, and `Controllers`, who looks after jobs.
+Statuses are made from what the server has now, and never from the event that led to it: an event says only where to
+look. So a restart, a lost event or a write that came too late loses nothing.
 """
 
 from __future__ import annotations
@@ -11,19 +11,27 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import kopf
 
 from sftriage.errors import ClusterError
 from sftriage.kube.captures import Seen, capture_status
-from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects
+from sftriage.kube.client import MERGE, NOT_FOUND, STALE, AnsweredError, ClusterObjects, path_of
 from sftriage.kube.conditions import Now, dated, status_of
+from sftriage.kube.controllers import GRACE_S, Controllers
 from sftriage.kube.crds import KINDS, Kind
-from sftriage.kube.objects import GROUP, VERSION
+from sftriage.kube.deploying import ControllerSettings
+from sftriage.kube.jobs import JOB_LABEL, JobRef
+from sftriage.kube.leading import Leader
+from sftriage.kube.mirrored import job_named
+from sftriage.kube.objects import API_VERSION, GROUP, VERSION
 from sftriage.kube.policies import standings
 from sftriage.kube.removing import RETRY_S, Remover
+from sftriage.words.objects import CAPTURES as CAPTURE_WORDS
 
 FINALIZER = f"{GROUP}/trace"
 _PREFIX = f"operator.{GROUP}"
@@ -32,17 +40,23 @@ _SETTLE_S = 0.2
 _LONGEST_PAUSE_S = 60.0
 _MAX_SAID = 300
 
+_AT_ONCE = 8
+"""So many namespaces and jobs are looked at side by side."""
+
 POLICIES, CAPTURES = KINDS[0], KINDS[1]
+JOBS = "Job"
+"""What is looked at by a job's id, as policies and captures are by their namespace."""
 Wanted: TypeAlias = tuple[Kind, dict[str, Any], dict[str, Any]]
 """An object, and the status that it is to have."""
 _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Writes the statuses of whole namespaces, again and again until they are as they should be."""
+    """Writes the statuses of whole namespaces, again and again until they are as they should be; and so for jobs."""
 
     def __init__(self, objects: ClusterObjects) -> None:
         self._objects = objects
+        self.controllers: Controllers | None = None
         self._waiting: set[tuple[str, str]] = set()
         self._pauses_s: dict[tuple[str, str], float] = {}
         self._there = asyncio.Event()
@@ -59,35 +73,65 @@ class Reconciler:
             await asyncio.sleep(_SETTLE_S)
             self._there.clear()
             waiting, self._waiting = self._waiting, set()
-            for what in sorted(waiting):
-                if await asyncio.to_thread(self._done, *what):
-                    self._pauses_s.pop(what, None)
-                else:
-                    pause_s = self._pauses_s[what] = min(2 * self._pauses_s.get(what, 0.5), _LONGEST_PAUSE_S)
-                    asyncio.get_running_loop().call_later(pause_s, self.look, *what)
+            at_once = asyncio.Semaphore(_AT_ONCE)
+            await asyncio.gather(*(self._looked(what, at_once) for what in sorted(waiting)))
 
-    def _done(self, kind: str, namespace: str) -> bool:
-        """Whether the statuses of a namespace are as they should be now; what keeps them from it is logged."""
+    async def _looked(self, what: tuple[str, str], at_once: asyncio.Semaphore) -> None:
+        async with at_once:
+            again_s = await asyncio.to_thread(self._done, *what)
+        if again_s is None:
+            again_s = self._pauses_s[what] = min(2 * self._pauses_s.get(what, 0.5), _LONGEST_PAUSE_S)
+        else:
+            self._pauses_s.pop(what, None)
+        if again_s:
+            asyncio.get_running_loop().call_later(again_s, self.look, *what)
+
+    def _done(self, kind: str, name: str) -> float | None:
+        """What is looked at is as it should be now, and is to be looked at again in so many seconds, where not 0.
+
+        None where it is not; what keeps it from that is logged.
+        """
         try:
-            wanted = self._policies(namespace) if kind == POLICIES.kind else self._captures(namespace)
+            if kind == JOBS:
+                return (self.controllers.reconcile(job_named(name)) or 0.0) if self.controllers is not None else 0.0
+            wanted = self._policies(name) if kind == POLICIES.kind else self._captures(name)
         except ClusterError as error:
-            _log.warning("%s in %s: %s", kind, namespace, error)
-            return False
+            if not (isinstance(error, AnsweredError) and error.status == STALE):
+                _log.warning("%s in %s: %s", kind, name, error)
+            return None
         except Exception:
-            # Whatever it is: the other namespaces are looked after, and this one is tried again.
-            _log.exception("%s in %s cannot be looked at", kind, namespace)
-            return False
+            # Whatever it is: the others are looked after, and this one is tried again.
+            _log.exception("%s in %s cannot be looked at", kind, name)
+            return None
         written = [self._written(*one) for one in wanted]
-        return all(written)
+        return 0.0 if all(written) else None
 
     def _policies(self, namespace: str) -> list[Wanted]:
         found = standings(self._objects.list(POLICIES, namespace), time.time())
         return [(POLICIES, dict(one.body), one.status.plain()) for one in found if one.changed]
 
     def _captures(self, namespace: str) -> list[Wanted]:
-        """Of those that nobody has answered: whether they make sense is said at once."""
-        new = [one for one in self._objects.list(CAPTURES, namespace) if _unanswered(one)]
-        return [(CAPTURES, one, capture_status(one, Seen(), time.time()).plain()) for one in new]
+        """Of those that nobody has answered: whether they make sense is said at once; their jobs are asked."""
+        found = self._objects.list(CAPTURES, namespace)
+        waits: dict[str, str] = {}
+        if self.controllers is not None:
+            for body in filter(_addressed, found):
+                jobs = self.controllers.named(namespace, str(body["spec"].get("job", "")))
+                if jobs:
+                    self._address(body, jobs[0])
+                else:
+                    waits[body["metadata"]["name"]] = CAPTURE_WORDS["no_job"]
+        new = [one for one in found if _unanswered(one)]
+        seen = [(one, Seen(words=waits.get(one["metadata"]["name"], ""))) for one in new]
+        return [(CAPTURES, one, capture_status(one, known, time.time()).plain()) for one, known in seen]
+
+    def _address(self, body: dict[str, Any], job: JobRef) -> None:
+        """Put the label of its job on a capture that a person asks for."""
+        about = body["metadata"]
+        label = {"labels": {JOB_LABEL: job.object_name}, "resourceVersion": about["resourceVersion"]}
+        path = path_of(API_VERSION, CAPTURES.plural, about["namespace"], about["name"])
+        served = self._objects.ask("PATCH", path, {"metadata": label}, as_=MERGE)
+        about |= served["metadata"]
 
     def _written(self, kind: Kind, body: dict[str, Any], status: dict[str, Any]) -> bool:
         name = f"{kind.kind} {body['metadata']['namespace']}/{body['metadata']['name']}"
@@ -101,6 +145,12 @@ class Reconciler:
             return answer == NOT_FOUND
         _log.info("%s: %s", name, ", ".join(f"{one['type']}: {one['reason']}" for one in status["conditions"]))
         return True
+
+
+def _addressed(body: dict[str, Any]) -> bool:
+    """Whether it is yet to be said which job's controller is to answer."""
+    about = body["metadata"]
+    return "deletionTimestamp" not in about and JOB_LABEL not in (about.get("labels") or {})
 
 
 def _unanswered(body: dict[str, Any]) -> bool:
@@ -125,8 +175,14 @@ def settings() -> kopf.OperatorSettings:
     return wanted
 
 
-def registry(objects: ClusterObjects, remover: Remover) -> kopf.OperatorRegistry:
-    """What is watched, and what is done about it."""
+Making: TypeAlias = Callable[[Callable[[JobRef], None]], Controllers]
+"""Makes who looks after jobs, and tells whom it is given that one is to be looked at."""
+
+
+def registry(
+    objects: ClusterObjects, remover: Remover, making: Making | None = None, begun: Callable[[], None] = lambda: None
+) -> kopf.OperatorRegistry:
+    """What is watched, and what is done about it; ``begun`` is called once the operator's loop runs, in that."""
     found = kopf.OperatorRegistry()
     reconciler = Reconciler(objects)
     tasks: list[asyncio.Task[None]] = []
@@ -138,6 +194,16 @@ def registry(objects: ClusterObjects, remover: Remover) -> kopf.OperatorRegistry
 
     @kopf.on.startup(registry=found)
     async def begin(**_: Any) -> None:
+        begun()
+        if making is not None:
+            loop = asyncio.get_running_loop()
+
+            def look(job: JobRef) -> None:
+                loop.call_soon_threadsafe(reconciler.look, JOBS, job.job_id)
+                loop.call_soon_threadsafe(reconciler.look, CAPTURES.kind, job.namespace)
+
+            reconciler.controllers = making(look)
+            reconciler.controllers.begin()
         tasks.append(asyncio.create_task(reconciler.run()))
 
     @kopf.on.cleanup(registry=found)
@@ -150,6 +216,8 @@ def registry(objects: ClusterObjects, remover: Remover) -> kopf.OperatorRegistry
     @kopf.on.event(GROUP, VERSION, POLICIES.plural, registry=found)
     async def policy(namespace: str | None, **_: Any) -> None:
         reconciler.look(POLICIES.kind, namespace)
+        for job in reconciler.controllers.named(namespace or "") if reconciler.controllers is not None else ():
+            reconciler.look(JOBS, job.job_id)
 
     @kopf.on.event(GROUP, VERSION, CAPTURES.plural, registry=found)
     async def capture(namespace: str | None, **_: Any) -> None:
@@ -185,31 +253,72 @@ def _tell(objects: ClusterObjects, body: dict[str, Any], words: str) -> None:
         objects.put_status(CAPTURES, body, {**status, "conditions": [*others, removed.plain()]})
 
 
-def run(objects: ClusterObjects, stores: Collection[str], namespaces: Sequence[str], watch_s: float = 300.0) -> None:
-    """Run until SIGTERM or Ctrl-C, over some namespaces, or (none named) the whole cluster.
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What an operator looks after.
+
+    Attributes:
+        stores: the stores in which it may delete traces, as `checked_url` has them.
+        namespaces: those that it looks after; none means the whole cluster.
+        watch_s: how long one watch lasts before it is begun again; a network that drops it in silence is noticed then.
+        controllers: how controllers of jobs run; by default none are started.
+        grace_s: how long a job may be without pods until its controller goes.
+    """
+
+    stores: Collection[str] = ()
+    namespaces: Sequence[str] = ()
+    watch_s: int = 300
+    controllers: ControllerSettings | None = None
+    grace_s: float = GRACE_S
+
+
+def run(objects: ClusterObjects, after: Looked, leader: Leader | None = None) -> None:
+    """Run until SIGTERM or Ctrl-C, or until another operator leads.
 
     Args:
         objects: how statuses are read and written; kopf watches with the credentials of the same kubeconfig.
-        stores: the stores in which it may delete traces, as `checked_url` has them.
-        namespaces: those that it looks after.
-        watch_s: how long one watch lasts before it is begun again; a network that drops it in silence is noticed then.
+        after: what it looks after.
+        leader: who is to lead before anything is done; by default nobody is asked.
 
     Raises:
-        ClusterError: the cluster has refused for half a minute what the operator needs.
+        ClusterError: the cluster has refused for half a minute what the operator needs, or another one leads.
     """
-    wanted = settings()
-    wanted.watching.server_timeout = watch_s
-    wanted.watching.client_timeout = watch_s + 10
+    wanted, made_as = settings(), after.controllers
+    wanted.watching.server_timeout = after.watch_s
+    wanted.watching.client_timeout = after.watch_s + 10
+    making: Making | None = None
+    if made_as is not None:
+
+        def making(look: Callable[[JobRef], None]) -> Controllers:
+            return Controllers(objects, made_as, look, after.namespaces, after.grace_s, after.watch_s)
+
+    # (an event of the loop's own: one of threads keeps kopf from ending)
+    stop = asyncio.Event()
+
+    def begun() -> None:
+        if leader is not None:
+            leader.told = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
+            if leader.lost.is_set():
+                stop.set()
+
+    if leader is not None:
+        leader.lead()
     try:
         kopf.run(
-            registry=registry(objects, Remover(stores)),
+            registry=registry(objects, Remover(after.stores), making, begun),
             settings=wanted,
             standalone=True,
-            namespaces=namespaces,
-            clusterwide=not namespaces,
+            namespaces=after.namespaces,
+            clusterwide=not after.namespaces,
+            stop_flag=stop,
         )
     except kopf.LoginError as error:
         raise ClusterError("the operator has ended: the cluster does not take its credentials") from error
     except Exception as error:  # kopf's own are private; whatever it was, it is said in a line, and begun anew outside
         said = " ".join(str(error.args[0] if error.args else error).split())
         raise ClusterError(f"the operator has ended: {said[:_MAX_SAID]}") from error
+    finally:
+        if leader is not None:
+            leader.release()
+    if leader is not None and leader.lost.is_set():
+        raise ClusterError("the operator has ended: another one leads")

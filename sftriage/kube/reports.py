@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from sftriage.kube.conditions import Answer, Now, dated, status_of
+from sftriage.kube.conditions import Answer, Now, dated, readable, status_of
 from sftriage.kube.objects import (
     MAX_CAPTURES,
     MAX_HOLDS,
@@ -34,9 +34,15 @@ def report_status(body: Mapping[str, Any], view: View, now_s: float) -> TriageRe
     held = [row for row in view.rows if row.outcome in ("hold", "throttle")]
     captures = list(_captures(view))
     found = (_healthy(stands), _watched(view))
+    before = status_of(body).get("conditions")
+    told = {one.type for one in found}
     return TriageReportStatus(
         observedGeneration=generation,
-        conditions=dated(found, status_of(body).get("conditions"), generation, now_s),
+        # (others say what they know)
+        conditions=(
+            *dated(found, before, generation, now_s),
+            *(one for one in readable(before) if one.type not in told),
+        ),
         run=None if view.info is None else view.info.run_id,
         health=stands.face,
         summary=stands.sentence or stands.headline,

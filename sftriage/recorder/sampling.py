@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sftriage.errors import CaptureError
+from sftriage.recorder import files
 from sftriage.recorder.speedscope import written
 from sftriage.recorder.stacks import At, Stacks
 from sftriage.recorder.workers import WORKERS
@@ -97,6 +98,7 @@ class StackSampler:
                 return f"no stacks: they would have had {size_bytes} bytes, and {max(0, max_bytes)} were left"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
+                files.permit(descriptor)
                 file.writelines(pieces)
         except Exception as error:
             with contextlib.suppress(OSError):

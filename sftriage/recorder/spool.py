@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sftriage.errors import CaptureError
+from sftriage.recorder import files
 
 SPOOL = "spool"
 """What leads to it in the directory of the rings, where the environment does not name it."""
@@ -38,6 +39,8 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
             raise CaptureError("the trace was not written whole; the disk may be full")
         # Kineto makes a file of its own with the process's umask.
         partial.chmod(0o600)
+        with partial.open("rb") as file:
+            files.permit(file.fileno())
         _sync(partial)
         partial.rename(final)
         _sync(spool)
@@ -49,13 +52,15 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
 
 
 def create(path: Path) -> None:
-    """Make an empty private file.
+    """Make an empty file, private but for what `files.permit` allows.
 
     Raises:
         CaptureError: it cannot be made, or is there already.
     """
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor):
+            files.permit(descriptor)
     except OSError as error:
         raise CaptureError(f"the spool directory {path.parent} cannot be written: {error.strerror}") from error
 

@@ -14,6 +14,7 @@
       generations.json     and which processes of its ranks belong together
       asks/            captures that people ask for, until they are taken up
       spool/           traces on their way from the trainers
+      cluster.json     of a job in a Kubernetes cluster: which captures have become objects there
       captures/        a directory a capture: trace and manifest
       catalogue.db     an index of captures/, which can be rebuilt from it
       .lock            held by whoever triages the run

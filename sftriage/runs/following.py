@@ -31,6 +31,7 @@ from sftriage.policy.losses import Losses
 from sftriage.records import (
     ENDED,
     MAX_STAGES,
+    CaptureRequest,
     CaptureResult,
     Clock,
     Decision,
@@ -38,10 +39,12 @@ from sftriage.records import (
     Outcome,
     Parameter,
     Pattern,
+    Profiler,
     ReasonCode,
     Regression,
     Role,
     Suspect,
+    Trigger,
     Verdict,
 )
 from sftriage.runs.appended import Appended
@@ -60,11 +63,17 @@ _MAX_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class RequestedCapture:
-    """A capture that a decision asked for."""
+    """A capture that a decision asked for, and how much; ``trigger`` is why, where that is on record."""
 
     capture_id: str
     rank: int
     role: Role
+    profiler: Profiler = "torch"
+    steps: int = 1
+    warmup_steps: int = 0
+    max_seconds: float = 0.0
+    max_bytes: int = 0
+    trigger: Trigger | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +94,13 @@ class RequestRow(_DecisionRow):
     """Captures that no window led to, and what was decided about them: a person asked, or another capture led to them.
 
     ``by`` is the person, or "", and ``why`` what they said, or the other capture, whose id is then in ``beside``.
+    ``request_id`` is the person's (see `records.ManualRequest`).
     """
 
     by: str
     why: str
     beside: str = ""
+    request_id: str = ""
 
 
 Other = CostMeasured | PolicyChanged | EvidenceGathered | TakenOver | DiskRecovered | CauseFound
@@ -192,7 +203,7 @@ class JournalTail:
                 case WindowJudged():
                     losses = self.losses.after(event.verdict)
                     lost_s = losses.lost_s - self.losses.lost_s
-                    row = replace(row_of(event.verdict, event.decision), lost_s=lost_s)
+                    row = replace(row_of(event.verdict, event.decision, event.triggers), lost_s=lost_s)
                     self.losses = losses
                     # Thousands of windows name the same stages.
                     shared = self._stages.setdefault(row.stages, row.stages)
@@ -211,7 +222,7 @@ class JournalTail:
             self.skipped += bool(line.strip())
 
 
-def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
+def row_of(verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger] = {}) -> WindowRow:
     """What the page keeps of a window.
 
     Raises:
@@ -224,7 +235,7 @@ def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
     found = tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks)
     coverage, excess_s = (verdict.numbers.get(name, -1.0) for name in ("coverage", "excess_s"))
     return WindowRow(
-        **_decided(decision) | {"attempt": verdict.attempt},
+        **_decided(decision, triggers) | {"attempt": verdict.attempt},
         first_step=verdict.first_step,
         last_step=verdict.last_step,
         label=verdict.label,
@@ -253,7 +264,7 @@ def _regression(found: Regression) -> Regression:
     return replace(found, stages=stages, kind=found.kind[:MAX_TEXT])
 
 
-def _decided(decision: Decision) -> dict[str, Any]:
+def _decided(decision: Decision, triggers: Mapping[str, Trigger]) -> dict[str, Any]:
     return {
         "time_s": decision.time_s,
         "attempt": decision.attempt,
@@ -261,8 +272,19 @@ def _decided(decision: Decision) -> dict[str, Any]:
         "reason": decision.reason,
         "words": reason_sentence(decision)[:MAX_TEXT],
         "resolves": resolution(decision)[:MAX_TEXT],
-        "asked": tuple(RequestedCapture(one.capture_id, one.rank, one.role) for one in decision.requests[:_MAX_ASKED]),
+        "asked": tuple(_requested(one, triggers.get(one.capture_id)) for one in decision.requests[:_MAX_ASKED]),
     }
+
+
+def _requested(request: CaptureRequest, trigger: Trigger | None) -> RequestedCapture:
+    bounds = request.steps, request.warmup_steps, request.max_seconds, request.max_bytes
+    why = None
+    if trigger is not None:
+        if not abs(trigger.gain_s) < MAX_S:
+            raise ValueError("a gain that cannot be")
+        texts: dict[str, Any] = {name: getattr(trigger, name)[:MAX_TEXT] for name in ("policy", "rule", "why")}
+        why = replace(trigger, ranks=trigger.ranks[:MAX_NAMED], **texts)
+    return RequestedCapture(request.capture_id, request.rank, request.role, request.profiler, *bounds, why)
 
 
 def _named(suspect: Suspect) -> NamedSuspect:
@@ -288,13 +310,15 @@ def request_row(event: ManualRequestDecided | FollowUpDecided) -> RequestRow:
         ValueError: numbers that cannot be.
     """
     _check(event.decision.time_s)
-    by, why, led_by = "", "", ""
+    by, why, led_by, request_id = "", "", "", ""
     if isinstance(event, ManualRequestDecided):
         by, why = event.request.who[:MAX_TEXT], event.request.reason[:MAX_TEXT]
+        request_id = event.request.request_id[:MAX_TEXT]
     else:
         led_by = event.capture_id[:MAX_TEXT]
         why = f"capture {led_by}"
-    return RequestRow(**_decided(event.decision), by=by, why=why, beside=led_by)
+    decided = _decided(event.decision, event.triggers)
+    return RequestRow(**decided, by=by, why=why, beside=led_by, request_id=request_id)
 
 
 def note_of(event: Other) -> Other | None:

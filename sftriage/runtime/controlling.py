@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from sftriage.controller.policies import PolicyFiles
+from sftriage.controller.policies import PolicyFiles, files_of
 from sftriage.errors import InputError, UsageError
 from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.generations import Generations, Known
@@ -83,6 +83,7 @@ class JobController:
         beginning: what is new.
         catalogue: one that many jobs share, and that is told of the job's captures; by default none.
         standby: wait as long as another controller of the same run leads the job, or its run directory is held.
+        policies: files that a run which is gone on with is under, instead of those that it began with.
 
     Raises:
         JobEndedError: the job has ended while it was waited.
@@ -100,13 +101,15 @@ class JobController:
         catalogue: str | None = None,
         *,
         standby: bool = False,
+        policies: Sequence[Path] = (),
     ) -> None:
         resume = beginning is None
         self.directory = RunDirectory(directory.absolute())
         if beginning is None:
-            run_id, policies = read_info(self.directory).run_id, list(self.directory.policy_files())
+            run_id = read_info(self.directory).run_id
+            policies = policies or self.directory.policy_files()
         else:
-            run_id, policies = new_run_id(datetime.now(timezone.utc)), list(beginning.policies)
+            run_id, policies = new_run_id(datetime.now(timezone.utc)), beginning.policies
             if self.directory.info_file.exists():
                 raise UsageError(f"{directory} already holds a run; go on with it by --run, or name another with --out")
         self.files, self._disk = PolicyFiles(policies), Disk()
@@ -256,7 +259,7 @@ class JobController:
             ended_at="",
         )
         try:
-            texts = [path.read_text(encoding="utf-8") for path in beginning.policies]
+            texts = [path.read_text(encoding="utf-8") for one in beginning.policies for path in files_of(one)]
             create(self.directory.path, info, *texts)
             if beginning.nsys:
                 # (how, each host knows of its own)

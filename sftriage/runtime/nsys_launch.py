@@ -96,6 +96,38 @@ class NsysLaunch:
         return added
 
 
+def arm_elsewhere(
+    directory: Path, binary: Path, traces: tuple[str, ...], armed: Path, session: str, script: Path
+) -> None:
+    """Leave word for the agent in ``directory`` of ranks that start armed in another container, and a script for them.
+
+    The script takes the place of torchrun's Python there, and needs one that is called python3 or python.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    program = script.with_name("nsys_rank.py")
+    place = {"binary": str(binary), "prefix": session, "traces": traces, "tmp": str(armed.parent), "armed": str(armed)}
+    try:
+        armed.parent.mkdir(parents=True, exist_ok=True)
+        armed.parent.chmod(0o777)
+        shutil.copy(nsys_rank.__file__, program)
+        script.write_text(_ELSEWHERE.format(program=shlex.quote(str(program))), encoding="utf-8")
+        script.chmod(0o755)
+        write_atomically(RunDirectory(directory).nsys, json.dumps(place) + "\n")
+    except OSError as error:
+        raise UsageError(f"{error.filename or directory} cannot be written: {error.strerror}") from error
+
+
+_ELSEWHERE = """#!/bin/sh
+for python in "$SFTRIAGE_NSYS_PYTHON" python3 python; do
+  command -v "$python" >/dev/null 2>&1 && exec "$python" -I -S {program} "$@"
+done
+echo "sftriage: no Python to start this rank" >&2
+exit 127
+"""
+
+
 def place_in(directory: RunDirectory) -> NsysPlace | None:
     """How the ranks of a run were launched under nsys; None if they were not.
 

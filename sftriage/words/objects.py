@@ -16,8 +16,18 @@ REPORTS: Mapping[str, str] = {
     "watched": "The job's steps are judged as they end.",
     "unwatched": "Nobody watches the job any more.",
     "over": "No run goes on.",
+    "injected": "sftriage is in all of its pods.",
+    "not_injected": "{missing} of its {pods} pods are labelled, and sftriage is in none of these, so that their ranks "
+    "are not seen: {names}. Was the webhook away when they were created? Pods that are created anew are injected.",
 }
 """Whether somebody watches a job."""
+
+NEWS: Mapping[str, str] = {
+    "stored": "{count} stored, among them {capture_id} of rank {rank}.",
+    "failed": "{count} failed, among them {capture_id} of rank {rank}.",
+    "expired": "{count} expired, among them {capture_id} of rank {rank}.",
+}
+"""What an event says of captures."""
 
 CAPTURE_STATES: Mapping[str, str] = {
     "requested": "Nobody has answered yet.",
@@ -30,6 +40,12 @@ CAPTURE_STATES: Mapping[str, str] = {
     "expired": "Its time was over before it had ended.",
 }
 """How far a capture is."""
+
+CAPTURES: Mapping[str, str] = {
+    "lost": "The controller that asked for it is gone, and its record with it.",
+    "no_job": "No job of that name runs in this namespace; it is waited for.",
+}
+"""What there is to say of a capture that no run knows of."""
 
 REPRODUCED: Mapping[str, str] = {
     "": "There is no trace yet to look for it in.",

@@ -22,7 +22,10 @@ ANY = "SFTRIAGE_TEST_KUBECONFIG"
 """The variable that names a kubeconfig of a cluster that may be tried on: definitions and namespaces are made there."""
 OWN = "SFTRIAGE_TEST_KUBE_BIN"
 """The variable that names a directory with `kube-apiserver` and `etcd`, of which a test starts its own."""
-OPERATOR = "system:serviceaccount:sftriage-system:sftriage-operator"
+SYSTEM = "sftriage-system"
+OPERATOR = f"system:serviceaccount:{SYSTEM}:sftriage-operator"
+ACCOUNTS = ("sftriage-operator", "sftriage-webhook", "sftriage-certificates")
+"""The service accounts of ours, in the namespace sftriage-system."""
 
 
 def missing() -> str | None:
@@ -71,14 +74,19 @@ class Cluster:
 
     def as_operator(self, folder: Path) -> Path:
         """A kubeconfig with the token of the operator's service account."""
+        return self.as_account(folder, "sftriage-operator")
+
+    def as_account(self, folder: Path, account: str, namespace: str = SYSTEM) -> Path:
+        """A kubeconfig with the token of a service account."""
         config = yaml.safe_load(self.kubectl("config", "view", "--raw", "--minify", "--flatten").stdout)
-        config["users"][0]["user"] = {"token": self._token()}
-        path = folder / "kubeconfig-operator"
+        config["users"][0]["user"] = {"token": self._token(account, namespace)}
+        path = folder / f"kubeconfig-{account}"
         path.write_text(yaml.safe_dump(config))
+        path.chmod(0o600)
         return path
 
-    def _token(self) -> str:
-        return self.kubectl("create", "token", "-n", "sftriage-system", "sftriage-operator").stdout.strip()
+    def _token(self, account: str, namespace: str) -> str:
+        return self.kubectl("create", "token", "-n", namespace, account).stdout.strip()
 
 
 class OwnCluster(Cluster):
@@ -86,20 +94,23 @@ class OwnCluster(Cluster):
 
     def __init__(self, programs: Path, *flags: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sftriage-kube-"))
-        self._programs, self._tokens = programs, (secrets.token_hex(16), secrets.token_hex(16))
+        self._programs, self._tokens = programs, {name: secrets.token_hex(16) for name in ("admin", *ACCOUNTS)}
         self._flags = flags
         self._running: list[subprocess.Popen[bytes]] = []
         self.port, self._client, self._peer = _free_ports(3)
         super().__init__(self.folder / "kubeconfig")
-        admin, operator = self._tokens
+        groups = "system:serviceaccounts,system:serviceaccounts:sftriage-system"
         (self.folder / "tokens.csv").write_text(
-            f"{admin},admin,admin,system:masters\n"
-            f'{operator},{OPERATOR},operator,"system:serviceaccounts,system:serviceaccounts:sftriage-system"\n'
+            f"{self._tokens['admin']},admin,admin,system:masters\n"
+            + "".join(
+                f'{self._tokens[name]},system:serviceaccount:sftriage-system:{name},{name},"{groups}"\n'
+                for name in ACCOUNTS
+            )
         )
         subprocess.run(
             ["openssl", "genrsa", "-out", "sa.key", "2048"], cwd=self.folder, check=True, capture_output=True
         )
-        self._write_kubeconfig(admin)
+        self._write_kubeconfig(self._tokens["admin"])
         try:
             self._start("etcd", *self._etcd())
             self.start()
@@ -122,8 +133,9 @@ class OwnCluster(Cluster):
             self._end(self._running.pop())
         shutil.rmtree(self.folder)
 
-    def _token(self) -> str:
-        return self._tokens[1]
+    def _token(self, account: str, namespace: str) -> str:
+        # (those of a namespace that somebody else has are asked for)
+        return self._tokens[account] if namespace == SYSTEM else super()._token(account, namespace)
 
     def _write_kubeconfig(self, token: str) -> None:
         cluster = {"server": f"https://127.0.0.1:{self.port}", "tls-server-name": "kubernetes.default.svc"}

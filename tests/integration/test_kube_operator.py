@@ -204,7 +204,7 @@ def listed(audit: Path) -> int:
 
 
 def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
-    """GIVEN the operator's own token THEN it neither reads secrets nor changes policies, nor makes anything."""
+    """GIVEN the operator's own token THEN it reads no secrets, changes no policies, gives only our rights."""
     mine = Cluster(server.as_operator(tmp_path))
     allowed = {
         "list triagepolicies": "yes",
@@ -216,20 +216,39 @@ def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
         "patch triagepolicies": "no",
         "delete tracecaptures": "no",
         "create tracecaptures": "no",
+        "create triagereports": "yes",
+        "delete triagereports": "no",
+        "get secrets": "no",
         "list secrets": "no",
-        "list pods": "no",
+        "patch secrets": "no",
+        "create secrets": "yes",
+        "list pods": "yes",
+        "get pods": "no",
+        "delete pods": "no",
+        "create pods": "no",
+        "create deployments": "yes",
+        "create roles": "no",
+        "create rolebindings": "yes",
+        "create clusterrolebindings": "no",
         "create events": "no",
         "list customresourcedefinitions": "no",
-        "list namespaces": "no",
+        "list namespaces": "yes",
+        "update namespaces": "no",
     }
     found = {}
     for what in allowed:
         verb, resource = what.split()
         name, _, sub = resource.partition("/")
-        group = f"{name}.sftriage.dev" if name.startswith("t") else name
+        group = f"{name}.sftriage.dev" if name.startswith("tr") else name
         asked = ["auth", "can-i", verb, group, "--all-namespaces", *([f"--subresource={sub}"] if sub else [])]
         found[what] = mine.kubectl(*asked, check=False).stdout.strip()
     assert found == allowed
+    # AND a role that is not its own to give it gives to nobody
+    with server.namespace() as namespace:
+        role = ["create", "rolebinding", "mine", "-n", namespace, "--serviceaccount=default:default"]
+        refused = mine.kubectl(*role, "--clusterrole=cluster-admin", check=False)
+        assert "attempting to grant RBAC permissions not currently held" in refused.stderr
+        mine.kubectl(*role, "--clusterrole=sftriage-controller")
     assert OPERATOR.endswith("sftriage-operator")
 
 

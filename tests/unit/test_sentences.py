@@ -67,8 +67,9 @@ from sftriage.web.rendering import templates
 from sftriage.words.captures import capturing_sentence, cost_sentence, ended_sentence
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, outcome_sentence, reason_sentence, resolution
 from sftriage.words.glance import AFTERWARDS, FACES, HEALTH, LOOK_AT, OUTCOMES, QUESTIONS, SLOW, look_at
+from sftriage.words.injection import INJECTED_BUT, LEFT_ALONE
 from sftriage.words.keeping import disk_failed_sentence
-from sftriage.words.objects import CAPTURE_STATES, POLICIES, REMOVAL, REPORTS
+from sftriage.words.objects import CAPTURE_STATES, CAPTURES, NEWS, POLICIES, REMOVAL, REPORTS
 from sftriage.words.objects import REPRODUCED as UNKNOWN
 from sftriage.words.verdicts import REASONS, RESOLVES, STALLS, system_sentence, verdict_sentence
 from tests.unit.conftest import asked_for, manifest_of
@@ -449,8 +450,12 @@ def conditions() -> Rows:
         "policy": POLICIES,
         "report": REPORTS,
         "capture": CAPTURE_STATES,
+        "capture of no run": CAPTURES,
+        "event": NEWS,
         "reproduced": UNKNOWN,
         "removal": REMOVAL,
+        "not injected": LEFT_ALONE,
+        "injected, but": INJECTED_BUT,
     }
     for what, sentences in parts.items():
         for code, text in sentences.items():

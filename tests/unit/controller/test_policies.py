@@ -222,3 +222,21 @@ def test_nobody_waits_for_files_on_a_disk_that_hangs(path, files, monkeypatch):
     disk.drain(20.0)
     assert (kinds(files), name(files)) == (["changed"], "b")
     disk.close()
+
+
+def test_a_folder_stands_for_the_policies_in_it_as_they_come_and_go(tmp_path):
+    # GIVEN the folder of a mounted ConfigMap
+    (tmp_path / "001-a.yaml").write_text(A, encoding="utf-8")
+    files = PolicyFiles([tmp_path], now=lambda: LATER_S)
+    # WHEN another policy comes THEN both are in force, by their files' names
+    (tmp_path / "000-c.yaml").write_text(A.replace("name: a", "name: c").replace("name: any", "name: other"), "utf-8")
+    assert kinds(files) == ["changed"]
+    assert [one.policy.metadata.name for one in files.current.loaded] == ["c", "a"]
+    # WHEN one goes THEN the other one is
+    (tmp_path / "000-c.yaml").unlink()
+    assert (kinds(files), name(files)) == (["changed"], "a")
+    # WHEN all are gone THEN the last good ones hold
+    (tmp_path / "001-a.yaml").unlink()
+    assert (kinds(files), name(files)) == (["refused"], "a")
+    with pytest.raises(PolicyError):
+        PolicyFiles([tmp_path])

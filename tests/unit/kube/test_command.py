@@ -62,3 +62,26 @@ def test_an_operator_is_given_stores(sftriage):
     outcome = sftriage("operator", "--store", "ftp://x")
     assert outcome.code == 2
     assert "not a store" in outcome.err
+
+
+WRONG = {
+    "no job": ("kube", "controller", "--job-id", "ml/resnet", "--policies", "p", "--run", "r", "--creds", "c"),
+    "a claim of no controller": ("operator", "--runs-claim", "runs"),
+    "a lease that is none": ("operator", "--lease", "sftriage-operator"),
+    "settings that are not there": ("operator", "--settings", "nowhere.yaml"),
+}
+
+
+@pytest.mark.parametrize("command", WRONG.values(), ids=WRONG)
+def test_what_makes_no_sense_is_said_in_a_line(sftriage, monkeypatch, tmp_path, command):
+    monkeypatch.chdir(tmp_path)
+    outcome = sftriage(*command)
+    assert outcome.code == 2
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_jobs_with_a_hub_of_the_cluster_s_own_get_no_controllers(sftriage, tmp_path):
+    (tmp_path / "settings.yaml").write_text("nats: tls://nats.example.com:4222")
+    outcome = sftriage("operator", "--settings", tmp_path / "settings.yaml")
+    assert outcome.code == 2
+    assert "no controllers are started" in outcome.err

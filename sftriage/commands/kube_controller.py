@@ -1,0 +1,158 @@
+"""``sftriage kube controller``: what the operator starts for a job in a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sftriage.commands.job_options import (
+    KEEP_STEPS,
+    KEEP_STEPS_FOR,
+    CopiesOption,
+    DropLocalOption,
+    KeepStepsForOption,
+    KeepStepsOption,
+    copies_of,
+    finish,
+    kept_steps,
+    say_summary,
+)
+from sftriage.commands.options import TlsOption
+from sftriage.commands.output import notices
+from sftriage.errors import UsageError
+from sftriage.fleet.hub import PORT, HubAddress
+from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.words.amounts import place
+
+if TYPE_CHECKING:
+    from sftriage.kube.mirroring import Mirror
+    from sftriage.runtime.controlling import Beginning, JobController
+    from sftriage.sinks.terminal import Reporter
+
+SHOWN_S = 10.0
+"""How long the cluster may take to be shown the end."""
+KEPT_RUNS = 3
+"""Of so many runs of a job the steps are kept."""
+
+
+def controller(
+    job_id: Annotated[
+        str, typer.Option("--job-id", metavar="NAMESPACE/SYSTEM/NAME", help="The job, as its pods are annotated.")
+    ],
+    policies: Annotated[
+        Path, typer.Option(metavar="DIR", help="A folder with policies; what changes there takes effect.")
+    ],
+    run: Annotated[Path, typer.Option(metavar="DIR", help="For its runs, and what its hub keeps.")],
+    creds: Annotated[Path, typer.Option(metavar="FILE", help="USER:PASSWORD of its hub.")],
+    port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="Where its hub listens.")] = PORT,
+    tls: TlsOption = None,
+    store: CopiesOption = None,
+    drop_local: DropLocalOption = False,
+    keep_steps: KeepStepsOption = KEEP_STEPS,
+    keep_steps_for: KeepStepsForOption = KEEP_STEPS_FOR,
+) -> None:
+    """Watch a job whose pods sftriage was put into: its hub, its controller, and what the cluster is shown of it.
+
+    The operator starts it, one for each job. Captures become TraceCaptures, and how the job stands its TriageReport;
+    captures that people ask for by TraceCaptures are answered. When the job ends, the next one of its name is waited
+    for, until SIGTERM. In its folder it goes on with a run that had not ended.
+    """
+    from sftriage.kube.client import ClusterObjects
+    from sftriage.kube.mirrored import job_named
+    from sftriage.kube.mirroring import Mirror
+    from sftriage.runtime.controlling import Beginning
+    from sftriage.runtime.hub_server import HubServer
+    from sftriage.runtime.local import Keeping
+    from sftriage.sinks.terminal import Reporter
+
+    try:
+        job = job_named(job_id)
+    except ValueError as error:
+        raise UsageError(f"--job-id: {error}") from None
+    keeping = Keeping(
+        store=copies_of(job.name, store, drop_local=drop_local),
+        drop_local=drop_local,
+        steps=kept_steps(keep_steps, keep_steps_for),
+    )
+    logging.getLogger("sftriage.kube").setLevel(logging.INFO)
+    mirror = Mirror(ClusterObjects.connect(), job)
+    run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # (whoever ends this pod ends no job)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    here = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    server = HubServer((here, port), (run / "hub").absolute(), creds, tls)
+    address = HubAddress(
+        f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}", creds, None if tls is None else tls / "ca.pem"
+    )
+    try:
+        server.keep()
+        mirror.begin()
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                _watch(run, job_id, address, Beginning(job.name, [policies], keeping), mirror, Reporter(notices()))
+        # (a second signal ends it at once)
+        mirror.finish(SHOWN_S)
+    finally:
+        server.close()
+
+
+def _watch(
+    root: Path, job_id: str, address: HubAddress, beginning: Beginning, mirror: Mirror, reporter: Reporter
+) -> None:
+    """Watch one run of the job to its end.
+
+    Raises:
+        KeyboardInterrupt: this is to end, and the job goes on.
+    """
+    from sftriage.runtime.controlling import JobController
+
+    directory, goes_on = _directory(root)
+    watched = JobController(
+        directory,
+        job_id,
+        address,
+        lambda info: [reporter, mirror],
+        None if goes_on else beginning,
+        policies=beginning.policies,
+    )
+    mirror.follow(RunDirectory(watched.directory.path))
+    names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
+    reporter.say(f"{'took over' if goes_on else 'waiting for'} the job under policy {names}; {place(directory)}")
+    with contextlib.closing(watched), _told_by(watched):
+        watched.watch(reporter.say)
+    say_summary(reporter, watched)
+    finish(watched, reporter)
+
+
+def _directory(root: Path) -> tuple[Path, bool]:
+    """The directory of the run that has not ended, or of another one; and whether it is gone on with.
+
+    Of runs before the last few, the steps are removed: a job that starts again and again would fill its volume.
+    """
+    from sftriage.runtime.hosting import free, numbered
+
+    found = list(takewhile(Path.exists, numbered(root / "run")))
+    for old in found[:-KEPT_RUNS]:
+        shutil.rmtree(RunDirectory(old).steps, ignore_errors=True)
+    if found and RunDirectory(found[-1]).hub.exists() and not read_info(RunDirectory(found[-1])).ended_at:
+        return found[-1], True
+    return free(root / "run"), False
+
+
+@contextlib.contextmanager
+def _told_by(watched: JobController) -> Iterator[None]:
+    """Meanwhile SIGTERM leaves a job a moment to end: its pods may have been told in the same moment."""
+    before = signal.signal(signal.SIGTERM, lambda *_: watched.end_soon())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

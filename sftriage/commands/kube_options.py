@@ -1,0 +1,43 @@
+"""What commands of a cluster have in common: which one is asked, and which namespaces of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from sftriage.errors import UsageError
+from sftriage.kube.client import ClusterObjects
+from sftriage.reports.watch_lines import clean
+
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", metavar="NAME", help="The namespace.", show_default="the context's"),
+]
+EverywhereOption = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Those of all namespaces.")]
+ContextOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A context of the kubeconfig.", show_default="the current one")
+]
+
+
+def connected(namespace: str | None, context: str | None, *, everywhere: bool = False) -> tuple[ClusterObjects, str]:
+    """The cluster that is meant, and the namespace: "" for all of them.
+
+    Raises:
+        UsageError: there is no cluster to ask, or the options contradict one another.
+    """
+    if everywhere and namespace is not None:
+        raise UsageError("--namespace is one, and --all-namespaces all of them: give one of the two")
+    objects = ClusterObjects.connect(context)
+    return objects, "" if everywhere else namespace or objects.namespace
+
+
+def within(namespace: str) -> str:
+    """Where was looked, as the end of a sentence."""
+    return f"in namespace {namespace}" if namespace else "in any namespace"
+
+
+def shown_cell(text: str) -> str:
+    """What somebody wrote into a cluster, as a terminal may be given it."""
+    return escape(clean(text))

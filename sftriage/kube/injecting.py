@@ -1,0 +1,243 @@
+"""From a pod to what makes it one that sftriage watches: a JSON Patch that only adds, and warnings. Pure.
+
+Each part is added where it is missing, so that what is injected already stays as it is, and a pod that another webhook
+has changed meanwhile gets what it lacks. A pod that cannot be handled is left as it is: nothing here is ever a reason
+that it does not start.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sftriage.kube import sidecar
+from sftriage.kube.jobs import (
+    INJECTED,
+    JOB_ID_ANNOTATION,
+    JOB_LABEL,
+    STATUS_ANNOTATION,
+    JobRef,
+)
+from sftriage.kube.objects import GROUP
+from sftriage.kube.pods import Pod, annotations_of, items, labels_of, mapping, text
+from sftriage.kube.settings import InjectionSettings
+from sftriage.words.injection import injected_but, left_alone
+
+CONTAINERS_ANNOTATION = f"{GROUP}/containers"
+"""Which containers train, by name, with commas between them; by default all do."""
+IMAGE_PATH_ANNOTATION = f"{GROUP}/image-pythonpath"
+"""The PYTHONPATH of the trainer's image, which the pod's own would replace."""
+SHARE_ANNOTATION = f"{GROUP}/share-process-namespace"
+NSYS_ANNOTATION = f"{GROUP}/nsys"
+"""An image with Nsight Systems, under which ranks start then."""
+PATH = "PYTHONPATH"
+
+Operation = dict[str, Any]
+Version = tuple[int, int]
+SIDECARS_SINCE: Version = (1, 29)
+"""The first version that has native sidecars unless somebody switches them off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What becomes of a pod: nothing, where the patch is empty."""
+
+    patch: tuple[Operation, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def version_of(told: Mapping[str, Any]) -> Version | None:
+    """The version that a server tells at ``/version``; None where that is none. Some add a plus sign."""
+    found = [re.match(r"\d+", str(told.get(name, ""))) for name in ("major", "minor")]
+    return None if None in found else (int(found[0][0]), int(found[1][0]))  # type: ignore[index]  # neither is None
+
+
+def injection(pod: Pod, job: JobRef | None, settings: InjectionSettings, server: Version | None) -> Injection:
+    """What becomes of a pod of a job (None: of none that is known) on a server of that version."""
+    why = _left_alone(pod, job, server)
+    if why is not None or job is None:
+        return Injection(warnings=(why,) if why else ())
+    trains, warnings = _trainers(pod)
+    if not trains:
+        return Injection(warnings=warnings)
+    spec = mapping(pod, "spec")
+    looks_in = annotations_of(pod).get(SHARE_ANNOTATION) == "true" and spec.get("shareProcessNamespace") is not False
+    image = annotations_of(pod).get(NSYS_ANNOTATION, "")
+    nsys, guaranteed = bool(image), _guaranteed(spec)
+    user = mapping(spec, "securityContext").get("runAsUser")
+    ours = [
+        *([sidecar.bringing_nsys(image, settings, user=user, guaranteed=guaranteed)] if nsys else []),
+        sidecar.carrying(settings, root=user == 0, guaranteed=guaranteed, nsys=nsys),
+        sidecar.agent(job, settings, root=user == 0, guaranteed=guaranteed, looks_in=looks_in, nsys=nsys),
+    ]
+    patch = [
+        *_texts(pod, "labels", {JOB_LABEL: job.object_name}),
+        *_texts(pod, "annotations", {STATUS_ANNOTATION: INJECTED, JOB_ID_ANNOTATION: job.job_id}),
+        *_appended(spec, "/spec", "volumes", sidecar.volumes(job, settings, nsys=nsys)),
+        *_appended(spec, "/spec", "initContainers", ours),
+        *([_add("/spec/shareProcessNamespace", True)] if looks_in and not spec.get("shareProcessNamespace") else []),
+    ]
+    for index in trains:
+        patch += _watched(spec["containers"][index], f"/spec/containers/{index}", job, annotations_of(pod))
+    return Injection(tuple(patch), (*warnings, *_warnings(pod, trains)))
+
+
+def applied(pod: Pod, patch: Sequence[Operation]) -> dict[str, Any]:
+    """A pod with a patch of ours."""
+    found: dict[str, Any] = copy.deepcopy(dict(pod))
+    for operation in patch:
+        *above, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"][1:].split("/")]
+        inner: Any = found
+        for part in above:
+            inner = inner[int(part)] if isinstance(inner, list) else inner[part]
+        if isinstance(inner, list):
+            inner.append(copy.deepcopy(operation["value"]))
+        else:
+            inner[last] = copy.deepcopy(operation["value"])
+    return found
+
+
+def _left_alone(pod: Pod, job: JobRef | None, server: Version | None) -> str | None:
+    """Why a pod is left as it is, in words; None where it is not."""
+    spec = mapping(pod, "spec")
+    if job is None:
+        return left_alone("no_job")
+    if server is None:
+        return left_alone("no_version")
+    if server < SIDECARS_SINCE:
+        return left_alone("old", version=".".join(map(str, server)))
+    if (
+        mapping(spec, "os").get("name") == "windows"
+        or mapping(spec, "nodeSelector").get("kubernetes.io/os") == "windows"
+    ):
+        return left_alone("windows")
+    containers = spec.get("containers")
+    if not isinstance(containers, list) or not containers or not all(isinstance(one, Mapping) for one in containers):
+        return left_alone("no_containers")
+    taken = ", ".join(sorted(set(_taken(spec))))
+    return left_alone("taken", names=taken) if taken else None
+
+
+def _taken(spec: Mapping[str, Any]) -> Iterator[str]:
+    """What of a pod that is not ours has a name or a place of ours."""
+    own = {f"/{name}" for name in (sidecar.CARRIED, sidecar.RINGS, sidecar.SPOOL, sidecar.NSYS)}
+    for container in items(spec, "containers"):
+        if text(container, "name") in (sidecar.CARRY, sidecar.AGENT, sidecar.NSYS):
+            yield text(container, "name")
+        for found in items(container, "volumeMounts"):
+            place = text(found, "mountPath").rstrip("/")
+            if place in own and place != f"/{text(found, 'name')}":
+                yield place
+    for volume in items(spec, "volumes"):
+        name = text(volume, "name")
+        kind = "secret" if name == sidecar.HUB else "emptyDir"
+        if name in (sidecar.CARRIED, sidecar.RINGS, sidecar.SPOOL, sidecar.NSYS, sidecar.HUB) and kind not in volume:
+            yield name
+
+
+def _trainers(pod: Pod) -> tuple[list[int], tuple[str, ...]]:
+    """Which containers are watched, and what is to be said of those that are not."""
+    containers = list(items(mapping(pod, "spec"), "containers"))
+    named = [name.strip() for name in annotations_of(pod).get(CONTAINERS_ANNOTATION, "").split(",") if name.strip()]
+    missing = sorted(set(named) - {text(one, "name") for one in containers})
+    if missing:
+        return [], (left_alone("not_there", names=", ".join(missing)),)
+    wanted = [index for index, one in enumerate(containers) if not named or text(one, "name") in named]
+    closed = [index for index in wanted if "valueFrom" in (_variable(containers[index], PATH) or {})]
+    trains = [index for index in wanted if index not in closed]
+    names = ", ".join(text(containers[index], "name") for index in closed)
+    if closed and trains:
+        return trains, (injected_but("valueFrom", names=names),)
+    return trains, (left_alone("valueFrom", names=names),) if closed else ()
+
+
+def _watched(container: Mapping[str, Any], at: str, job: JobRef, said: Mapping[str, str]) -> Iterator[Operation]:
+    """What a container that trains gets; PYTHONPATH with ours first, before what is there or the image has."""
+    nsys = bool(said.get(NSYS_ANNOTATION))
+    environment, found = sidecar.trainer_environment(job, nsys=nsys), _variable(container, PATH)
+    if found is None:
+        # What a ConfigMap gives the container is put in by its node, and what nobody gives stays as it is written here:
+        # the name of a folder that there is not.
+        rest = (
+            f"$({PATH})" if next(items(container, "envFrom"), None) is not None else said.get(IMAGE_PATH_ANNOTATION, "")
+        )
+        environment.insert(0, {"name": PATH, "value": _first(rest)})
+    elif sidecar.SITE not in (value := text(found, "value")).split(":"):
+        index = next(number for number, one in enumerate(container["env"]) if one is found)
+        yield _add(f"{at}/env/{index}/value", _first(value))
+    yield from _appended(container, at, "env", environment)
+    yield from _appended(container, at, "volumeMounts", sidecar.trainer_mounts(nsys=nsys))
+
+
+def _first(rest: str) -> str:
+    return f"{sidecar.SITE}:{rest}" if rest else sidecar.SITE
+
+
+def _variable(container: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """The entry that decides what a variable is: the last of its name."""
+    found = None
+    for one in items(container, "env"):
+        found = one if one.get("name") == name else found
+    return found
+
+
+def _warnings(pod: Pod, trains: Sequence[int]) -> Iterator[str]:
+    spec = mapping(pod, "spec")
+    ours, nsys = {f"/{sidecar.RINGS}", sidecar.TRACES, sidecar.NSYS_RANK}, NSYS_ANNOTATION in annotations_of(pod)
+    for index in trains:
+        container = spec["containers"][index]
+        for variable in ("SFTRIAGE_RINGS", "SFTRIAGE_SPOOL", *(["PYTHON_EXEC"] if nsys else [])):
+            found = _variable(container, variable)
+            if found is not None and found.get("value") not in ours:
+                yield injected_but("own", names=text(container, "name"), variable=variable)
+    if spec.get("hostNetwork") is True and spec.get("dnsPolicy") != "ClusterFirstWithHostNet":
+        yield injected_but("dns")
+    if annotations_of(pod).get(SHARE_ANNOTATION) == "true" and spec.get("shareProcessNamespace") is False:
+        yield injected_but("not_shared")
+
+
+def _guaranteed(spec: Mapping[str, Any]) -> bool:
+    """Whether all containers ask for as much as they may take, so that the pod's cores are its own."""
+    for container in items(spec, "containers"):
+        limits, requests = (mapping(container, "resources", name) for name in ("limits", "requests"))
+        for resource in ("cpu", "memory"):
+            # (what is not asked for is what may be taken)
+            if not limits.get(resource) or requests.get(resource, limits[resource]) != limits[resource]:
+                return False
+    return True
+
+
+def _texts(pod: Pod, name: str, wanted: Mapping[str, str]) -> Iterator[Operation]:
+    """Labels or annotations that are missing."""
+    metadata = pod.get("metadata")
+    if not isinstance(metadata, Mapping):
+        if name == "labels":
+            yield _add("/metadata", {})
+        metadata = {}
+    there = labels_of(pod) if name == "labels" else annotations_of(pod)
+    missing = {key: value for key, value in wanted.items() if key not in there}
+    if missing and not isinstance(metadata.get(name), Mapping):
+        yield _add(f"/metadata/{name}", missing)
+    elif missing:
+        for key, value in missing.items():
+            yield _add(f"/metadata/{name}/{key.replace('/', '~1')}", value)
+
+
+def _appended(
+    holder: Mapping[str, Any], at: str, name: str, wanted: Sequence[Mapping[str, Any]]
+) -> Iterator[Operation]:
+    """What of a list is missing, by its names."""
+    there = {text(one, "name") for one in items(holder, name)}
+    missing = [dict(one) for one in wanted if one["name"] not in there]
+    if missing and not isinstance(holder.get(name), list):
+        yield _add(f"{at}/{name}", missing)
+    else:
+        for one in missing:
+            yield _add(f"{at}/{name}/-", one)
+
+
+def _add(path: str, value: Any) -> Operation:
+    return {"op": "add", "path": path, "value": value}

@@ -1,0 +1,204 @@
+"""Reports and captures of a cluster as rows, for whoever asks which job is slow, and for its trace. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from sftriage.errors import InputError, UsageError
+from sftriage.kube.conditions import condition, status_of
+from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL
+from sftriage.kube.objects import StoredTrace
+from sftriage.kube.pods import annotations_of, labels_of, mapping
+from sftriage.records import ENDED
+from sftriage.traces.manifest import first_problem
+from sftriage.words.objects import CAPTURE_STATES
+
+MAX_NAMED = 5
+Body = Mapping[str, Any]
+"""An object as the API server has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """How a job stands, by its report.
+
+    Attributes:
+        report: the report's own name.
+        job: the job's name.
+        health: in one word; "" before anybody has said something.
+        suspect: who is named, and where; "" while nobody is.
+        since_step: since which step, about.
+        lost_s: what stragglers have cost, in seconds of all ranks at once.
+        captures: how many there are.
+        watched: whether somebody judges its steps now; None where that is not known.
+        summary: in a sentence.
+    """
+
+    namespace: str
+    report: str
+    job: str
+    health: str
+    suspect: str
+    since_step: int | None
+    lost_s: float | None
+    captures: int
+    watched: bool | None
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One capture: of whom, why, how far it is, and what it shows.
+
+    Attributes:
+        because_of: the steps of the window that led to it; None where a person asked.
+        steps: the captured steps; None until they are known.
+        reproduced: "" until it is known whether the fault is in it.
+    """
+
+    namespace: str
+    name: str
+    job: str
+    rank: int
+    stage: str
+    because_of: tuple[int, int] | None
+    steps: tuple[int, int] | None
+    profiler: str
+    state: str
+    reproduced: str
+    cause: str
+    store: str
+    reference: str
+    created: str
+
+    def distance_from(self, step: int) -> int | None:
+        """How many steps it is away from a step: 0 where it was captured, or lies in the window that led to it."""
+        spans = [one for one in (self.steps, self.because_of) if one is not None]
+        return min((max(first - step, step - last, 0) for first, last in spans), default=None)
+
+
+def is_of(body: Body, job: str) -> bool:
+    """Whether a report or capture is of a job: by its name, its id on the hub, or what its objects are called."""
+    names = (
+        mapping(body, "spec").get("job"),
+        annotations_of(body).get(JOB_ID_ANNOTATION),
+        labels_of(body).get(JOB_LABEL),
+    )
+    return job in names
+
+
+def job_row(body: Body) -> JobRow:
+    """How the job of a report stands."""
+    status, watched = status_of(body), condition(body, "Watched")
+    return JobRow(
+        namespace=body["metadata"]["namespace"],
+        report=body["metadata"]["name"],
+        job=str(mapping(body, "spec").get("job", "")),
+        health=status.get("health", ""),
+        suspect=status.get("suspect", ""),
+        since_step=status.get("since_step"),
+        lost_s=mapping(status, "cost").get("stragglers_s"),
+        captures=status.get("captures_total", 0),
+        watched=None if watched is None else watched.status == "True",
+        summary=status.get("summary", ""),
+    )
+
+
+def trace_row(body: Body) -> TraceRow:
+    """A capture, by its object."""
+    spec, status = mapping(body, "spec"), status_of(body)
+    trigger, stored = mapping(spec, "trigger"), mapping(status, "stored")
+    return TraceRow(
+        namespace=body["metadata"]["namespace"],
+        name=body["metadata"]["name"],
+        job=str(spec.get("job", "")),
+        rank=int(spec.get("rank", 0)),
+        stage=trigger.get("stage", ""),
+        because_of=_span(trigger),
+        steps=_span(status),
+        profiler=status.get("profiler") or spec.get("profiler", "auto"),
+        state=status.get("state", "requested"),
+        reproduced=status.get("reproduced", ""),
+        cause=status.get("cause", ""),
+        store=stored.get("store", ""),
+        reference=stored.get("reference", ""),
+        created=body["metadata"].get("creationTimestamp", ""),
+    )
+
+
+def _span(holder: Mapping[str, Any]) -> tuple[int, int] | None:
+    first, last = holder.get("first_step"), holder.get("last_step")
+    return None if first is None or last is None else (int(first), int(last))
+
+
+def of_step(rows: Iterable[TraceRow], step: int) -> tuple[list[TraceRow], bool]:
+    """The captures of a step, or else the one nearest to it; and whether they are of the step itself."""
+    known = [(away, one) for one in rows if (away := one.distance_from(step)) is not None]
+    holding = [one for away, one in known if away == 0]
+    nearest = min(known, key=lambda one: one[0], default=None)
+    return (holding, True) if holding else ([] if nearest is None else [nearest[1]], False)
+
+
+def best(bodies: Iterable[Body], step: int | None, rank: int | None) -> Body:
+    """The capture whose trace tells most: of those stored, one that holds the step, and the fault; the newest of them.
+
+    Raises:
+        UsageError: none is stored.
+    """
+    found = [(trace_row(one), one) for one in bodies]
+    stored = [(row, one) for row, one in found if row.store and rank in (None, row.rank)]
+    if step is not None:
+        stored = [(row, one) for row, one in stored if row.distance_from(step) == 0]
+    if not stored:
+        of = ("" if rank is None else f" of rank {rank}") + ("" if step is None else f" of step {step}")
+        others = f"; captures of the job are {_states(row for row, _ in found)}" if found else ""
+        raise UsageError(f"no trace{of} is stored{others}")
+    fault = {"yes": 2, "partly": 1}
+    return max(stored, key=lambda one: (fault.get(one[0].reproduced, 0), one[0].created, one[0].name))[1]
+
+
+def _states(rows: Iterable[TraceRow]) -> str:
+    names = [f"{one.name} ({one.state})" for one in rows]
+    return ", ".join(names[:MAX_NAMED] + ["..."] * (len(names) > MAX_NAMED))
+
+
+def stored_of(body: Body) -> StoredTrace:
+    """Where the trace of a capture is.
+
+    Raises:
+        UsageError: it has none, or none yet.
+        InputError: what its status says of that cannot be read.
+    """
+    status, name = status_of(body), body["metadata"]["name"]
+    if "stored" not in status:
+        state = status.get("state", "requested")
+        detail = status.get("detail") or CAPTURE_STATES.get(state, "")
+        if state == "stored":
+            detail = "It is with the job's controller alone: give that a store, and the next ones are in it."
+        raise UsageError(f"{name} has no trace in a store: {state}. {detail}".strip())
+    try:
+        return StoredTrace.model_validate(status["stored"])
+    except ValidationError as error:
+        raise InputError(f"where the trace of {name} is cannot be read: {first_problem(error)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a capture is: its state, whether that is its last, and what there is to say of it."""
+
+    state: str
+    over: bool
+    words: str
+
+
+def progress_of(body: Body) -> Progress:
+    """How far a capture is."""
+    status = status_of(body)
+    state = str(status.get("state", "requested"))
+    if "deletionTimestamp" in body["metadata"]:
+        return Progress(state, over=True, words="It is being deleted.")
+    return Progress(state, state in ENDED, status.get("detail") or CAPTURE_STATES.get(state, ""))

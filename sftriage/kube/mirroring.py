@@ -1,0 +1,257 @@
+"""Mirrors a job's run into its cluster: captures and report as objects, news as events; takes up what people ask for.
+
+In threads of its own, and level-triggered: an event of the run, or a change in the cluster, says only that there is
+something to look at. A cluster that is away, refuses or is slow holds nothing up; what it lacks then is written later.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sftriage.errors import ClusterError, SftriageError, UsageError
+from sftriage.events import (
+    CaptureChanged,
+    CauseFound,
+    Event,
+    FollowUpDecided,
+    ManualRequestDecided,
+    Sight,
+    WindowJudged,
+)
+from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, path_of
+from sftriage.kube.conditions import status_of
+from sftriage.kube.crds import KINDS
+from sftriage.kube.jobs import JOB_LABEL, JobRef
+from sftriage.kube.mirrored import Mirrored, report_body
+from sftriage.kube.objects import API_VERSION
+from sftriage.kube.reports import report_status
+from sftriage.kube.telling import EVERY_S, News, event_body, event_name, news
+from sftriage.kube.watching import Watched
+from sftriage.runs.asks import leave
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.source import RunSource, View
+from sftriage.sinks.stream import Sink
+from sftriage.traces.files import write_atomically
+
+log = logging.getLogger(__name__)
+
+CAPTURES, REPORTS = KINDS[1], KINDS[2]
+MANAGER = "sftriage-controller"
+LOOK_S, AT_LEAST_S = 1.0, 10.0
+"""How often is looked at most and at least."""
+REPORT_S = 30.0
+"""How often a report is written of which only the counts are others."""
+SHARE = 0.1
+"""Of a very long run it is looked at less often, such that this takes no more of the time."""
+_LONGEST_PAUSE_S = 20.0
+_TELLING = (WindowJudged, CaptureChanged, ManualRequestDecided, FollowUpDecided, CauseFound)
+
+
+class Mirror(Sink):
+    """What a cluster is shown of a job's runs, one after another; a sink of each.
+
+    Args:
+        objects: the cluster.
+        job: the job.
+        now: seconds since the epoch.
+    """
+
+    name = "cluster"
+
+    def __init__(self, objects: ClusterObjects, job: JobRef, now: Callable[[], float] = time.time) -> None:
+        self._objects, self._job, self._now = objects, job, now
+        self._woken, self._done = threading.Event(), threading.Condition()
+        self._wanted = self._looked = 0
+        self._ending = False
+        self._source = self._next = RunSource(lambda: None)
+        self._left: set[str] = set()
+        self._known: tuple[Path | None, set[str]] = (None, set())
+        self._written: tuple[Any, float] = (None, 0.0)
+        self._told: dict[str, float] = {}
+        self._waiting: Counter[str] = Counter()
+        self._news: dict[str, News] = {}
+        self._said = ""
+        path = path_of(API_VERSION, CAPTURES.plural, job.namespace)
+        about = {"apiVersion": API_VERSION, "kind": CAPTURES.kind}
+        selector = {"labelSelector": f"{JOB_LABEL}={job.object_name}"}
+        self._captures: Watched[dict[str, Any]] = Watched(
+            objects, path, dict, lambda before, now: self._woken.set(), about=about, query=selector
+        )
+        self._thread = threading.Thread(target=self._work, name="sftriage-mirror", daemon=True)
+
+    def begin(self) -> None:
+        """Begin, in threads of its own."""
+        self._captures.start()
+        self._thread.start()
+
+    def follow(self, directory: RunDirectory) -> None:
+        """Show this run from now on; the one before it until there is something of this one to be seen."""
+        self._next = RunSource(lambda: directory)
+        self._woken.set()
+
+    def take(self, seen: Event | Sight) -> None:
+        """Something has happened that may be to be seen."""
+        if isinstance(seen, _TELLING):
+            self._woken.set()
+
+    def finish(self, patience_s: float) -> bool:
+        """Show what there is to be shown, and end; whether that was done in time."""
+        with self._done:
+            self._wanted = wanted = self._looked + 1
+            self._woken.set()
+            # (a look may be under way that has not seen all of it)
+            done = self._done.wait_for(lambda: self._looked > wanted, patience_s)
+            self._ending = True
+        self._captures.end()
+        self._woken.set()
+        return done
+
+    def _work(self) -> None:
+        pause_s = LOOK_S
+        while not self._ending:
+            self._woken.wait(AT_LEAST_S)
+            self._woken.clear()
+            began_s = time.thread_time()
+            try:
+                self._look()
+                pause_s, self._said = max(LOOK_S, (time.thread_time() - began_s) / SHARE), ""
+            except (SftriageError, OSError) as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    log.warning("the cluster lacks some of the job, and is shown it later: %s", error)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                self._woken.set()
+            except Exception:
+                log.exception("the cluster is not shown all of the job")
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                with self._done:
+                    self._looked += 1
+                    self._done.notify_all()
+                    if self._looked <= self._wanted:
+                        self._woken.set()
+            # (what comes meanwhile is seen with the next look)
+            threading.Event().wait(pause_s if not self._ending else 0.0)
+
+    def _look(self) -> None:
+        self._captures.listed.wait(AT_LEAST_S)
+        if self._next is not self._source:
+            view = self._next.view()
+            if self._source.directory is None or view.rows or view.telemetry.ranks:
+                self._source, self._written = self._next, (None, 0.0)
+        view, directory = self._source.view(), self._source.directory
+        run, problems = Mirrored(self._job, view), list[ClusterError]()
+        if directory is not None and self._captures.listed.is_set():
+            bodies = self._captures.kept()
+            if view.going and view.telemetry.ranks:
+                self._ask(run, bodies, RunDirectory(directory))
+            self._make(run, directory, problems)
+            for body, status in run.statuses(bodies, self._now()):
+                self._put(body, status, problems)
+        self._report(view, problems)
+        for problem in problems[:1]:
+            raise problem
+
+    def _ask(self, run: Mirrored, bodies: list[dict[str, Any]], directory: RunDirectory) -> None:
+        for request in run.requests(bodies):
+            # (what was left is taken up once; until then, its answer is not to be seen)
+            if request.request_id in self._left:
+                continue
+            self._left.add(request.request_id)
+            try:
+                leave(directory, request)
+            except UsageError as error:
+                log.warning("what %s asks for cannot be asked of the run: %s", request.who, error)
+
+    def _make(self, run: Mirrored, directory: Path, problems: list[ClusterError]) -> None:
+        note = directory / "cluster.json"
+        if self._known[0] != directory:
+            found: set[str] = set()
+            with suppress(OSError, ValueError, TypeError):
+                found = set(map(str, json.loads(note.read_text(encoding="utf-8"))))
+            self._known = directory, found
+        known = self._known[1]
+        for capture_id, body in list(run.new(known)):
+            try:
+                self._objects.ask("POST", path_of(API_VERSION, CAPTURES.plural, self._job.namespace), body)
+            except AnsweredError as error:
+                if error.status != STALE:
+                    problems.append(error)
+                    continue
+            known.add(capture_id)
+            write_atomically(note, json.dumps(sorted(known)))
+
+    def _put(self, body: dict[str, Any], status: dict[str, Any], problems: list[ClusterError]) -> None:
+        try:
+            self._objects.put_status(CAPTURES, body, status)
+        except AnsweredError as error:
+            # (whoever changed it is heard of by the watch, and it is looked at again)
+            if error.status not in (NOT_FOUND, STALE):
+                problems.append(error)
+
+    def _report(self, view: View, problems: list[ClusterError]) -> None:
+        now_s = self._now()
+        body = report_body(self._job)
+        found = report_status(body, view, now_s)
+        what = (found.run, found.health, found.suspect, found.captures, found.captures_total, view.going)
+        due = self._written[1] + REPORT_S <= now_s or self._wanted >= self._looked
+        if what != self._written[0] or due:
+            try:
+                served = self._served_report(body)
+                before, status = dict(status_of(served)), report_status(served, view, now_s).plain()
+                if before != status:
+                    self._objects.put_status(REPORTS, served, status)
+                self._written = what, now_s
+                self._hear(before, status)
+            except AnsweredError as error:
+                if error.status not in (NOT_FOUND, STALE):
+                    problems.append(error)
+                self._woken.set()
+        self._tell(now_s, problems)
+
+    def _served_report(self, body: dict[str, Any]) -> dict[str, Any]:
+        name, namespace = self._job.object_name, self._job.namespace
+        path = path_of(API_VERSION, REPORTS.plural, namespace)
+        try:
+            return self._objects.ask("GET", f"{path}/{name}")
+        except AnsweredError as error:
+            if error.status != NOT_FOUND:
+                raise
+        return self._objects.ask("POST", path, body)
+
+    def _hear(self, before: dict[str, Any], status: dict[str, Any]) -> None:
+        for one in news(before, status):
+            self._news[one.reason] = one
+            self._waiting[one.reason] += 1
+
+    def _tell(self, now_s: float, problems: list[ClusterError]) -> None:
+        """Tell what is new, each reason once in a while; that it cannot be told is no reason to write it all again."""
+        for reason, one in list(self._news.items()):
+            if self._told.get(reason, 0.0) + EVERY_S > now_s:
+                continue
+            try:
+                self._put_event(one, now_s)
+                self._told[reason] = now_s
+            except AnsweredError as error:
+                problems.append(error)
+            del self._news[reason], self._waiting[reason]
+
+    def _put_event(self, one: News, now_s: float) -> None:
+        report = self._served_report(report_body(self._job))
+        path = path_of("v1", "events", self._job.namespace, event_name(self._job, one.reason))
+        before: dict[str, Any] = {}
+        try:
+            before = self._objects.ask("GET", path)
+        except AnsweredError as error:
+            if error.status != NOT_FOUND:
+                raise
+        body = event_body(self._job, report, one, before, self._waiting[one.reason], now_s)
+        self._objects.apply(body, "events", MANAGER)

@@ -1,0 +1,258 @@
+"""The webhook's server: TLS whose certificate may change under it, bounded bodies, and what it knows of its cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from sftriage.errors import InputError, SftriageError
+from sftriage.kube.admission import Room, answer
+from sftriage.kube.injecting import Injection, Version, version_of
+from sftriage.kube.room import Shortage, shortage
+from sftriage.kube.settings import InjectionSettings, read_settings
+
+log = logging.getLogger("sftriage.kube")
+
+MAX_BODY_BYTES = 8 << 20
+"""A server's own bound of an object is 3 MiB at most, and a review has it twice."""
+CERTIFICATE, KEY = "tls.crt", "tls.key"
+LOOK_S = 0.5
+ASK_S, ASK_AGAIN_S = 300.0, 5.0
+"""How often the server's version is asked for, once and until it is known."""
+PATIENCE_S = 1.0
+"""A request to the API server within one of its own; that one waits for 5 s at most."""
+LEAVE_S = 5
+_SAID_AGAIN_S = 60.0
+
+
+class _Rotating:
+    """What is done at the beginning of each handshake: the certificate that lies in the folder then is taken."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._seen = folder, _seen(folder)
+        self.first = self._context = _context(folder)
+        self._said_s = float("-inf")
+
+    def __call__(self, connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context_: ssl.SSLContext) -> None:
+        if (seen := _seen(self._folder)) != self._seen:
+            try:
+                self._context, self._seen = _context(self._folder), seen
+                log.info("the certificate in %s has changed, and is used from now on", self._folder)
+            except (OSError, ssl.SSLError) as error:
+                # (a key and a certificate that are written one after the other do not match for a moment)
+                if time.monotonic() - self._said_s > _SAID_AGAIN_S:
+                    self._said_s = time.monotonic()
+                    log.warning("the certificate in %s cannot be used, the one before is: %s", self._folder, error)
+        if self._context is not self.first:
+            connection.context = self._context
+
+
+def rotating(folder: Path) -> ssl.SSLContext:
+    """A context that has, at each handshake, the certificate that lies in a folder then.
+
+    Raises:
+        InputError: there is none that can be used.
+    """
+    try:
+        begin = _Rotating(folder)
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"{folder} has no certificate that can be used: {error}") from error
+    begin.first.sni_callback = begin
+    return begin.first
+
+
+def _context(folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    return context
+
+
+def _seen(folder: Path) -> tuple[tuple[int, int, int], ...]:
+    with contextlib.suppress(OSError):
+        found = [(folder / name).stat() for name in (CERTIFICATE, KEY)]
+        return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
+    return ()
+
+
+class KeptSettings:
+    """The settings in a file, read anew when it changes; what makes no sense leaves them as they were.
+
+    Raises:
+        InputError: they cannot be read to begin with.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._seen = path, self._look(path)
+        self._settings = InjectionSettings() if path is None else read_settings(path)
+
+    @staticmethod
+    def _look(path: Path | None) -> tuple[int, int] | None:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                return found.st_ino, found.st_mtime_ns
+        return None
+
+    def __call__(self) -> InjectionSettings:
+        """As they are now."""
+        seen = self._look(self._path)
+        if self._path is not None and seen is not None and seen != self._seen:
+            self._seen = seen
+            try:
+                self._settings = read_settings(self._path)
+            except InputError as error:
+                log.warning("%s; the settings stay as they were", error)
+        return self._settings
+
+
+class ClusterFacts:
+    """What there is to know of a cluster: its version, and whether a namespace has room. Requests block."""
+
+    def __init__(self, api_client: Any) -> None:
+        from kubernetes import client
+
+        self._version, self._core = client.VersionApi(api_client), client.CoreV1Api(api_client)
+        self._client, self._said_s = api_client, float("-inf")
+
+    def version(self) -> Version | None:
+        """The server's version; None where it does not say."""
+        with contextlib.suppress(Exception):
+            found = self._version.get_code(_request_timeout=PATIENCE_S)
+            return version_of({"major": found.major, "minor": found.minor})
+        return None
+
+    def room(self, namespace: str, pod: Mapping[str, Any], found: Injection) -> Shortage | None:
+        """Why a namespace would refuse an injected pod. What cannot be asked has room."""
+        added = [one["value"] for one in found.patch if one["path"].startswith("/spec/initContainers")]
+        flat = [one for value in added for one in (value if isinstance(value, list) else [value])]
+        try:
+            quotas = self._plain(self._core.list_namespaced_resource_quota, namespace)
+            limits = self._plain(self._core.list_namespaced_limit_range, namespace)
+        except Exception as error:
+            if time.monotonic() - self._said_s < _SAID_AGAIN_S:
+                return None
+            self._said_s = time.monotonic()
+            log.warning("the quotas of namespace %s cannot be read: %s", namespace, type(error).__name__)
+            return None
+        return shortage(pod, flat, quotas, limits)
+
+    def _plain(self, ask: Callable[..., Any], namespace: str) -> list[Mapping[str, Any]]:
+        found: dict[str, Any] = self._client.sanitize_for_serialization(ask(namespace, _request_timeout=PATIENCE_S))
+        return found.get("items") or []
+
+
+class Webhook:
+    """Answers reviews.
+
+    Args:
+        settings: of injection, as they are now.
+        ask_version: tells the API server's version, or None; asked again and again, on another thread.
+        room: whether a namespace has room for a pod; by default all have.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[], InjectionSettings],
+        ask_version: Callable[[], Version | None],
+        room: Room | None = None,
+    ) -> None:
+        self._settings, self._ask_version, self._room = settings, ask_version, room
+        self._server: Version | None = None
+        routes = [Route("/mutate", self._mutate, methods=["POST"]), Route("/healthz", self._healthy)]
+        self.app = Starlette(routes=[*routes, Route("/readyz", self._ready)], lifespan=self._life)
+
+    @contextlib.asynccontextmanager
+    async def _life(self, _app: Starlette) -> AsyncIterator[None]:
+        asking = asyncio.create_task(self._ask())
+        yield
+        asking.cancel()
+
+    async def _ask(self) -> None:
+        while True:
+            found = await run_in_threadpool(self._ask_version)
+            if found is not None and found != self._server:
+                log.info("the cluster is of Kubernetes %d.%d", *found)
+            self._server = found or self._server
+            await asyncio.sleep(ASK_AGAIN_S if found is None else ASK_S)
+
+    async def _mutate(self, request: Request) -> Response:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                return PlainTextResponse("the review is too large", 413)
+        try:
+            review = json.loads(body)
+            if not isinstance(review, dict):
+                raise ValueError("no object")
+            # (on another thread: it may ask the API server)
+            return JSONResponse(await run_in_threadpool(answer, review, self._settings(), self._server, self._room))
+        except (ValueError, RecursionError) as error:
+            return PlainTextResponse(f"{error}", 400)
+
+    async def _healthy(self, _request: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def _ready(self, _request: Request) -> Response:
+        known = self._server is not None
+        return PlainTextResponse("ok" if known else "the cluster's version is not known yet", 200 if known else 503)
+
+
+def wait_for_certificate(folder: Path, patience_s: float) -> None:
+    """Wait until a folder has a certificate and its key: they may be made after the pod has started.
+
+    Raises:
+        InputError: they do not come.
+    """
+    end_s, told = time.monotonic() + patience_s, False
+    while not all((folder / name).is_file() for name in (CERTIFICATE, KEY)):
+        if time.monotonic() > end_s:
+            raise InputError(f"{folder} has no {CERTIFICATE} and {KEY}")
+        if not told:
+            told = True
+            log.info("waiting for %s and %s in %s", CERTIFICATE, KEY, folder)
+        time.sleep(LOOK_S)
+
+
+def serve(webhook: Webhook, host: str, port: int, folder: Path) -> None:
+    """Answer until the process is asked to stop.
+
+    Raises:
+        SftriageError: the certificate cannot be used, or the port is taken.
+    """
+    config = uvicorn.Config(
+        webhook.app,
+        host=host,
+        port=port,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_graceful_shutdown=LEAVE_S,
+        limit_concurrency=512,
+    )
+    context = rotating(folder)
+    config.load()
+    config.ssl = context
+    log.info("answering on %s port %d", host, port)
+    try:
+        uvicorn.Server(config).run()
+    except SystemExit as error:
+        if error.code:
+            raise SftriageError(f"cannot listen on {host} port {port}") from None

@@ -1,0 +1,91 @@
+"""Injected pods for which nothing else is there: no operator, no controller, no hub. Training is none the worse."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sftriage.kube.injecting import applied, injection
+from sftriage.kube.jobs import HUB_KEY, job_of
+from sftriage.kube.settings import InjectionSettings
+from tests.integration.pod_container import missing
+from tests.integration.pod_runner import Pod, running
+from tests.integration.pod_spec import Image, Objects
+from tests.unit.kube.pods import pod
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+pytest.importorskip("torch")
+pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+
+SCRIPT = Path(__file__).parent / "jobs" / "unedited" / "ddp.py"
+OURS = InjectionSettings(image="sftriage:1")
+IMAGES = {"sftriage:1": Image(("sftriage",), user=65532)}
+TRAIN = ["torchrun", "--standalone", "--nproc-per-node", "2", str(SCRIPT), "/out"]
+KILLED = 128 + signal.SIGKILL
+
+
+def injected(command: list[str], annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    """A pod that is a job by itself, as the webhook has it."""
+    body = pod(name="resnet", annotations=annotations or {}, **spec)
+    (container,) = body["spec"]["containers"]
+    container |= {"command": command, "volumeMounts": [{"name": "out", "mountPath": "/out"}]}
+    container["env"] = [{"name": "OMP_NUM_THREADS", "value": "1"}]
+    body["spec"]["volumes"] = [{"name": "out", "emptyDir": {}}]
+    body["metadata"]["namespace"] = "ml"
+    found = job_of(body)
+    assert found is not None
+    return applied(body, injection(body, found.job, OURS, (1, 31)).patch)
+
+
+def name_of(body: dict[str, Any]) -> str:
+    return str(body["metadata"]["labels"]["sftriage.dev/job"])
+
+
+def ended_by_itself(one: Pod) -> bool:
+    """Whether the agent ended when it was told to, and was not killed when its pod's time was over."""
+    return one.containers["sftriage-agent"].exit_code != KILLED
+
+
+ALONE = {
+    "nothing is there": (False, False, {}),
+    "a password, and no hub of that name": (True, False, {}),
+    "a password and an address, at which nobody listens": (True, True, {}),
+    "an agent that may look into the trainers": (False, False, {"sftriage.dev/share-process-namespace": "true"}),
+}
+
+
+@pytest.mark.parametrize(("password", "address", "annotations"), ALONE.values(), ids=ALONE)
+def test_a_job_that_nobody_watches_trains_and_ends_as_without_us(tmp_path, password, address, annotations):
+    body = injected(TRAIN, annotations, securityContext={"runAsUser": 12345})
+    objects = Objects(images=IMAGES)
+    if password:
+        objects.secrets[name_of(body)] = {HUB_KEY: b"sftriage:secret\n"}
+    if address:
+        objects.names[f"{name_of(body)}.ml.svc"] = "127.0.0.1"
+    with running(body, tmp_path / "pod", objects=objects) as one:
+        assert one.wait(200) == "Succeeded", one.said
+        assert (tmp_path / "pod" / "volumes" / "out" / "trained.pt").exists()
+    assert one.containers["train"].restarts == 0
+    assert ended_by_itself(one), one.said
+
+
+def test_a_job_that_is_deleted_is_not_held_up_by_its_agent(tmp_path):
+    """GIVEN an agent that waits for its hub, and trainers, WHEN the pod is deleted THEN all end before their time."""
+    waits = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
+    body = injected(["sh", "-c", waits])
+    with running(body, tmp_path / "pod", objects=Objects(images=IMAGES)) as one:
+        one.until(lambda: one.containers["train"].running, 60)
+        one.delete()
+    assert one.phase == "Succeeded"
+    assert ended_by_itself(one), one.said
+
+
+def test_a_job_that_fails_fails_with_its_own_code(tmp_path):
+    body = injected(["sh", "-c", "exit 7"])
+    with running(body, tmp_path / "pod", objects=Objects(images=IMAGES)) as one:
+        assert one.wait(120) == "Failed"
+    assert one.containers["train"].exit_code == 7
+    assert ended_by_itself(one), one.said

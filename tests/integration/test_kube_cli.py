@@ -1,0 +1,445 @@
+"""`sftriage kube ...` from a laptop, against a real API server, with objects as kubectl and the operator write them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sftriage.kube.captures import Seen, capture_status
+from sftriage.records import CaptureResult
+from sftriage.traces.manifest import Manifest, ReproducedInfo
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.store import LocalStore
+from tests.integration.kube import Cluster, cluster, missing
+from tests.integration.processes import ended, wait_until
+from tests.unit.conftest import manifest_of
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+REPOSITORY = Path(__file__).parents[2]
+SOON_S = 60.0
+CAPTURE_ID = "w100-149-r2-slow-rank-1"
+REPORT = {
+    "observedGeneration": 1,
+    "health": "captured",
+    "suspect": "rank 2 in data",
+    "since_step": 100,
+    "summary": "Rank 2 is slow in data.",
+    "captures_total": 1,
+    "cost": {"stragglers_s": 12.5},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    with cluster() as one:
+        one.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"))
+        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        yield one
+
+
+@pytest.fixture
+def namespace(server) -> Iterator[str]:
+    with server.namespace() as name:
+        yield name
+
+
+class Laptop:
+    """Somebody's own machine, with a kubeconfig."""
+
+    def __init__(self, kubeconfig: Path, home: Path, namespace: str) -> None:
+        self.home, self._namespace = home, namespace
+        own = {"KUBECONFIG": str(kubeconfig), "COLUMNS": "200", "XDG_CACHE_HOME": str(home / "cache")}
+        self.environment = {**os.environ, **own}
+
+    def command(self, *arguments: object) -> list[str]:
+        return [sys.executable, "-m", "sftriage", "kube", *map(str, arguments), "-n", self._namespace]
+
+    def __call__(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*arguments),
+            env=self.environment,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    def json(self, *arguments: object, code: int = 0) -> Any:
+        return json.loads(self(*arguments, "--json", code=code).stdout)
+
+    @contextlib.contextmanager
+    def running(self, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+        with (
+            subprocess.Popen(
+                self.command(*arguments),
+                env=self.environment,
+                cwd=self.home,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as process,
+            ended(process),
+        ):
+            yield process
+
+
+@pytest.fixture
+def laptop(server, tmp_path, namespace) -> Laptop:
+    home = tmp_path / "laptop"
+    home.mkdir()
+    return Laptop(server.kubeconfig, home, namespace)
+
+
+@pytest.fixture
+def stored(tmp_path) -> tuple[RemoteStore, Manifest]:
+    """A store with one trace, and its manifest."""
+    (tmp_path / "traces").mkdir()
+    trace = tmp_path / "exported.json"
+    trace.write_text('{"traceEvents": []}')
+    run = LocalStore(tmp_path / "run")
+    manifest = run.put(CAPTURE_ID, trace, lambda artefact: manifest_of(CAPTURE_ID, artefact))
+    found = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.02, expected_s=0.02)
+    manifest = manifest.model_copy(update={"reproduced": found})
+    store = RemoteStore.open(str(tmp_path / "traces"), job=manifest.job, run=manifest.run)
+    for artefact in manifest.artefacts:
+        store.put_artefact(CAPTURE_ID, artefact, run.path(CAPTURE_ID, artefact.name).read_bytes())
+    store.put_manifest(manifest)
+    return RemoteStore.open(str(tmp_path / "traces")), manifest
+
+
+def told(server: Cluster, namespace: str, plural: str, name: str, status: Any) -> None:
+    """Write a status as the operator does, through its subresource."""
+    body = {**server.get(plural, name, namespace=namespace), "status": status}
+    path = f"/apis/sftriage.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/status"
+    server.kubectl("replace", "--raw", path, "-f", "-", text=json.dumps(body))
+
+
+def made(kind: str, name: str, spec: Any, **metadata: Any) -> dict[str, Any]:
+    return {"apiVersion": "sftriage.dev/v1alpha1", "kind": kind, "metadata": {"name": name, **metadata}, "spec": spec}
+
+
+def captured(server: Cluster, namespace: str, store: RemoteStore, manifest: Manifest, place: str = "") -> str:
+    """A TraceCapture whose trace is stored, as the operator makes it; its name."""
+    why = {"policy": "default", "rule": "slow-rank", "stage": "data", "first_step": 100, "last_step": 149}
+    body = made("TraceCapture", "c", {"job": "resnet", "rank": 2, "reason": "slow", "trigger": why})
+    server.create(body, namespace)
+    result = CaptureResult(CAPTURE_ID, 2, "stored", first_step=160, last_step=164)
+    seen = Seen(result, manifest, place or store.place, f"resnet/run-1/{CAPTURE_ID}")
+    told(server, namespace, "tracecaptures", "c", capture_status(body, seen, 0.0).plain())
+    return "c"
+
+
+def reported(server: Cluster, namespace: str) -> None:
+    server.create(made("TriageReport", "resnet", {"job": "resnet"}), namespace)
+    told(server, namespace, "triagereports", "resnet", REPORT)
+
+
+def cells(table: str) -> list[list[str]]:
+    lines = [line.split("│")[1:-1] for line in table.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line] for line in lines]
+
+
+def test_jobs_and_how_they_stand(server, namespace, laptop):
+    assert "no report on any job in namespace" in laptop("status").stderr
+    assert "no report on job x" in laptop("status", "x", code=1).stderr
+    reported(server, namespace)
+    expected = [namespace, "resnet", "captured", "rank 2 in data", "100", "12", "1", "Rank 2 is slow in data."]
+    assert cells(laptop("status").stdout) == [expected]
+    # AND what somebody wrote there does nothing to a terminal
+    told(server, namespace, "triagereports", "resnet", {**REPORT, "summary": "\x1b[2J[red]gone"})
+    assert cells(laptop("status").stdout)[0][-1] == "?[2J[red]gone"
+    (row,) = laptop.json("status", "resnet")
+    assert (row["job"], row["suspect"], row["lost_s"], row["watched"]) == ("resnet", "rank 2 in data", 12.5, None)
+
+
+def test_which_step_of_a_job_was_slow_and_its_trace(server, namespace, laptop, stored):
+    """GIVEN a job with a slow rank and its trace THEN one command says both, of all steps or of one."""
+    assert "no capture of job resnet" in laptop("traces", "resnet").stderr
+    reported(server, namespace)
+    captured(server, namespace, *stored)
+    for step in ((), ("--step", 120), ("--step", 162), ("--rank", 2)):
+        done = laptop("traces", "resnet", *step)
+        assert done.stdout.startswith("resnet: rank 2 in data, since step 100. Rank 2 is slow in data.\n")
+        row = ["c", "2", "data", "100 to 149", "160 to 164", "torch", "stored", "yes", ""]
+        assert cells(done.stdout) == [row]
+        assert f"sftriage kube get NAME -n {namespace}" in done.stderr
+    nearest = laptop("traces", "resnet", "--step", 900)
+    assert "No capture of step 900; the nearest is c, rank 2, steps 160 to 164." in nearest.stderr
+    assert laptop.json("traces", "resnet", "--rank", 3)["captures"] == []
+    assert laptop.json("traces", "resnet", "--step", 900)["nearest"][0]["name"] == "c"
+
+
+def test_a_trace_comes_to_the_laptop_verified(server, namespace, laptop, stored):
+    store, manifest = stored
+    captured(server, namespace, store, manifest)
+    (path,) = laptop("get", "c").stdout.splitlines()
+    data = (laptop.home / path).read_bytes()
+    assert hashlib.sha256(data).hexdigest() == manifest.artefacts[0].sha256
+    # AND by its job, the step that was slow, and its rank
+    found = laptop("get", "--job", "resnet", "--step", 120, "--rank", 2, "--out", "trace.json")
+    assert "c, rank 2, steps 160 to 164 in data, because of steps 100 to 149" in found.stderr
+    assert (laptop.home / "trace.json").read_bytes() == data
+    assert "exists already" in laptop("get", "c", "--out", "trace.json", code=2).stderr
+    told_by = laptop.json("get", "c", "--out", "trace.json", "--force", "--all")
+    assert told_by["sha256"] == manifest.artefacts[0].sha256
+    assert told_by["capture"]["reproduced"] == "yes"
+
+
+def test_a_trace_that_was_changed_is_not_given_out(server, namespace, laptop, stored, tmp_path):
+    """GIVEN a store in which somebody exchanged a trace, or its manifest too THEN either is noticed."""
+    store, manifest = stored
+    captured(server, namespace, store, manifest)
+    file = tmp_path / f"traces/resnet/run-1/{CAPTURE_ID}" / manifest.artefacts[0].name
+    file.write_text('{"traceEvents": {}}')
+    laptop("get", "c", code=1)
+    # (a store that is damaged says so; one that was forged whole is what the cluster's word is for)
+    forged = manifest.artefacts[0].model_copy(update={"sha256": hashlib.sha256(file.read_bytes()).hexdigest()})
+    store.put_manifest(manifest.model_copy(update={"artefacts": (forged,)}))
+    assert "are others than the cluster says" in laptop("get", "c", code=1).stderr
+    assert list(laptop.home.glob("*.json")) == []
+
+
+def test_a_directory_of_the_cluster_is_reached_by_another_name(server, namespace, laptop, stored):
+    captured(server, namespace, *stored, place="file:///not-here/traces")
+    assert "no such directory: it is one of the cluster; --store URL" in laptop("get", "c", code=2).stderr
+    assert laptop("get", "c", "--store", stored[0].place).stdout.endswith(".json.gz\n")
+
+
+WRONG = {
+    "neither": ((), "name a capture, or --job"),
+    "both": (("c", "--job", "resnet"), "name a capture, or --job"),
+    "a step of a capture": (("c", "--step", "1"), "choose among the captures of --job"),
+    "one that is not there": (("c",), "no capture c in namespace"),
+    "one that is somewhere else": (("a/../b",), "no capture a/../b in namespace"),
+    "a job of which there is none": (("--job", "resnet"), "no trace is stored"),
+    "all and one": (("c", "--all", "--artefact", "x"), "--all is every artefact"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_fetched_is_said(laptop, arguments, says):
+    assert says in laptop("get", *arguments, code=2).stderr
+
+
+def test_one_whose_trace_is_not_there_yet(server, namespace, laptop):
+    server.create(made("TraceCapture", "c", {"job": "resnet", "rank": 2, "reason": "slow"}), namespace)
+    assert "c has no trace in a store: requested. Nobody has answered yet." in laptop("get", "c", code=2).stderr
+
+
+def test_a_trace_is_opened(server, namespace, laptop, stored):
+    captured(server, namespace, *stored)
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    with laptop.running("open", "c", "--no-browser", "--json", "--port", port) as process:
+        assert process.stdout is not None
+        shown = json.loads(process.stdout.readline())
+        with urllib.request.urlopen(shown["file_url"], timeout=30) as answer:
+            assert json.loads(gzip.decompress(answer.read())) == {"traceEvents": []}
+        assert process.wait(60) == 0
+
+
+def the_one(server: Cluster, namespace: str) -> Any:
+    return wait_until(lambda: server.get("tracecaptures", namespace=namespace)["items"], SOON_S)[0]  # type: ignore[index]
+
+
+ENDS = {"stored": 0, "failed": 1, "refused": 1, "expired": 1}
+
+
+@pytest.mark.parametrize(("state", "code"), ENDS.items())
+def test_a_person_asks_for_a_capture_and_is_told_how_it_ended(server, namespace, laptop, state, code):
+    reported(server, namespace)
+    options = ("--rank", 3, "--reason", "why?", "--profiler", "torch", "--steps", 2, "--max-bytes", "64Mi")
+    with laptop.running("capture", f"{'resnet'}", *options, "--json") as process:
+        made_by = the_one(server, namespace)
+        name = made_by["metadata"]["name"]
+        assert made_by["spec"] == {
+            "job": "resnet",
+            "rank": 3,
+            "reason": "why?",
+            "profiler": "torch",
+            "steps": 2,
+            "max_bytes": "64Mi",
+        }
+        told(server, namespace, "tracecaptures", name, {"state": "running"})
+        told(server, namespace, "tracecaptures", name, {"state": state, "detail": "that is why"})
+        out, err = process.communicate(timeout=SOON_S)
+    assert process.returncode == code, err
+    found = json.loads(out)
+    assert (found["name"], found["state"], found["detail"]) == (name, state, "that is why")
+    assert (f"{name} is {state}: that is why" in err) == (code == 1)
+
+
+def test_whoever_does_not_wait_is_told_its_name(server, namespace, laptop):
+    done = laptop("capture", "resnet", "--rank", 1, "--reason", "why?", "--no-wait")
+    assert done.stdout == f"{the_one(server, namespace)['metadata']['name']}\n"
+    assert "no report on job resnet" in done.stderr
+    waited = laptop("capture", "resnet", "--rank", 1, "--reason", "why?", "--timeout", 1, code=1)
+    assert "is requested, and is waited for no longer" in waited.stderr
+
+
+def test_what_makes_no_sense_is_not_asked_for(server, namespace, laptop):
+    done = laptop("capture", "resnet", "--rank", 1, "--reason", "x", "--max-bytes", "3 apples", code=2)
+    assert "spec.max_bytes" in done.stderr
+    assert server.get("tracecaptures", namespace=namespace)["items"] == []
+
+
+def test_ctrl_c_ends_only_the_waiting(server, namespace, laptop):
+    with laptop.running("capture", "resnet", "--rank", 1, "--reason", "why?") as process:
+        name = the_one(server, namespace)["metadata"]["name"]
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=SOON_S)
+    assert process.returncode == 130
+    assert f"{name} goes on; `kubectl delete tcap {name} -n {namespace}`" in err
+    assert the_one(server, namespace)["metadata"]["name"] == name
+
+
+def test_one_that_is_deleted_meanwhile(server, namespace, laptop):
+    with laptop.running("capture", "resnet", "--rank", 1, "--reason", "why?") as process:
+        server.kubectl("delete", "tcap", the_one(server, namespace)["metadata"]["name"], "-n", namespace)
+        _, err = process.communicate(timeout=SOON_S)
+    assert process.returncode == 1
+    assert "Somebody has deleted it." in err
+
+
+LABELS = {"batch.kubernetes.io/job-name": "train"}
+
+
+def trainer(name: str, **labels: str) -> dict[str, Any]:
+    spec = {"containers": [{"name": "main", "image": "x"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {**LABELS, **labels}}, "spec": spec}
+
+
+def wrong(laptop: Laptop) -> dict[str, str]:
+    return {one["code"]: one["says"] for one in laptop.json("doctor", code=1) if one["state"] == "wrong"}
+
+
+def test_a_doctor_finds_why_nothing_happens(server, namespace, laptop):
+    """GIVEN a cluster in which nothing is installed but definitions THEN each thing that is missing is said in turn."""
+    found = wrong(laptop)
+    assert {"operator", "webhook", "webhook_configuration"} <= set(found)
+    # WHEN a job trains without a label, and then with one, put on it while it runs
+    server.create(trainer("train-0"), namespace)
+    assert wrong(laptop)["label"].startswith("train-0 trains, without the label")
+    wait_until(lambda: younger(server, namespace), SOON_S)
+    server.kubectl("label", "pod", "train-0", "-n", namespace, "sftriage.dev/inject=enabled")
+    found = wrong(laptop)
+    assert "label" not in found
+    assert found["injected"].startswith("train-0: labelled, but not injected")
+    # AND a policy that nobody looks at is too young to complain about
+    assert "policies" not in found
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "small"},
+        "spec": {"hard": {"pods": "1"}},
+    }
+    server.create(quota, namespace)
+    table = laptop("doctor", code=1).stdout
+    assert "do: create the pods anew" in table or "do: see above" in table
+
+
+def younger(server: Cluster, namespace: str) -> bool:
+    """Whether what is created now is younger than the pod; a server counts in seconds."""
+    done = server.kubectl("create", "configmap", "clock", "-n", namespace, "-o", "json", "--dry-run=server")
+    now = json.loads(done.stdout)["metadata"]["creationTimestamp"]
+    return bool(now > server.get("pod", "train-0", namespace=namespace)["metadata"]["creationTimestamp"])
+
+
+WEBHOOK = ("mutatingwebhookconfiguration", "sftriage")
+
+
+def signed(days: int) -> dict[str, str]:
+    """A certificate that was good for so many days, from ten days ago on, and who signed it, as objects have them."""
+    begun = datetime.now(timezone.utc) - timedelta(days=10)
+
+    def encoded(subject: str, key: Any, by: Any, until: int) -> str:
+        names = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in ("ca", subject))
+        builder = x509.CertificateBuilder(*names, key.public_key(), 1, begun, begun + timedelta(days=until))
+        return base64.b64encode(builder.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)).decode()
+
+    own, ca = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    return {"tls.crt": encoded("webhook", own, ca, days), "ca.crt": encoded("ca", ca, ca, 4000)}
+
+
+@pytest.fixture
+def installed(server) -> Iterator[None]:
+    """All of sftriage, as `kubectl apply -k k8s/` makes it, on a server that runs no pods."""
+    # (an old server does not know the versions of CronJob and PodDisruptionBudget, and takes the rest)
+    done = server.kubectl("apply", "-k", str(REPOSITORY / "k8s"), check=False)
+    assert done.stderr.count("no matches for kind") == done.stderr.count("resource mapping not found")
+    try:
+        yield
+    finally:
+        # (definitions and rights stay: other tests have them too)
+        server.kubectl("delete", *WEBHOOK)
+        server.kubectl("delete", "deployments,secrets", "--all", "-n", "sftriage-system")
+
+
+def test_an_installation_that_does_not_work_is_looked_through(server, namespace, laptop, installed):
+    """GIVEN all of it installed, and nothing running THEN what is missing is found, and each again as it is mended."""
+    found = wrong(laptop)
+    assert "has no caBundle (pods.sftriage.dev" in found["ca_bundle"]
+    assert "the webhook does not run" in found["webhook"]
+    assert "nobody answers" in found["webhook_service"]
+    assert "operator_rights" not in found
+    for days, says in ((9, "ended at"), (12, "is good for 4"), (400, "")):
+        made_of = signed(days)
+        bundle = [
+            {"op": "add", "path": f"/webhooks/{number}/clientConfig/caBundle", "value": made_of["ca.crt"]}
+            for number in range(len(server.get(*WEBHOOK, namespace="default")["webhooks"]))
+        ]
+        server.kubectl("patch", *WEBHOOK, "--type=json", "-p", json.dumps(bundle))
+        patch = json.dumps({"data": {"tls.crt": made_of["tls.crt"], "tls.key": ""}})
+        server.kubectl("patch", "secret", "sftriage-webhook-tls", "-n", "sftriage-system", "--type=merge", "-p", patch)
+        found = wrong(laptop)
+        assert "ca_bundle" not in found
+        assert says in found.get("certificate", "")
+        assert bool(says) == ("certificate" in found)
+    # WHEN the certificate is one of somebody else
+    patch = json.dumps({"data": {"tls.crt": signed(400)["tls.crt"]}})
+    server.kubectl("patch", "secret", "sftriage-webhook-tls", "-n", "sftriage-system", "--type=merge", "-p", patch)
+    assert "signed by none whom" in wrong(laptop)["certificate"]
+
+
+def test_whoever_may_see_little_is_told_what_they_may_not(server, namespace, laptop, tmp_path):
+    """GIVEN a person without rights THEN that is said, and what they may not look at is not called wrong."""
+    server.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "rbac"))
+    as_operator = server.as_operator(tmp_path)
+    findings = Laptop(as_operator, laptop.home, namespace).json("doctor", code=1)
+    states = {one["code"]: one["state"] for one in findings}
+    assert states["rights"] == "wrong"
+    assert states["webhooks"] == "unknown"
+    assert "create tracecaptures" in next(one["says"] for one in findings if one["code"] == "rights")
+
+
+def test_kubectl_has_it_as_a_plugin(server, namespace, laptop):
+    reported(server, namespace)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["kubectl", "sftriage", "status", "-n", namespace, "--json"]
+    environment = {**laptop.environment, "PATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)[0]["job"] == "resnet"

@@ -1,0 +1,313 @@
+"""The operator and training jobs, on a real API server: each job's controller comes, follows, and goes.
+
+Nothing runs in such a cluster, so its pods stay as they were created; `test_kube_controllers` has a job that trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sftriage.kube.injecting import applied, injection
+from sftriage.kube.jobs import JobRef, job_of
+from sftriage.kube.settings import InjectionSettings
+from sftriage.policy.loading import find, parse
+from tests.integration.kube import ANY, Cluster, cluster, missing
+from tests.integration.processes import DEADLINE_S, ended, wait_until
+
+pytestmark = [
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.skipif(bool(os.environ.get(ANY)), reason="a cluster in which something runs makes pods of its own"),
+]
+
+REPOSITORY = Path(__file__).parents[2]
+SOON_S = 60.0
+LEASE = "sftriage-system/sftriage-operator"
+OBJECTS = ("serviceaccount", "rolebinding", "configmap", "service", "networkpolicy", "secret", "deployment")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    with cluster() as one:
+        one.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"), "-f", str(REPOSITORY / "k8s" / "rbac"))
+        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        yield one
+
+
+@pytest.fixture
+def namespace(server) -> Iterator[str]:
+    with server.namespace() as name:
+        yield name
+
+
+class Operators:
+    """`sftriage operator`, one or several, each as the operator's service account."""
+
+    def __init__(self, server: Cluster, folder: Path, namespace: str, **settings: str) -> None:
+        self._folder, self._namespace = folder, namespace
+        self._settings = {"image": "registry.example/sftriage@sha256:12", **settings}
+        self._environment = {**os.environ, "KUBECONFIG": str(server.as_operator(folder))}
+        self._held = contextlib.ExitStack()
+
+    def start(self, name: str = "operator", *more: str, everywhere: bool = False) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "sftriage", "operator"]
+        command += [] if everywhere else ["--namespace", self._namespace]
+        settings = self._folder / "settings.yaml"
+        settings.write_text(yaml.safe_dump(self._settings))
+        command += ["--settings", str(settings), "--grace-seconds", "1", *more]
+        with (self._folder / name).open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
+        self._held.enter_context(ended(process))
+        return process
+
+    def said(self, name: str = "operator") -> str:
+        return (self._folder / name).read_text()
+
+    def close(self) -> None:
+        self._held.close()
+
+
+@pytest.fixture
+def operators(server, tmp_path, namespace) -> Iterator[Operators]:
+    with contextlib.closing(Operators(server, tmp_path, namespace)) as found:
+        yield found
+
+
+class TrainingJob:
+    """A Job, and the pods that its controller would make, as they come out of the webhook, or past it."""
+
+    def __init__(self, server: Cluster, namespace: str, name: str = "pretraining", *, labelled: bool = True) -> None:
+        self.server, self.ref = server, JobRef("job", name, namespace)
+        container = {"name": "train", "image": "train:1", "command": ["torchrun", "train.py"]}
+        labels = {"batch.kubernetes.io/job-name": name, **({"sftriage.dev/inject": "enabled"} if labelled else {})}
+        self._template = {
+            "metadata": {"labels": labels},
+            "spec": {"containers": [container], "restartPolicy": "Never"},
+        }
+        about = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}}
+        server.create({**about, "spec": {"parallelism": 0, "template": self._template}}, namespace)
+        self.uid = server.get("job", name, namespace=namespace)["metadata"]["uid"]
+
+    def add_pod(self, number: int, *, injected: bool = True) -> None:
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self.ref.name, "uid": self.uid, "controller": True}
+        about = {"name": f"{self.ref.name}-{number}", "namespace": self.ref.namespace, "ownerReferences": [owner]}
+        pod = {"apiVersion": "v1", "kind": "Pod", **json.loads(json.dumps(self._template))}
+        pod["metadata"] |= about
+        if injected:
+            found = job_of(pod)
+            assert found is not None
+            assert found.job == self.ref
+            pod = applied(pod, injection(pod, found.job, InjectionSettings(), (1, 30)).patch)
+        # (a server before 1.28 does not know native sidecars, which is nothing here)
+        where = ("-n", self.ref.namespace)
+        self.server.kubectl("create", *where, "--validate=false", "-f", "-", text=json.dumps(pod))
+
+    def end_pod(self, number: int, phase: str = "Succeeded") -> None:
+        """Have a pod end, as a kubelet says it."""
+        path = f"/api/v1/namespaces/{self.ref.namespace}/pods/{self.ref.name}-{number}"
+        body = {**json.loads(self.server.kubectl("get", "--raw", path).stdout), "status": {"phase": phase}}
+        self.server.kubectl("replace", "--raw", f"{path}/status", "-f", "-", text=json.dumps(body))
+
+    def objects(self) -> dict[str, Any]:
+        """What there is of its controller, by kind."""
+        found, selector = {}, f"sftriage.dev/job={self.ref.object_name}"
+        for kind in OBJECTS:
+            items = self.server.get(kind, "-l", selector, namespace=self.ref.namespace)["items"]
+            if items:
+                found[kind] = items[0]
+        return found
+
+    def policies(self) -> list[str]:
+        """The policies that its controller is given, in order."""
+        data = self.objects().get("configmap", {}).get("data", {})
+        return [parse(text, name).policy.metadata.name for name, text in sorted(data.items())]
+
+    def injected(self) -> tuple[str, str]:
+        """What its report says of whether sftriage is in its pods."""
+        found = self.server.kubectl(
+            *("get", "trep", self.ref.object_name, "-n", self.ref.namespace, "-o", "json"), check=False
+        )
+        status = json.loads(found.stdout or "{}").get("status", {})
+        one = next((one for one in status.get("conditions", ()) if one["type"] == "Injected"), None)
+        return ("", "") if one is None else (f"{one['status']} {one['reason']}", one["message"])
+
+
+def policy(name: str) -> dict[str, Any]:
+    default = yaml.safe_load(find("default").read_text())
+    return {**default, "metadata": {"name": name}, "spec": {"rules": [{"name": f"rule-{name}", "match": {}}]}}
+
+
+def test_a_job_has_a_controller_that_follows_its_policies_and_goes_with_its_pods(server, namespace, operators):
+    operators.start()
+    # WHEN a job's pods come THEN its controller does, and belongs to the job
+    job = TrainingJob(server, namespace)
+    for number in range(2):
+        job.add_pod(number)
+    found = wait_until(lambda: len(job.objects()) == len(OBJECTS) and job.objects(), SOON_S)
+    for kind, body in found.items():
+        owners = [(one["kind"], one["uid"]) for one in body["metadata"].get("ownerReferences", ())]
+        assert owners == ([] if kind == "secret" else [("Job", job.uid)]), kind
+    (container,) = found["deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example/sftriage@sha256:12"
+    assert container["command"][:5] == ["sftriage", "kube", "controller", "--job-id", f"{namespace}/job/pretraining"]
+    assert found["rolebinding"]["roleRef"]["name"] == "sftriage-controller"
+    # AND it has the policy that ships, for there is no other
+    assert job.policies() == ["default"]
+    # AND the report says that sftriage is in all of its pods
+    wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
+    # WHEN policies come, change and go THEN it has those that are in force, the oldest first; nothing else changes
+    password, template = found["secret"]["data"], found["deployment"]["spec"]["template"]
+    server.create(policy("b"), namespace)
+    wait_until(lambda: job.policies() == ["b"], SOON_S)
+    wait_until(lambda: older(server, namespace), SOON_S)
+    server.create(policy("a"), namespace)
+    wait_until(lambda: job.policies() == ["b", "a"], SOON_S)
+    server.kubectl("delete", "tpol", "b", "-n", namespace)
+    wait_until(lambda: job.policies() == ["a"], SOON_S)
+    found = job.objects()
+    assert (found["secret"]["data"], found["deployment"]["spec"]["template"]) == (password, template)
+    # WHEN somebody deletes its Deployment THEN it is there again
+    server.kubectl("delete", "deployment", job.ref.object_name, "-n", namespace, "--wait=true")
+    wait_until(lambda: "deployment" in job.objects(), SOON_S)
+    # WHEN one pod ends THEN it stays, and once the other is deleted, all of it goes
+    job.end_pod(0)
+    server.kubectl("delete", "pod", "pretraining-1", "-n", namespace, "--force")
+    wait_until(lambda: not job.objects(), SOON_S)
+    assert "Traceback" not in operators.said()
+
+
+def older(server: Cluster, namespace: str) -> bool:
+    """Whether what is created now is younger than the policies that there are; a server counts in seconds."""
+    done = server.kubectl("create", "configmap", "clock", "-n", namespace, "-o", "json", "--dry-run=server")
+    now = json.loads(done.stdout)["metadata"]["creationTimestamp"]
+    return all(
+        now > one["metadata"]["creationTimestamp"] for one in server.get("triagepolicies", namespace=namespace)["items"]
+    )
+
+
+def test_pods_that_are_labelled_and_not_injected_are_said(server, namespace, operators):
+    """GIVEN a webhook that was away THEN the report names the pods that it missed, until they are others."""
+    operators.start()
+    job = TrainingJob(server, namespace)
+    job.add_pod(0, injected=False)
+    job.add_pod(1, injected=False)
+    wait_until(lambda: job.injected()[0] == "False NotInjected", SOON_S)
+    assert "2 of its 2 pods" in job.injected()[1]
+    assert "pretraining-0, pretraining-1" in job.injected()[1]
+    # THEN nothing is started that would watch nobody
+    assert not job.objects()
+    # WHEN one of them is made anew
+    server.kubectl("delete", "pod", "pretraining-1", "-n", namespace, "--force")
+    job.add_pod(1)
+    wait_until(lambda: job.injected()[0] == "False PartlyInjected", SOON_S)
+    wait_until(lambda: len(job.objects()) == len(OBJECTS), SOON_S)
+    server.kubectl("delete", "pod", "pretraining-0", "-n", namespace, "--force")
+    wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
+
+
+def test_pods_of_a_labelled_namespace_that_were_missed_are_said(server, namespace, operators):
+    """GIVEN a job without a label WHEN its namespace gets one THEN its pods that lack sftriage are said."""
+    operators.start(everywhere=True)
+    job, other = TrainingJob(server, namespace, labelled=False), TrainingJob(server, namespace, "other")
+    job.add_pod(0, injected=False)
+    other.add_pod(0, injected=False)
+    wait_until(lambda: other.injected()[0] == "False NotInjected", SOON_S)
+    assert job.injected() == ("", "")
+    server.kubectl("label", "namespace", namespace, "sftriage.dev/inject=enabled")
+    wait_until(lambda: job.injected()[0] == "False NotInjected", SOON_S)
+    job.add_pod(1)
+    wait_until(lambda: job.injected()[0] == "False PartlyInjected", SOON_S)
+    # WHEN the namespace is labelled no more THEN nobody misses anything there
+    server.kubectl("label", "namespace", namespace, "sftriage.dev/inject-")
+    wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
+
+
+def test_what_happened_while_no_operator_was_there_is_caught_up_with(server, namespace, operators):
+    process = operators.start()
+    gone, stays = TrainingJob(server, namespace, "gone"), TrainingJob(server, namespace, "stays")
+    for job in (gone, stays):
+        job.add_pod(0)
+    wait_until(lambda: len(gone.objects()) == len(stays.objects()) == len(OBJECTS), SOON_S)
+    process.kill()
+    process.wait(DEADLINE_S)
+    server.kubectl("delete", "pod", "gone-0", "-n", namespace, "--force")
+    server.create(policy("new"), namespace)
+    late = TrainingJob(server, namespace, "late")
+    late.add_pod(0)
+    operators.start("second")
+    wait_until(lambda: not gone.objects() and len(late.objects()) == len(OBJECTS), SOON_S)
+    wait_until(lambda: stays.policies() == late.policies() == ["new"], SOON_S)
+
+
+def test_a_person_s_capture_is_given_to_the_controller_of_its_job(server, namespace, operators):
+    """GIVEN a capture of a job that there is, and of one that comes later THEN each has the label of its job."""
+    operators.start()
+    job = TrainingJob(server, namespace)
+    job.add_pod(0)
+    about = {"apiVersion": "sftriage.dev/v1alpha1", "kind": "TraceCapture"}
+    for name in ("pretraining", "later"):
+        spec = {"job": name, "rank": 0, "reason": "why?"}
+        server.create({**about, "metadata": {"name": name}, "spec": spec}, namespace)
+
+    def label(name: str) -> str:
+        labels = server.get("tracecapture", name, namespace=namespace)["metadata"].get("labels", {})
+        return str(labels.get("sftriage.dev/job", ""))
+
+    wait_until(lambda: label("pretraining") == job.ref.object_name, SOON_S)
+    assert label("later") == ""
+    later = TrainingJob(server, namespace, "later")
+    later.add_pod(0)
+    wait_until(lambda: label("later") == later.ref.object_name, SOON_S)
+
+
+def test_of_two_operators_one_works_and_the_other_goes_on_when_it_dies(server, namespace, operators):
+    # GIVEN two operators with one lease
+    first = operators.start("first", "--lease", LEASE)
+    wait_until(lambda: "leading as" in operators.said("first"), SOON_S)
+    second = operators.start("second", "--lease", LEASE)
+    wait_until(lambda: "leads; waiting" in operators.said("second"), SOON_S)
+    job = TrainingJob(server, namespace)
+    job.add_pod(0)
+    wait_until(lambda: len(job.objects()) == len(OBJECTS), SOON_S)
+    assert "its controller is" not in operators.said("second")
+    # WHEN the one that works is killed THEN the other one does
+    first.kill()
+    first.wait(DEADLINE_S)
+    other = TrainingJob(server, namespace, "other")
+    other.add_pod(0)
+    wait_until(lambda: len(other.objects()) == len(OBJECTS), SOON_S)
+    assert "other: its controller is started" in operators.said("second")
+    # WHEN one ends that is told to THEN nobody waits for its lease to go by itself
+    third = operators.start("third", "--lease", LEASE)
+    wait_until(lambda: "leads; waiting" in operators.said("third"), SOON_S)
+    second.terminate()
+    assert second.wait(DEADLINE_S) == 0, operators.said("second")
+    namespaced, _, name = LEASE.partition("/")
+    holder = server.get("lease", name, namespace=namespaced)["spec"]["holderIdentity"]
+    assert holder in ("", *operators.said("third").split())
+    wait_until(lambda: "leading as" in operators.said("third"), SOON_S)
+    # WHEN its lease is taken THEN it ends
+    lease = {"spec": {"holderIdentity": "somebody-else", "renewTime": "2100-01-01T00:00:00.000000Z"}}
+    server.kubectl("patch", "lease", name, "-n", namespaced, "--type=merge", "-p", json.dumps(lease))
+    assert third.wait(DEADLINE_S) == 1
+    assert "the operator has ended: another one leads" in operators.said("third")
+
+
+def test_the_operator_s_own_objects_are_as_the_server_takes_them(server):
+    """GIVEN the manifests as they are THEN they can be applied; a disruption budget's version is newer than some."""
+    documents = list(yaml.safe_load_all((REPOSITORY / "k8s" / "operator" / "deployment.yaml").read_text()))
+    if server.kubectl("get", "--raw", "/apis/policy/v1", check=False).returncode != 0:
+        documents[1]["apiVersion"] = "policy/v1beta1"
+    for document in documents:
+        server.kubectl("apply", "-f", "-", text=json.dumps(document))
+    served = server.get("deployment", "sftriage-operator", namespace="sftriage-system")
+    assert served["spec"]["replicas"] == 2

@@ -1,0 +1,404 @@
+"""The webhook against a real API server: asked over TLS, with the rights of its own token and no more."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sftriage.kube.certificates import Issued, issued
+from sftriage.kube.jobs import job_of
+from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.sidecar import SITE
+from sftriage.kube.templates import injected
+from tests.integration.kube import Cluster, _free_ports, cluster, missing
+from tests.integration.processes import ended, wait_until
+from tests.unit.kube.pods import JOBS, pod
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+K8S = Path(__file__).parents[2] / "k8s"
+SOON_S = 60.0
+HOST = "127.0.0.1"
+CAPTURE = {
+    "apiVersion": "sftriage.dev/v1alpha1",
+    "kind": "TraceCapture",
+    "metadata": {"name": "look"},
+    "spec": {"job": "resnet", "rank": 3, "reason": "why", "profiler": "stacks"},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    with cluster() as one:
+        one.kubectl("apply", "-f", str(K8S / "crds"), "-f", str(K8S / "rbac"))
+        one.kubectl("apply", "-f", str(K8S / "webhook" / "rbac.yaml"), "-f", str(K8S / "certificates" / "rbac.yaml"))
+        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        yield one
+
+
+@pytest.fixture
+def namespace(server) -> Iterator[str]:
+    with server.namespace() as name:
+        yield name
+
+
+class Webhook:
+    """`sftriage webhook serve` on this machine, and the API server told to ask it."""
+
+    def __init__(self, server: Cluster, folder: Path) -> None:
+        self.server, self.certs, self._folder = server, folder / "certs", folder
+        self.certs.mkdir()
+        (self.port,) = _free_ports(1)
+        self._environment = {**os.environ, "KUBECONFIG": str(server.as_account(folder, "sftriage-webhook"))}
+
+    def certify(self) -> Issued:
+        """Have a new certificate lie in its directory, and the API server trust that and no other."""
+        made = issued([HOST], datetime.now(timezone.utc))
+        for name, content in made.files().items():
+            (self.certs / f".{name}").write_bytes(content)
+            (self.certs / f".{name}").rename(self.certs / name)
+        self.registered(made)
+        return made
+
+    def registered(self, made: Issued) -> None:
+        """Have the API server ask it: by the configuration as it is, but for where."""
+        configuration = yaml.safe_load((K8S / "webhook" / "webhook.yaml").read_text())
+        bundle = base64.b64encode(made.authority).decode()
+        for one in configuration["webhooks"]:
+            one["clientConfig"] = {"url": f"https://{HOST}:{self.port}/mutate", "caBundle": bundle}
+        self.server.kubectl("apply", "-f", "-", text=json.dumps(configuration))
+
+    @contextlib.contextmanager
+    def running(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "sftriage", "webhook", "serve", "--cert", str(self.certs), "--host", HOST]
+        log = self._folder / "webhook.log"
+        with (
+            log.open("ab") as out,
+            subprocess.Popen(
+                [*command, "--port", str(self.port), *arguments], stdout=out, stderr=out, env=self._environment
+            ) as process,
+            ended(process),
+        ):
+            wait_until(lambda: process.poll() is not None or self._answers(), SOON_S)
+            assert process.poll() is None, log.read_text()
+            yield process
+
+    def trusts(self, made: Issued) -> bool:
+        """Whether it has the certificate that this authority has signed."""
+        context = ssl.create_default_context(cadata=made.authority.decode())
+        try:
+            with (
+                socket.create_connection((HOST, self.port), 5) as plain,
+                context.wrap_socket(plain, server_hostname=HOST),
+            ):
+                return True
+        except ssl.SSLCertVerificationError:
+            return False
+
+    def _answers(self) -> bool:
+        asks = f"https://{HOST}:{self.port}/readyz"
+        context = ssl._create_unverified_context()
+        with contextlib.suppress(OSError), urllib.request.urlopen(asks, timeout=5, context=context) as found:
+            return bool(found.read() == b"ok")
+        return False
+
+
+@pytest.fixture
+def webhook(server, tmp_path) -> Iterator[Webhook]:
+    found = Webhook(server, tmp_path)
+    found.certify()
+    yield found
+    server.kubectl("delete", "mutatingwebhookconfiguration", "sftriage")
+
+
+def created(server: Cluster, body: Any, namespace: str) -> tuple[dict[str, Any], str]:
+    """A pod as a person makes it: as the server has it, and what kubectl warns of."""
+    # (the configuration takes a moment to be known to the server: until then pods are made as they are)
+    done = server.kubectl("create", "-n", namespace, "-o", "json", "-f", "-", text=json.dumps(body))
+    return json.loads(done.stdout), done.stderr
+
+
+def asked(server: Cluster, namespace: str) -> None:
+    """Wait until the server asks the webhook."""
+    body = pod({"sftriage.dev/job-name": "probe"}, name="probe")
+
+    def injected() -> bool:
+        text = json.dumps(body)
+        done = server.kubectl("create", "--dry-run=server", "-n", namespace, "-o", "json", "-f", "-", text=text)
+        return "initContainers" in json.loads(done.stdout)["spec"] or "sftriage" in done.stderr
+
+    wait_until(injected, SOON_S)
+
+
+def test_pods_of_every_job_come_back_injected(server, namespace, webhook):
+    """GIVEN pods as their controllers make them WHEN the server is asked for them THEN it has them injected, once."""
+    with webhook.running("--server-version", "1.31"):
+        asked(server, namespace)
+        for body, expected in JOBS.values():
+            found, said = created(server, body, namespace)
+            job = job_of(body, namespace)
+            if expected is None or job is None:
+                assert "initContainers" not in found["spec"]
+                assert "sftriage: not injected: no training job is known" in said
+                continue
+            assert found["metadata"]["labels"]["sftriage.dev/job"] == job.job.object_name
+            assert found["metadata"]["annotations"]["sftriage.dev/status"] == "injected"
+            # (a server of this age has no `restartPolicy` of a container, and drops it)
+            assert [one["name"] for one in found["spec"]["initContainers"]] == ["sftriage-carry", "sftriage-agent"]
+            variables = {one["name"]: one.get("value") for one in found["spec"]["containers"][0]["env"]}
+            assert variables["PYTHONPATH"] == SITE
+            # AND what came out goes in again, and stays as it is
+            again = {"apiVersion": "v1", "kind": "Pod", "spec": found["spec"]}
+            kept = {name: found["metadata"][name] for name in ("labels", "annotations")}
+            server.kubectl("delete", "pod", found["metadata"]["name"], "-n", namespace, "--now", "--wait=false")
+            twice, _ = created(
+                server, {**again, "metadata": {**kept, "name": f"{found['metadata']['name']}-2"}}, namespace
+            )
+            assert twice["spec"] == found["spec"]
+            server.kubectl("delete", "pod", twice["metadata"]["name"], "-n", namespace, "--now", "--wait=false")
+
+
+def test_the_job_of_the_documentation_is_taken_as_it_is_and_injected(server, namespace):
+    page = (K8S.parent / "docs" / "kubernetes.md").read_text()
+    (job,) = re.findall(r"```yaml\n(apiVersion: batch/v1.*?)```", page, re.DOTALL)
+    for text in (job, yaml.safe_dump(injected(yaml.safe_load(job), namespace, InjectionSettings(), (1, 31)).body)):
+        server.kubectl("create", "--dry-run=server", "--validate=false", "-n", namespace, "-f", "-", text=text)
+
+
+def test_a_namespace_that_is_labelled_has_its_jobs_watched_and_its_other_pods_left(server, namespace, webhook):
+    server.kubectl("label", "namespace", namespace, "sftriage.dev/inject=enabled")
+    with webhook.running("--server-version", "1.31"):
+        asked(server, namespace)
+        training = pod({"batch.kubernetes.io/job-name": "resnet"}, name="training")
+        web, out = pod({"app": "web"}, name="web"), pod({"job-name": "quiet"}, name="out")
+        for body in (training, web):
+            del body["metadata"]["labels"]["sftriage.dev/inject"]
+        out["metadata"]["labels"]["sftriage.dev/inject"] = "disabled"
+        found, _ = created(server, training, namespace)
+        assert found["metadata"]["annotations"]["sftriage.dev/status"] == "injected"
+        for body in (web, out):
+            found, said = created(server, body, namespace)
+            assert "initContainers" not in found["spec"]
+            assert said == ""
+
+
+class Other(BaseHTTPRequestHandler):
+    """Somebody else's webhook: it adds a container to pods that have no such one."""
+
+    def do_POST(self) -> None:
+        review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request, late = review["request"], {"name": "late", "image": "example.com/late:1"}
+        response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
+        if "late" not in {one["name"] for one in request["object"]["spec"]["containers"]}:
+            patch = json.dumps([{"op": "add", "path": "/spec/containers/-", "value": late}])
+            response |= {"patchType": "JSONPatch", "patch": base64.b64encode(patch.encode()).decode()}
+        said = json.dumps({**review, "request": None, "response": response}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def another_webhook(server: Cluster, folder: Path) -> Iterator[None]:
+    """Somebody else's webhook, which is asked after ours."""
+    made = issued([HOST], datetime.now(timezone.utc))
+    for name, content in made.files().items():
+        (folder / name).write_bytes(content)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    with ThreadingHTTPServer((HOST, 0), Other) as listening:
+        listening.socket = context.wrap_socket(listening.socket, server_side=True)
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        configuration = yaml.safe_load((K8S / "webhook" / "webhook.yaml").read_text())
+        (first, *_) = configuration["webhooks"]
+        bundle = base64.b64encode(made.authority).decode()
+        first |= {
+            "name": "late.example.com",
+            "clientConfig": {"url": f"https://{HOST}:{listening.server_port}/", "caBundle": bundle},
+        }
+        configuration |= {"metadata": {"name": "zz-late"}, "webhooks": [first]}
+        server.kubectl("apply", "-f", "-", text=json.dumps(configuration))
+        try:
+            yield
+        finally:
+            server.kubectl("delete", "mutatingwebhookconfiguration", "zz-late")
+            listening.shutdown()
+            thread.join(30)
+
+
+def test_a_container_that_another_webhook_adds_afterwards_is_watched_too(server, namespace, webhook, tmp_path):
+    """GIVEN a webhook that is asked after ours WHEN it adds a container THEN ours is asked again, and adds to that."""
+    with another_webhook(server, tmp_path), webhook.running("--server-version", "1.31"):
+        asked(server, namespace)
+        body = {**pod({"job-name": "resnet"}), "apiVersion": "v1"}
+
+        def watched() -> bool:
+            text = json.dumps(body)
+            done = server.kubectl("create", "--dry-run=server", "-n", namespace, "-o", "json", "-f", "-", text=text)
+            spec = json.loads(done.stdout)["spec"]
+            assert len(spec["initContainers"]) == 2
+            paths = [
+                one["value"]
+                for each in spec["containers"]
+                for one in each.get("env", ())
+                if one["name"] == "PYTHONPATH"
+            ]
+            return [one["name"] for one in spec["containers"]] == ["train", "late"] and paths == [SITE, SITE]
+
+        wait_until(watched, SOON_S)
+
+
+def test_a_cluster_without_sidecars_that_end_has_its_pods_left_alone_and_kubectl_says_so(server, namespace, webhook):
+    """GIVEN this server, should it be old WHEN the webhook asks it for its version THEN no pod is injected."""
+    told = json.loads(server.kubectl("version", "-o", "json").stdout)["serverVersion"]
+    if (int(told["major"]), int(told["minor"].rstrip("+"))) >= (1, 29):
+        pytest.skip("this server has sidecars that end with their pod")
+    with webhook.running():
+        asked(server, namespace)
+        found, said = created(server, pod({"job-name": "resnet"}), namespace)
+        assert "initContainers" not in found["spec"]
+        assert f"Warning: sftriage: not injected: Kubernetes 1.{told['minor'].rstrip('+')} has no sidecars" in said
+
+
+def test_with_the_webhook_away_pods_start_and_captures_do_not(server, namespace, webhook):
+    """GIVEN a webhook that nobody runs THEN a pod is made as it is; and no capture, for nobody says who asks for it."""
+    # (once the server knows of the configuration)
+    wait_until(
+        lambda: server.create(CAPTURE, namespace, check=False).returncode != 0 or _gone(server, namespace), SOON_S
+    )
+    found, said = created(server, pod({"job-name": "resnet"}), namespace)
+    assert "initContainers" not in found["spec"]
+    assert said == ""
+
+
+def _gone(server: Cluster, namespace: str) -> bool:
+    server.kubectl("delete", "tcap", "look", "-n", namespace)
+    return False
+
+
+def test_a_new_certificate_is_taken_up_without_a_restart(server, namespace, webhook):
+    with webhook.running("--server-version", "1.31"):
+        asked(server, namespace)
+        created(server, pod({"job-name": "resnet"}), namespace)
+        before = issued([HOST], datetime.now(timezone.utc) - timedelta(days=1))
+        assert not webhook.trusts(before)
+        # WHEN another authority signs another certificate
+        made = webhook.certify()
+        # THEN the next handshake has it
+        assert webhook.trusts(made)
+        asked(server, namespace)
+        found, _ = created(server, pod({"job-name": "resnet"}), namespace)
+        assert found["metadata"]["annotations"]["sftriage.dev/status"] == "injected"
+        # AND one that cannot be used leaves the one before in place
+        (webhook.certs / "tls.crt").write_text("half of a certif")
+        assert webhook.trusts(made)
+
+
+def test_who_asks_for_a_capture_is_what_the_server_says(server, namespace, webhook):
+    with webhook.running("--server-version", "1.31"):
+        asked(server, namespace)
+        claims = {**CAPTURE, "spec": {**CAPTURE["spec"], "requested_by": {"username": "boss", "uid": "1"}}}
+        server.create(claims, namespace)
+        by = server.get("tcap", "look", namespace=namespace)["spec"]["requested_by"]
+        me = "admin" if hasattr(server, "port") else by["username"]
+        assert by["username"] == me != "boss"
+        # AND nobody can change it afterwards
+        patch = json.dumps({"spec": {"requested_by": {"username": "boss"}, "reason": "another"}})
+        server.kubectl("patch", "tcap", "look", "-n", namespace, "--type=merge", "-p", patch)
+        spec = server.get("tcap", "look", namespace=namespace)["spec"]
+        assert (spec["requested_by"], spec["reason"]) == (by, "another")
+
+
+def test_a_quota_without_room_for_a_sidecar_has_the_pod_made_without_one(server, namespace, webhook):
+    """GIVEN a quota that the pod itself fills WHEN it is made THEN it is made all the same, and kubectl says why."""
+    hard = {"requests.cpu": "1"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}, "spec": {"hard": hard}}
+    with webhook.running("--server-version", "1.31"):
+        asked(server, namespace)
+        server.create(quota, namespace)
+        body = server.get("resourcequota", "small", namespace=namespace)
+        # (as the quota's controller would have it, which is not here)
+        body["status"] = {"hard": hard, "used": {"requests.cpu": "0"}}
+        path = f"/api/v1/namespaces/{namespace}/resourcequotas/small/status"
+        server.kubectl("replace", "--raw", path, "-f", "-", text=json.dumps(body))
+        fills = pod({"job-name": "resnet"})
+        fills["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
+        found, said = created(server, fills, namespace)
+        assert "initContainers" not in found["spec"]
+        assert "the quota small has no room for requests.cpu of 0.05 more" in said
+
+
+def test_a_certificate_of_its_own_is_made_with_the_rights_on_two_objects_alone(server, tmp_path):
+    """GIVEN the manifests as they are WHEN one is made THEN all webhooks trust it; a second time none is."""
+    server.kubectl("apply", "-f", str(K8S / "webhook" / "webhook.yaml"))
+    environment = {**os.environ, "KUBECONFIG": str(server.as_account(tmp_path, "sftriage-certificates"))}
+    command = [sys.executable, "-m", "sftriage", "webhook", "certificates"]
+
+    def run() -> str:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SOON_S, check=True)
+        return done.stdout + done.stderr
+
+    try:
+        assert "a new certificate is in the Secret" in run()
+        data = server.get("secret", "sftriage-webhook-tls", namespace="sftriage-system")["data"]
+        webhooks = server.get("mutatingwebhookconfiguration", "sftriage", namespace="default")["webhooks"]
+        assert {one["clientConfig"]["caBundle"] for one in webhooks} == {data["ca.crt"]}
+        assert len(webhooks) == 4
+        assert "the certificate is good" in run()
+        assert server.get("secret", "sftriage-webhook-tls", namespace="sftriage-system")["data"] == data
+        # WHEN somebody applies the manifests anew, which may take the trust away
+        server.kubectl("replace", "-f", str(K8S / "webhook" / "webhook.yaml"))
+        assert "its authority is trusted now" in run()
+    finally:
+        server.kubectl("delete", "mutatingwebhookconfiguration", "sftriage")
+    other = [*command, "--secret", "another"]
+    refused = subprocess.run(other, env=environment, capture_output=True, text=True, timeout=SOON_S, check=False)
+    assert refused.returncode == 1
+    assert "the server refuses: 403" in refused.stderr
+
+
+NOT_YET = {("policy/v1", "PodDisruptionBudget"), ("batch/v1", "CronJob")}
+"""What servers before 1.21 do not have."""
+
+
+def _about(text: str) -> tuple[str, str]:
+    body = yaml.safe_load(text)
+    return body["apiVersion"], body["kind"]
+
+
+def test_the_manifests_are_taken_as_they_are(server):
+    """GIVEN all of k8s/ WHEN it is applied, twice THEN the server takes it, but for kinds that are newer than it."""
+    done = subprocess.run(["kubectl", "kustomize", str(K8S)], capture_output=True, text=True, check=True)
+    served = server.kubectl("api-versions").stdout.split()
+    old = "policy/v1" not in served
+    # (as texts: numbers such as 1e-06 are none to every reader)
+    texts = [text for text in done.stdout.split("\n---\n") if not (old and _about(text) in NOT_YET)]
+    try:
+        server.kubectl("apply", "-f", "-", text="\n---\n".join(texts))
+        again = server.kubectl("apply", "-f", "-", text="\n---\n".join(texts)).stdout
+        assert len(again.splitlines()) == len(texts)
+    finally:
+        server.kubectl("delete", "mutatingwebhookconfiguration", "sftriage")

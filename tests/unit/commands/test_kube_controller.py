@@ -1,0 +1,45 @@
+"""Which run a job's controller goes on with. `tests/integration/test_kube_controllers.py` has it run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sftriage.commands.kube_controller import KEPT_RUNS, _directory
+from sftriage.runs.directory import RunInfo, create, write_info
+
+INFO = RunInfo("run-1", "resnet", "2026-03-01T00:00:00+00:00", (), "default", "0" * 64, "/nowhere", ended_at="")
+
+
+def run(path, *, ended: bool, begun: bool = True):
+    found = create(path, INFO, "")
+    if begun:
+        found.hub.write_text("{}")
+    if ended:
+        write_info(found, replace(INFO, ended_at="2026-03-01T01:00:00+00:00"))
+    return found
+
+
+CASES = {
+    "nothing is there": ([], "run", False),
+    "one that goes on": ([{"ended": False}], "run", True),
+    "one that has ended": ([{"ended": True}], "run-2", False),
+    "one that goes on after others": ([{"ended": True}, {"ended": False}], "run-2", True),
+    "one that never began": ([{"ended": False, "begun": False}], "run-2", False),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_which_run_is_gone_on_with(tmp_path, case):
+    runs, name, goes_on = case
+    for number, about in enumerate(runs, start=1):
+        run(tmp_path / ("run" if number == 1 else f"run-{number}"), **about)
+    assert _directory(tmp_path) == (tmp_path / name, goes_on)
+
+
+def test_only_the_last_few_runs_keep_their_steps(tmp_path):
+    made = [run(tmp_path / name, ended=True) for name in ("run", *(f"run-{n}" for n in range(2, KEPT_RUNS + 3)))]
+    assert _directory(tmp_path) == (tmp_path / f"run-{KEPT_RUNS + 3}", False)
+    assert [one.steps.exists() for one in made] == [False, False, *[True] * KEPT_RUNS]
+    assert all(one.info_file.exists() for one in made)

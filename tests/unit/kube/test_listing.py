@@ -1,0 +1,118 @@
+"""Reports and captures as rows, and which capture is meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from sftriage.errors import InputError, UsageError
+from sftriage.kube.listing import best, is_of, job_row, of_step, progress_of, stored_of, trace_row
+from tests.unit.kube.objects import made
+
+
+def capture(
+    name="c", rank=2, state="stored", steps=(100, 104), because_of=(50, 99), created="T1", stored=True, **status
+):
+    trigger = {"policy": "p", "rule": "r", "stage": "data", "first_step": because_of[0], "last_step": because_of[1]}
+    spec = {"job": "train", "rank": rank, "reason": "slow", "trigger": trigger}
+    found = {"state": state, "first_step": steps[0], "last_step": steps[1], **status}
+    if stored:
+        found["stored"] = {"store": "s3://t", "reference": f"train/run/{name}", "size_bytes": 2, "artefacts": []}
+    return made("TraceCapture", name, spec, found, creationTimestamp=created)
+
+
+JOBS = {"its name": "train", "its id on the hub": "ml/job/train", "what its objects are called": "sftriage-train-1"}
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_a_job_is_meant_by(job):
+    about = {"annotations": {"sftriage.dev/job-id": "ml/job/train"}, "labels": {"sftriage.dev/job": "sftriage-train-1"}}
+    assert is_of(made("TriageReport", "r", {"job": "train"}, **about), job)
+    assert not is_of(made("TriageReport", "r", {"job": "other"}), job)
+
+
+def test_what_nobody_has_said_anything_of_is_a_row_too():
+    job = job_row(made("TriageReport", "r", {"job": "train"}))
+    assert (job.health, job.suspect, job.since_step, job.watched, job.captures) == ("", "", None, None, 0)
+    row = trace_row(made("TraceCapture", "c", {"job": "train", "rank": 3}))
+    assert (row.state, row.profiler, row.steps, row.because_of, row.store) == ("requested", "auto", None, None, "")
+
+
+STEPS = {50: 0, 99: 0, 104: 0, 40: 10, 120: 16, 0: 50}
+
+
+@pytest.mark.parametrize(("step", "away"), STEPS.items())
+def test_how_far_a_capture_is_from_a_step(step, away):
+    assert trace_row(capture()).distance_from(step) == away
+
+
+def test_captures_of_a_step_or_the_nearest():
+    near, far = (
+        trace_row(capture(name, because_of=first, steps=first)) for name, first in (("a", (5, 9)), ("b", (50, 59)))
+    )
+    assert of_step([near, far], 7) == ([near], True)
+    assert of_step([near, far], 12) == ([near], False)
+    assert of_step([], 12) == ([], False)
+    assert of_step([trace_row(made("TraceCapture", "c", {}))], 1) == ([], False)
+
+
+OTHER = {"steps": (900, 904), "because_of": (800, 899)}
+BEST = {
+    "the newest": ([{}, {"created": "T2"}, {"created": "T0"}], {}, "b"),
+    "one with the fault before a newer one": ([{"reproduced": "yes"}, {"created": "T2", "reproduced": "no"}], {}, "a"),
+    "a part of it before none": ([{"reproduced": "partly"}, {"created": "T2"}], {}, "a"),
+    "one that is stored": ([{}, {"created": "T2", "stored": False, "state": "running"}], {}, "a"),
+    "one of the rank": ([{}, {"created": "T2", "rank": 3}], {"rank": 2}, "a"),
+    "one of the step": ([{}, {"created": "T2", **OTHER}], {"step": 60}, "a"),
+}
+
+
+@pytest.mark.parametrize(("captures", "asked", "expected"), BEST.values(), ids=BEST)
+def test_which_trace_tells_most(captures, asked, expected):
+    bodies = [capture(name, **one) for name, one in zip("abc", captures, strict=False)]
+    assert best(bodies, **{"step": None, "rank": None, **asked})["metadata"]["name"] == expected
+
+
+def test_no_trace_is_said_with_what_there_is():
+    with pytest.raises(
+        UsageError, match=r"no trace of rank 7 of step 3 is stored; captures of the job are c \(failed\)"
+    ):
+        best([capture(state="failed", stored=False)], 3, 7)
+    with pytest.raises(UsageError, match=r"^no trace is stored$"):
+        best([], None, None)
+
+
+STORED = {
+    "it is running": ({"state": "running", "stored": False}, UsageError, "running. Its steps are being recorded."),
+    "it failed": ({"state": "failed", "stored": False, "detail": "no room"}, UsageError, "failed. no room"),
+    "it is stored nowhere else": ({"stored": False}, UsageError, "with the job's controller alone"),
+    "nonsense": ({"stored": False, "state": "x"}, UsageError, "x."),
+}
+
+
+@pytest.mark.parametrize(("about", "error", "says"), STORED.values(), ids=STORED)
+def test_where_there_is_no_trace_it_is_said_why(about, error, says):
+    with pytest.raises(error, match=says):
+        stored_of(capture(**about))
+
+
+def test_a_status_that_cannot_be_read_is_no_place():
+    body = capture()
+    assert stored_of(body).reference == "train/run/c"
+    body["status"]["stored"] = {"store": ""}
+    with pytest.raises(InputError, match="cannot be read"):
+        stored_of(body)
+
+
+PROGRESS = {
+    "nobody has looked": (made("TraceCapture", "c", {}), "requested", False),
+    "it runs": (capture(state="running", stored=False), "running", False),
+    "it is stored": (capture(), "stored", True),
+    "it was refused": (capture(state="refused", stored=False), "refused", True),
+    "it is being deleted": (made("TraceCapture", "c", {}, deletionTimestamp="T"), "requested", True),
+}
+
+
+@pytest.mark.parametrize(("body", "state", "over"), PROGRESS.values(), ids=PROGRESS)
+def test_how_far_a_capture_is(body, state, over):
+    found = progress_of(body)
+    assert (found.state, found.over, bool(found.words)) == (state, over, True)

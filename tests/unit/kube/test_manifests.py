@@ -1,0 +1,154 @@
+"""What lies in k8s/, and pods that come out of injection, against the schemas of current Kubernetes."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from sftriage.kube.deploying import ControllerSettings, secret, wanted
+from sftriage.kube.injecting import applied, injection
+from sftriage.kube.jobs import JobRef, job_of
+from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.templates import injected
+from tests.unit.kube.pods import JOBS
+
+K8S = Path(__file__).parents[3] / "k8s"
+VERSIONS = ("1.29", kubernetes_validate.latest_version())
+NOT_BUILT_IN = ("CustomResourceDefinition", "Issuer", "Certificate")
+SETTINGS = InjectionSettings(image="registry.example.com/sftriage:1", store="s3://traces", store_secret="s3")
+
+
+def validate(body: dict[str, Any], versions: tuple[str, ...] = VERSIONS) -> None:
+    """Hold an object against the schemas; a field that there is not is an error, too."""
+    for version in versions:
+        kubernetes_validate.validate(body, version, strict=True)
+
+
+@functools.cache
+def built(overlay: str) -> list[dict[str, Any]]:
+    """The objects that `kubectl apply -k` has for an overlay."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl here")
+    done = subprocess.run(["kubectl", "kustomize", str(K8S / overlay)], capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize(("user", "version"), [(None, VERSIONS[0]), (0, VERSIONS[1])])
+@pytest.mark.parametrize(
+    "body", [one for one, found in JOBS.values() if found], ids=[n for n, (_, f) in JOBS.items() if f]
+)
+def test_an_injected_pod_of_any_job_is_valid(body, user, version):
+    found = job_of(body, "ml")
+    assert found is not None
+    if user is not None:
+        body = {**body, "spec": {**body["spec"], "securityContext": {"runAsUser": user}}}
+    out = applied(body, injection(body, found.job, SETTINGS, (1, 29)).patch)
+    validate(out, (version,))
+
+
+@pytest.mark.parametrize("overlay", [".", "cert-manager"])
+def test_every_manifest_is_valid(overlay):
+    kinds = [body["kind"] for body in built(overlay)]
+    assert {"MutatingWebhookConfiguration", "Deployment", "PodDisruptionBudget", "NetworkPolicy"} <= set(kinds)
+    for body in built(overlay):
+        if body["kind"] not in NOT_BUILT_IN:
+            validate(body)
+
+
+def test_what_the_operator_makes_for_a_job_is_valid():
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "pretraining", "uid": "7d"}
+    job = JobRef("job", "pretraining", "ml")
+    for settings in (ControllerSettings(SETTINGS), ControllerSettings(InjectionSettings(), "claim")):
+        for one in (*wanted(job, settings, {"a.yaml": "a"}, [owner]), secret(job, "x")):
+            validate(one.body)
+
+
+@pytest.mark.parametrize("overlay", [".", "cert-manager"])
+def test_pods_of_ours_are_restricted_and_bounded(overlay):
+    """GIVEN our own pods THEN they keep to the pod security standard "restricted", and ask for what they take."""
+    specs = list(_pod_specs(built(overlay)))
+    assert specs
+    for spec in specs:
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert set(container["resources"]) == {"requests", "limits"}
+
+
+def documented(word: str) -> dict[str, Any]:
+    """The one block of YAML in the documentation that begins so."""
+    page = (K8S.parent / "docs" / "kubernetes.md").read_text()
+    (found,) = re.findall(rf"```yaml\n({word}.*?)```", page, re.DOTALL)
+    return dict(yaml.safe_load(found))
+
+
+def test_the_job_of_the_documentation_is_valid_before_and_after():
+    job = documented("apiVersion: batch/v1")
+    validate(job)
+    found = injected(job, "training", SETTINGS, (1, 29))
+    assert (found.templates, found.warnings) == (1, ())
+    validate(found.body)
+    assert (
+        found.body["spec"]["template"]["metadata"]["annotations"]["sftriage.dev/job-id"] == "training/job/pretraining"
+    )
+
+
+def test_the_settings_of_the_documentation_are_all_that_there_are():
+    said = documented("image: ")
+    settings = InjectionSettings.model_validate(said)
+    assert set(said) == set(InjectionSettings.model_fields)
+    # AND what is shown as a size is the default
+    assert (settings.rings, settings.spool, settings.resources) == (
+        InjectionSettings().rings,
+        InjectionSettings().spool,
+        InjectionSettings().resources,
+    )
+
+
+def test_the_settings_that_are_installed_are_valid():
+    (kept,) = (body for body in built(".") if body["metadata"]["name"] == "sftriage-injection")
+    InjectionSettings.model_validate(yaml.safe_load(kept["data"]["settings.yaml"]))
+
+
+def _pod_specs(value: Any) -> Any:
+    if isinstance(value, dict):
+        if "containers" in value:
+            yield value
+        for inner in value.values():
+            yield from _pod_specs(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _pod_specs(inner)
+
+
+def test_no_webhook_ever_keeps_a_pod_from_starting():
+    (configuration,) = (body for body in built(".") if body["kind"] == "MutatingWebhookConfiguration")
+    pods = [one for one in configuration["webhooks"] if one["rules"][0]["resources"] == ["pods"]]
+    assert len(pods) == 2
+    for one in configuration["webhooks"]:
+        assert (one["sideEffects"], one["reinvocationPolicy"], one["timeoutSeconds"]) == ("None", "IfNeeded", 5)
+    for one in pods:
+        assert one["failurePolicy"] == "Ignore"
+        (elsewhere,) = one["namespaceSelector"]["matchExpressions"]
+        assert set(elsewhere["values"]) == {"kube-system", "sftriage-system"}
+
+
+@pytest.mark.parametrize(
+    "file", ["webhook/rbac.yaml", "certificates/rbac.yaml", "rbac/operator.yaml", "rbac/controller.yaml"]
+)
+def test_each_right_has_its_reason_beside_it(file):
+    rights = re.findall(r"^  verbs: .*$", (K8S / file).read_text(), re.MULTILINE)
+    assert rights
+    assert all(re.search(r"\] # \w", line) for line in rights)

@@ -1,0 +1,198 @@
+"""What a run's captures are as objects of a cluster, and what people ask for there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sftriage.events import ManualRequestDecided
+from sftriage.kube.jobs import JobRef
+from sftriage.kube.mirrored import Mirrored, job_named, metadata_of, report_body
+from sftriage.kube.objects import capture_of
+from sftriage.records import CaptureRequest, CaptureResult, ManualRequest, Trigger
+from sftriage.runs.directory import RunInfo
+from sftriage.runs.following import request_row, row_of
+from sftriage.runs.source import View
+from sftriage.traces.uploads import Upload
+from tests.unit.conftest import manifest_of
+from tests.unit.kube.objects import NOW_S, made, refused
+from tests.unit.recorded import decision, request_of, verdict
+
+JOB = JobRef("jobset", "resnet", "ml")
+INFO = RunInfo("run-1", "resnet", "2026-03-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
+STORE = "s3://traces/team"
+UID = "0b9a1c2d-0000-4000-8000-000000000001"
+ASKED = {"job": "resnet", "rank": 2, "reason": "why is\nthe loader slow?"}
+
+
+def fired(profiler="torch", label="suspect", capture_id="c-1"):
+    """A window on which a policy fired."""
+    of = verdict(100, "suspect", onset=120)
+    why = Trigger(100, 149, label, "rank", (2,), "data", 0.02, 0.3, 0.9, "default", "cd" * 32, "slow-rank", why="slow")
+    asked = replace(request_of(capture_id), profiler=profiler)
+    return row_of(of, decision(of, "capture", "rule_matched", requests=(asked,)), {capture_id: why})
+
+
+def run(*rows, **about) -> Mirrored:
+    return Mirrored(JOB, View("1", **{"info": INFO, "going": True, "rows": rows, **about}))
+
+
+def served(body, status=None):
+    """An object as the server has it once it was made."""
+    kept = {name: body["metadata"][name] for name in ("labels", "annotations")}
+    return made("TraceCapture", body["metadata"]["name"], body["spec"], status, **kept)
+
+
+def by_person(status=None, **about):
+    return made("TraceCapture", "look", ASKED, status, uid=UID, **about)
+
+
+def answered(outcome, reason, *requests):
+    """What was decided about what a person asks for by an object."""
+    manual = ManualRequest(f"k8s-{UID}", (2,), "jane", "why?")
+    return request_row(ManualRequestDecided(manual, decision(verdict(100), outcome, reason, requests=requests)))
+
+
+def test_an_id_is_that_of_a_job():
+    assert job_named(JOB.job_id) == JOB
+
+
+@pytest.mark.parametrize("text", ["", "ml", "ml/jobset", "ml/jobset/", "/jobset/x", "ml/nothing/x"])
+def test_what_is_no_id_is_refused(text):
+    with pytest.raises(ValueError, match="not NAMESPACE/SYSTEM/NAME"):
+        job_named(text)
+
+
+@pytest.mark.parametrize(
+    ("profiler", "label"), [("torch", "suspect"), ("nsys", "suspect"), ("stacks", "suspect"), ("stacks", "stalled")]
+)
+def test_what_a_policy_asked_for_is_an_object_that_a_server_takes(profiler, label):
+    ((capture_id, body),) = run(fired(profiler, label)).new(())
+    assert capture_id == "c-1"
+    assert refused("TraceCapture", "spec", body["spec"]) == ""
+    spec, wrong = capture_of(body)
+    assert (wrong, spec.job, spec.rank, spec.profiler) == ("", "resnet", 2, profiler)
+    assert (spec.trigger.policy, spec.trigger.rule, spec.trigger.stage) == ("default", "slow-rank", "data")
+    assert (spec.trigger.first_step, spec.trigger.last_step, spec.trigger.gain_s) == (100, 149, 0.02)
+    # AND it is its job's, and nobody owns it
+    assert body["metadata"]["labels"] == {"sftriage.dev/job": JOB.object_name}
+    assert "ownerReferences" not in body["metadata"]
+    assert len(body["metadata"]["name"]) <= 253
+
+
+def test_a_capture_becomes_an_object_once():
+    """GIVEN captures that have been objects THEN they are not made again: somebody may have deleted them."""
+    both = run(fired(capture_id="c-1"), fired(capture_id="c-2"))
+    assert [name for name, _ in both.new({"c-1"})] == ["c-2"]
+    assert list(both.new({"c-1", "c-2"})) == []
+
+
+def test_objects_of_two_runs_have_names_of_their_own():
+    other = run(fired(), info=replace(INFO, run_id="run-2"))
+    ((_, first),), ((_, second),) = run(fired()).new(()), other.new(())
+    assert first["metadata"]["name"] != second["metadata"]["name"]
+
+
+FAR = {
+    "asked for": ({}, "accepted", None),
+    "running": ({"states": {"c-1": CaptureResult("c-1", 2, "running")}}, "running", None),
+    "here alone": ({"states": {"c-1": CaptureResult("c-1", 2, "stored")}, "captures": True}, "stored", None),
+    "on its way": (
+        {"states": {"c-1": CaptureResult("c-1", 2, "stored")}, "captures": True, "upload": "uploading"},
+        "stored",
+        None,
+    ),
+    "in the store": (
+        {"states": {"c-1": CaptureResult("c-1", 2, "stored")}, "captures": True, "upload": "stored"},
+        "stored",
+        "resnet/run-1/c-1",
+    ),
+    "failed": ({"states": {"c-1": CaptureResult("c-1", 2, "failed", "no kernels")}}, "failed", None),
+}
+
+
+@pytest.mark.parametrize("case", FAR.values(), ids=FAR)
+def test_how_far_it_is_is_said(case):
+    about, state, reference = case
+    about = dict(about)
+    if about.pop("captures", False):
+        about["captures"] = (manifest_of("c-1"),)
+    if upload := about.pop("upload", None):
+        about["uploads"] = {"c-1": Upload(url=STORE, state=upload)}
+    seen = run(fired(), info=replace(INFO, store=STORE), **about)
+    ((_, body),) = seen.new(())
+    ((_, status),) = seen.statuses([served(body)], NOW_S)
+    assert refused("TraceCapture", "status", status) == ""
+    assert (status["state"], status.get("stored", {}).get("reference")) == (state, reference)
+    # AND once it is written, nothing is left to be written
+    assert list(seen.statuses([served(body, status)], NOW_S + 60)) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "now"), [(None, "failed"), ("running", "failed"), ("stored", None), ("failed", None)]
+)
+def test_what_another_run_left_unended_has_failed(state, now):
+    """GIVEN the object of a run whose record is gone with its pod THEN it does not stay as it was for ever."""
+    ((_, body),) = run(fired()).new(())
+    before = served(body, None if state is None else {"state": state})
+    found = list(run(info=replace(INFO, run_id="run-2")).statuses([before], NOW_S))
+    assert [status["state"] for _, status in found] == ([] if now is None else [now])
+
+
+def test_what_a_person_asks_for_is_asked_of_the_run():
+    (request,) = run().requests([by_person()])
+    assert (request.request_id, request.ranks, request.who) == (f"k8s-{UID}", (2,), "somebody")
+    assert request.reason == "why is the loader slow?"
+    named = {**ASKED, "requested_by": {"username": "jane"}, "profiler": "torch", "torch": {"record_shapes": True}}
+    (request,) = run().requests([made("TraceCapture", "look", named, uid=UID)])
+    assert (request.who, request.profiler, request.options) == ("jane", "torch", {"torch": {"record_shapes": True}})
+
+
+NOT_ASKED = {
+    "one that makes no sense": made("TraceCapture", "look", {"job": "resnet"}, uid=UID),
+    "one that is being deleted": by_person(deletionTimestamp="2027-01-15T07:30:00Z"),
+    "one that was refused": by_person({"state": "refused"}),
+    "one that has ended": by_person({"state": "stored"}),
+}
+
+
+@pytest.mark.parametrize("body", NOT_ASKED.values(), ids=NOT_ASKED)
+def test_these_are_not_asked_of_the_run(body):
+    assert list(run().requests([body])) == []
+
+
+def test_a_policy_s_own_capture_is_not_asked_for_again():
+    seen = run(fired())
+    ((_, body),) = seen.new(())
+    assert list(seen.requests([served(body)])) == []
+
+
+def test_the_answer_to_a_person_is_on_their_object():
+    request = CaptureRequest("asked-1", 2, "stacks", 5, 0, 60.0, 2**29)
+    taken = run(asks=(answered("capture", "asked", request),))
+    assert list(taken.requests([by_person()])) == []
+    ((_, status),) = taken.statuses([by_person()], NOW_S)
+    assert status["state"] == "accepted"
+    # AND is no object besides
+    assert list(taken.new(())) == []
+    # WHEN it is refused THEN it says why
+    no = run(asks=(answered("throttle", "captures_per_run"),))
+    ((_, status),) = no.statuses([by_person()], NOW_S)
+    assert status["state"] == "refused"
+    assert status["detail"]
+    # WHEN a run that has lost the record of it finds it THEN it has failed
+    ((_, status),) = run().statuses([by_person({"state": "running"})], NOW_S)
+    assert status["state"] == "failed"
+    # AND one that nobody has taken up is left alone
+    assert list(run().statuses([by_person()], NOW_S)) == []
+
+
+def test_a_report_is_its_job_s():
+    body = report_body(
+        JOB, [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "resnet", "uid": "1"}]
+    )
+    assert body["metadata"]["name"] == JOB.object_name
+    assert body["metadata"]["annotations"] == {"sftriage.dev/job-id": "ml/jobset/resnet"}
+    assert body["metadata"]["ownerReferences"][0]["kind"] == "JobSet"
+    assert "ownerReferences" not in metadata_of(JOB)
