@@ -41,8 +41,8 @@ def main(directory, steps):
     trainer = Trainer(model, arguments, train_dataset=Sequences(100_000), eval_dataset=Sequences(64))
     trainer.add_callback(SftriageCallback())
     trainer.train()
-    # (The process group goes with the process. Where it is destroyed before the model, Gloo waits for a thread that waits
-    # for Python, one time in six.)
+    # (The process group goes with the process. Destroyed before the model, Gloo waits for a thread that waits for
+    # Python, one time in six.)
 
 
 if __name__ == "__main__":
