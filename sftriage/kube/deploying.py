@@ -95,7 +95,8 @@ def wanted(
                 "apiVersion": "v1",
                 "kind": "Service",
                 "metadata": about,
-                "spec": {"selector": _selector(job), "ports": [port]},
+                # (no address of its own: a cluster has a few hundred of these, or thousands, and may have more jobs)
+                "spec": {"clusterIP": "None", "selector": _selector(job), "ports": [port]},
             },
         ),
         # The hub is for the job's own pods; a namespace that lets nobody in lets these.
