@@ -96,6 +96,8 @@ def test_the_map_shows_what_is_left_and_the_page_says_what_is_not(runs):
     # AND the page says so, but of the steps that are whole
     runs.thinned.decide(verdict(20))
     runs.thinned.decide(verdict(STEPS - 50))
+    # (which waits for no map of its own for long; who asks for the map does)
+    assert runs.thinned.get("/heat.bin").status == 200
     assert f"Of the steps before {runs.whole_from:,}" in runs.thinned.get("/").text
     assert 'id="thinned"' not in runs.thinned.get("/?last=100").text
 
