@@ -18,6 +18,7 @@ from sftriage.kube.objects import capture_of
 from sftriage.kube.policies import loaded, standings
 from sftriage.kube.reports import report_status
 from sftriage.policy.loading import find, parse, shipped
+from sftriage.policy.losses import Losses, SuspectLoss
 from sftriage.policy.problems import PolicyError
 from sftriage.records import CaptureResult
 from sftriage.runs.directory import RunInfo
@@ -136,7 +137,8 @@ def test_a_report_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
     info = RunInfo("run-1", "resnet", "2026-03-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
     rows = (row(0), row(50, "suspect", "throttle", "overhead_budget", onset=60))
     states = {"c0": CaptureResult("c0", 1, "failed", "why"), "c1": CaptureResult("c1", 2, "stored")}
-    view = View("1", info=info, going=True, rows=rows, states=states, captures=(manifest_of("c1"),))
+    losses = Losses({"rank 2 in data": SuspectLoss("rank 2", "data", lost_s=0.9, rank_s=3.6)})
+    view = View("1", info=info, going=True, rows=rows, states=states, captures=(manifest_of("c1"),), losses=losses)
     status = report_status(served, view, NOW_S).plain()
     put_status(server, namespace, served, status)
     assert server.get("triagereport", "r", namespace=namespace)["status"] == status
