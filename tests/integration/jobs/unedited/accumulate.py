@@ -39,10 +39,10 @@ def main(directory):
         print(loss.item().hex())
         torch.save([one.detach() for one in model.parameters()], directory / "trained.pt")
     dist.destroy_process_group()
+    # Gloo's threads live on: they may crash what is ending, and hang a model that goes after its group.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    # Gloo's threads live on, and may crash what is ending.
-    sys.stdout.flush()
-    os._exit(0)

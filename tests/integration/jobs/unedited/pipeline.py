@@ -56,10 +56,10 @@ def main(directory):
         torch.save(whole, directory / "trained.pt")
     dist.barrier()
     dist.destroy_process_group()
+    # Gloo's threads live on: they may crash what is ending, and hang a model that goes after its group.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    # Gloo's threads live on, and may crash what is ending.
-    sys.stdout.flush()
-    os._exit(0)
