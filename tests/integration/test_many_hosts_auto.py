@@ -14,6 +14,8 @@ from tests.integration.test_auto_seams import POLICY, SLOW_FROM, UNEDITED
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 A_STEP, SLOW = 8, 1
+EPOCHS = 8
+"""Of 40 steps: the rank is slow for ten seconds, of which it takes some until a host is asked for a capture."""
 
 
 def test_the_stages_of_an_unedited_script_are_found_on_every_host(tmp_path, environment):
@@ -30,7 +32,7 @@ def test_the_stages_of_an_unedited_script_are_found_on_every_host(tmp_path, envi
             run += ["--policy", tmp_path / "policy.yaml"]
             place = tmp_path / f"host-{number}"
             place.mkdir()
-            command = ["env", "-C", place, *run, "--", *torchrun, UNEDITED / "ddp.py", tmp_path]
+            command = ["env", "-C", place, *run, "--", *torchrun, UNEDITED / "ddp.py", tmp_path, EPOCHS]
             both.append(hosts.start(number, command, environment, tmp_path / f"said-{number}"))
         # WHEN the job has run
         codes = [one.wait(DEADLINE_S) for one in both]
