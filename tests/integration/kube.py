@@ -20,6 +20,7 @@ from tests.integration.processes import DEADLINE_S, wait_until
 
 ANY = "SFTRIAGE_TEST_KUBECONFIG"
 """The variable that names a kubeconfig of a cluster that may be tried on: definitions and namespaces are made there."""
+K8S = Path(__file__).parents[2] / "k8s"
 OWN = "SFTRIAGE_TEST_KUBE_BIN"
 """The variable that names a directory with `kube-apiserver` and `etcd`, of which a test starts its own."""
 SYSTEM = "sftriage-system"
@@ -210,3 +211,12 @@ def cluster() -> Iterator[Cluster]:
         yield own
     finally:
         own.close()
+
+
+@contextlib.contextmanager
+def prepared(*what: str) -> Iterator[Cluster]:
+    """The same, with folders and files of ``k8s/`` applied, among them the definitions."""
+    with cluster() as one:
+        one.kubectl("apply", *(word for name in what for word in ("-f", str(K8S / name))))
+        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        yield one

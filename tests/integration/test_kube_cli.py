@@ -29,7 +29,7 @@ from sftriage.records import CaptureResult
 from sftriage.traces.manifest import Manifest, ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
-from tests.integration.kube import Cluster, cluster, missing
+from tests.integration.kube import Cluster, missing, prepared
 from tests.integration.processes import ended, wait_until
 from tests.unit.conftest import manifest_of
 
@@ -51,9 +51,7 @@ REPORT = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
-    with cluster() as one:
-        one.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"))
-        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    with prepared("crds") as one:
         yield one
 
 

@@ -24,7 +24,7 @@ from sftriage.records import CaptureResult
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View
 from sftriage.traces.manifest import ReproducedInfo
-from tests.integration.kube import Cluster, cluster, missing
+from tests.integration.kube import Cluster, missing, prepared
 from tests.integration.processes import wait_until
 from tests.structural_rules import BREAKS, KEEPS, findings
 from tests.unit.conftest import manifest_of
@@ -40,9 +40,7 @@ HEAD = {"apiVersion": "sftriage.dev/v1alpha1"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
-    with cluster() as one:
-        one.kubectl("apply", "-f", str(CRDS))
-        one.kubectl("wait", "--for=condition=Established", *(f"crd/{kind.crd}" for kind in KINDS), "--timeout=60s")
+    with prepared("crds") as one:
         yield one
 
 

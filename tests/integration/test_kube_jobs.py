@@ -21,7 +21,7 @@ from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.settings import InjectionSettings
 from sftriage.policy.loading import find, parse
-from tests.integration.kube import ANY, Cluster, cluster, missing
+from tests.integration.kube import ANY, Cluster, missing, prepared
 from tests.integration.processes import DEADLINE_S, ended, wait_until
 
 pytestmark = [
@@ -37,9 +37,7 @@ OBJECTS = ("serviceaccount", "rolebinding", "configmap", "service", "networkpoli
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
-    with cluster() as one:
-        one.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"), "-f", str(REPOSITORY / "k8s" / "rbac"))
-        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    with prepared("crds", "rbac") as one:
         yield one
 
 

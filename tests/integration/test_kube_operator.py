@@ -17,7 +17,7 @@ import yaml
 from sftriage.policy.loading import find
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
-from tests.integration.kube import OPERATOR, Cluster, OwnCluster, cluster, missing
+from tests.integration.kube import OPERATOR, Cluster, OwnCluster, missing, prepared
 from tests.integration.processes import ended, wait_until
 from tests.unit.conftest import manifest_of
 
@@ -31,9 +31,7 @@ CAPTURE_ID = "w100-149-r2-slow-rank-1"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
-    with cluster() as one:
-        one.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"), "-f", str(REPOSITORY / "k8s" / "rbac"))
-        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    with prepared("crds", "rbac") as one:
         yield one
 
 

@@ -27,7 +27,7 @@ from sftriage.kube.jobs import job_of
 from sftriage.kube.settings import InjectionSettings
 from sftriage.kube.sidecar import SITE
 from sftriage.kube.templates import injected
-from tests.integration.kube import Cluster, _free_ports, cluster, missing
+from tests.integration.kube import Cluster, _free_ports, missing, prepared
 from tests.integration.processes import ended, wait_until
 from tests.unit.kube.pods import JOBS, pod
 
@@ -46,10 +46,7 @@ CAPTURE = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
-    with cluster() as one:
-        one.kubectl("apply", "-f", str(K8S / "crds"), "-f", str(K8S / "rbac"))
-        one.kubectl("apply", "-f", str(K8S / "webhook" / "rbac.yaml"), "-f", str(K8S / "certificates" / "rbac.yaml"))
-        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    with prepared("crds", "rbac", "webhook/rbac.yaml", "certificates/rbac.yaml") as one:
         yield one
 
 
