@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sftriage.recorder import moments, monitor, ring
 from sftriage.recorder.device import CUDA_START_STEPS
-from sftriage.recorder.layout import LIVE_AT
+from sftriage.recorder.layout import LIVE_AT, WORK
 from sftriage.recorder.monitor import Monitor
 from sftriage.windows.rings import open_ring
 
@@ -28,6 +28,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("leave"), st.sampled_from((*STAGES, "other", "late-0", "nowhere"))),
     st.tuples(st.just("pass"), st.integers(0, 1 << 40)),
     st.tuples(st.just("loop"), st.integers(1, 200)),
+    st.tuples(st.sampled_from(["listen", "put", "disown"]), st.integers(0, 3)),
 )
 
 
@@ -112,6 +113,17 @@ class Script:
 
     def _leave(self, name: str) -> None:
         self.monitor.stage(name).__exit__(None, None, None)
+
+    # What a recording does with its log, where it captures, watches a device, and closes.
+
+    def _listen(self, number: int) -> None:
+        self.monitor._recording.log.listener = (lambda code: self._pass(code)) if number else None
+
+    def _put(self, number: int) -> None:
+        self.monitor._recording.log.put(WORK, number)
+
+    def _disown(self, _: int) -> None:
+        self.monitor._recording.log.owner = 0
 
     def _pass(self, ns: int) -> None:
         self.now_ns += ns
