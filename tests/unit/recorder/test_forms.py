@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sftriage.recorder import moments, monitor, ring
@@ -137,6 +137,8 @@ class Script:
 @pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)
 @settings(deadline=None, max_examples=150)
 @given(program=st.lists(OPERATIONS, max_size=30))
+@example(program=[("begin", None), ("enter", "data"), ("disown", 0), ("put", 1), ("begin", None), ("leave", "data")])
+@example(program=[("loop", 80), ("begin", None), ("enter", "data"), ("listen", 1), ("leave", "data"), ("listen", 0)])
 def test_both_forms_write_the_same_bytes(program):
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         c, python = Script(moments.FORM, one, program), Script(moments.PYTHON, other, program)
