@@ -13,9 +13,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from sftriage.capture.mailbox import MailboxClient
 from sftriage.recorder import profiling
 from sftriage.recorder.guard import ProfilerGuard
-from sftriage.recorder.mailbox import Mailbox, MailboxClient
+from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.monitor import Monitor
 from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.recording import Recording
