@@ -17,6 +17,8 @@ import numpy as np
 
 from sftriage.errors import UsageError
 from sftriage.whatif.graph import graph_of, timeline
+from sftriage.whatif.operations import Operations
+from sftriage.whatif.pipeline import BACKWARD, BACKWARD_RECV, FORWARD, FORWARD_RECV
 
 AHEAD = 2
 """By how many microbatches more than its link's delay asks for a stage is ahead of the next, in the paper."""
@@ -136,3 +138,46 @@ def step_s(pipeline: Pipeline, ahead_S: Sequence[int]) -> float:
     graph = graph_of(len(work), dependencies, [], [])
     _, end_TNW = timeline(graph, np.array(work)[:, None, None])
     return float(end_TNW.max())
+
+
+def blocked(pipeline: Pipeline) -> Pipeline:
+    """The same where what is sent holds up the sender's next computation: a slow transfer in a device's queue."""
+    sent_S = [*pipeline.delay_L, 0.0], [0.0, *pipeline.delay_L]
+    forward_S, backward_S = (
+        tuple(own + sent for own, sent in zip(computed, sending, strict=True))
+        for computed, sending in zip((pipeline.forward_S, pipeline.backward_S), sent_S, strict=True)
+    )
+    return replace(pipeline.undelayed, forward_S=forward_S, backward_S=backward_S)
+
+
+def pipeline_of(operations: Operations) -> Pipeline | None:
+    """A recorded pipeline: medians of what was measured. None for one stage; of model chunks a stage has one.
+
+    Raises:
+        UsageError: its stages are of several model chunks, for which there is no such schedule.
+    """
+    stages = operations.pp_ranks
+    kinds = {one.name: index for index, one in enumerate(operations.types)}
+    if len(stages) < 2 or not {FORWARD, BACKWARD} <= kinds.keys():
+        return None
+    if operations.chunk_T.max() > 0:
+        raise UsageError("an interleaved pipeline: schedules are planned for stages of one model chunk")
+
+    def typical_s(kind: str, stage: int) -> float:
+        of_TW = (operations.type_T == kinds[kind])[:, None] & (operations.pp_TW == stage) if kind in kinds else None
+        if of_TW is None or not of_TW.any():
+            return 0.0
+        work_TNW = operations.work_TNW
+        of_TW = np.broadcast_to(of_TW, (work_TNW.shape[0], work_TNW.shape[2]))
+        return float(np.median(work_TNW.transpose(0, 2, 1)[of_TW]))
+
+    forward = (operations.type_T == kinds[FORWARD])[:, None] & (operations.pp_TW == stages[0])
+    return Pipeline(
+        tuple(typical_s(FORWARD, stage) for stage in stages),
+        tuple(typical_s(BACKWARD, stage) for stage in stages),
+        tuple(
+            max(typical_s(FORWARD_RECV, after), typical_s(BACKWARD_RECV, before), 0.0)
+            for before, after in pairwise(stages)
+        ),
+        int(forward.any(axis=1).sum()),
+    )
