@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import ceil
-from typing import Literal, NamedTuple
 
 import numpy as np
 
 from sftriage.errors import UsageError
+from sftriage.mitigate.ordering import Step, order_of
 from sftriage.whatif.graph import graph_of, timeline
 from sftriage.whatif.operations import Operations
 from sftriage.whatif.pipeline import BACKWARD, BACKWARD_RECV, FORWARD, FORWARD_RECV
@@ -53,24 +53,6 @@ class Pipeline:
     def undelayed(self) -> Pipeline:
         """The same with no delay on any link."""
         return replace(self, delay_L=(0.0,) * len(self.delay_L))
-
-
-class Step(NamedTuple):
-    """One computation of a stage: forward (F) or backward (B) of a microbatch."""
-
-    kind: Literal["F", "B"]
-    microbatch: int
-
-
-def order_of(warmup: int, microbatches: int) -> tuple[Step, ...]:
-    """What a stage computes: ``warmup`` forwards, then back and forth, then the backwards that are left."""
-    ahead = min(warmup, microbatches)
-    steps = [Step("F", number) for number in range(ahead)]
-    for number in range(microbatches):
-        steps.append(Step("B", number))
-        if ahead + number < microbatches:
-            steps.append(Step("F", ahead + number))
-    return tuple(steps)
 
 
 def one_f_one_b(pipeline: Pipeline) -> tuple[int, ...]:
