@@ -126,5 +126,5 @@ def _of_pipeline(pipeline: Pipeline) -> Iterator[Remedy]:
     adapted_s = step_s(pipeline, ahead)
     yield Remedy("pipeline", now_s - adapted_s, 0.0, {**numbers, "adapted_s": adapted_s}, ahead)
     # Only where transfers hold up what is computed next, which the trace does not show.
-    held_s = step_s(blocked(pipeline), usual)
-    yield Remedy("host_transfers", None, 0.0, {"held_up_s": held_s, "not_held_up_s": now_s})
+    held_s = step_s(blocked(pipeline), ahead)
+    yield Remedy("host_transfers", None, 0.0, {"held_up_s": held_s, "not_held_up_s": adapted_s}, ahead)

@@ -28,7 +28,7 @@ NOBODY = "Nobody has been slow for long enough to be lived with."
 def straggler_sentence(who: str, where: str, late_s: float, step_s: float, n_ranks: int) -> str:
     """Whom it is about."""
     late, step = milliseconds(late_s), milliseconds(step_s)
-    return f"{who[:1].upper()}{who[1:]} holds {n_ranks} ranks up in {where}, by {late} of the {step} of a step."
+    return f"{who[:1].upper()}{who[1:]} holds up {n_ranks} ranks in {where}, by {late} of the {step} of a step."
 
 
 def remedy_sentence(
@@ -55,7 +55,7 @@ def remedy_sentence(
         far = ", ".join(map(str, ahead))
         return f"{_saves(saves_s)} with stages {far} microbatches ahead: {adapted}, and {ideal} without delays."
     held, free = milliseconds(numbers["held_up_s"]), milliseconds(numbers["not_held_up_s"])
-    return f"A step of 1F1B is {free}, and {held} where transfers hold up what is computed next."
+    return f"Where transfers hold up what is computed next, a step is {held} even so; sent from the host, {free}."
 
 
 def _saves(saves_s: float | None) -> str:

@@ -2,8 +2,8 @@
 
 ``late_rank.py SPEC``: JSON with ``size_bytes``, ``latency_s``, ``s_per_byte``, ``delays_s`` and ``rounds``. Messages
 really go over Gloo, each held back for as long as its link takes: what cores and loopback take comes on top.
-Of each delay, a ring and StragglAR take turns. The first rank says, in JSON, of each the seconds from where the last one
-was there to where all had the sum.
+Of each delay, a ring and StragglAR take turns. The first rank says, in JSON, of each the seconds from where the last
+rank was there to where all had the sum.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def test_a_person_reads_what_would_help_and_what_that_takes_for_granted(sftriage
     outcome = sftriage("advise", slow)
     assert outcome.code == 0, outcome.err
     first, *lines = outcome.out.splitlines()
-    assert first.startswith("Rank 2 holds 4 ranks up in data, by 20.0 ms of the ")
+    assert first.startswith("Rank 2 holds up 4 ranks in data, by 20.0 ms of the ")
     assert [line.partition(". ")[0] for line in lines[::2]] == [
         "Give it less to do",
         "All-reduce around it (StragglAR)",
@@ -89,7 +89,7 @@ def test_who_is_there_to_stay_is_said_at_a_glance_and_to_an_assistant(sftriage, 
     told = answers.advice(places, "run")
     assert told["best"] == "rebalance"
     assert told["cites"]["ranks"] == [2]
-    assert told["says"][0].startswith("Rank 2 holds 4 ranks up")
+    assert told["says"][0].startswith("Rank 2 holds up 4 ranks")
 
 
 def test_who_is_slow_for_a_few_windows_is_not_there_to_stay(sftriage, tmp_path):
