@@ -6,6 +6,7 @@ import functools
 import re
 import shutil
 import subprocess
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sftriage.kube.templates import injected
 from tests.unit.kube.pods import JOBS
 
 K8S = Path(__file__).parents[3] / "k8s"
+NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 NOT_BUILT_IN = ("CustomResourceDefinition", "Issuer", "Certificate")
 SETTINGS = InjectionSettings(image="registry.example.com/sftriage:1", store="s3://traces", store_secret="s3")
@@ -66,8 +68,9 @@ def test_every_manifest_is_valid(overlay):
 def test_what_the_operator_makes_for_a_job_is_valid():
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "pretraining", "uid": "7d"}
     job = JobRef("job", "pretraining", "ml")
-    for settings in (ControllerSettings(SETTINGS), ControllerSettings(InjectionSettings(), "claim")):
-        for one in (*wanted(job, settings, {"a.yaml": "a"}, [owner]), secret(job, "x")):
+    tls, nats = InjectionSettings(hub_tls=True, metrics_secret="m"), InjectionSettings(nats="tls://nats:4222")
+    for settings in (*map(ControllerSettings, (SETTINGS, tls, nats)), ControllerSettings(InjectionSettings(), "claim")):
+        for one in (*wanted(job, settings, {"a.yaml": "a"}, [owner]), secret(job, settings.injection, "x", NOW)):
             validate(one.body)
 
 
