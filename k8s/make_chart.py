@@ -19,6 +19,7 @@ from sftriage.kube.settings import InjectionSettings
 HERE = Path(__file__).parent
 CHART = HERE / "helm" / "sftriage"
 OWN, CERT_MANAGER = 'eq .Values.certificates "own"', 'eq .Values.certificates "cert-manager"'
+NATS = ".Values.nats.enabled"
 PARTS = {
     "rbac/operator.yaml": "",
     "rbac/controller.yaml": "",
@@ -31,15 +32,20 @@ PARTS = {
     "certificates/rbac.yaml": OWN,
     "certificates/jobs.yaml": OWN,
     "cert-manager/certificate.yaml": CERT_MANAGER,
+    "nats/config.yaml": NATS,
+    "nats/statefulset.yaml": NATS,
+    "nats/network.yaml": NATS,
 }
 """What of the manifests is in the chart, and under which condition. The namespace is who installs it to make."""
 
-SIZED = ("operator", "webhook")
-"""Parts whose replicas and resources are values."""
+SIZED = {"operator": "operator/deployment.yaml", "webhook": "webhook/deployment.yaml", "nats": "nats/statefulset.yaml"}
+"""Parts whose resources are values, and replicas, where there may be several; and what says what these are."""
 
 _HEADER = "made by k8s/make_chart.py of k8s/{source}: change that, and run it"
 _RESOURCES = re.compile(r"^( *)resources:\n\1  requests: .*\n\1  limits: .*\n", re.MULTILINE)
-_REPLICAS = re.compile(r"^  replicas: \d+$", re.MULTILINE)
+# (one server of NATS has what it keeps to itself)
+_REPLICAS = re.compile(r"^  replicas: [2-9]$", re.MULTILINE)
+_STORAGE = re.compile(r"\{storage: (.*)\}")
 _SETTINGS = re.compile(r"^( *settings\.yaml: \|\n)(?:    .*\n)+", re.MULTILINE)
 _SAID = r'\1    {{- toYaml (set .Values.settings "image" .Values.image) | nindent 4 }}\n'
 _WEBHOOKS = "  name: sftriage\nwebhooks:\n"
@@ -56,6 +62,18 @@ _HOOK = f"""{_JOB}  annotations:
     helm.sh/hook-delete-policy: before-hook-creation
 """
 
+_DASHBOARDS = """{{- if .Values.dashboards }}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: sftriage-dashboard
+  namespace: {{ .Release.Namespace }}
+  labels: {grafana_dashboard: "1"}
+data:
+  sftriage.json: {{ .Files.Get "files/sftriage.json" | toJson }}
+{{- end }}
+"""
+
 
 def template(source: str, condition: str) -> str:
     """A manifest as a template of the chart."""
@@ -64,6 +82,7 @@ def template(source: str, condition: str) -> str:
     text = text.replace("sftriage-system", "{{ .Release.Namespace }}")
     text = text.replace("image: sftriage:latest", "image: {{ .Values.image }}")
     text = _SETTINGS.sub(_SAID, text)
+    text = _STORAGE.sub("{storage: {{ .Values.nats.storage }}}", text)
     if component in SIZED:
         text = _REPLICAS.sub(f"  replicas: {{{{ .Values.{component}.replicas }}}}", text)
         text = _RESOURCES.sub(
@@ -78,10 +97,15 @@ def template(source: str, condition: str) -> str:
 
 
 def sized(source: str) -> dict[str, Any]:
-    """Of what runs in a manifest: its replicas, and what its container takes."""
-    bodies = yaml.safe_load_all((HERE / source).read_text(encoding="utf-8"))
-    spec = next(body["spec"] for body in bodies if "replicas" in body.get("spec", ()))
-    return {"replicas": spec["replicas"], "resources": spec["template"]["spec"]["containers"][0]["resources"]}
+    """Of what runs in a manifest: its replicas, where there may be several, and what its container takes."""
+    text = (HERE / source).read_text(encoding="utf-8")
+    spec = next(body["spec"] for body in yaml.safe_load_all(text) if "replicas" in body.get("spec", ()))
+    storage = _STORAGE.search(text)
+    return {
+        **({} if spec["replicas"] == 1 else {"replicas": spec["replicas"]}),
+        **({} if storage is None else {"enabled": False, "storage": storage[1]}),
+        "resources": spec["template"]["spec"]["containers"][0]["resources"],
+    }
 
 
 def values() -> str:
@@ -93,7 +117,12 @@ def values() -> str:
             {"certificates": "own"},
         ),
         ("What goes into pods: store, store_secret, nats and the rest of docs/kubernetes.md.", {"settings": {}}),
-        *(("", {one: sized(f"{one}/deployment.yaml")}) for one in SIZED),
+        ("Grafana's dashboard, in a ConfigMap that its sidecar finds.", {"dashboards": False}),
+        (
+            "One hub for all jobs; the settings nats, nats_secret, nats_ca lead to it.",
+            {"nats": sized(SIZED["nats"])},
+        ),
+        *(("", {one: sized(source)}) for one, source in SIZED.items() if one != "nats"),
     ]
     return "".join(
         (f"# {words}\n" if words else "") + yaml.safe_dump(body, sort_keys=False, width=120) for words, body in said
@@ -107,8 +136,13 @@ def schema() -> dict[str, Any]:
     for one in ("title", "description"):
         settings.pop(one)
     del settings["properties"]["image"]
-    properties = {"replicas": {"type": "integer", "minimum": 0}, "resources": {"type": "object"}}
-    part = {"type": "object", "additionalProperties": False, "properties": properties}
+    part = {"type": "object", "additionalProperties": False}
+    known = {
+        "replicas": {"type": "integer", "minimum": 0},
+        "resources": {"type": "object"},
+        "enabled": {"type": "boolean"},
+        "storage": {"type": "string"},
+    }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "type": "object",
@@ -116,7 +150,11 @@ def schema() -> dict[str, Any]:
             "image": {"type": "string", "minLength": 1},
             "certificates": {"enum": ["own", "cert-manager"]},
             "settings": settings,
-            **dict.fromkeys(SIZED, part),
+            "dashboards": {"type": "boolean"},
+            **{
+                one: {**part, "properties": {name: known[name] for name in sized(source)}}
+                for one, source in SIZED.items()
+            },
         },
         "$defs": defs,
     }
@@ -137,6 +175,7 @@ def written() -> Mapping[str, str]:
         "Chart.yaml": yaml.safe_dump(about, sort_keys=False),
         "values.yaml": values(),
         "values.schema.json": json.dumps(schema(), indent=1) + "\n",
+        "templates/dashboards.yaml": _DASHBOARDS,
         **{f"templates/{one.replace('/', '-')}": template(one, condition) for one, condition in PARTS.items()},
     }
 

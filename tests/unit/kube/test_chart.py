@@ -73,12 +73,21 @@ def test_the_chart_is_what_the_manifests_make_it():
         if path.is_file() and not path.parent.is_symlink()
     }
     assert {name: path.read_text() for name, path in found.items()} == dict(written())
-    assert (CHART / "crds").resolve() == K8S / "crds"
+    assert {name: (CHART / name).resolve() for name in ("crds", "files")} == {
+        "crds": K8S / "crds",
+        "files": K8S / "dashboards",
+    }
 
 
 @renders
 @pytest.mark.parametrize(
-    ("overlays", "values"), [((".",), {}), (("cert-manager",), {"certificates": "cert-manager"})], ids=str
+    ("overlays", "values"),
+    [
+        ((".",), {}),
+        (("cert-manager",), {"certificates": "cert-manager"}),
+        ((".", "nats", "dashboards"), {"nats": {"enabled": True}, "dashboards": True}),
+    ],
+    ids=str,
 )
 def test_it_makes_the_objects_of_the_kustomization(overlays, values):
     """GIVEN values that say what an overlay says THEN object for object the same; but who installs makes namespaces"""

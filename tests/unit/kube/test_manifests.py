@@ -24,7 +24,7 @@ from tests.unit.kube.pods import JOBS
 K8S = Path(__file__).parents[3] / "k8s"
 NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
-NOT_BUILT_IN = ("CustomResourceDefinition", "Issuer", "Certificate")
+NOT_BUILT_IN = ("CustomResourceDefinition", "Issuer", "Certificate", "PodMonitor", "TriagePolicy")
 SETTINGS = InjectionSettings(image="registry.example.com/sftriage:1", store="s3://traces", store_secret="s3")
 
 
@@ -56,10 +56,20 @@ def test_an_injected_pod_of_any_job_is_valid(body, user, version):
     validate(out, (version,))
 
 
-@pytest.mark.parametrize("overlay", [".", "cert-manager"])
-def test_every_manifest_is_valid(overlay):
-    kinds = [body["kind"] for body in built(overlay)]
-    assert {"MutatingWebhookConfiguration", "Deployment", "PodDisruptionBudget", "NetworkPolicy"} <= set(kinds)
+ALL = {"MutatingWebhookConfiguration", "Deployment", "PodDisruptionBudget", "NetworkPolicy"}
+OVERLAYS = {
+    ".": ALL,
+    "cert-manager": ALL | {"Certificate"},
+    "nats": {"StatefulSet", "Service", "NetworkPolicy"},
+    "dashboards": {"ConfigMap"},
+    "prometheus": {"PodMonitor"},
+    "samples": {"Namespace", "Job", "TriagePolicy"},
+}
+
+
+@pytest.mark.parametrize(("overlay", "there"), OVERLAYS.items(), ids=OVERLAYS)
+def test_every_manifest_is_valid(overlay, there):
+    assert there <= {body["kind"] for body in built(overlay)}
     for body in built(overlay):
         if body["kind"] not in NOT_BUILT_IN:
             validate(body)
@@ -74,7 +84,7 @@ def test_what_the_operator_makes_for_a_job_is_valid():
             validate(one.body)
 
 
-@pytest.mark.parametrize("overlay", [".", "cert-manager"])
+@pytest.mark.parametrize("overlay", [".", "cert-manager", "nats"])
 def test_pods_of_ours_are_restricted_and_bounded(overlay):
     """GIVEN our own pods THEN they keep to the pod security standard "restricted", and ask for what they take."""
     specs = list(_pod_specs(built(overlay)))
