@@ -118,6 +118,13 @@ def test_the_job_of_the_documentation_is_valid_before_and_after():
     )
 
 
+def test_the_sample_of_a_job_is_watched():
+    (job,) = (one for one in built("samples") if one["kind"] == "Job")
+    found = injected(job, "sftriage-samples", SETTINGS, (1, 29))
+    assert (found.templates, found.warnings) == (1, ())
+    validate(found.body)
+
+
 def test_the_settings_of_the_documentation_are_all_that_there_are():
     said = documented("image: ")
     settings = InjectionSettings.model_validate(said)
