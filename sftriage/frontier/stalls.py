@@ -318,11 +318,9 @@ def _learned(job: JobSince, watch: Watch, settings: StallSettings) -> Pace:
     if watch.job is None:
         return pace
     # Ranks keep step with each other: one tells the job's pace. A step that stalled does not.
-    rank_R = job.status.rank_R.tolist()
-    before = {rank: at for at, rank in enumerate(watch.job.status.rank_R.tolist())}
-    known = next(((before[rank], at) for at, rank in enumerate(rank_R) if rank in before), None)
-    if known is not None and watch.job.step_since_ns_R[known[0]] >= watch.reported_ns:
-        pace = pace.with_steps(watch.job.begun(known[0]), job.begun(known[1]))
+    known, here_K, there_K = np.intersect1d(job.status.rank_R, watch.job.status.rank_R, return_indices=True)
+    if len(known) and watch.job.step_since_ns_R[there_K[0]] >= watch.reported_ns:
+        pace = pace.with_steps(watch.job.begun(there_K[0]), job.begun(here_K[0]))
     if was is None or (job.since_ns_R <= was.moved_ns).all():
         return pace
     # Nor is a stall that ended what the job does by itself; an evaluation that was taken for one is.
