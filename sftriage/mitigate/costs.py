@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sftriage.mitigate.schedule import fewest_rounds, schedule_of
 
 MOST_SCHEDULED = 64
-"""For more ranks, rounds are the fewest that there can be: schedules are within three of them up to 128, as was tried."""
+"""For more ranks, rounds are the fewest that there can be; schedules are within three of them for up to 128."""
 
 
 @dataclass(frozen=True, slots=True)
