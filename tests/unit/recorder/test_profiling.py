@@ -21,6 +21,7 @@ from sftriage.recorder.monitor import Monitor
 from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import RingFile
+from sftriage.recorder.session import TorchSession
 from sftriage.records import CaptureRequest, CaptureResult, StepRecord
 from sftriage.windows.rings import open_ring
 from tests.recorded import new_records
@@ -33,6 +34,7 @@ class FakeSession:
 
     log: list[str]
     breaks: str = ""
+    store = TorchSession.store
 
     def __init__(self, info, options, guard, *, sample=False) -> None:
         self.steps = 0
