@@ -128,9 +128,9 @@ class Log:
 
     @listener.setter
     def listener(self, listener: Callable[[int], object] | None) -> None:
-        self._ask()
+        self._keep_out()
         self.told = listener
-        self._ask_no_more()
+        self._let_write()
 
     @property
     def owner(self) -> int:
@@ -139,18 +139,18 @@ class Log:
 
     @owner.setter
     def owner(self, _: int) -> None:
-        self._ask()
+        self._keep_out()
         self._not_numbered += self._open
         self._open = False
-        self._ask_no_more()
+        self._let_write()
 
-    def _ask(self) -> None:
+    def _keep_out(self) -> None:
         """No thread may write without asking."""
         if offset := self.block_offset or self.next_offset:
             self._at, self._open = self._thread - offset, bool(self.block_offset)
             self.block_offset = self.next_offset = 0
 
-    def _ask_no_more(self) -> None:
+    def _let_write(self) -> None:
         """The thread of the step that is open, or of the last one, may, where nobody listens."""
         if self.told is None and self._open:
             self.block_offset, self._open = self._thread - self._at, False
@@ -167,18 +167,18 @@ class Log:
         self.put(NUMBER, number)
         begun_ns = self.clock() - self.base_ns
         self.put(BEGIN, begun_ns)
-        self._ask()
+        self._keep_out()
         self._not_numbered, self.number = number - self.published, number
         self._thread, self._open = get_ident(), True
-        self._ask_no_more()
+        self._let_write()
         return begun_ns
 
     def end(self, code: int, /) -> None:
         """End the step with END or LEFT, and publish it."""
         self.note(code)
-        self._ask()
+        self._keep_out()
         self._open = False
-        self._ask_no_more()
+        self._let_write()
 
     def note(self, code: int, /) -> None:
         """Note a moment, now."""
@@ -186,7 +186,7 @@ class Log:
 
     def put(self, code: int, value: int, /) -> None:
         """Put a code with its value."""
-        self._ask()
+        self._keep_out()
         if self._at == len(self.block):
             first = self._opened % len(self._words)
             self._opened += BLOCK_WORDS
@@ -199,7 +199,7 @@ class Log:
             self._at = 1
         self.block[self._at] = (code << CODE_AT) + value
         self._at += 1
-        self._ask_no_more()
+        self._let_write()
 
     def boundary(self, code: int) -> None:
         """A stage is entered or left: what its context manager does where it cannot just store a word."""
@@ -313,10 +313,11 @@ class Step:
     def __exit__(self, kind: object, error: object, trace: object, get_ident: Any = get_ident) -> None:
         log = self._log
         if not log.ends_slowly:
-            offset, clock = log.block_offset, log.clock
+            clock = log.clock
             try:
-                log.block[get_ident() - offset] = clock() - (self._ending if kind is None else self._leaving)
-                log.next_offset = offset - 1
+                word = clock() - (self._ending if kind is None else self._leaving)
+                log.block[get_ident() - log.block_offset] = word
+                log.next_offset = log.block_offset - 1
                 log.block_offset = 0
                 return
             except (IndexError, ValueError):
