@@ -25,8 +25,7 @@ def agent(
     creds: CredentialsOption = None,
     tls: TlsOption = None,
     rings: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where the trainers' rings are.", show_default="$SFTRIAGE_RINGS"),
+        Path | None, typer.Option(metavar="DIR", help="Where the trainers' rings are.", show_default="$SFTRIAGE_RINGS")
     ] = None,
     directory: Annotated[
         Path | None,

@@ -75,8 +75,7 @@ def capture(
         ),
     ] = None,
     nsys_sample: Annotated[
-        Literal["none", "cpu"] | None,
-        typer.Option(help="Sample the process's stacks (cpu).", show_default="none"),
+        Literal["none", "cpu"] | None, typer.Option(help="Sample the process's stacks (cpu).", show_default="none")
     ] = None,
     nsys_sqlite: Annotated[
         Switch,

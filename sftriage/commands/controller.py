@@ -39,14 +39,7 @@ from sftriage.commands.job_options import (
     say_begun,
     say_summary,
 )
-from sftriage.commands.options import (
-    CatalogueOption,
-    CredentialsOption,
-    HubOption,
-    JobIdOption,
-    NatsOption,
-    TlsOption,
-)
+from sftriage.commands.options import CatalogueOption, CredentialsOption, HubOption, JobIdOption, NatsOption, TlsOption
 from sftriage.commands.output import notices
 from sftriage.errors import UsageError
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, read_info

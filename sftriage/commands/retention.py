@@ -107,10 +107,7 @@ def _forget(shared: Catalogue, captures: Sequence[Kept]) -> None:
 
 
 def reindex_traces(
-    run: RunOption = None,
-    store: StoreOption = None,
-    catalogue: CatalogueOption = None,
-    as_json: JsonOption = False,
+    run: RunOption = None, store: StoreOption = None, catalogue: CatalogueOption = None, as_json: JsonOption = False
 ) -> None:
     """Build the catalogue of a run or store again from its manifests, and say what in it is none.
 

@@ -144,10 +144,7 @@ TABLE = {
         samples(((LOOP, within("loads", "json/__init__.py")), 5), every_ms=40, step=1, runs=1.0),
         "python",
     ),
-    "a fetch": (
-        samples(((LOOP, Frame("SocketIO.readinto", "/usr/lib/python3.11/socket.py", 718, "")), 8)),
-        "network",
-    ),
+    "a fetch": (samples(((LOOP, Frame("SocketIO.readinto", "/usr/lib/python3.11/socket.py", 718, "")), 8)), "network"),
     "a file": (samples(((LOOP, Frame("load", "/job/data.py", 8, "os.fsync(f.fileno())")), 8)), "disk"),
     "a checkpoint": (samples(((LOOP, within("save", "torch/serialization.py")), 8), runs=1), "checkpoint"),
     "garbage": (samples(((Frame("log", "/job/train.py", 90, "gc.collect()"),), 8), runs=1), "garbage_collection"),
@@ -160,10 +157,7 @@ TABLE = {
         "collective",
     ),
     "a core that is another's": (samples(((LOOP, GET), 8), runs=0.1, waits=0.9), "descheduled"),
-    "a line that waits, while another thread has the interpreter": (
-        samples(((LOOP,), 8), other=0.9),
-        "gil",
-    ),
+    "a line that waits, while another thread has the interpreter": (samples(((LOOP,), 8), other=0.9), "gil"),
     "another thread that is waited for": (
         samples(
             ((LOOP, Frame("Queue.get", "/usr/lib/python3.11/queue.py", 171, "self.not_empty.wait()")), 8), other=0.9
@@ -176,10 +170,7 @@ TABLE = {
     ),
     "nobody ran, and the sampler came late": (samples(((LOOP, GET), 8), every_ms=40), "stopped"),
     "nobody ran, and the sampler had no core": (samples(((LOOP, GET), 8), every_ms=40, sampler_waits=0.9), "sleep"),
-    "no place in particular": (
-        samples(*(((LOOP, Frame(f"f{n}", "/job/data.py", n)), 2) for n in range(4))),
-        "unknown",
-    ),
+    "no place in particular": (samples(*(((LOOP, Frame(f"f{n}", "/job/data.py", n)), 2) for n in range(4))), "unknown"),
     "nothing that was sampled": (None, "unknown"),
 }
 
