@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sftriage.commands.options import meant
 from sftriage.commands.output import uploading
 from sftriage.errors import UsageError
 from sftriage.words.amounts import counted, place
@@ -175,13 +176,10 @@ def kept_steps(size: str, age: str) -> KeptSteps:
     from sftriage.policy import quantities
     from sftriage.windows.steplog import KeptSteps
 
-    option = "--keep-steps"
-    try:
-        max_bytes = quantities.size_bytes(size)
-        option = "--keep-steps-for"
-        age_s = quantities.seconds(age)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
+    max_bytes, age_s = (
+        meant("--keep-steps", quantities.size_bytes, size),
+        meant("--keep-steps-for", quantities.seconds, age),
+    )
     if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
         raise UsageError("--keep-steps is 1Mi at least, and --keep-steps-for 1m")
     return KeptSteps(max_bytes, age_s)

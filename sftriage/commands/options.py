@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
+from sftriage.errors import UsageError
 from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
 
 RunOption = Annotated[
@@ -85,3 +87,13 @@ TlsOption = Annotated[
         rich_help_panel=_HOSTS_PANEL,
     ),
 ]
+
+_Value = TypeVar("_Value")
+
+
+def meant(option: str, read: Callable[[str], _Value], text: str) -> _Value:
+    """What an option's text means; UsageError where it means nothing."""
+    try:
+        return read(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None

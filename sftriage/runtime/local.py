@@ -69,6 +69,24 @@ class Keeping:
     catalogue: str | None = None
     steps: KeptSteps | None = None
 
+    def info(self, run_id: str, job: str, command: tuple[str, ...], files: PolicyFiles, rings: Path) -> RunInfo:
+        """What goes on record of a run that begins now."""
+        loaded = files.current.loaded
+        return RunInfo(
+            run_id=run_id,
+            job=job,
+            created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            command=command,
+            policy=", ".join(one.policy.metadata.name for one in loaded),
+            policy_sha256=loaded[0].sha256,
+            rings=str(rings),
+            store=self.store,
+            drop_local=self.drop_local,
+            steps_bytes=None if self.steps is None else self.steps.max_bytes,
+            steps_age_s=None if self.steps is None else self.steps.age_s,
+            ended_at="",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class UnderNsys:
@@ -159,23 +177,9 @@ class LocalRun(_Watched):
         files = PolicyFiles(policies)
         if shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
-        now = datetime.now(timezone.utc)
-        run_id = new_run_id(now)
+        run_id = new_run_id(datetime.now(timezone.utc))
         rings = make_rings_directory(run_id)
-        info = RunInfo(
-            run_id=run_id,
-            job=job,
-            created_at=now.isoformat(timespec="seconds"),
-            command=command,
-            policy=", ".join(one.policy.metadata.name for one in files.current.loaded),
-            policy_sha256=files.current.loaded[0].sha256,
-            rings=str(rings),
-            store=keeping.store,
-            drop_local=keeping.drop_local,
-            steps_bytes=None if keeping.steps is None else keeping.steps.max_bytes,
-            steps_age_s=None if keeping.steps is None else keeping.steps.age_s,
-            ended_at="",
-        )
+        info = keeping.info(run_id, job, command, files, rings)
         launch = None
         self._held = contextlib.ExitStack()
         try:

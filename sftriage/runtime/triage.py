@@ -88,13 +88,15 @@ def this_host(directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = N
 
     ``nsys`` says how the ranks were launched under nsys, if they were; ``do`` is who writes into the run directory.
     """
-    rings, store = Path(info.rings), LocalStore(directory.path)
-    # (a run of an earlier version keeps all)
-    kept = None
-    if info.steps_bytes is not None and info.steps_age_s is not None:
-        kept = KeptSteps(info.steps_bytes, info.steps_age_s)
-    places = rings, directory.steps, directory.spool, store
-    return InProcess([Agent(*places, job=info.job, run=info.run_id, nsys=nsys, kept=kept, do=do)])
+    places = Path(info.rings), directory.steps, directory.spool, LocalStore(directory.path)
+    return InProcess([Agent(*places, job=info.job, run=info.run_id, nsys=nsys, kept=kept_of(info), do=do)])
+
+
+def kept_of(info: RunInfo) -> KeptSteps | None:
+    """How much is kept of a run's steps; a run of an earlier version keeps all."""
+    if info.steps_bytes is None or info.steps_age_s is None:
+        return None
+    return KeptSteps(info.steps_bytes, info.steps_age_s)
 
 
 class Triage:
