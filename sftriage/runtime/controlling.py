@@ -32,9 +32,9 @@ from sftriage.runtime.annotating import quick
 from sftriage.runtime.hosting import SOON_S, SPEAKER, host_directory
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.kept_rows import KeptRows
-from sftriage.runtime.local import Keeping, MakeSinks
+from sftriage.runtime.local import Keeping, MakeSinks, kept_of
 from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
-from sftriage.runtime.triage import POLL_S, SEEN_S, Triage, kept_of
+from sftriage.runtime.triage import POLL_S, SEEN_S, Triage
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
 from sftriage.traces.disk import Disk

@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from sftriage.agent.agent import Agent
 from sftriage.capture.nsys import NsysPlace
+from sftriage.controller.needs import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import SftriageError, UsageError
+from sftriage.fleet.in_process import InProcess
 from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import (
@@ -33,10 +36,11 @@ from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory, sweep
-from sftriage.runtime.triage import POLL_S, Triage, this_host
+from sftriage.runtime.triage import POLL_S, Triage
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
-from sftriage.traces.disk import Disk
+from sftriage.traces.disk import Disk, Do, at_once
+from sftriage.traces.store import LocalStore
 from sftriage.windows.steplog import KeptSteps
 
 log = logging.getLogger("sftriage")
@@ -94,6 +98,22 @@ class UnderNsys:
 
     traces: str
     armed: bool = False
+
+
+def this_host(directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None, do: Do = at_once) -> Fleet:
+    """The fleet of a job on this host: its one agent, in this process. Nothing listens anywhere.
+
+    ``nsys`` says how the ranks were launched under nsys, if they were; ``do`` is who writes into the run directory.
+    """
+    places = Path(info.rings), directory.steps, directory.spool, LocalStore(directory.path)
+    return InProcess([Agent(*places, job=info.job, run=info.run_id, nsys=nsys, kept=kept_of(info), do=do)])
+
+
+def kept_of(info: RunInfo) -> KeptSteps | None:
+    """How much is kept of a run's steps; a run of an earlier version keeps all."""
+    if info.steps_bytes is None or info.steps_age_s is None:
+        return None
+    return KeptSteps(info.steps_bytes, info.steps_age_s)
 
 
 class _Watched:
