@@ -55,7 +55,7 @@ def server(places: Places) -> MCPServer[Any]:
     its = answers.Answers(places)
     for answer in (
         *(its.list_runs, its.run_health, its.verdicts, its.explain_window, its.captures_of_step, its.list_captures),
-        *(its.capture_findings, its.whatif, its.report),
+        *(its.capture_findings, its.whatif, its.advise, its.report),
     ):
         asked(answer)
     return made

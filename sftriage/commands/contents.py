@@ -77,6 +77,9 @@ whatif     whatif:whatif            Say what a job would run at without straggle
     sftriage whatif sftriage-runs/RUN
     sftriage whatif trace.parquet --json
     sftriage whatif rank*.json.gz
+advise     advise:advise            Say what would help against a straggler that stays.
+    sftriage advise
+    sftriage advise sftriage-runs/RUN --gradients 500Mi --bandwidth 12.5 --json
 reduce     reduce:reduce            Reduce heavy traces to stages, and say what they show.
     sftriage reduce rank*.json.gz
     sftriage reduce trace.json.gz --against sftriage-runs/RUN

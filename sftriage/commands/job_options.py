@@ -82,24 +82,25 @@ KeepStepsForOption = Annotated[
         rich_help_panel=_STEPS_PANEL,
     ),
 ]
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Serve Prometheus metrics on this port while the job runs; 0 is any that is free.",
+        show_default="nothing listens",
+        rich_help_panel=_METRICS_PANEL,
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsOptions:
     """Which metrics and spans of a job go where."""
 
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            "--metrics-port",
-            metavar="PORT",
-            min=0,
-            max=65535,
-            help="Serve Prometheus metrics on this port while the job runs; 0 is any that is free.",
-            show_default="nothing listens",
-            rich_help_panel=_METRICS_PANEL,
-        ),
-    ] = None
+    metrics_port: MetricsPortOption = None
     metrics_host: Annotated[
         str,
         typer.Option(

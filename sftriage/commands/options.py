@@ -50,6 +50,16 @@ TlsOption = Annotated[
         rich_help_panel=_HOSTS_PANEL,
     ),
 ]
+NatsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nats",
+        metavar="URL",
+        help="A NATS server with JetStream that is there already: nats:// or tls://.",
+        show_default=False,
+        rich_help_panel=_HOSTS_PANEL,
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +86,7 @@ class HubChoice:
             rich_help_panel=_HOSTS_PANEL,
         ),
     ] = None
-    nats: Annotated[
-        str | None,
-        typer.Option(
-            "--nats",
-            metavar="URL",
-            help="A NATS server with JetStream that is there already: nats:// or tls://.",
-            show_default=False,
-            rich_help_panel=_HOSTS_PANEL,
-        ),
-    ] = None
+    nats: NatsOption = None
     creds: Annotated[
         Path | None,
         typer.Option(

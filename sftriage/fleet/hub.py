@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("sftriage")
 
 PORT = 7422
+CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
+"""Of a directory of `--tls`: who signs the hub's certificate; where the hub is, that, and its key."""
 CONNECT_S, RECONNECT_S, PING_S = 3, 1, 5
 _SEED = re.compile(r"SU[A-Z2-7]{56}")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,40}")
