@@ -109,7 +109,8 @@ def _roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidenc
         for column, some_NX in zip(one.segment.local, one.some_KNX, strict=True):
             stage = window.schema.stages[column.stage]
             if stage not in window.schema.sync:
-                times_NX[stage] = times_NX.get(stage, 0.0) + (some_NX if some_NX.size else column.values_NR)[valid_N]
+                own_NX = np.asarray(some_NX if some_NX.size else column.values_NR, dtype=np.float64)[valid_N]
+                times_NX[stage] = own_NX + times_NX[stage] if stage in times_NX else own_NX
     level_X = {stage: medians(some_NX, axis=0) for stage, some_NX in times_NX.items()}
     late = evidence.candidates[0].suspect.stage if evidence.candidates else None
     if late in level_X:
@@ -129,7 +130,7 @@ def unambiguous(evidence: WindowEvidence) -> Candidate | None:
     rivals = (one for one in evidence.candidates if not set(one.suspect.ranks) & set(first.suspect.ranks))
     again = [one for one in rivals if one.course is not None and one.suspect.pattern != "one-off"]
     second_s = max((one.total_s for one in again if single(one.suspect)), default=0.0)
-    return first if second_s < evidence.settings.max_rival_fraction * first.total_s else None
+    return first if second_s < evidence.settings.most_fraction * first.total_s else None
 
 
 def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
@@ -143,7 +144,7 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
         return False
     if evidence.of_two(suspect):
         pair = evidence.of_pair(candidate)
-        explained = pair is not None and pair.alone_s >= settings.min_explained_fraction * keep * suspect.gain_s
+        explained = pair is not None and pair.alone_s >= settings.most_fraction * keep * suspect.gain_s
     else:
         explained = single(suspect) or suspect.persistence >= settings.min_persistence_fraction * keep
     asked = _asked(candidate, evidence, keep).values()
@@ -154,7 +155,7 @@ def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[
     """What a candidate has to reach: the numbers and their thresholds, by the names that both have in a verdict."""
     suspect, settings = candidate.suspect, evidence.settings
     worth = settings.min_gain_fraction if single(suspect) else settings.min_group_fraction
-    wanted_s = settings.min_explained_fraction * keep * _weighty_s(candidate, evidence)
+    wanted_s = settings.most_fraction * keep * _weighty_s(candidate, evidence)
     asked = {
         ("first_share", "min_share"): (suspect.share, worth * keep),
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
@@ -166,7 +167,7 @@ def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[
         asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
     if single(suspect) and candidate.course is not None:
         # Of the clear events of a suspect and of the next one.
-        own = 1.0 / (1.0 + settings.max_rival_fraction / keep)
+        own = 1.0 / (1.0 + settings.most_fraction / keep)
         asked["first_own_fraction", "min_own_fraction"] = evidence.own_fraction(candidate), own
     return asked
 
@@ -226,7 +227,7 @@ def _late_reason(evidence: WindowEvidence) -> str:
     was slow before, or what they were before is not known.
     """
     settings = evidence.settings
-    if evidence.best_gains_s < settings.min_explained_fraction * evidence.excess.late_s:
+    if evidence.best_gains_s < settings.most_fraction * evidence.excess.late_s:
         return "co_critical"
     total_s = float(evidence.gain_R.sum())
     if float(evidence.gain_R.max()) < settings.min_persistence_fraction * total_s:
@@ -234,7 +235,7 @@ def _late_reason(evidence: WindowEvidence) -> str:
     named = next((one for one in evidence.candidates if one.course is not None), None)
     if named is None or not evidence.of_two(named.suspect) or named.suspect.rank is None:
         return "intermittent"
-    pair, explained_s = evidence.of_pair(named), settings.min_explained_fraction * named.suspect.gain_s
+    pair, explained_s = evidence.of_pair(named), settings.most_fraction * named.suspect.gain_s
     if pair is None:
         return "no_baseline"
     if pair.alone_s >= explained_s:
@@ -252,7 +253,7 @@ def _shared_reason(evidence: WindowEvidence) -> str:
     if not excess.from_baseline:
         return "no_baseline"
     best = next((one.suspect for one in evidence.candidates if not single(one.suspect)), None)
-    if best is None or best.gain_s < settings.min_explained_fraction * excess.group_s:
+    if best is None or best.gain_s < settings.most_fraction * excess.group_s:
         return "co_critical"  # the group is slower, but not all of it in one stage
     return "intermittent" if best.persistence < settings.min_persistence_fraction else "co_critical"
 

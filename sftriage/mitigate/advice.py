@@ -16,8 +16,6 @@ RemedyCode = Literal["take_out", "rebalance", "stragglar", "pipeline", "host_tra
 
 MIN_SHARE = 0.01
 """What saves less of a step than this is not worth the trouble."""
-MOST_RANKS = 64
-"""For more, StragglAR's schedule is worked out only where they are a power of two: it takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def _rebalanced(straggler: Straggler) -> Remedy:
 
 def _around(straggler: Straggler, messages: Messages | None) -> Iterator[Remedy]:
     n = straggler.n_ranks
-    if len(straggler.ranks) != 1 or n < 3 or (n > MOST_RANKS and n & (n - 1)):
+    if len(straggler.ranks) != 1 or n < 3:
         return
     if messages is None:
         cost = under_straggler(n, 1.0, Link(0.0, 1.0))

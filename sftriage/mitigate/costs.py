@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sftriage.mitigate.schedule import schedule_of
+from sftriage.mitigate.schedule import fewest_rounds, schedule_of
+
+MOST_SCHEDULED = 64
+"""For more ranks, rounds are the fewest that there can be; schedules are within three of them for up to 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ class UnderStraggler:
 def under_straggler(n: int, size_bytes: float, link: Link) -> UnderStraggler:
     """The cost of one all-reduce of ``size_bytes`` among n ranks."""
     chunk_s = link.latency_s + size_bytes / (n - 1) * link.s_per_byte
-    return UnderStraggler((n - 2) * chunk_s, len(schedule_of(n).rounds) * chunk_s, ring_s(n, size_bytes, link))
+    rounds = len(schedule_of(n).rounds) if n <= MOST_SCHEDULED else fewest_rounds(n)
+    return UnderStraggler((n - 2) * chunk_s, rounds * chunk_s, ring_s(n, size_bytes, link))
 
 
 def ring_s(n: int, size_bytes: float, link: Link) -> float:

@@ -22,6 +22,8 @@ from sftriage.whatif.pipeline import BACKWARD, BACKWARD_RECV, FORWARD, FORWARD_R
 
 AHEAD = 2
 """By how many microbatches more than its link's delay asks for a stage is ahead of the next, in the paper."""
+NEARLY = 1e-3
+"""For less than this share of a step, no more activations are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def absorbing(pipeline: Pipeline) -> tuple[int, ...]:
 
 
 def planned(pipeline: Pipeline) -> tuple[int, ...]:
-    """How far ahead each stage best is within its memory: the fastest in simulation, and of equals what holds least.
+    """How far ahead each stage best is within its memory: of what is fastest in simulation, or nearly, what holds least.
 
     Looked at are what absorbs all delays, and what is ahead of delayed links alone, by as much or less: down to 1F1B.
     """
@@ -75,7 +77,9 @@ def planned(pipeline: Pipeline) -> tuple[int, ...]:
     for most in range(1, min(max(slack_L, default=1), pipeline.microbatches) + 1):
         slack = [min(slack, most) if delay_s else 1 for slack, delay_s in zip(slack_L, pipeline.delay_L, strict=True)]
         candidates.add(_bounded(pipeline, slack))
-    return min(candidates, key=lambda ahead_S: (round(step_s(pipeline, ahead_S), 9), sum(ahead_S), ahead_S))
+    took = {ahead_S: step_s(pipeline, ahead_S) for ahead_S in candidates}
+    nearly_s = min(took.values()) * (1.0 + NEARLY)
+    return min((ahead_S for ahead_S in candidates if took[ahead_S] <= nearly_s), key=lambda one: (sum(one), one))
 
 
 def _slack(pipeline: Pipeline) -> list[int]:

@@ -6,7 +6,7 @@ others spread whole chunks meanwhile: this is one source that broadcasts n - 1 m
 
 The paper has schedules for even n, found by matching. These are for any n, by one rule: the youngest chunks double, at
 ranks that are served last and lack the least; what is older goes to whoever lacks it. No schedule takes fewer rounds
-than n - 2 + ⌈log₂ n⌉; powers of two take just those, and others up to 33 at most two more (one more but for n = 29).
+than n - 2 + ⌈log₂ n⌉: powers of two take just those, others up to 33 at most one more, but for two at n = 29.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Round:
 
     def __init__(self, has_C: list[int], free: int) -> None:
         self._has_C, self.free = has_C, free
-        self.idle, self._receiving = free, 0
+        self.idle, self._receiving, self._asked = free, 0, 0
         self.of: dict[int, Send] = {}
 
     def lacking(self, chunk: int) -> Iterator[int]:
@@ -145,19 +145,20 @@ class _Round:
 
     def find(self, target: int, chunk: int) -> bool:
         """Have somebody send a chunk to a rank, if need be by letting others send what they were to (Kuhn)."""
-        return self._found(target, chunk, set())
+        self._asked = 0
+        return bool(self.idle) and self._found(target, chunk)
 
-    def _found(self, target: int, chunk: int, asked: set[int]) -> bool:
+    def _found(self, target: int, chunk: int) -> bool:
         holders = self._has_C[chunk] & self.free
         if idle := holders & self.idle:
             self.add(next(_ranks(idle)), target, chunk)
             return True
-        for source in _ranks(holders):
-            if source not in asked:
-                asked.add(source)
-                if self._found(self.of[source].target, self.of[source].chunk, asked):
-                    self.add(source, target, chunk)
-                    return True
+        while left := holders & ~self._asked:
+            source = next(_ranks(left))
+            self._asked |= 1 << source
+            if self._found(self.of[source].target, self.of[source].chunk):
+                self.add(source, target, chunk)
+                return True
         return False
 
 

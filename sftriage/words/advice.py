@@ -21,6 +21,8 @@ ASSUMPTIONS = {
     "pipeline": "every microbatch takes its stage's median, links delay and do not limit, and activations fit",
     "host_transfers": "transfers hold up what the device computes next, which the recording does not show",
 }
+SHOWN_S = 5e-5
+"""Less than this is written as 0.0 ms."""
 NOTHING = "Nothing that is known here is worth the trouble."
 NOBODY = "Nobody has been slow for long enough to be lived with."
 
@@ -61,6 +63,8 @@ def remedy_sentence(
 def _saves(saves_s: float | None) -> str:
     if saves_s is None:
         return "Saves what cannot be said from here"
+    if abs(saves_s) < SHOWN_S:
+        return "Saves nothing"
     return f"Saves {milliseconds(saves_s)} a step" if saves_s > 0 else f"Costs {milliseconds(-saves_s)} a step more"
 
 

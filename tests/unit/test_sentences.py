@@ -460,6 +460,7 @@ def remedies() -> Rows:
         "hardly late": (replace(late, late_s=1e-4), messages, None),
         "one of two": (replace(late, n_ranks=2, ranks=(1,)), messages, None),
         "a slow link": (None, None, pipeline),
+        "a link of which nothing is left to absorb": (None, None, replace(pipeline, delay_L=(0.0, 1e-6, 0.0))),
     }
     for what, given in asked.items():
         for line in advice_lines(advice_of(*given)):

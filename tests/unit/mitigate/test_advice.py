@@ -56,8 +56,7 @@ def test_of_messages_that_nobody_knows_the_share_is_said():
         (late(ranks=tuple(range(8))), set()),  # all of them: nobody else is there
         (late(ranks=(2, 3)), {"take_out", "rebalance"}),
         (late(ranks=(0,), n_ranks=3), {"take_out", "rebalance"}),  # a ring is never slower among three
-        (late(ranks=(0,), n_ranks=100), {"take_out", "rebalance"}),
-        (late(ranks=(0,), n_ranks=128), {"take_out", "rebalance", "stragglar"}),
+        (late(ranks=(0,), n_ranks=100_000), {"take_out", "rebalance", "stragglar"}),
     ],
 )
 def test_what_can_be_done_for_whom(straggler, expected):

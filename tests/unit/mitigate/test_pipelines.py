@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.pipelines import Pipeline, Step, absorbing, one_f_one_b, order_of, planned, step_s
+from sftriage.mitigate.pipelines import NEARLY, Pipeline, Step, absorbing, one_f_one_b, order_of, planned, step_s
 
 
 def uniform(delays, *, forward_s=1.0, backward_s=2.0, microbatches=16, most=None):
@@ -91,7 +91,7 @@ def test_a_plan_is_never_slower_and_never_holds_more_than_there_is_room_for(pipe
     # GIVEN any pipeline WHEN planned THEN it takes no longer than 1F1B, nor than what absorbs all delays
     ahead_S = planned(pipeline)
     best_s = min(step_s(pipeline, one_f_one_b(pipeline)), step_s(pipeline, absorbing(pipeline)))
-    assert step_s(pipeline, ahead_S) <= best_s + 1e-8
+    assert step_s(pipeline, ahead_S) <= best_s * (1.0 + NEARLY)
     # and no stage ever holds the activations of more microbatches than it can
     for ahead, most in zip(ahead_S, pipeline.most_S or (pipeline.microbatches,) * len(ahead_S), strict=True):
         held, peak = 0, 0
@@ -108,7 +108,7 @@ def test_with_room_a_delay_is_waited_for_once_each_way(delays):
     ideal_s = step_s(pipeline.undelayed, one_f_one_b(pipeline))
     # THEN a step is longer by the way there and back, and 1F1B by more than that where anything is delayed
     assert step_s(pipeline, absorbing(pipeline)) == pytest.approx(ideal_s + 2 * sum(delays))
-    assert step_s(pipeline, planned(pipeline)) == pytest.approx(ideal_s + 2 * sum(delays))
+    assert step_s(pipeline, planned(pipeline)) == pytest.approx(ideal_s + 2 * sum(delays), rel=NEARLY)
     assert step_s(pipeline, one_f_one_b(pipeline)) >= ideal_s + 2 * sum(delays) - 1e-9
 
 
