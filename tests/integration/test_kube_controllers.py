@@ -340,12 +340,10 @@ def test_sidecars_that_are_two_releases_apart_are_said_to_be(job):
 
 
 def test_a_disk_of_the_controller_s_pod_that_is_full_for_a_while_loses_no_job(server, tmp_path, environment):
-    """GIVEN a controller whose disk, which is its hub's too, takes nothing THEN the job trains on, and is judged after"""
+    """GIVEN a disk of controller and hub that takes nothing THEN the job trains on, and is judged again afterwards"""
     with contextlib.ExitStack() as held:
-        disk, namespace = (
-            held.enter_context(small_disk(tmp_path / "runs", "64m", 5000)),
-            held.enter_context(server.namespace()),
-        )
+        disk = held.enter_context(small_disk(tmp_path / "runs", "64m", 5000))
+        namespace = held.enter_context(server.namespace())
         job = held.enter_context(contextlib.closing(Job(server, namespace, tmp_path, environment)))
         controller, agent = job.start_controller(), job.start_agent()
         trainers = job.start_trainers()
