@@ -43,12 +43,6 @@ def server() -> Iterator[Cluster]:
         yield one
 
 
-@pytest.fixture
-def namespace(server) -> Iterator[str]:
-    with server.namespace() as name:
-        yield name
-
-
 class Operators:
     """`sftriage operator`, one or several, each as the operator's service account."""
 

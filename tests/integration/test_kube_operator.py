@@ -35,12 +35,6 @@ def server() -> Iterator[Cluster]:
         yield one
 
 
-@pytest.fixture
-def namespace(server) -> Iterator[str]:
-    with server.namespace() as name:
-        yield name
-
-
 class Operator:
     """`sftriage operator`, as somebody who is the operator's service account."""
 
