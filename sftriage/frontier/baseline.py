@@ -131,10 +131,10 @@ class OwnTimes:
 
     samples: Mapping[Regime, tuple[FloatArray, ...]] = field(default_factory=dict)
 
-    def typical(self, regime: Regime, n_ranks: int) -> FloatArray | None:
-        """The usual local time by rank (R), or None where it is not known."""
+    def known(self, regime: Regime, n_ranks: int) -> FloatArray:
+        """The local times by window and rank (K × R); of no windows where they are not known."""
         known = [one for one in self.samples.get(regime, ()) if len(one) == n_ranks]
-        return medians(np.array(known), axis=0) if known else None
+        return np.array(known).reshape(len(known), n_ranks)
 
     def after(self, regime: Regime, seen: Profile) -> OwnTimes:
         """With one more window."""

@@ -50,7 +50,7 @@ def arrivals_of_hosts(
     last = []
     for one, elsewhere_M in zip(replays, last_elsewhere, strict=True):
         held_M = np.minimum(one.walk.last_M - elsewhere_M, np.maximum(one.lateness_M, 0.0))
-        alone_M = one.margin_M >= settings.min_explained_fraction * held_M
+        alone_M = one.margin_M >= settings.most_fraction * held_M
         last.append((places.role_R[one.walk.leader_M], np.where(alone_M, 0.0, held_M)))
     return Arrivals(len(places.names), tuple(last), places)
 

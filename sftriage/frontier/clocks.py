@@ -49,13 +49,13 @@ def timed(window: Window, settings: Settings) -> Timed:
     host_N, both_N = complete_steps(window), complete_steps(device)
     both_N &= host_N
     numbers = _coverage(float(both_N.sum()) / max(1.0, float(host_N.sum())), settings)
-    if not both_N.any() or numbers["device_coverage"] < settings.min_device_fraction:
+    if not both_N.any() or numbers["device_coverage"] < settings.most_fraction:
         return Timed(window, limited=True, numbers=numbers)
     steps_s = {"host_step_s": _step_s(window, both_N), "device_step_s": _step_s(device, both_N)}
     shorter_s, longer_s = sorted(steps_s.values())
     agreement = shorter_s / longer_s if longer_s > 0.0 else 1.0
-    numbers |= steps_s | {"clock_agreement": agreement, "min_clock_agreement": settings.min_clock_agreement}
-    if agreement < settings.min_clock_agreement:
+    numbers |= steps_s | {"clock_agreement": agreement, "min_clock_agreement": settings.most_fraction}
+    if agreement < settings.most_fraction:
         return Timed(window, limited=True, agree=False, numbers=numbers)
     return Timed(device, clock="device", numbers=numbers)
 
@@ -78,7 +78,7 @@ def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings
     first = next(iter(verdict.suspects), None)
     of_the_host = first is not None and first.scope in ("rank", "host") and first.stage in HOST_STAGES
     if seen.agree and verdict.label == "suspect" and first is not None and of_the_host:
-        wanted_s = settings.min_explained_fraction * first.gain_s * first.persistence
+        wanted_s = settings.most_fraction * first.gain_s * first.persistence
         if longer_s is None or longer_s >= wanted_s:
             return verdict
         numbers = {**verdict.numbers, "longer_s": longer_s, "min_longer_s": wanted_s}
@@ -120,4 +120,4 @@ def _step_s(window: Window, steps_N: BoolArray) -> float:
 
 
 def _coverage(fraction: float, settings: Settings) -> dict[str, float]:
-    return {"device_coverage": fraction, "min_device_coverage": settings.min_device_fraction}
+    return {"device_coverage": fraction, "min_device_coverage": settings.most_fraction}

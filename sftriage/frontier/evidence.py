@@ -146,33 +146,39 @@ class WindowEvidence:
         """Whether a suspect is one of two ranks: slow only as much as the other is quick. Its own past decides."""
         return suspect.rank is not None and len(self.roles.members[self.roles.role_R[suspect.rank]]) == 2
 
-    @property
-    def own_R(self) -> FloatArray | None:
-        """What each of two ranks takes by itself; None where it is not known."""
-        return self.after.own.typical(self.regime, len(self.roles.role_R))
-
-    def alone_s(self, candidate: Candidate) -> float:
-        """By how much one of two ranks is slower than it was, in the steps that it fills, and the other one is not.
-
-        What both are slower by, as on a machine that others use too, is neither's. -∞ where that is not known.
-        """
-        rank, rose_R = candidate.suspect.rank, self.rose_R(candidate)
-        if rose_R is None or rank is None:
-            return -np.inf
-        others_s = [float(rose_R[other]) for other in self.roles.members[self.roles.role_R[rank]] if other != rank]
-        return float(rose_R[rank]) - 2.0 * max(0.0, *others_s)
-
-    def rose_R(self, candidate: Candidate) -> FloatArray | None:
-        """By how much each of two ranks is slower than it was, in the steps that one fills; None where not known."""
-        own_R, course = self.own_R, candidate.course
-        if own_R is None or course is None:
+    def of_pair(self, candidate: Candidate) -> OfPair | None:
+        """What the past of two ranks says of one of them, in the steps that it fills; None where it is not known."""
+        rank, course = candidate.suspect.rank, candidate.course
+        own_KR = self.after.own.known(self.regime, len(self.roles.role_R))
+        if rank is None or course is None or not len(own_KR):
             return None
-        return np.asarray(self.seen.own_NR[course.filled_N[self.used_N]].mean(axis=0) - own_R)
+        other = next(int(one) for one in self.roles.members[self.roles.role_R[rank]] if one != rank)
+        now_R, usual_R = self.seen.own_NR[course.filled_N[self.used_N]].mean(axis=0), medians(own_KR, axis=0)
+        least_s = float(own_KR[:, other].min())
+        rose_s, others_s = float(now_R[rank] - usual_R[rank]), float(now_R[other] - usual_R[other])
+        # A machine that others use too may be as quick again as it was before, for both.
+        quicker_s = min(0.0, max(others_s, least_s - float(usual_R[other])))
+        return OfPair(rose_s, rose_s - quicker_s - 2.0 * max(0.0, others_s), least_s - float(now_R[other]))
 
     @property
     def longer_s(self) -> float | None:
         """By how much a typical step is longer than a healthy one; None where none is known."""
         return None if self.normal is None else self.like.typical.total_s - self.normal.total_s
+
+
+@dataclass(frozen=True, slots=True)
+class OfPair:
+    """Of two ranks one, held against what both were, in seconds a step.
+
+    ``rose_s``: by how much it is slower than it was. ``alone_s``: so much of that as is its own, for what both are
+    slower by, as on a machine that others use too, is neither's; and it may be slower than it was only as much as the
+    other one is quicker, as far as that one has been so before. ``others_least_s``: by how much the other one is
+    quicker than it ever was.
+    """
+
+    rose_s: float
+    alone_s: float
+    others_least_s: float
 
 
 def single(suspect: Suspect) -> bool:

@@ -46,7 +46,7 @@ def host_units(
         parts = zip(replays, peers, strict=True)
         over_NXS = np.sum([one.over_NXS(some_X, roles, n_steps, mine) for one, mine in parts], axis=0)
         over_X = over_NXS.sum(axis=2).mean(axis=0)
-        if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= settings.min_alike_fraction):
+        if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= settings.min_part_fraction):
             continue
         gain_NS, lateness_N = np.zeros((n_steps, over_NXS.shape[2] + 1)), np.zeros(n_steps)
         for one, mine, second_M in zip(replays, peers, elsewhere, strict=True):

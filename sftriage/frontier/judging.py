@@ -57,7 +57,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     if "self_inflicted" in verdict.reasons:
         named = before.named
     own = evidence.after.own
-    if evidence.own_R is None:
+    if not len(own.known(evidence.regime, len(evidence.roles.role_R))):
         # Where two ranks have differed from the first step on, this is what a change is held against.
         own = own.after(evidence.regime, evidence.like)
     after = replace(evidence.after, own_best=own_best, baseline=baseline, own=own, named=named)

@@ -348,7 +348,7 @@ def _begun(test: Evidence, settings: Settings) -> Evidence:
     for q in np.flatnonzero((test.evidence_Q == settings.naming_log_odds) & ~test.stands_Q).tolist():
         recent_Q = _recent_Q(test, int(test.since_Q[q]))
         # What became slower must be most of it: time may also have moved from one stage to another.
-        mostly = recent_Q[q] >= settings.min_explained_fraction * recent_Q[STEP]
+        mostly = recent_Q[q] >= settings.most_fraction * recent_Q[STEP]
         if mostly and recent_Q[STEP] >= settings.min_over_best_fraction:
             test.stands_Q[q] = True
             onset = (int(test.since_Q[q]), int(test.first_Q[q]), int(test.last_Q[q]))

@@ -105,15 +105,16 @@ def _sample(count: int, size: int) -> RankArray:
     return np.sort(np.random.default_rng(0).choice(count, size, replace=False))
 
 
-def without_relief(level_X: Mapping[int, FloatArray], late: int) -> dict[int, FloatArray]:
-    """Levels by stage without the stages that come after the one in which somebody is late.
+def without_relief(level_X: Mapping[str, FloatArray], late: str) -> dict[str, FloatArray]:
+    """Levels by stage, in the order of the segment, without those that come after the one in which somebody is late.
 
     They stay where ranks differ in them by more than half of what they differ by in that one.
     """
-    spread = {stage: float(np.ptp(some_X)) for stage, some_X in level_X.items()}
-    after = {stage for stage in level_X if stage > late}
-    small = sum(spread[stage] for stage in after) <= 0.5 * spread[late]
-    return {stage: some_X for stage, some_X in level_X.items() if not (small and stage in after)}
+    stages = list(level_X)
+    after = stages[stages.index(late) + 1 :]
+    if sum(float(np.ptp(level_X[stage])) for stage in after) > 0.5 * float(np.ptp(level_X[late])):
+        after = []
+    return {stage: some_X for stage, some_X in level_X.items() if stage not in after}
 
 
 def differ(level_SX: FloatArray, min_s: float) -> bool:
@@ -121,7 +122,7 @@ def differ(level_SX: FloatArray, min_s: float) -> bool:
 
     A straggler is high somewhere and low nowhere, and its peers are neither; of ranks with different roles (pipeline
     stages, a rank that also evaluates) every one is high in what is its own, and low in what is the others'. A local
-    stage tells ranks apart where they differ by at least ``min_s`` in the mean complete step (``level_SX``: of some
+    stage tells ranks apart where they differ by at least ``min_s`` in the typical step (``level_SX``: of some
     ranks), and by half.
     """
     low_S, high_S = level_SX.min(axis=1, initial=np.inf), level_SX.max(axis=1, initial=0.0)

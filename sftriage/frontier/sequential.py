@@ -31,7 +31,9 @@ HISTORY_STEPS = 512
 """Steps whose events are remembered."""
 
 MAX_PERIOD_STEPS = 64
-"""The longest period that is looked for: it fits eight times into what is remembered."""
+"""The longest period that is looked for: it fits eight times into what is remembered.
+
+A fault that stays away for longer has ended, and the next one is another."""
 
 MIN_TIMES = 4
 """What comes back has been there four times: three gaps that agree."""
@@ -101,7 +103,7 @@ def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, s
     units = dict(evidence.units)
     last_step = {event.unit: event.step for event in evidence.events}
     for event in events:
-        units = {unit: one for unit, one in units.items() if event.step - last_step[unit] <= settings.max_pause_steps}
+        units = {unit: one for unit, one in units.items() if event.step - last_step[unit] <= MAX_PERIOD_STEPS}
         own = units.pop(event.unit, None) or Standing((0.0,) * len(tests), (event.step,) * len(tests))
         units = {
             unit: lowered
@@ -110,7 +112,7 @@ def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, s
         }
         units[event.unit] = _of_its_own(own, event, tests, settings)
         last_step[event.unit] = event.step
-    units = {unit: one for unit, one in units.items() if next_step - last_step[unit] <= settings.max_pause_steps}
+    units = {unit: one for unit, one in units.items() if next_step - last_step[unit] <= MAX_PERIOD_STEPS}
     kept = tuple(one for one in (*evidence.events, *events) if one.step >= next_step - HISTORY_STEPS)
     return Evidence(evidence.n_units, next_step, units, kept)
 

@@ -44,17 +44,15 @@ class Settings:
         whole_factor: of the log odds that name, those that it takes to name a rank or a host without a stage (2:
             whose core another process has for a second or two is slow in all it does, for a dozen steps).
         cap_fraction: log odds stand no higher than this over those that name: a name must be possible to lose (2.5).
-        max_pause_steps: a fault that stays away for longer has ended, and the next one is another (64, the longest
-            period that is looked for).
         rhythm_log_odds: of a unit's events, that their falling into one phase is no chance; and of the others', that
             the rhythm is theirs too (5: one time in 150).
-        max_rival_fraction: what another may have of a suspect's clear events, and a second named one of its gain (half:
-            else either may be the cause).
-        min_explained_fraction: fraction of its lateness where it is the last, and of what all share, that a suspect
-            must explain (half: more than all others).
         min_part_fraction: a stage with this much of its rank's excess, or a rank with this much of its host's gain, is
-            the better name for it: a smaller place to look (0.65).
-        min_alike_fraction: so many of a host's ranks must be slow for the host to be (0.75).
+            the better name for it: a smaller place to look; and so many of a host's ranks must be slow for the host to
+            be (0.65).
+        most_fraction: what is most of something (half). A suspect must explain most of its lateness where it is the
+            last, and of what all share; another may have less than that of its clear events, and a second named one of
+            its gain. Steps with work that the others do not have are special while most are without, and devices are
+            judged by their own clock where most steps have it, and take most of the host's time by it, or the reverse.
 
     When it was there:
 
@@ -70,12 +68,6 @@ class Settings:
 
     Attributes:
         min_coverage_fraction: fraction of (step, rank) vectors that must be there (0.95).
-        max_special_fraction: steps with work that the others do not have are special while they are so few (a third).
-        min_device_fraction: fraction of the steps whose device times must be known, of all ranks, to judge by them
-            (half: a step without is not late, its host was only too far ahead of its device).
-        min_clock_agreement: how nearly a step must take as long on the host's clock as on the device's, the shorter by
-            the longer (half: a host may be many steps ahead of its device at one end of a window and not at the other,
-            but a device time that lacks half of the step is not that of the step).
         shift_sigmas: a change inside a window that has no baseline must stand this many standard errors out of the
             steps' own spread (5: steps are correlated, so nominal significance overstates).
         clear_sigmas: what is more than this many standard deviations out is no chance (3: one time in a thousand).
@@ -108,21 +100,15 @@ class Settings:
     min_chance: float = 0.125
     whole_factor: float = 2.0
     cap_fraction: float = 2.5
-    max_pause_steps: int = 64
     rhythm_log_odds: float = 5.0
-    max_rival_fraction: float = 0.5
-    min_explained_fraction: float = 0.5
     min_part_fraction: float = 0.65
-    min_alike_fraction: float = 0.75
+    most_fraction: float = 0.5
 
     onset_log_likelihood: float = 2.0
     min_away_steps: int = 8
     min_persistence_fraction: float = 0.6
 
     min_coverage_fraction: float = 0.95
-    max_special_fraction: float = 1 / 3
-    min_device_fraction: float = 0.5
-    min_clock_agreement: float = 0.5
     shift_sigmas: float = 5.0
     clear_sigmas: float = 3.0
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from sftriage.frontier.accounting import Walk, account, walked
-from sftriage.frontier.arrays import BoolArray, FloatArray
+from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.candidates import Candidate
 from sftriage.frontier.evidence import Past, WindowEvidence, single, weigh
 from sftriage.frontier.overlap import resumed
@@ -79,7 +79,7 @@ def assess_times(
         evidence = replace(evidence, candidates=(first, *others))
     numbers |= _numbers(evidence)
     suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
-    if _roles_differ(window, walks, valid_N, evidence, first):
+    if _roles_differ(window, walks, valid_N, evidence):
         return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
     if first is not None:
         numbers |= {"slow_step_s": first.exposed_s, "without_s": max(0.0, first.exposed_s - first.suspect.gain_s)}
@@ -94,25 +94,26 @@ def coverage_of(window: Window) -> float:
     return float(finite_NR.mean()) if finite_NR.size else 0.0
 
 
-def _roles_differ(
-    window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence, first: Candidate | None
-) -> bool:
+def _roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence) -> bool:
     """Whether the lateness of this window is that of ranks which do different work, and nobody has said so.
 
     A job whose healthy steps are known has shown that its ranks are alike. And whoever is late has the machine to
-    itself while the others wait, and is quicker in the stages after the slow one: that is no other work.
+    itself while the others wait, and is quicker in the stages after the slow one: that is no other work. Work is done
+    in most steps, so that neither hiccups nor pulses count, which may lie in any stage: levels are medians.
     """
     min_s = evidence.settings.min_gain_fraction * evidence.exposed_s
     if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
         return False
-    level_X: dict[int, FloatArray] = {}
+    times_NX: dict[str, FloatArray] = {}  # in the order in which a segment has them
     for one in walks:
         for column, some_NX in zip(one.segment.local, one.some_KNX, strict=True):
-            if window.schema.stages[column.stage] not in window.schema.sync:
-                times_NX = some_NX if some_NX.size else column.values_NR
-                level_X[column.stage] = level_X.get(column.stage, 0.0) + times_NX[valid_N].mean(axis=0)
-    late = window.schema.stages.index(first.suspect.stage) if first is not None and first.suspect.stage else None
-    if late is not None and late in level_X:
+            stage = window.schema.stages[column.stage]
+            if stage not in window.schema.sync:
+                own_NX = np.asarray(some_NX if some_NX.size else column.values_NR, dtype=np.float64)[valid_N]
+                times_NX[stage] = own_NX + times_NX[stage] if stage in times_NX else own_NX
+    level_X = {stage: medians(some_NX, axis=0) for stage, some_NX in times_NX.items()}
+    late = evidence.candidates[0].suspect.stage if evidence.candidates else None
+    if late in level_X:
         level_X = without_relief(level_X, late)
     return bool(level_X) and differ(np.stack(list(level_X.values())), min_s)
 
@@ -129,7 +130,7 @@ def unambiguous(evidence: WindowEvidence) -> Candidate | None:
     rivals = (one for one in evidence.candidates if not set(one.suspect.ranks) & set(first.suspect.ranks))
     again = [one for one in rivals if one.course is not None and one.suspect.pattern != "one-off"]
     second_s = max((one.total_s for one in again if single(one.suspect)), default=0.0)
-    return first if second_s < evidence.settings.max_rival_fraction * first.total_s else None
+    return first if second_s < evidence.settings.most_fraction * first.total_s else None
 
 
 def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
@@ -142,7 +143,8 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
     if candidate.course is None:
         return False
     if evidence.of_two(suspect):
-        explained = evidence.alone_s(candidate) >= settings.min_explained_fraction * keep * suspect.gain_s
+        pair = evidence.of_pair(candidate)
+        explained = pair is not None and pair.alone_s >= settings.most_fraction * keep * suspect.gain_s
     else:
         explained = single(suspect) or suspect.persistence >= settings.min_persistence_fraction * keep
     asked = _asked(candidate, evidence, keep).values()
@@ -153,7 +155,7 @@ def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[
     """What a candidate has to reach: the numbers and their thresholds, by the names that both have in a verdict."""
     suspect, settings = candidate.suspect, evidence.settings
     worth = settings.min_gain_fraction if single(suspect) else settings.min_group_fraction
-    wanted_s = settings.min_explained_fraction * keep * _weighty_s(candidate, evidence)
+    wanted_s = settings.most_fraction * keep * _weighty_s(candidate, evidence)
     asked = {
         ("first_share", "min_share"): (suspect.share, worth * keep),
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
@@ -165,7 +167,7 @@ def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[
         asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
     if single(suspect) and candidate.course is not None:
         # Of the clear events of a suspect and of the next one.
-        own = 1.0 / (1.0 + settings.max_rival_fraction / keep)
+        own = 1.0 / (1.0 + settings.most_fraction / keep)
         asked["first_own_fraction", "min_own_fraction"] = evidence.own_fraction(candidate), own
     return asked
 
@@ -220,12 +222,12 @@ def _late_reason(evidence: WindowEvidence) -> str:
 
     ``co_critical``: step by step, mending whoever came last would save little of the lateness, for another comes almost
     as late. ``roaming``: it would save most, but who comes last changes. ``intermittent``: mostly it is one rank, but
-    too seldom to tell it from chance. Of two ranks that differ always, one is slow (``no_baseline``: its own past is
-    not known), or they do different work (``mixed_roles``: it was so before), or both are slower than they were
-    (``co_critical``).
+    too seldom to tell it from chance. Of two ranks that always differ: ``mixed_roles``, where the other one has less to
+    do in one stage than it ever had; ``co_critical``, where both are slower than they were; ``no_baseline``, where one
+    was slow before, or what they were before is not known.
     """
     settings = evidence.settings
-    if evidence.best_gains_s < settings.min_explained_fraction * evidence.excess.late_s:
+    if evidence.best_gains_s < settings.most_fraction * evidence.excess.late_s:
         return "co_critical"
     total_s = float(evidence.gain_R.sum())
     if float(evidence.gain_R.max()) < settings.min_persistence_fraction * total_s:
@@ -233,11 +235,14 @@ def _late_reason(evidence: WindowEvidence) -> str:
     named = next((one for one in evidence.candidates if one.course is not None), None)
     if named is None or not evidence.of_two(named.suspect) or named.suspect.rank is None:
         return "intermittent"
-    rose_R = evidence.rose_R(named)
-    if rose_R is None:
+    pair, explained_s = evidence.of_pair(named), settings.most_fraction * named.suspect.gain_s
+    if pair is None:
         return "no_baseline"
-    slower = float(rose_R[named.suspect.rank]) >= settings.min_explained_fraction * named.suspect.gain_s
-    return "co_critical" if slower else "mixed_roles"
+    if pair.alone_s >= explained_s:
+        return "intermittent"
+    if pair.others_least_s >= explained_s and named.suspect.stage is not None:
+        return "mixed_roles"
+    return "co_critical" if pair.rose_s >= explained_s else "no_baseline"
 
 
 def _shared_reason(evidence: WindowEvidence) -> str:
@@ -248,7 +253,7 @@ def _shared_reason(evidence: WindowEvidence) -> str:
     if not excess.from_baseline:
         return "no_baseline"
     best = next((one.suspect for one in evidence.candidates if not single(one.suspect)), None)
-    if best is None or best.gain_s < settings.min_explained_fraction * excess.group_s:
+    if best is None or best.gain_s < settings.most_fraction * excess.group_s:
         return "co_critical"  # the group is slower, but not all of it in one stage
     return "intermittent" if best.persistence < settings.min_persistence_fraction else "co_critical"
 

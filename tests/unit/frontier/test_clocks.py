@@ -304,4 +304,4 @@ def test_advances_sum_to_the_exposed_time_on_whichever_clock(window, data):
         between_NR[1:][np.isnan(times_NRS[:-1]).all(axis=2)] = np.nan
     device = anchored(replace(window, durations_NRS=times_NRS, outside_NRG=None, between_NR=between_NR, ready_NR=None))
     assert verdict.exposed_s * device.n_steps == pytest.approx(device.exposed_s, rel=1e-9)
-    assert gone_N.mean() <= 1.0 - SETTINGS.min_device_fraction
+    assert gone_N.mean() <= 1.0 - SETTINGS.most_fraction

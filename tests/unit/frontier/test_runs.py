@@ -205,3 +205,30 @@ def test_who_keeps_the_name_is_explained_by_the_thresholds_that_keep_it():
     # THEN all that it was asked is met
     for one in named:
         assert all(check.met for check in explain(one).checks if check.name.startswith("first_"))
+
+
+@pytest.mark.parametrize("first", [0, 300])
+@pytest.mark.parametrize("seed", range(3))
+def test_pulses_on_one_of_two_ranks_are_no_other_work(first, seed):
+    # GIVEN two ranks on a machine that is busy at first, and one that is stopped once a step from then on, in any stage
+    stages, where_N = ("data", "forward", "backward", "optimizer"), np.random.default_rng(seed).integers(4, size=700)
+    stopped = tuple(
+        Fault(stage, 1, 0.020, lambda n, s=s: (where_N[:n] == s) & (np.arange(n) >= first))
+        for s, stage in enumerate(stages)
+    )
+    busy = tuple(Fault(stage, None, factor=1.5, steps=from_step(0, 150)) for stage in stages)
+    job = Job(n_ranks=2, n_steps=700, noise=heavy_tailed(0.15))
+    # WHEN it runs
+    found = verdicts(job.run(*stopped, *busy, seed=seed, split=True))
+    # THEN the other one is never named, and nobody says that they do different work
+    assert {ranks for ranks, _ in names(found)} <= {(1,)}
+    assert not any("mixed_roles" in v.reasons for v in found)
+    # AND the stopped one is named where its own past is known
+    assert names(found) or first == 0
+
+
+def test_of_two_ranks_that_always_differed_neither_is_named():
+    # GIVEN two ranks, one of which has more to do from the first step on: an embedding, or a slow disk
+    found = verdicts(Job(n_ranks=2, n_steps=400).run(Fault("forward", 0, 0.015)))
+    # THEN it is not known which of them is as it should be, however long it lasts
+    assert {(v.label, v.reasons) for v in found} == {("needs_evidence", ("no_baseline",))}

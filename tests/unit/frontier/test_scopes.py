@@ -112,6 +112,18 @@ TRUTH = [
     ),
     Case("two roles that nobody declared", Job(n_ranks=8), ROLES, reasons=("mixed_roles",)),
     Case(
+        "a pipeline of two ranks that nobody declared",
+        Job(n_ranks=2),
+        (Fault("data", 1, factor=0.05), Fault("forward", 1, factor=2.5)),
+        reasons=("mixed_roles",),
+    ),
+    Case(
+        "an embedding on the one rank of two, a loss on the other",
+        Job(n_ranks=2),
+        (Fault("data", 1, factor=0.2), Fault("optimizer", 0, factor=0.2), Fault("forward", 0, 0.010)),
+        reasons=("mixed_roles",),
+    ),
+    Case(
         "one rank that does other work",
         Job(n_ranks=4),
         OTHER_WORK,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.frontier import Settings
-from sftriage.frontier.sequential import HISTORY_STEPS, ClearEvent, Evidence, advanced, rhythm
+from sftriage.frontier.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, ClearEvent, Evidence, advanced, rhythm
 
 SETTINGS = Settings()
 RANK = 1
@@ -101,8 +101,8 @@ def test_a_fault_that_stays_away_has_ended_and_the_next_one_is_another():
     evidence = after(events(*range(100, 140)), 140)
     assert evidence.named(RANK)
     # WHEN it does nothing for as long as the longest period, THEN it still is, and after that no more
-    assert advanced(evidence, [], 139 + SETTINGS.max_pause_steps, SETTINGS).named(RANK)
-    ended = advanced(evidence, [], 140 + SETTINGS.max_pause_steps, SETTINGS)
+    assert advanced(evidence, [], 139 + MAX_PERIOD_STEPS, SETTINGS).named(RANK)
+    ended = advanced(evidence, [], 140 + MAX_PERIOD_STEPS, SETTINGS)
     assert not ended.named(RANK)
     # AND one event more is one event
     again = advanced(ended, events(300), 301, SETTINGS)
