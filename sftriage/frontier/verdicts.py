@@ -12,7 +12,7 @@ import numpy as np
 from sftriage.frontier.accounting import Walk, account, walked
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.candidates import Candidate
-from sftriage.frontier.evidence import Past, WindowEvidence, single, weigh
+from sftriage.frontier.evidence import Past, WindowEvidence, named_one, single, weigh
 from sftriage.frontier.overlap import resumed
 from sftriage.frontier.roles import differ, roles_of, without_relief
 from sftriage.frontier.settings import Settings
@@ -161,11 +161,12 @@ def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
     }
     if single(suspect):
-        # Of a rank or a host that is slow in all it does, more.
-        whole = any(one.suspect.stage is None and one.suspect.ranks == suspect.ranks for one in evidence.candidates)
+        # Of a rank or a host that is slow in all it does, or mostly waited for a CPU, more.
+        mine = (one.suspect for one in evidence.candidates if one.suspect.ranks == suspect.ranks)
+        whole = suspect.ranks in evidence.waited or any(one.stage is None for one in mine)
         wanted = settings.naming_log_odds * (settings.whole_factor if whole else 1.0)
         asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
-    if single(suspect) and candidate.course is not None:
+    if named_one(candidate):
         # Of the clear events of a suspect and of the next one.
         own = 1.0 / (1.0 + settings.most_fraction / keep)
         asked["first_own_fraction", "min_own_fraction"] = evidence.own_fraction(candidate), own
@@ -209,7 +210,7 @@ def _reasons(evidence: WindowEvidence) -> tuple[str, ...]:
     settings, late_s, parts = evidence.settings, evidence.excess.late_s, []
     if evidence.shared_s >= settings.min_group_fraction * evidence.exposed_s:
         parts.append((evidence.shared_s, _shared_reason(evidence)))
-        if any(one.course is not None and single(one.suspect) for one in evidence.candidates):
+        if any(map(named_one, evidence.candidates)):
             return (parts[0][1],)  # the lateness has a suspect, which explains too little of all
     alone = evidence.single_s >= settings.min_gain_fraction * evidence.exposed_s
     if alone or late_s >= settings.min_lateness_fraction * evidence.exposed_s:
