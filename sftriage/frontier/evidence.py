@@ -77,7 +77,7 @@ class WindowEvidence:
 
     ``used_N`` are the steps that count: complete, and of the kind that most of them are. ``like`` is the profile of
     those in the regime that most of them are in. ``best_gains_s`` is what mending whoever came last would have saved,
-    step by step, as a mean, and ``gain_R`` that by rank, summed. ``waited`` has the ranks of those who mostly waited for
+    step by step, as a mean, and ``gain_R`` that by rank, summed. ``waited``: the ranks of those who mostly waited for
     a CPU, of whom the evidence of the run has named. ``before`` is what the windows before have taught, and ``after``
     what is known with this one, but for what follows from its verdict; ``measures`` are all its steps, as the job is
     tested against itself.

@@ -13,7 +13,7 @@ REASONS: Mapping[str, str] = {
     "sync_ambiguous": "the time is lost inside a sync stage, where ranks wait for each other and all look alike",
     "roaming": "the rank that comes last changes from step to step",
     "low_coverage": "steps of some ranks are missing",
-    "no_baseline": "all ranks became slower alike, or one of two is slower than the other, and what is normal is not known",
+    "no_baseline": "all ranks became slower alike, or one of two is slower, and what is normal is not known",
     "intermittent": "one rank causes most of the delay, but not often enough yet to tell that from chance",
     "mixed_roles": "the ranks do different work, and which of them do the same (cohorts) is not declared",
     "clock_limited": "the ranks run on devices, and on the host's clock a wait for a device shows in any stage",
