@@ -24,8 +24,6 @@ class Settings:
         min_lateness_fraction: lateness of the last rank over the median one, beyond jitter, that wants a reason where
             no single one is worth looking at (10 %: ranks that share cores, switches or a file system take turns at
             being last all day).
-        max_jitter_fraction: lateness that jitter explains is forgiven up to here (15 %: two ranks that take turns at
-            being late look like two that jitter, and a job that loses more to either is not healthy).
         keep_fraction: who was named stays named down to this fraction of the thresholds it had to pass, in evidence and
             in size (0.7: what lies at a threshold must not make the verdict flap).
 
@@ -91,7 +89,6 @@ class Settings:
     min_seen_fraction: float = 0.35
     min_group_fraction: float = 0.15
     min_lateness_fraction: float = 0.10
-    max_jitter_fraction: float = 0.15
     keep_fraction: float = 0.7
 
     false_names_per_million_steps: float = 0.1
