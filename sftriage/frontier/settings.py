@@ -39,9 +39,9 @@ class Settings:
             others, most (90 %, 65 %).
         min_chance: of many ranks an event says no more than of eight: a hiccup lasts for several steps, and all of them
             are its own (1/8).
-        whole_factor: of the log odds that name, those that it takes to name a rank or a host without a stage (2:
-            whose core another process has for a second or two is slow in all it does, for a dozen steps).
-        cap_fraction: log odds stand no higher than this over those that name: a name must be possible to lose (2.5).
+        whole_factor: of the log odds that name, those that it takes to name a rank or a host without a stage, or which
+            mostly waited for a CPU (2: whose core another process has for a second or two is slow in all it does, for a
+            dozen steps). They stand no higher than this: a name must be possible to lose.
         rhythm_log_odds: of a unit's events, that their falling into one phase is no chance; and of the others', that
             the rhythm is theirs too (5: one time in 150).
         min_part_fraction: a stage with this much of its rank's excess, or a rank with this much of its host's gain, is
@@ -96,7 +96,6 @@ class Settings:
     guilty_fractions: tuple[float, ...] = (0.9, 0.65)
     min_chance: float = 0.125
     whole_factor: float = 2.0
-    cap_fraction: float = 2.5
     rhythm_log_odds: float = 5.0
     min_part_fraction: float = 0.65
     most_fraction: float = 0.5
