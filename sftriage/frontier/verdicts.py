@@ -136,7 +136,8 @@ def unambiguous(evidence: WindowEvidence) -> Candidate | None:
 def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
     """Whether a candidate is the suspect: it is worth a capture, and explains the excess of the steps that it fills.
 
-    A rank or a host has a course only where the evidence of the run has named it.
+    A rank or a host has a course only where the evidence of the run has named it. What all share, and whoever mostly
+    waited for a CPU, as many do for a second or two on a busy host, must be there in most of the steps.
     """
     suspect, settings = candidate.suspect, evidence.settings
     keep = evidence.keep_fraction(suspect)
@@ -146,7 +147,8 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
         pair = evidence.of_pair(candidate)
         explained = pair is not None and pair.alone_s >= settings.most_fraction * keep * suspect.gain_s
     else:
-        explained = single(suspect) or suspect.persistence >= settings.min_persistence_fraction * keep
+        own = single(suspect) and suspect.ranks not in evidence.waited
+        explained = own or suspect.persistence >= settings.min_persistence_fraction * keep
     asked = _asked(candidate, evidence, keep).values()
     return explained and all(number >= threshold for number, threshold in asked)
 
