@@ -59,8 +59,8 @@ class Settings:
             95 % are 1.92, by Wilks).
         min_away_steps: a fault that has been away for fewer steps may come back (8: a hiccup lasts a few), and so may
             one that has been away for twice as long before.
-        min_persistence_fraction: fraction of a window's steps in which what all ranks share must be there (0.6), or whoever
-            mostly waited for a CPU, or one rank be most of the lateness, or captured steps have the fault.
+        min_persistence_fraction: fraction of a window's steps in which there must be what all ranks share (0.6), or who
+            mostly waited for a CPU; or in which one rank is most of the lateness, or captured steps have the fault.
 
     What can be judged at all:
 
