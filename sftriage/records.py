@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
     BoolArray = NDArray[np.bool_]
+    IntArray = NDArray[np.int64]
 
 OTHER = "other"
 """The last stage of a recorded vector: time outside every named stage. It closes the vector to the step."""
@@ -212,14 +213,54 @@ class GpuFindings:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+class _Row:
+    """One value of all ranks, as an attribute."""
+
+    def __init__(self, row: int) -> None:
+        self._row = row
+
+    def __get__(self, job: JobStatus, owner: type[JobStatus]) -> IntArray:
+        row_R: IntArray = job.doing_VR[self._row]
+        return row_R
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class JobStatus:
-    """What the ranks of one attempt of a job are doing now; ranks that show nothing are not among ``ranks``."""
+    """What the ranks of one attempt of a job are doing now, side by side; ranks that show nothing are not among them.
+
+    Attributes:
+        hosts: where any of them are.
+        doing_VR: the values of a `RankStatus`, in their order, of each rank: its host and its stage by their numbers,
+            -1 for no stage; and -1 where it cannot be known whether it is alive.
+    """
 
     schema: StageSchema
     world_size: int
-    ranks: tuple[RankStatus, ...]
+    hosts: tuple[str, ...]
+    doing_VR: IntArray
     attempt: int = 0
+
+    rank_R, host_R, stage_R, stage_age_ns_R, step_R, step_age_ns_R, published_R, closed_R, alive_R, special_R = (
+        _Row(row) for row in range(10)
+    )
+
+    @property
+    def ranks(self) -> tuple[RankStatus, ...]:
+        """They one by one: for a few of them."""
+        return tuple(
+            RankStatus(
+                *(rank, self.hosts[host], self.schema.stages[stage] if stage >= 0 else None),
+                *(stage_age_ns, step, step_age_ns, published),
+                *(bool(closed), bool(alive) if alive >= 0 else None, bool(special)),
+            )
+            for rank, host, stage, stage_age_ns, step, step_age_ns, published, closed, alive, special in (
+                self.doing_VR.T.tolist()
+            )
+        )
+
+    def only(self, some: IntArray | BoolArray) -> JobStatus:
+        """Some of the ranks."""
+        return replace(self, doing_VR=self.doing_VR[:, some])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

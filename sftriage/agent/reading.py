@@ -21,6 +21,7 @@ from sftriage.windows.decoding import together
 from sftriage.windows.logs import LOG_KIND
 from sftriage.windows.rings import Batch, Copied, Ring, batches, open_ring
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
+from sftriage.windows.statuses import status_of
 from sftriage.windows.steplog import KeptSteps, blocks_of
 
 log = logging.getLogger("sftriage")
@@ -140,7 +141,8 @@ class RankRings:
         newest = max((one.ring.info.attempt for one in self._ranks.values()), default=0)
         ranks, about = [], None
         for path, one in list(self._ranks.items()):
-            if one.ring.info.attempt != newest:
+            # (one that records other stages counts as missing)
+            if one.ring.info.attempt != newest or (about is not None and one.ring.info.schema != about.schema):
                 continue
             try:
                 ranks.append(one.ring.status())
@@ -150,7 +152,7 @@ class RankRings:
                 about = about or one.ring.info
         if about is None:
             return None
-        return JobStatus(about.schema, about.world_size, tuple(sorted(ranks, key=attrgetter("rank"))), newest)
+        return status_of(about.schema, about.world_size, ranks, newest)
 
     def status(self, info: RingInfo) -> RankStatus | None:
         """What one rank is doing now; None where that cannot be read."""

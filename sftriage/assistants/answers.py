@@ -9,10 +9,12 @@ from typing import Any
 
 from sftriage.assistants.places import Places
 from sftriage.errors import InputError, UsageError
+from sftriage.mitigate.advice import advice_of
 from sftriage.records import CAPTURE_ID, plain
 from sftriage.reports.explanation import explanation_lines
 from sftriage.reports.manifest import manifest_lines
 from sftriage.reports.markdown import markdown
+from sftriage.runs.advice import advice_lines, advice_values, straggler_of
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import DecisionGroup, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory
@@ -245,6 +247,14 @@ def whatif(places: Places, name: str) -> dict[str, Any]:
         },
         "slowest_workers",
     )
+
+
+def advice(places: Places, name: str) -> dict[str, Any]:
+    """What would help against a run's straggler."""
+    run = places.run(name)
+    view = places.view(run)
+    found = advice_of(straggler_of(view), None, None)
+    return _fitting({"says": advice_lines(found), **advice_values(found), "cites": _cites(run, view.rows[-1:])}, "says")
 
 
 def report(places: Places, name: str) -> str:

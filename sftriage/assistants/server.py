@@ -150,6 +150,16 @@ def server(places: Places) -> MCPServer[Any]:
         return answers.whatif(places, run)
 
     @asked
+    def advise(run: Run = "") -> dict[str, Any]:
+        """Say what would help against a straggler that stays, and by how much a step: models, not measurements.
+
+        Remedies come the most useful first, each with `saves_s`, `pays_from_s` (how late the straggler must be for it
+        to pay) and `taken_for_granted`: say that too. `best` is null where nothing is worth the trouble, and
+        `straggler` where nobody has been slow for long. Nothing here is done to the job.
+        """
+        return answers.advice(places, run)
+
+    @asked
     def report(run: Run = "") -> str:
         """Write the report of a run in Markdown, to hand on: state, answers, where a step's time went, captures."""
         return answers.report(places, run)

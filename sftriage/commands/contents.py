@@ -323,6 +323,12 @@ CONTENTS: tuple[Entry | Section, ...] = (
         ),
     ),
     Entry(
+        "advise",
+        "advise:advise",
+        "Say what would help against a straggler that stays.",
+        ("sftriage advise", "sftriage advise sftriage-runs/RUN --gradients 500Mi --bandwidth 12.5 --json"),
+    ),
+    Entry(
         "reduce",
         "reduce:reduce",
         "Reduce heavy traces to stages, and say what they show.",

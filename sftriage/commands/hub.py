@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,9 @@ from sftriage.words.amounts import place
 
 
 def account(
-    job_id: Annotated[str, typer.Option("--job-id", metavar="ID", help="The job's, as its hosts are given it.")],
+    job_id: Annotated[
+        str | None, typer.Option("--job-id", metavar="ID", help="The job's, as its hosts are given it.")
+    ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(
@@ -24,6 +26,15 @@ def account(
             help="A host of the job, by the name of its agent: hostname, and with SLURM or $NODE_RANK a dash and its "
             "number. Repeatable: each then has a key of its own.",
             show_default="one key for all agents",
+        ),
+    ] = None,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--namespace",
+            metavar="NAME",
+            help="A namespace of a Kubernetes cluster instead, whose jobs share one account. Repeatable: the keys of "
+            "each are in a directory of its name.",
         ),
     ] = None,
     creds: Annotated[
@@ -41,9 +52,20 @@ def account(
     What is printed goes into `accounts { }` there. It is no secret: it names public keys, and what each may do.
     """
     from sftriage.fleet.hub import Places, token
-    from sftriage.fleet.permissions import AGENTS_FILE, CONTROLLER_FILE, agent_file, of_job
+    from sftriage.fleet.permissions import AGENTS_FILE, CONTROLLER_FILE, agent_file, of_job, of_namespace
     from sftriage.runs.directory import DEFAULT_ROOT
 
+    if namespace and (job_id or host):
+        raise UsageError("--namespace is of all jobs there are in it: no --job-id and no --host goes with it")
+    if namespace:
+        directory = creds or Path(DEFAULT_ROOT) / "namespaces.keys"
+        made: dict[str, Any] = {}
+        for one in namespace:
+            controllers, told = (_public_key(directory / one / file) for file in (CONTROLLER_FILE, AGENTS_FILE))
+            made |= of_namespace(one, controllers, told)
+        write(json.dumps(made, indent=2))
+        say(f"the keys are in {place(directory)}, and belong into a Secret of their namespace each")
+        return
     if not job_id:
         raise UsageError("--job-id is missing: a name for this job alone, as its hosts are given it")
     places = Places.of(job_id)

@@ -131,8 +131,6 @@ def operate(
     said = None if settings is None else read_settings(settings)
     if said is None and runs_claim is not None:
         raise UsageError("--runs-claim is of controllers: give --settings too")
-    if said is not None and said.nats:
-        raise UsageError(f"{settings}: no controllers are started for jobs whose hub is a NATS server of your own")
     stores = frozenset(map(checked_url, [*(store or ()), *([said.store] if said is not None and said.store else ())]))
     held, slash, name = (lease or "").partition("/")
     if lease is not None and not (held and slash and name):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -17,25 +19,30 @@ import typer
 from sftriage.commands.job_options import (
     KEEP_STEPS,
     KEEP_STEPS_FOR,
+    LOOPBACK,
+    TOKEN_VARIABLE,
     CopiesOption,
     DropLocalOption,
     KeepStepsForOption,
     KeepStepsOption,
+    MetricsPortOption,
     copies_of,
     finish,
     kept_steps,
+    metering_of,
     say_summary,
 )
-from sftriage.commands.options import TlsOption
+from sftriage.commands.options import NatsOption, TlsOption
 from sftriage.commands.output import notices
 from sftriage.errors import UsageError
-from sftriage.fleet.hub import PORT, HubAddress
+from sftriage.fleet.hub import CA_FILE, PORT, HubAddress
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.words.amounts import place
 
 if TYPE_CHECKING:
     from sftriage.kube.mirroring import Mirror
     from sftriage.runtime.controlling import Beginning, JobController
+    from sftriage.sinks.metering import Metering
     from sftriage.sinks.terminal import Reporter
 
 SHOWN_S = 10.0
@@ -52,9 +59,16 @@ def controller(
         Path, typer.Option(metavar="DIR", help="A folder with policies; what changes there takes effect.")
     ],
     run: Annotated[Path, typer.Option(metavar="DIR", help="For its runs, and what its hub keeps.")],
-    creds: Annotated[Path, typer.Option(metavar="FILE", help="USER:PASSWORD of its hub.")],
+    creds: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="USER:PASSWORD of its hub, or what --nats lets it in by, as of a controller."
+        ),
+    ],
+    nats: NatsOption = None,
     port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="Where its hub listens.")] = PORT,
     tls: TlsOption = None,
+    metrics_port: MetricsPortOption = None,
     store: CopiesOption = None,
     drop_local: DropLocalOption = False,
     keep_steps: KeepStepsOption = KEEP_STEPS,
@@ -64,7 +78,8 @@ def controller(
 
     The operator starts it, one for each job. Captures become TraceCaptures, and how the job stands its TriageReport;
     captures that people ask for by TraceCaptures are answered. When the job ends, the next one of its name is waited
-    for, until SIGTERM. In its folder it goes on with a run that had not ended.
+    for, until SIGTERM. In its folder it goes on with a run that had not ended. With --nats its hub is a server that
+    others use too. Metrics are served where $SFTRIAGE_METRICS_TOKEN says who may see them.
     """
     from sftriage.kube.client import ClusterObjects
     from sftriage.kube.mirrored import job_named
@@ -88,25 +103,35 @@ def controller(
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
     # (whoever ends this pod ends no job)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    here = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
-    server = HubServer((here, port), (run / "hub").absolute(), creds, tls)
-    address = HubAddress(
-        f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}", creds, None if tls is None else tls / "ca.pem"
-    )
-    try:
-        server.keep()
+    everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    shown = metrics_port if os.environ.get(TOKEN_VARIABLE) else None
+    where = LOOPBACK if shown is None else everywhere
+    with contextlib.ExitStack() as held:
+        if nats is None:
+            server = HubServer((everywhere, port), (run / "hub").absolute(), creds, tls)
+            held.callback(server.close)
+            server.keep()
+        url = nats or f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
+        address = HubAddress(url, creds, None if tls is None else tls / CA_FILE)
         mirror.begin()
         with contextlib.suppress(KeyboardInterrupt):
             while True:
-                _watch(run, job_id, address, Beginning(job.name, [policies], keeping), mirror, Reporter(notices()))
+                beginning, reporter = Beginning(job.name, [policies], keeping), Reporter(notices())
+                # (each run of the job has metrics of its own)
+                metering = metering_of(shown, where, None, None, False, False, False)
+                _watch(run, job_id, address, beginning, mirror, reporter, metering)
         # (a second signal ends it at once)
         mirror.finish(SHOWN_S)
-    finally:
-        server.close()
 
 
 def _watch(
-    root: Path, job_id: str, address: HubAddress, beginning: Beginning, mirror: Mirror, reporter: Reporter
+    root: Path,
+    job_id: str,
+    address: HubAddress,
+    beginning: Beginning,
+    mirror: Mirror,
+    reporter: Reporter,
+    metering: Metering,
 ) -> None:
     """Watch one run of the job to its end.
 
@@ -120,7 +145,7 @@ def _watch(
         directory,
         job_id,
         address,
-        lambda info: [reporter, mirror],
+        lambda info: [reporter, mirror, *metering.sinks(info.job, info.run_id, time.time())],
         None if goes_on else beginning,
         policies=beginning.policies,
     )

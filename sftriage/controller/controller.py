@@ -197,12 +197,12 @@ class Controller:
         # No window comes while the job stands still.
         self._follow(now_s)
         last = self._last if self._last is not None and self._last.attempt == job.attempt else None
-        return self._decided(verdict, now_s, peers_of(verdict, last, [one.rank for one in job.ranks]))
+        return self._decided(verdict, now_s, peers_of(verdict, last, job.rank_R.tolist()))
 
     def ask(self, ask: ManualRequest, job: JobStatus | None, now_s: float) -> Decision:
         """Decide about a capture that a person asks for, and put it on record."""
-        ranks = () if job is None else tuple(one.rank for one in job.ranks)
-        step = max((one.step for one in job.ranks), default=0) if job is not None else 0
+        ranks = () if job is None else tuple(job.rank_R.tolist())
+        step = int(job.step_R.max(initial=0)) if job is not None else 0
         attempt = job.attempt if job is not None else 0
         still = frozenset[int]() if job is None else still_ranks(job, self._watch.pace.typical_s)
         decision, self._state = decide_manual_request(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -46,8 +46,8 @@ class WindowAssembly:
         self._on_device: set[int] = set()
         self._times = StepTimes(2 * shape.window_steps)
         self._held: deque[Window] = deque()
-        # Generation and last step, agent and position of rows that windows to come may need.
-        self._needed: list[tuple[tuple[int, int], str, int]] = []
+        # Of each agent's rows that windows to come may need: generation and last step, and position.
+        self._needed: defaultdict[str, deque[tuple[tuple[int, int], int]]] = defaultdict(deque)
 
     def add(self, sent: Sequence[Rows], *, ended: bool = False, hold: bool = False) -> list[Window]:
         """Take rows; the windows that are ready by them. With ``ended``, the job's last ones too.
@@ -58,7 +58,8 @@ class WindowAssembly:
         for rows in sent:
             of_generation.setdefault(rows.generation, []).append(rows)
             if len(rows.steps):
-                self._needed.append(((rows.generation, int(rows.steps.step_B.max())), rows.agent, rows.position))
+                last_step = rows.generation, int(rows.steps.step_B.max())
+                self._needed[rows.agent].append((last_step, rows.position))
         for _, some in sorted(of_generation.items()):
             self._take(some)
         windows = []
@@ -78,15 +79,9 @@ class WindowAssembly:
         """
         next_step = (window.attempt, window.first_step + self._shape.stride_steps - self._shape.warmup_steps)
         positions: dict[str, int] = {}
-        needed: list[tuple[tuple[int, int], str, int]] = []
-        waiting: set[str] = set()
-        for last_step, agent, position in self._needed:
-            if last_step >= next_step or agent in waiting:
-                needed.append((last_step, agent, position))
-                waiting.add(agent)
-            else:
-                positions[agent] = position
-        self._needed = needed
+        for agent, needed in self._needed.items():
+            while needed and needed[0][0] < next_step:
+                _, positions[agent] = needed.popleft()
         return positions
 
     def spans(self, window: Window) -> Mapping[int, Span]:

@@ -32,7 +32,7 @@ class Claims:
         if len(self._whose) > MAX_PROCESSES:
             self._whose.clear()
         self._whose.update(dict.fromkeys(new, agent))
-        if shipment.status is not None:
-            alive = frozenset(one.rank for one in shipment.status.ranks if one.alive and not one.closed)
-            self._alive[agent] = sent_s, alive
+        if status is not None:
+            alive_R = (status.alive_R == 1) & (status.closed_R == 0)
+            self._alive[agent] = sent_s, frozenset(status.rank_R[alive_R].tolist())
         return ""

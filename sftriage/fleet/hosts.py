@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+
+import numpy as np
 
 from sftriage.fleet.asking import Message
 from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, Teller
 from sftriage.fleet.messages import Block, Incarnation, Shipment
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import JobStatus, RankStatus
+from sftriage.records import JobStatus
 from sftriage.windows.shipped import ReadCounts
+from sftriage.windows.statuses import together
 
 CLOCK_DRIFT = 1e-4
 """By how much of a second a host's clock may go wrong in one."""
@@ -77,7 +79,8 @@ class Host:
             self.counts = shipment.counts
         if shipment.status is not None:
             self.status, self.status_s = shipment.status, at_s
-            self._left = tuple(one.rank for one in shipment.status.ranks if one.closed or one.alive is False)
+            left_R = (shipment.status.closed_R != 0) | (shipment.status.alive_R == 0)
+            self._left = tuple(shipment.status.rank_R[left_R].tolist())
 
     def take(self, agent: str, block: Block, generations: Generations) -> Sequence[Members]:
         """Take note of the ranks in a block of rows, of which those of older starts come first.
@@ -129,24 +132,19 @@ class Host:
         of = ((rank, generations.of(Incarnation.of(self.boot_id, infos[rank]))) for rank in left)
         return [rank for rank, generation in of if generation == generations.newest]
 
-    def doing(self, generations: Generations, now_s: float) -> Iterator[RankStatus]:
-        """What the ranks of the newest generation are doing, as old as that is by now."""
+    def doing(self, generations: Generations) -> JobStatus | None:
+        """What the ranks of the newest generation are doing, by the newest status; None where that has none."""
         status = self.status
         if status is None:
-            return
+            return None
         rings = self.rings.get(status.attempt, {})
         key = status.attempt, len(rings), self.boot_id, generations.changes
         if self._in_newest[0] != key:
             found = _members(self.boot_id, rings, generations)
             self._in_newest = key, {rank for one in found if one.generation == generations.newest for rank in one.of}
-        older_ns = int((now_s - self.status_s) * 1e9)
-        for one in status.ranks:
-            if one.rank in self._in_newest[1]:
-                # (a few times as fast as `replace`, of what is all ranks of a job every second)
-                yield RankStatus(
-                    *(one.rank, one.host, one.stage, one.stage_age_ns + older_ns, one.step, one.step_age_ns + older_ns),
-                    *(one.published, one.closed, one.alive, one.special),
-                )
+        here = [rank in self._in_newest[1] for rank in status.rank_R.tolist()]
+        status = status if all(here) else status.only(np.array(here))
+        return replace(status, attempt=generations.newest) if any(here) else None
 
     def quiet_s(self, now_s: float, connected_s: float) -> float:
         """For how long nothing has come from it, though something could."""
@@ -162,18 +160,8 @@ class Host:
 
 def status_of_all(hosts: Iterable[Host], generations: Generations, now_s: float) -> JobStatus | None:
     """What the ranks of the newest generation are doing, on all hosts that agree on the stages; None without any."""
-    first: JobStatus | None = None
-    found: list[RankStatus] = []
-    for host in hosts:
-        ranks = list(host.doing(generations, now_s))
-        if not ranks or host.status is None:
-            continue
-        first = first or host.status
-        if (host.status.schema, host.status.world_size) == (first.schema, first.world_size):
-            found += ranks
-    if first is None:
-        return None
-    return replace(first, ranks=tuple(sorted(found, key=attrgetter("rank"))), attempt=generations.newest)
+    found = [(status, host.status_s) for host in hosts if (status := host.doing(generations)) is not None]
+    return together([status for status, _ in found], [int((now_s - at_s) * 1e9) for _, at_s in found])
 
 
 def _ahead_s(host: Host, shipment: Shipment, sent_s: float) -> float:

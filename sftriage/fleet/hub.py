@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sftriage.errors import SftriageError, UsageError
+from sftriage.fleet.names import HubLoop
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("sftriage")
 
 PORT = 7422
+CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
+"""Of a directory of `--tls`: who signs the hub's certificate; where the hub is, that, and its key."""
 CONNECT_S, RECONNECT_S, PING_S = 3, 1, 5
 _SEED = re.compile(r"SU[A-Z2-7]{56}")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,40}")
@@ -182,7 +185,7 @@ class Hub:
         self._client: Client | None = None
         self._refused = False
         self._said: set[str] = set()
-        self._loop = asyncio.new_event_loop()
+        self._loop = HubLoop()
         # (started once there is something to be done: a launcher may have to be forked before)
         self._thread = threading.Thread(target=self._loop.run_forever, name="sftriage-hub", daemon=True)
 

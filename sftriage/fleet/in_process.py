@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Protocol
 
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.shipped import ReadCounts, Rows
+from sftriage.windows.statuses import together
 
 
 class HostAgent(Protocol):
@@ -55,12 +55,8 @@ class InProcess:
     def statuses(self) -> JobStatus | None:
         """See `controller.needs.Fleet`: the ranks of the newest generation, of all hosts that agree on the stages."""
         told = [status for agent in self._agents if (status := agent.statuses()) is not None]
-        first = max(told, key=attrgetter("attempt"), default=None)
-        if first is None:
-            return None
-        alike = [status for status in told if replace(status, ranks=first.ranks) == first]
-        ranks = sorted((rank for status in alike for rank in status.ranks), key=attrgetter("rank"))
-        return replace(first, ranks=tuple(ranks))
+        told.sort(key=attrgetter("attempt"), reverse=True)
+        return together(told, [0] * len(told))
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """See `controller.needs.Fleet`. What is asked of one agent stays with it, or it would be called off."""
@@ -112,5 +108,5 @@ def of_all(told: Sequence[GpuFindings]) -> GpuFindings:
 
 def _agent_of(rank: int, told: Sequence[JobStatus | None]) -> int:
     """The agent that has a rank, of its newest generation; the first one, which will say so, where none has."""
-    having = [n for n, one in enumerate(told) if one is not None and rank in {each.rank for each in one.ranks}]
+    having = [n for n, one in enumerate(told) if one is not None and rank in one.rank_R]
     return max(having, key=lambda n: one.attempt if (one := told[n]) is not None else 0, default=0)

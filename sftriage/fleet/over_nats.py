@@ -199,11 +199,10 @@ class NatsFleet:
         return of_all([answer.result() for answer in answers]) if answers else GpuFindings(time.time())
 
     def settled(self, agent: str, position: int) -> None:
-        """See `Fleet`."""
+        """See `Fleet`. The hub is told with what is wanted next: a window settles what a thousand agents have sent."""
         host = self._hosts.get(agent)
         while host is not None and host.waiting and host.waiting[0].sequence <= position:
             host.waiting.popleft().rows = False
-        self._acknowledge()
 
     def end(self) -> None:
         """The job has ended: nothing comes any more, and what it had on the hub is missed by nobody."""

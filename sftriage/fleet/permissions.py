@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sftriage.fleet.hub import Places
+from sftriage.fleet.hub import Places, token
 
 FILE_BYTES = 8 << 30
 STREAMS, CONSUMERS = 8, 64
 CONTROLLER_FILE, AGENTS_FILE = "controller.nk", "agents.nk"
 """The files of a directory of credentials: the controller's, and one of all agents or `agent_file` of each."""
+
+_ANY_JOB = Places("*")
 
 
 def agent_file(agent: str) -> str:
@@ -37,18 +39,30 @@ def of_job(places: Places, controller: str, agents: Mapping[str, str]) -> dict[s
     return {places.stream: {"jetstream": room, "users": users}}
 
 
+def of_namespace(namespace: str, controllers: str, agents: str) -> dict[str, Any]:
+    """The account that all jobs of a Kubernetes namespace share, which trust each other; by public nkeys as `of_job`.
+
+    What its jobs may keep has no limit but the server's: each asks for some GiB, of which it uses what it needs.
+    """
+    room = {"max_memory": 0, "max_file": -1, "max_streams": -1, "max_consumers": -1}
+    users = [{"nkey": controllers}, {"nkey": agents, "permissions": of_agent(_ANY_JOB, "*")}]
+    return {f"sft_namespace_{token(namespace)}": {"jetstream": room, "users": users}}
+
+
 def of_agent(places: Places, agent: str) -> dict[str, Any]:
     """What an agent may do: tell, hear what is wanted of it and be asked; send traces."""
-    want, traces = f"KV_{places.want}", f"OBJ_{places.traces}"
+    # (a part of a subject is any, or is said)
+    want, traces = ("*", "*") if places is _ANY_JOB else (places.want, places.traces)
+    kv, objects = ("*", "*") if places is _ANY_JOB else (f"KV_{want}", f"OBJ_{traces}")
     told = [
         places.up(agent),
-        f"$JS.API.STREAM.INFO.{want}",
-        f"$JS.API.DIRECT.GET.{want}.$KV.{places.want}.{agent}",
-        f"$JS.API.STREAM.INFO.{traces}",
+        f"$JS.API.STREAM.INFO.{kv}",
+        f"$JS.API.DIRECT.GET.{kv}.$KV.{want}.{agent}",
+        f"$JS.API.STREAM.INFO.{objects}",
         # (of what could not be sent whole)
-        f"$JS.API.STREAM.PURGE.{traces}",
-        f"$O.{places.traces}.C.*",
-        f"$O.{places.traces}.M.*",
+        f"$JS.API.STREAM.PURGE.{objects}",
+        f"$O.{traces}.C.*",
+        f"$O.{traces}.M.*",
     ]
     heard = [places.down(agent), places.ask(agent), f"{places.inbox(agent)}.>"]
     return {"publish": {"allow": told}, "subscribe": {"allow": heard}, "allow_responses": True}

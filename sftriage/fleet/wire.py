@@ -29,6 +29,7 @@ from sftriage.recorder.layout import MAX_COUNT, RingInfo, bounded_text
 from sftriage.records import CAPTURE_ID, GpuFindings, JobStatus, Report, StageSchema
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import slot_words
+from sftriage.windows.statuses import N_VALUES, bounds
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 1_000_000
@@ -83,12 +84,23 @@ class _Block(msgspec.Struct, frozen=True, array_like=True):
     device_over: tuple[int, ...] = ()
 
 
+class _Status(msgspec.Struct, frozen=True, array_like=True):
+    """A `JobStatus`: of each value those of all ranks, as 64-bit integers."""
+
+    stages: tuple[str, ...]
+    sync: tuple[str, ...]
+    world_size: int
+    attempt: int
+    hosts: tuple[str, ...]
+    doing: bytes
+
+
 class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     agent: str
     boot_id: str
     process: str
     blocks: tuple[_Block, ...] = ()
-    status: JobStatus | None = None
+    status: _Status | None = None
     counts: tuple[int, int, int] = (0, 0, 0)
     problems: dict[str, str] = {}
     reports: tuple[Report, ...] = ()
@@ -227,7 +239,7 @@ def _plain(message: Shipment) -> _Shipment:
         boot_id=message.boot_id,
         process=message.process,
         blocks=tuple(_plain_block(block) for block in message.blocks),
-        status=message.status,
+        status=None if message.status is None else _plain_status(message.status),
         counts=(counts.steps, counts.missed, counts.torn),
         problems=dict(list(counts.problems.items())[:MAX_TOLD]),
         reports=message.reports,
@@ -236,6 +248,11 @@ def _plain(message: Shipment) -> _Shipment:
         mono_ns=message.mono_ns,
         rings_id=message.rings_id,
     )
+
+
+def _plain_status(status: JobStatus) -> _Status:
+    schema, doing = status.schema, status.doing_VR.astype("<i8").tobytes()
+    return _Status(schema.stages, schema.sync, status.world_size, status.attempt, status.hosts, doing)
 
 
 def _plain_block(block: Block) -> _Block:
@@ -262,14 +279,12 @@ def _checked(found: _Shipment) -> Shipment:
     if min(*found.counts, found.mono_ns) < 0 or max(*found.counts, found.mono_ns) >= MAX_COUNT:
         raise WireError("counts that cannot be")
     blocks = tuple(_checked_block(block) for block in found.blocks)
-    if found.status is not None:
-        _check_status(found.status)
     return Shipment(
         agent=found.agent,
         boot_id=found.boot_id,
         process=found.process,
         blocks=blocks,
-        status=found.status,
+        status=None if found.status is None else _checked_status(found.status),
         counts=ReadCounts(*found.counts, {_printable(name): _printable(why) for name, why in found.problems.items()}),
         reports=tuple(_checked_report(one) for one in found.reports),
         over=found.over,
@@ -320,19 +335,17 @@ def _is_name(text: str) -> bool:
     return len(text) <= MAX_NAME and text.isprintable()
 
 
-def _check_status(status: JobStatus) -> None:
-    ranks = [one.rank for one in status.ranks]
-    ages = [number for one in status.ranks for number in (one.stage_age_ns, one.step_age_ns)]
-    others = [number for one in status.ranks for number in (abs(one.step), one.published)]
-    if len(set(ranks)) < len(ranks) or any(not 0 <= rank < status.world_size <= MAX_RANKS for rank in ranks):
-        raise WireError("a status of ranks that cannot be")
-    others += [status.attempt, status.world_size]
-    if any(abs(age) >= MAX_COUNT for age in ages) or any(not 0 <= one < MAX_COUNT for one in others):
-        raise WireError("a status with numbers that cannot be")
-    if any(one.stage is not None and one.stage not in status.schema.stages for one in status.ranks):
-        raise WireError("a status in a stage that there is not")
-    if any(len(one.host) > 255 or not one.host.isprintable() for one in status.ranks):
+def _checked_status(found: _Status) -> JobStatus:
+    if len(found.doing) % (8 * N_VALUES) or not (0 <= found.attempt < MAX_COUNT and 0 < found.world_size <= MAX_RANKS):
+        raise WireError("a status that cannot be")
+    doing_VR = np.frombuffer(found.doing, "<i8").reshape(N_VALUES, -1)
+    status = JobStatus(_schema(found.stages, found.sync), found.world_size, found.hosts, doing_VR, found.attempt)
+    least_V, most_V = bounds(found.world_size, len(found.hosts), len(found.stages))
+    if not ((doing_VR >= least_V) & (doing_VR <= most_V)).all() or len(set(status.rank_R.tolist())) < doing_VR.shape[1]:
+        raise WireError("a status of ranks or with numbers that cannot be")
+    if any(len(host) > 255 or not host.isprintable() for host in found.hosts):
         raise WireError("a status of a host with no name")
+    return status
 
 
 def _checked_block(found: _Block) -> Block:

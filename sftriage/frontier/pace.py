@@ -13,33 +13,22 @@ from typing import Literal
 
 import numpy as np
 
-from sftriage.records import JobStatus, StageSchema, Window
+from sftriage.frontier.arrays import IntArray
+from sftriage.records import JobStatus, Window
 
 
-@dataclass(frozen=True, slots=True)
-class RankSince:
-    """A `RankStatus` with its times on the clock of who looks: since when, in nanoseconds."""
-
-    rank: int
-    host: str
-    stage: str | None
-    since_ns: int
-    step: int
-    step_since_ns: int
-    published: int
-    closed: bool
-    alive: bool | None
-    special: bool = False
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class JobSince:
-    """A `JobStatus` with its times on the clock of who looks."""
+    """A `JobStatus` with its times on the clock of who looks: since when, in nanoseconds."""
 
-    schema: StageSchema
-    world_size: int
-    ranks: tuple[RankSince, ...]
-    attempt: int = 0
+    status: JobStatus
+    since_ns_R: IntArray
+    step_since_ns_R: IntArray
+
+    def begun(self, at: int) -> tuple[int, int]:
+        """How many steps a rank has begun, and since when it is in the last of them."""
+        in_step = bool(self.status.stage_R[at] >= 0)
+        return int(self.status.published_R[at]) + in_step, int(self.step_since_ns_R[at])
 
 
 SAME_NS = 50_000_000
@@ -48,21 +37,19 @@ SAME_NS = 50_000_000
 
 def on_clock(job: JobStatus, before: JobSince | None, now_ns: int) -> JobSince:
     """What the ranks are doing, with ages told on our own clock."""
-    known = {one.rank: one for one in before.ranks} if before is not None and before.attempt == job.attempt else {}
-    ranks = []
-    for one in job.ranks:
-        was = known.get(one.rank)
-        since_ns, step_since_ns = now_ns - one.stage_age_ns, now_ns - one.step_age_ns
-        if was is not None and (was.stage, was.step, was.published) == (one.stage, one.step, one.published):
-            since_ns = was.since_ns if abs(since_ns - was.since_ns) < SAME_NS else since_ns
-            step_since_ns = was.step_since_ns if abs(step_since_ns - was.step_since_ns) < SAME_NS else step_since_ns
-        ranks.append(
-            RankSince(
-                *(one.rank, one.host, one.stage, since_ns, one.step, step_since_ns),
-                *(one.published, one.closed, one.alive, one.special),
-            )
-        )
-    return JobSince(job.schema, job.world_size, tuple(ranks), job.attempt)
+    since = JobSince(job, now_ns - job.stage_age_ns_R, now_ns - job.step_age_ns_R)
+    if before is None or (before.status.attempt, before.status.schema) != (job.attempt, job.schema):
+        return since
+    was = before.status
+    _, here_K, there_K = np.intersect1d(job.rank_R, was.rank_R, assume_unique=True, return_indices=True)
+    same_K = job.stage_R[here_K] == was.stage_R[there_K]
+    same_K &= job.step_R[here_K] == was.step_R[there_K]
+    same_K &= job.published_R[here_K] == was.published_R[there_K]
+    here_K, there_K = here_K[same_K], there_K[same_K]
+    for now_R, then_R in ((since.since_ns_R, before.since_ns_R), (since.step_since_ns_R, before.step_since_ns_R)):
+        then_K = then_R[there_K]
+        now_R[here_K] = np.where(np.abs(now_R[here_K] - then_K) < SAME_NS, then_K, now_R[here_K])
+    return since
 
 
 NS = 1e-9
@@ -112,11 +99,10 @@ class Pace:
         pauses = (pause.seconds for pause in self.pauses if pause.wait == wait and pause.ended_ns >= since_ns)
         return max((*pauses, *self.kinds_s.values()), default=0.0)
 
-    def with_steps(self, before: RankSince, after: RankSince) -> Pace:
-        """The pace after a second look at a rank. Its first step is no measure: what is compiled is in it."""
-        starts = _starts(after) - _starts(before)
-        period_s = (after.step_since_ns - before.step_since_ns) * NS
-        if _starts(before) <= 1 or starts < 1 or period_s <= 0:
+    def with_steps(self, before: tuple[int, int], after: tuple[int, int]) -> Pace:
+        """The pace after a second look at a rank (`JobSince.begun`). Its first step is no measure: it compiles."""
+        starts, period_s = after[0] - before[0], (after[1] - before[1]) * NS
+        if before[0] <= 1 or starts < 1 or period_s <= 0:
             return self
         return replace(self, periods_s=(*self.periods_s, period_s / starts)[-PERIODS_KEPT:])
 
@@ -141,8 +127,3 @@ class Pace:
                 lengths_R = durations_NRS[row].sum(axis=1)
                 kinds_s[kind] = float(np.fmax.reduce(lengths_R, initial=kinds_s.get(kind, 0.0)))
         return replace(self, unused=unused, kinds_s=kinds_s)
-
-
-def _starts(status: RankSince) -> int:
-    """Steps that a rank has begun."""
-    return status.published + (status.stage is not None)

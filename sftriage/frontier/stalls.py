@@ -6,11 +6,15 @@ against the thresholds: a long step in which the ranks still move is slow, which
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from sftriage.frontier.pace import NS, JobSince, Pace, Pause, RankSince, Wait
-from sftriage.records import OTHER, JobStatus, Suspect, Verdict, Window
+import numpy as np
+
+from sftriage.frontier.arrays import BoolArray, RankArray
+from sftriage.frontier.pace import NS, JobSince, Pace, Pause, Wait
+from sftriage.records import OTHER, JobStatus, RankStatus, Suspect, Verdict, Window
 
 MAX_NAMED = 16
 """Suspects that a verdict lists at most; ``missing_ranks`` counts them all."""
@@ -54,12 +58,15 @@ class StallSettings:
         return max(self.floor_s, floors.get(wait, 0.0))
 
 
-@dataclass(frozen=True, slots=True)
+NOBODY = np.zeros(0, dtype=np.intp)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class WaitState:
     """Who waits for whom, whether or not it has been for long.
 
     Attributes:
-        missing: the ranks that are waited for; none where nothing tells them from the others.
+        missing_M: where among the ranks those are that are waited for; none where nothing tells them from the others.
         waiting: how many ranks wait in a sync stage.
         step: the step in progress, or the last one.
         lasts_since_ns: when that step began, or the last one ended.
@@ -67,7 +74,7 @@ class WaitState:
     """
 
     wait: Wait
-    missing: tuple[RankSince, ...]
+    missing_M: RankArray
     reasons: tuple[str, ...]
     waiting: int
     step: int
@@ -93,7 +100,7 @@ def stall_verdict(
     Before ``watched_since_ns`` nobody looked, and nothing counts. A profiler may hold the ranks that are ``capturing``
     up for as long as its time-box lasts.
     """
-    if standing is None or any(one.rank in capturing for one in standing.missing):
+    if standing is None or np.isin(job.status.rank_R[standing.missing_M], list(capturing)).any():
         return None
     still_s = standing.still_s(now_ns, watched_since_ns)
     floor_s = settings.floor_of(standing.wait)
@@ -110,8 +117,8 @@ def stall_verdict(
         "typical_step_s": typical_s,
         "longest_still_s": longest_s,
         "waiting_ranks": float(standing.waiting),
-        "missing_ranks": float(len(standing.missing)),
-        "unseen_ranks": float(max(0, job.world_size - len(job.ranks))),
+        "missing_ranks": float(len(standing.missing_M)),
+        "unseen_ranks": float(max(0, job.status.world_size - len(job.since_ns_R))),
     }
     return Verdict(
         first_step=standing.step,
@@ -123,89 +130,93 @@ def stall_verdict(
         advances_s={},
         leaders={},
         numbers=numbers,
-        sync=job.schema.sync_in_order,
-        attempt=job.attempt,
+        sync=job.status.schema.sync_in_order,
+        attempt=job.status.attempt,
     )
 
 
 def wait_state_of(job: JobSince, pace: Pace, now_ns: int) -> WaitState | None:
     """Who waits for whom; None where the job has ended, or is about to."""
+    status, since_ns_R = job.status, job.since_ns_R
     # A time that has not come yet is damage, and tells nothing.
-    seen = [one for one in job.ranks if one.since_ns <= now_ns]
-    live = [one for one in seen if one.alive is not False and not one.closed]
-    stepping = [one for one in live if one.stage is not None]
-    if not live or (not stepping and len(live) < len(seen)):
+    seen_R = since_ns_R <= now_ns
+    live_R = seen_R & (status.alive_R != 0) & (status.closed_R == 0)
+    stepping_R = live_R & (status.stage_R >= 0)
+    if not live_R.any() or (not stepping_R.any() and live_R.sum() < seen_R.sum()):
         return None
-    moved_ns = max(one.since_ns for one in live)
-    if not stepping:
-        last = max(one.step for one in live)
-        return WaitState("idle", (), ("outside_steps",), 0, last, moved_ns, moved_ns)
-    waiting = [one for one in stepping if one.stage in job.schema.sync]
-    if waiting:
-        missing, reasons = _waited_for(job, seen, waiting)
+    moved_ns = int(since_ns_R[live_R].max())
+    if not stepping_R.any():
+        last = int(status.step_R[live_R].max())
+        return WaitState("idle", NOBODY, ("outside_steps",), 0, last, moved_ns, moved_ns)
+    waiting_R = stepping_R & _in_stages(status, status.schema.sync)
+    if waiting_R.any():
+        missing_M, reasons = _waited_for(status, seen_R, waiting_R)
     else:
-        missing, reasons = _furthest_behind(live, job), ("no_rank_waits",)
-    step = min(one.step for one in stepping)
+        missing_M, reasons = _furthest_behind(status, live_R), ("no_rank_waits",)
+    step = int(status.step_R[stepping_R].min())
     return WaitState(
-        wait=_wait(live, missing, reasons, pace),
-        missing=tuple(missing),
+        wait=_wait(status, live_R, missing_M, reasons, pace),
+        missing_M=missing_M,
         reasons=reasons,
-        waiting=len(waiting),
+        waiting=int(waiting_R.sum()),
         step=step,
-        lasts_since_ns=min(one.step_since_ns for one in stepping if one.step == step),
+        lasts_since_ns=int(job.step_since_ns_R[stepping_R & (status.step_R == step)].min()),
         moved_ns=moved_ns,
     )
 
 
-def _waited_for(
-    job: JobSince, seen: Sequence[RankSince], waiting: Sequence[RankSince]
-) -> tuple[list[RankSince], tuple[str, ...]]:
+def _in_stages(job: JobStatus, names: Collection[str]) -> BoolArray:
+    """Which ranks are in one of some stages."""
+    return np.isin(job.stage_R, [at for at, stage in enumerate(job.schema.stages) if stage in names])
+
+
+def _waited_for(job: JobStatus, seen_R: BoolArray, waiting_R: BoolArray) -> tuple[RankArray, tuple[str, ...]]:
     """The ranks that have not arrived where the others wait, and why it is these.
 
     A blocking exchange lets nobody go before all have come, so that who is not in it has not come, wherever its stage
     stands in the order: stages may repeat within a step.
     """
-    died = [one for one in seen if one.alive is False and not one.closed]
-    local = [one for one in seen if one.alive is not False and not one.closed and one.stage not in job.schema.sync]
-    if died or local:
-        return died + local, (("died",) if died else ()) + (("not_arrived",) if local else ())
-    behind = _furthest_behind(waiting, job)
-    if len(behind) < len(waiting):
-        return behind, ("not_arrived",)
+    here_R = seen_R & (job.closed_R == 0)
+    died_M = np.flatnonzero(here_R & (job.alive_R == 0))
+    local_M = np.flatnonzero(here_R & (job.alive_R != 0) & ~_in_stages(job, job.schema.sync))
+    if len(died_M) or len(local_M):
+        reasons = (("died",) if len(died_M) else ()) + (("not_arrived",) if len(local_M) else ())
+        return np.concatenate([died_M, local_M]), reasons
+    behind_M = _furthest_behind(job, waiting_R)
+    if len(behind_M) < waiting_R.sum():
+        return behind_M, ("not_arrived",)
     # All are inside: one that has left for good may be missing, or one that was never seen.
-    left = [one for one in seen if one.closed]
-    if left:
-        return left, ("left_early",)
-    return [], ("in_sync", "unseen_ranks") if len(seen) < job.world_size else ("in_sync",)
+    left_M = np.flatnonzero(seen_R & (job.closed_R != 0))
+    if len(left_M):
+        return left_M, ("left_early",)
+    return NOBODY, ("in_sync", "unseen_ranks") if seen_R.sum() < job.world_size else ("in_sync",)
 
 
-def _furthest_behind(ranks: Sequence[RankSince], job: JobSince) -> list[RankSince]:
+def _furthest_behind(job: JobStatus, some_R: BoolArray) -> RankArray:
     """The ranks that have got least far, by step and then by stage; between two steps is before the next one."""
-
-    def place(one: RankSince) -> tuple[int, int]:
-        return (one.step + 1, -1) if one.stage is None else (one.step, job.schema.stages.index(one.stage))
-
-    places = [place(one) for one in ranks]
-    first = min(places)
-    return [one for one, at in zip(ranks, places, strict=True) if at == first]
+    step_R = job.step_R + (job.stage_R < 0)
+    some_R = some_R & (step_R == step_R[some_R].min())
+    return np.flatnonzero(some_R & (job.stage_R == job.stage_R[some_R].min()))
 
 
-def _wait(live: Sequence[RankSince], missing: Sequence[RankSince], reasons: tuple[str, ...], pace: Pace) -> Wait:
+def _wait(job: JobStatus, live_R: BoolArray, missing_M: RankArray, reasons: tuple[str, ...], pace: Pace) -> Wait:
     """What is waited for, which says how long that may take."""
     if "died" in reasons:
         return "step"  # who is dead does not come, in a first step either
-    if not pace.periods_s or any(one.published == 0 for one in live):
+    if not pace.periods_s or (job.published_R[live_R] == 0).any():
         return "start"
-    outside = [one for one in missing if one.special or one.stage in (None, OTHER) or one.stage in pace.unused]
+    missing = job.only(missing_M)
+    between_M = missing.stage_R < 0
     if reasons == ("no_rank_waits",):
-        return "idle" if any(one.stage is None for one in missing) else "outside"
-    return "outside" if outside else "step"
+        return "idle" if between_M.any() else "outside"
+    outside_M = (missing.special_R != 0) | between_M | _in_stages(missing, {OTHER, *pace.unused})
+    return "outside" if outside_M.any() else "step"
 
 
 def _suspects(standing: WaitState, job: JobSince, still_s: float, lasted_s: float) -> tuple[Suspect, ...]:
     """Who is missing: all ranks, whole hosts, and else rank by rank; the dead first, then who has not moved longest."""
 
-    def suspect(ranks: Sequence[RankSince], *, host: str | None = None) -> Suspect:
+    def suspect(ranks: Sequence[RankStatus], *, host: str | None = None) -> Suspect:
         stages = {one.stage or OTHER for one in ranks}
         return Suspect(
             scope="host" if host is not None else "rank" if len(ranks) == 1 else "all",
@@ -219,14 +230,18 @@ def _suspects(standing: WaitState, job: JobSince, still_s: float, lasted_s: floa
             onset_step=standing.step,
         )
 
-    if len(standing.missing) == len(job.ranks) > 1:
-        return (suspect(standing.missing),)
-    of_host: dict[str, list[RankSince]] = {}
-    for one in sorted(standing.missing, key=lambda one: (one.alive is not False, one.since_ns, one.rank)):
+    since_ns_M = job.since_ns_R[standing.missing_M].tolist()
+    missing = job.status.only(standing.missing_M).ranks
+    if len(missing) == len(job.since_ns_R) > 1:
+        return (suspect(missing),)
+    of_host: dict[str, list[RankStatus]] = {}
+    at = dict(zip(missing, since_ns_M, strict=True))
+    for one in sorted(missing, key=lambda one: (one.alive is not False, at[one], one.rank)):
         of_host.setdefault(one.host, []).append(one)
     suspects = []
+    of_hosts = Counter(job.status.hosts[host] for host in job.status.host_R.tolist())
     for host, ranks in of_host.items():
-        whole = host and 1 < len(ranks) == sum(one.host == host for one in job.ranks)
+        whole = host and 1 < len(ranks) == of_hosts[host]
         suspects += [suspect(ranks, host=host)] if whole else [suspect([one]) for one in ranks]
     return tuple(suspects[:MAX_NAMED])
 
@@ -249,7 +264,7 @@ class Watch:
 
     def with_window(self, window: Window) -> Watch:
         """The watch after one more window of the job."""
-        if self.job is not None and self.job.attempt != window.attempt:
+        if self.job is not None and self.job.status.attempt != window.attempt:
             return self
         return replace(self, pace=self.pace.with_window(window))
 
@@ -261,14 +276,14 @@ def look(
 
     A stall lasts until any rank ends a step; after that, the next one is another one.
     """
-    if watch.job is not None and watch.job.attempt != job.attempt:
+    if watch.job is not None and watch.job.status.attempt != job.status.attempt:
         watch = Watch()
     if watch.job is None or (now_ns - watch.looked_ns) * NS > settings.max_gap_s:
         watch = replace(watch, since_ns=now_ns)
     pace = _learned(job, watch, settings)
     standing = wait_state_of(job, pace, now_ns)
     reported = watch.reported
-    ended, before = (sum(one.published for one in some.ranks) for some in (job, watch.job or job))
+    ended, before = (int(some.status.published_R.sum()) for some in (job, watch.job or job))
     if ended > before:
         reported = None
     verdict = stall_verdict(standing, job, pace, settings, now_ns, watch.since_ns, capturing)
@@ -293,8 +308,8 @@ def still_ranks(job: JobStatus, typical_s: float, settings: StallSettings = Stal
         settings: of which the factor by which a step may be longer.
     """
     longest_ns = max(STILL_S, settings.typical_factor * typical_s) / NS
-    in_step = {one.rank: one.stage_age_ns if one.stage is None else one.step_age_ns for one in job.ranks}
-    return frozenset(rank for rank, age_ns in in_step.items() if age_ns > longest_ns)
+    in_step_R = np.where(job.stage_R < 0, job.stage_age_ns_R, job.step_age_ns_R)
+    return frozenset(job.rank_R[in_step_R > longest_ns].tolist())
 
 
 def _learned(job: JobSince, watch: Watch, settings: StallSettings) -> Pace:
@@ -302,12 +317,11 @@ def _learned(job: JobSince, watch: Watch, settings: StallSettings) -> Pace:
     pace, was = watch.pace, watch.standing
     if watch.job is None:
         return pace
-    before = {one.rank: one for one in watch.job.ranks}
     # Ranks keep step with each other: one tells the job's pace. A step that stalled does not.
-    known = next((one for one in job.ranks if one.rank in before), None)
-    if known is not None and before[known.rank].step_since_ns >= watch.reported_ns:
-        pace = pace.with_steps(before[known.rank], known)
-    if was is None or all(one.since_ns <= was.moved_ns for one in job.ranks):
+    known, here_K, there_K = np.intersect1d(job.status.rank_R, watch.job.status.rank_R, return_indices=True)
+    if len(known) and watch.job.step_since_ns_R[there_K[0]] >= watch.reported_ns:
+        pace = pace.with_steps(watch.job.begun(there_K[0]), job.begun(here_K[0]))
+    if was is None or (job.since_ns_R <= was.moved_ns).all():
         return pace
     # Nor is a stall that ended what the job does by itself; an evaluation that was taken for one is.
     if watch.reported is not None and watch.reported[1] == "step":

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
@@ -227,8 +228,8 @@ class Controllers:
         left_s = self._gone_s.setdefault(job, self._now()) + self._grace_s - self._now()
         if left_s > 0:
             return left_s
-        for version, plural in removed(job):
-            self._unless(NOT_FOUND, "DELETE", path_of(version, plural, job.namespace, job.object_name))
+        for version, plural, name in removed(job):
+            self._unless(NOT_FOUND, "DELETE", path_of(version, plural, job.namespace, name))
         log.info("%s: its pods are gone, and so is its controller", job.job_id)
         return None
 
@@ -237,8 +238,10 @@ class Controllers:
         made = wanted(job, self._settings, policy_files(found), owners)
         if made[-1].body["metadata"]["annotations"][WANTED_ANNOTATION] == made_of:
             return
-        first = secret(job, secrets.token_urlsafe(32))
-        self._unless(STALE, "POST", path_of("v1", first.plural, job.namespace), first.body)
+        if not self._settings.injection.nats:
+            now = datetime.now(timezone.utc)
+            first = secret(job, self._settings.injection, secrets.token_urlsafe(32), now)
+            self._unless(STALE, "POST", path_of("v1", first.plural, job.namespace), first.body)
         for one in made:
             self._objects.apply(one.body, one.plural, MANAGER)
         log.info("%s: its controller is %s", job.job_id, "started" if made_of is None else "as is wanted now")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +11,14 @@ from typing import Any
 
 import yaml
 
-from sftriage.fleet.hub import PORT
+from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PORT
+from sftriage.kube.certificates import issued, service_names
 from sftriage.kube.jobs import HUB_KEY, JOB_LABEL, JobRef
 from sftriage.kube.mirrored import metadata_of
 from sftriage.kube.objects import API_VERSION, GROUP
 from sftriage.kube.policies import Standing
 from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.sidecar import encrypted, secret_of
 from sftriage.policy.loading import find
 
 COMPONENT_LABEL, CONTROLLER = "app.kubernetes.io/component", "controller"
@@ -23,7 +26,9 @@ COMPONENT_LABEL, CONTROLLER = "app.kubernetes.io/component", "controller"
 WANTED_ANNOTATION = f"{GROUP}/wanted"
 """On a job's Deployment, which is made last: of what all of its objects were made."""
 ROLE = "sftriage-controller"
-USER = 65532
+USER, USER_NAME = 65532, "sftriage"
+METRICS_PORT, TOKEN_VARIABLE = 9400, "SFTRIAGE_METRICS_TOKEN"
+HUB_VALID_DAYS = 3650
 _SHORTEST, _TERMINATION_S = {"sizeLimit": "256Mi"}, 60
 
 Body = dict[str, Any]
@@ -75,49 +80,11 @@ def wanted(
     about = metadata_of(job, labels={COMPONENT_LABEL: CONTROLLER}, ownerReferences=list(owners))
     subject = {"kind": "ServiceAccount", "name": job.object_name, "namespace": job.namespace}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ROLE}
-    port = {"name": "hub", "port": PORT, "targetPort": "hub", "protocol": "TCP"}
     made = [
-        Made("serviceaccounts", {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about}),
-        Made(
-            "rolebindings",
-            {
-                "apiVersion": "rbac.authorization.k8s.io/v1",
-                "kind": "RoleBinding",
-                "metadata": about,
-                "roleRef": role,
-                "subjects": [subject],
-            },
-        ),
-        Made("configmaps", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": dict(policies)}),
-        Made(
-            "services",
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": about,
-                # (no address of its own: a cluster has a few hundred of these, or thousands, and may have more jobs)
-                "spec": {"clusterIP": "None", "selector": _selector(job), "ports": [port]},
-            },
-        ),
-        # The hub is for the job's own pods; a namespace that lets nobody in lets these.
-        Made(
-            "networkpolicies",
-            {
-                "apiVersion": "networking.k8s.io/v1",
-                "kind": "NetworkPolicy",
-                "metadata": about,
-                "spec": {
-                    "podSelector": {"matchLabels": _selector(job)},
-                    "policyTypes": ["Ingress"],
-                    "ingress": [
-                        {
-                            "from": [{"podSelector": {"matchLabels": {JOB_LABEL: job.object_name}}}],
-                            "ports": [{"port": PORT, "protocol": "TCP"}],
-                        }
-                    ],
-                },
-            },
-        ),
+        _made("v1", "ServiceAccount", about),
+        _made("rbac.authorization.k8s.io/v1", "RoleBinding", about, roleRef=role, subjects=[subject]),
+        _made("v1", "ConfigMap", about, data=dict(policies)),
+        *_reached(job, settings.injection, about),
     ]
     spec = {
         "replicas": 1,
@@ -129,25 +96,59 @@ def wanted(
             "spec": _pod(job, settings),
         },
     }
-    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": about, "spec": spec}
-    digest = hashlib.sha256(json.dumps([*(one.body for one in made), deployment]).encode()).hexdigest()[:16]
+    deployment = _made("apps/v1", "Deployment", about, spec=spec)
+    digest = hashlib.sha256(json.dumps([one.body for one in (*made, deployment)]).encode()).hexdigest()[:16]
     annotations = {**about["annotations"], WANTED_ANNOTATION: digest}
-    return [*made, Made("deployments", {**deployment, "metadata": {**about, "annotations": annotations}})]
+    return [*made, Made(deployment.plural, {**deployment.body, "metadata": {**about, "annotations": annotations}})]
 
 
-def secret(job: JobRef, password: str) -> Made:
-    """The credentials of a job's hub, made once. Nothing owns them: no job of that name that comes soon is without."""
-    body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata_of(job), "type": "Opaque"}
-    return Made("secrets", {**body, "stringData": {HUB_KEY: f"sftriage:{password}\n"}})
+def _made(version: str, kind: str, about: Body, **rest: Any) -> Made:
+    plural = "networkpolicies" if kind == "NetworkPolicy" else f"{kind.lower()}s"
+    return Made(plural, {"apiVersion": version, "kind": kind, "metadata": about, **rest})
 
 
-def removed(job: JobRef) -> list[tuple[str, str]]:
-    """API version and plural of all objects of a job's controller, the one by which the others are found last."""
+def _reached(job: JobRef, said: InjectionSettings, about: Body) -> list[Made]:
+    """Who reaches the controller's pod: the job's own pods its hub, and whoever has the token its metrics."""
+    port = {"name": "hub", "port": PORT, "targetPort": "hub", "protocol": "TCP"}
+    # (no address of its own: a cluster has a few hundred of these, or thousands, and may have more jobs)
+    service = _made("v1", "Service", about, spec={"clusterIP": "None", "selector": _selector(job), "ports": [port]})
+    pods = [{"podSelector": {"matchLabels": {JOB_LABEL: job.object_name}}}]
+    ingress: list[Body] = [] if said.nats else [{"from": pods, "ports": [{"port": PORT, "protocol": "TCP"}]}]
+    if said.metrics_secret:
+        ingress.append({"ports": [{"port": METRICS_PORT, "protocol": "TCP"}]})
+    # A namespace that lets nobody in lets these.
+    spec = {"podSelector": {"matchLabels": _selector(job)}, "policyTypes": ["Ingress"], "ingress": ingress}
+    policy = _made("networking.k8s.io/v1", "NetworkPolicy", about, spec=spec)
+    return [policy] if said.nats else [service, policy]
+
+
+def secret(job: JobRef, settings: InjectionSettings, password: str, now: datetime.datetime) -> Made:
+    """What lets a job's pods in to its hub, made once. Nothing owns it: no job of that name that comes soon is without.
+
+    Where the hub is encrypted, its certificate is in it too, for as long as any job lasts.
+    """
+    data = {HUB_KEY: f"{USER_NAME}:{password}\n"}
+    if settings.hub_tls:
+        names = (*service_names(job.object_name, job.namespace), "127.0.0.1")
+        one = issued(names, now, HUB_VALID_DAYS)
+        data |= {
+            CA_FILE: one.authority.decode(),
+            CERTIFICATE_FILE: one.certificate.decode(),
+            KEY_FILE: one.key.decode(),
+        }
+    about = {**metadata_of(job), "name": secret_of(job, settings)}
+    return _made("v1", "Secret", about, type="Opaque", stringData=data)
+
+
+def removed(job: JobRef) -> list[tuple[str, str, str]]:
+    """API version, plural and name of all objects that a controller may have, that by which it is found last."""
+    name = job.object_name
     return [
-        ("networking.k8s.io/v1", "networkpolicies"),
-        ("rbac.authorization.k8s.io/v1", "rolebindings"),
-        *(("v1", plural) for plural in ("serviceaccounts", "secrets", "configmaps", "services")),
-        ("apps/v1", "deployments"),
+        ("networking.k8s.io/v1", "networkpolicies", name),
+        ("rbac.authorization.k8s.io/v1", "rolebindings", name),
+        *(("v1", plural, name) for plural in ("serviceaccounts", "secrets", "configmaps", "services")),
+        ("v1", "secrets", secret_of(job, InjectionSettings(hub_tls=True))),
+        ("apps/v1", "deployments", name),
     ]
 
 
@@ -172,21 +173,14 @@ def _selector(job: JobRef) -> dict[str, str]:
 
 def _pod(job: JobRef, settings: ControllerSettings) -> Body:
     """The pod's specification, as the strictest of the pod security standards has it."""
-    command = ["sftriage", "kube", "controller", "--job-id", job.job_id, "--policies", "/policies"]
-    command += ["--run", "/runs", "--creds", f"/hub/{HUB_KEY}", "--keep-steps", settings.keep_steps]
     said = settings.injection
-    command += ["--store", said.store] if said.store else []
     volumes, mounts = _volumes(job, settings)
-    probe = {"tcpSocket": {"port": "hub"}, "periodSeconds": 10}
-    container = {
+    container: Body = {
         "name": "controller",
         "image": said.image,
         "imagePullPolicy": said.pull_policy,
-        "command": command,
+        "command": _command(job, settings),
         "env": [{"name": "HOME", "value": "/tmp"}],  # (a volume of its own)
-        "ports": [{"name": "hub", "containerPort": PORT, "protocol": "TCP"}],
-        "readinessProbe": probe,
-        "livenessProbe": {**probe, "initialDelaySeconds": 30, "failureThreshold": 6},
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -195,6 +189,18 @@ def _pod(job: JobRef, settings: ControllerSettings) -> Body:
         },
         "volumeMounts": mounts,
     }
+    if not said.nats:
+        probe = {"tcpSocket": {"port": "hub"}, "periodSeconds": 10}
+        container |= {
+            "ports": [{"name": "hub", "containerPort": PORT, "protocol": "TCP"}],
+            "readinessProbe": probe,
+            "livenessProbe": {**probe, "initialDelaySeconds": 30, "failureThreshold": 6},
+        }
+    if said.metrics_secret:
+        token = {"name": said.metrics_secret, "key": "token", "optional": True}
+        container["env"].append({"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": token}})
+        metrics = {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}
+        container["ports"] = [*container.get("ports", []), metrics]
     if said.store_secret:
         container["envFrom"] = [{"secretRef": {"name": said.store_secret, "optional": True}}]
     ids = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), said.run_as_user or USER)
@@ -207,6 +213,16 @@ def _pod(job: JobRef, settings: ControllerSettings) -> Body:
     }
 
 
+def _command(job: JobRef, settings: ControllerSettings) -> list[str]:
+    said = settings.injection
+    command = ["sftriage", "kube", "controller", "--job-id", job.job_id, "--policies", "/policies"]
+    command += ["--run", "/runs", "--keep-steps", settings.keep_steps]
+    command += ["--nats", said.nats, "--creds", "/hub"] if said.nats else ["--creds", f"/hub/{HUB_KEY}"]
+    command += ["--tls", "/hub"] if encrypted(said) else []
+    command += ["--metrics-port", str(METRICS_PORT)] if said.metrics_secret else []
+    return command + (["--store", said.store] if said.store else [])
+
+
 def _volumes(job: JobRef, settings: ControllerSettings) -> tuple[list[Body], list[Body]]:
     runs: Body = {"emptyDir": {"sizeLimit": settings.runs_bytes}}
     if settings.runs_claim:
@@ -216,7 +232,7 @@ def _volumes(job: JobRef, settings: ControllerSettings) -> tuple[list[Body], lis
         {"name": "runs", **runs},
         {"name": "tmp", "emptyDir": dict(_SHORTEST)},
         {"name": "policies", "configMap": {"name": job.object_name}},
-        {"name": "hub", "secret": {"secretName": job.object_name, "defaultMode": 0o440}},
+        {"name": "hub", "secret": {"secretName": secret_of(job, settings.injection), "defaultMode": 0o440}},
     ]
     mounts: list[Body] = [{"name": "runs", "mountPath": "/runs", **within}]
     mounts += [{"name": "tmp", "mountPath": "/tmp"}]

@@ -33,8 +33,13 @@ class InjectionSettings(ObjectModel):
         store: where agents put traces; they go through the hub where there is none.
         store_secret: a Secret of the pod's namespace; its keys are the environment of the agent, with the store's
             credentials. A namespace without it is none the worse.
-        nats: URL of a NATS server of the cluster's own; by default each job's controller has a hub.
-        nats_secret: the Secret of a pod's namespace with the keys of its agents there (``agents.nk``).
+        nats: URL of a NATS server that all jobs share; by default each job's controller has a hub.
+        nats_secret: the Secret of a job's namespace with what lets its agents and controllers in there (``agents.nk``,
+            ``controller.nk``).
+        nats_ca: that Secret has the certificate of who signed the server's, too (``ca.pem``).
+        hub_tls: what agents and the hub of their controller tell each other is encrypted.
+        metrics_secret: the Secret of a job's namespace whose ``token`` lets Prometheus in to its controller's metrics;
+            without one they are not served.
         rings: how large the volume of the rings may grow. Its memory is the trainer's.
         spool: how large the volume of traces may grow; a pod that outgrows it is evicted.
         run_as_user: the user of our containers, where the image's own will not do.
@@ -46,7 +51,10 @@ class InjectionSettings(ObjectModel):
     store: Annotated[str, Field(max_length=4096)] = ""
     store_secret: Annotated[str, Field(max_length=253)] = ""
     nats: Annotated[str, Field(max_length=4096)] = ""
-    nats_secret: Annotated[str, Field(max_length=253)] = ""
+    nats_secret: Annotated[str, Field(min_length=1, max_length=253)] = "sftriage-nats"
+    nats_ca: bool = False
+    hub_tls: bool = False
+    metrics_secret: Annotated[str, Field(max_length=253)] = ""
     rings: Quantity = "128Mi"
     spool: Quantity = "20Gi"
     run_as_user: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sftriage.fleet.hub import PORT
+from sftriage.fleet.hub import CA_FILE, PORT
+from sftriage.fleet.permissions import AGENTS_FILE
 from sftriage.kube.jobs import HUB_KEY, JobRef
 from sftriage.kube.settings import InjectionSettings
 
@@ -20,7 +21,6 @@ TRACES = f"/{SPOOL}/spool"
 """Where trainers leave traces: open to any user of the pod, which is the boundary."""
 POD_UID = 65532
 """Our containers' user where the pod's own is root."""
-AGENTS_KEY = "agents.nk"
 NSYS = "sftriage-nsys"
 """A volume, and the init container that brings Nsight Systems into it."""
 # (its importer is looked for beside the directory that it is in)
@@ -28,15 +28,27 @@ NSYS_PROGRAM, NSYS_TRACES = f"/{NSYS}/run/nsys", "cuda,nvtx,osrt"
 NSYS_RANK, NSYS_ARMED, NSYS_SESSION = f"/{CARRIED}/nsys-rank", f"/{SPOOL}/nsys/range", "sft-pod"
 
 
+def secret_of(job: JobRef, settings: InjectionSettings) -> str:
+    """The Secret of a job's namespace with what agents and controller connect by."""
+    # (one that was made without certificates is never written again)
+    return settings.nats_secret if settings.nats else job.object_name + ("-tls" if settings.hub_tls else "")
+
+
+def encrypted(settings: InjectionSettings) -> bool:
+    """Whether that has the certificate of who signs the hub's."""
+    return settings.nats_ca if settings.nats else settings.hub_tls
+
+
 def volumes(job: JobRef, settings: InjectionSettings, *, nsys: bool = False) -> list[Made]:
     """The volumes of a pod of a job."""
     # (a pod starts without its Secret; kubelet puts it there once the operator has made it)
-    secret = settings.nats_secret if settings.nats else job.object_name
+    keys = [AGENTS_FILE if settings.nats else HUB_KEY, *([CA_FILE] if encrypted(settings) else [])]
+    secret = {"secretName": secret_of(job, settings), "items": [{"key": key, "path": key} for key in keys]}
     return [
         {"name": CARRIED, "emptyDir": {}},
         {"name": RINGS, "emptyDir": {"medium": "Memory", "sizeLimit": settings.rings}},
         {"name": SPOOL, "emptyDir": {"sizeLimit": settings.spool}},
-        {"name": HUB, "secret": {"secretName": secret, "optional": True}},
+        {"name": HUB, "secret": {**secret, "optional": True}},
         *([{"name": NSYS, "emptyDir": {}}] if nsys else []),
     ]
 
@@ -124,14 +136,15 @@ def agent(
     With ``looks_in`` it may read the memory of the pod's other processes, for stacks from outside.
     """
     hub = ["--nats", settings.nats] if settings.nats else ["--hub", f"{job.object_name}.{job.namespace}.svc:{PORT}"]
-    credentials = AGENTS_KEY if settings.nats else HUB_KEY
+    hub += ["--creds", f"/{HUB}/{AGENTS_FILE if settings.nats else HUB_KEY}"]
+    hub += ["--tls", f"/{HUB}"] if encrypted(settings) else []
     store = ["--store", settings.store, "--drop-local"] if settings.store else []
     made: Made = {
         "name": AGENT,
         **_image(settings),
         "restartPolicy": "Always",
         "command": [
-            *("sftriage", "agent", "--job-id", job.job_id, *hub, "--creds", f"/{HUB}/{credentials}"),
+            *("sftriage", "agent", "--job-id", job.job_id, *hub),
             *("--rings", f"/{RINGS}", "--directory", f"/{SPOOL}", "--name", "$(SFTRIAGE_POD)", *store),
         ],
         "env": [

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from struct import calcsize
 from threading import get_ident
 from time import monotonic_ns
-from types import ModuleType
-from typing import Any, Protocol
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sftriage.recorder.layout import (
     ADDITIONS_AT,
@@ -40,8 +41,13 @@ from sftriage.recorder.layout import (
     WORD_BYTES,
 )
 
-_ZEROS = memoryview(bytes((BLOCK_WORDS - 1) * WORD_BYTES)).cast("Q")
+_WORD: Literal["L", "Q"] = "L" if calcsize("L") == WORD_BYTES else "Q"
+"""The machine's own word, where it has 64 bits: Python stores it with less code than one of a certain width."""
+_ZEROS = memoryview(bytes((BLOCK_WORDS - 1) * WORD_BYTES)).cast(_WORD)
+_NOWHERE = memoryview(bytearray()).cast(_WORD)
 
+_LEFT_ONCE = 1 << 32
+"""What a stage counts for being left; being entered is 1."""
 
 NEVER = -1
 """No doorbell rings so often: the recording is asked at the next step in any case."""
@@ -69,7 +75,6 @@ class Log:
     Times in it are since ``base_ns``. ``clock`` is another one than the machine's, for tests.
 
     Attributes:
-        owner: the thread whose step is open, or 0.
         number: of the step that is open, or of the last one; -1 before the first.
         published: steps that have ended.
         seen: the doorbell as it was answered last, or `NEVER`.
@@ -86,10 +91,10 @@ class Log:
         "block",
         "clock",
         "ends_slowly",
-        "gate",
+        "holder",
         "live",
         "number",
-        "owner",
+        "offset",
         "published",
         "recording",
         "seen",
@@ -107,16 +112,18 @@ class Log:
         # Every page now: no step pays for one that it is the first to touch.
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         self._map = mmap.mmap(descriptor, LOG_AT + log_words * WORD_BYTES, flags)
-        self._all = memoryview(self._map).cast("Q")
+        self._all = memoryview(self._map).cast(_WORD)
         self.live = self._all[LIVE_AT // WORD_BYTES : ADDITIONS_AT // WORD_BYTES]
         self._words = self._all[LOG_AT // WORD_BYTES :]
         self.recording = recording
         self.clock = clock or monotonic_ns
         self.base_ns = base_ns
-        # The block that is written just now, where in it, and how many words there are before its end, in all.
-        self.block, self.at, self._opened = self._words[:0], 0, 0
-        # The thread that may write without asking; 0 where something is not as usual.
-        self.gate = self.owner = self.published = 0
+        # The block that is written just now, and how many words there are before its end, in all.
+        self.block, self._opened = _NOWHERE, 0
+        # A thread's ident less the offset is where in the block its next word goes: out of it for all threads but the
+        # one that may write without asking, as a thread's own data lie there. Where something is not as usual the
+        # offset is 0, and it is `at` that says where the next word goes.
+        self.at = self.offset = self.holder = self.published = 0
         self.number = self.seen = NEVER
         self.ends_slowly = False
         self.told: Callable[[int], object] | None = None
@@ -128,8 +135,28 @@ class Log:
 
     @listener.setter
     def listener(self, listener: Callable[[int], object] | None) -> None:
+        self._shut()
         self.told = listener
-        self.gate = 0 if listener else self.owner
+        self._let(self.holder)
+
+    @property
+    def owner(self) -> int:
+        """The thread whose step is open, or 0."""
+        return self.holder
+
+    @owner.setter
+    def owner(self, owner: int) -> None:
+        self._shut()
+        self._let(owner)
+
+    def _shut(self) -> None:
+        if self.offset:
+            self.at, self.offset = self.holder - self.offset, 0
+
+    def _let(self, owner: int) -> None:
+        """The step is this thread's, which may write without asking where nobody listens; or 0."""
+        self.holder = owner
+        self.offset = owner - self.at if owner and self.told is None else 0
 
     @property
     def doorbell(self) -> int:
@@ -143,13 +170,12 @@ class Log:
         self.put(BEGIN, begun_ns)
         self.number = number
         self.owner = get_ident()
-        self.gate = 0 if self.told else self.owner
         return begun_ns
 
     def end(self, code: int, /) -> None:
         """End the step with END or LEFT, and publish it."""
         self.note(code)
-        self.owner = self.gate = 0
+        self.owner = 0
         self.published += 1
 
     def note(self, code: int, /) -> None:
@@ -158,6 +184,7 @@ class Log:
 
     def put(self, code: int, value: int, /) -> None:
         """Put a code with its value."""
+        self._shut()
         if self.at == len(self.block):
             first = self._opened % len(self._words)
             self._opened += BLOCK_WORDS
@@ -170,6 +197,7 @@ class Log:
             self.at = 1
         self.block[self.at] = (code << CODE_AT) + value
         self.at += 1
+        self._let(self.holder)
 
     def boundary(self, code: int) -> None:
         """A stage is entered or left: what its context manager does where it cannot just store a word."""
@@ -191,53 +219,65 @@ class Log:
         if self._map.closed:
             return
         # Whoever still begins or ends a step asks, and is told that it is over.
-        self.owner, self.gate, self.ends_slowly, self.told = NEVER, 0, True, None
-        for view in (self.block, self.live, self._words, self._all):
-            view.release()
+        self.holder, self.offset, self.ends_slowly, self.told = NEVER, 0, True, None
+        block, self.block = self.block, _NOWHERE
+        for view in (block, self.live, self._words, self._all):
+            if view is not _NOWHERE:
+                view.release()
         self._map.close()
 
 
 class Stage:
     """One stage, as a context manager. There is one for the life of its log: entering allocates nothing.
 
-    Where caches are cold a name of the module costs much, and so does a method: hence what looks odd below.
+    Where caches are cold each line of memory costs, and so does each sort of operation: hence one code for entering and
+    leaving, hence differences alone, and what else looks odd below.
     """
 
-    __slots__ = ("_entering", "_leaving", "_log", "_number", "entered", "left")
+    __slots__ = ("_clock", "_log", "_number", "_passed", "_word")
 
     def __init__(self, log: Log, number: int) -> None:
+        self._clock = log.clock
         self._log = log
         self._number = number
-        # With the time that is all of a word: one operation.
-        self._entering = (2 * number << CODE_AT) - log.base_ns
-        self._leaving = (2 * number + 1 << CODE_AT) - log.base_ns
-        self.entered = self.left = 0
+        self._word = log.base_ns - (2 * number << CODE_AT)
+        self._passed = 0
 
-    def __enter__(self, get_ident: Any = get_ident) -> None:
-        log = self._log
-        self.entered += 1
-        if get_ident() == log.gate:
-            at, clock = log.at, log.clock
-            try:
-                log.block[at] = clock() + self._entering
-                log.at = at + 1
-                return
-            except IndexError:
-                pass  # the block is full
-        log.boundary(2 * self._number)
+    @property
+    def entered(self) -> int:
+        """How often it was entered."""
+        return self._passed % _LEFT_ONCE
 
-    def __exit__(self, kind: object, error: object, trace: object, get_ident: Any = get_ident) -> None:
+    @property
+    def left(self) -> int:
+        """How often it was left."""
+        return self._passed // _LEFT_ONCE
+
+    def __enter__(
+        self,
+        kind: object = None,
+        error: object = None,
+        trace: object = None,
+        code: int = 0,
+        once: int = -1,
+        get_ident: Any = get_ident,
+    ) -> None:
         log = self._log
-        self.left += 1
-        if get_ident() == log.gate:
-            at, clock = log.at, log.clock
-            try:
-                log.block[at] = clock() + self._leaving
-                log.at = at + 1
-                return
-            except IndexError:
-                pass
-        log.boundary(2 * self._number + 1)
+        clock = self._clock
+        self._passed = self._passed - once
+        try:
+            log.block[get_ident() - log.offset] = clock() - self._word - code
+            log.offset = log.offset - 1
+        except (IndexError, ValueError):  # this is not the step's thread, the block is full, or the log was closed
+            log.boundary(2 * self._number + (code != 0))
+
+    if TYPE_CHECKING:
+
+        def __exit__(self, kind: object, error: object, trace: object) -> None: ...
+
+    else:
+        _defaults = (None, None, None, -1 << CODE_AT, -_LEFT_ONCE, get_ident)
+        __exit__ = FunctionType(__enter__.__code__, globals(), "__exit__", _defaults)
 
 
 class Step:
@@ -247,43 +287,43 @@ class Step:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._beginning = (BEGIN << CODE_AT) - log.base_ns
-        self._ending = (END << CODE_AT) - log.base_ns
-        self._leaving = (LEFT << CODE_AT) - log.base_ns
+        self._beginning, self._ending, self._leaving = (log.base_ns - (code << CODE_AT) for code in (BEGIN, END, LEFT))
         self._number = NUMBER << CODE_AT
 
     def __enter__(self, doorbell: int = DOORBELL, get_ident: Any = get_ident) -> None:
         log = self._log
-        if log.owner or log.live[doorbell] != log.seen:
+        if log.holder or log.live[doorbell] != log.seen:
             log.recording.begin(None)
             return
         number, at, block, clock = log.number + 1, log.at, log.block, log.clock
         try:
             # The second word first: where it has no room, neither is written.
-            block[at + 1] = clock() + self._beginning
+            block[at + 1] = clock() - self._beginning
             block[at] = self._number + number
         except IndexError:
             log.begin(number)
             return
-        log.at = at + 2
+        log.at = at = at + 2
         log.number = number
-        log.owner = owner = get_ident()
-        log.gate = 0 if log.told else owner
+        log.holder = owner = get_ident()
+        log.offset = 0 if log.told else owner - at
 
     def __exit__(self, kind: object, error: object, trace: object, get_ident: Any = get_ident) -> None:
         log = self._log
-        if log.ends_slowly or get_ident() != log.owner:
+        if not log.ends_slowly:
+            clock = log.clock
+            try:
+                log.block[get_ident() - log.offset] = clock() - (self._ending if kind is None else self._leaving)
+                log.at = log.holder - log.offset + 1
+                log.holder = log.offset = 0
+                log.published += 1
+                return
+            except (IndexError, ValueError):
+                pass
+        if log.ends_slowly or get_ident() != log.holder:
             log.recording.end(kind is not None)
-            return
-        at, clock = log.at, log.clock
-        try:
-            log.block[at] = clock() + (self._ending if kind is None else self._leaving)
-        except IndexError:
+        else:
             log.end(END if kind is None else LEFT)
-            return
-        log.at = at + 1
-        log.owner = log.gate = 0
-        log.published += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,10 +147,10 @@ class Monitor(Calls):
                 a kind are compared with one another. Printable text of at most 16 bytes.
             work: how much there is to do in it, in tokens or samples. `note` says either later on.
         """
+        if (number is None and kind is None and work is None) or self._recording is None:
+            return self._step
         # By identity: it costs nothing, and no object given by mistake (a CUDA tensor!) is asked anything.
         ordinary = (kind is None or kind is _ORDINARY) and work is None
-        if (ordinary and number is None) or self._recording is None:
-            return self._step
         return _GivenStep(self._recording, number, None if ordinary else (kind, work))
 
     def stage(self, name: str) -> AbstractContextManager[None]:

@@ -32,19 +32,20 @@ def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: 
     capture = manifest.capture
     n_steps = min(capture.steps, MAX_RECORDED_STEPS)
     source.logs.look()
-    ranks = source.logs.of(attempt)
+    ranks = sorted(source.logs.attempts.get(attempt, ()))
     if not ranks:
         return None
-    if control is None or control not in ranks or control == capture.rank:
-        peers = peers_of(manifest, ranks, PEERS_LOOKED_AT)
-        late = source.lateness({rank: ranks[rank] for rank in peers}, capture.first_step, n_steps) if peers else {}
+    if control is None or control == capture.rank or not source.logs.of(attempt, [control]):
+        peers = source.logs.of(attempt, peers_of(manifest, ranks, PEERS_LOOKED_AT))
+        late = source.lateness(peers, capture.first_step, n_steps) if peers else {}
         control = min(late, key=lambda rank: (abs(late[rank]), rank), default=None)
     wanted: list[tuple[Title, int | None]] = [("captured", capture.rank), ("control", control)]
+    files = source.logs.of(attempt, [rank for _, rank in wanted if rank is not None])
     return recorded_of(
         [
-            (title, ranks[rank].info, ranks[rank].steps([(capture.first_step, n_steps)])[1].records())
+            (title, files[rank].info, files[rank].steps([(capture.first_step, n_steps)])[1].records())
             for title, rank in wanted
-            if rank is not None and rank in ranks
+            if rank is not None and rank in files
         ]
     )
 
@@ -59,11 +60,11 @@ def counted_beside(source: HeatSource, manifest: Manifest, attempt: int) -> dict
     first = min(capture.first_step, why.window.first_step if why.label == "suspect" else capture.first_step)
     first = max(first, why.onset_step or 0, capture.last_step - STEPS_COUNTED + 1)
     source.logs.look()
-    logs = source.logs.of(attempt)
-    peers = peers_of(manifest, logs, PEERS_COUNTED)
-    if capture.rank not in logs or not peers:
+    peers = peers_of(manifest, sorted(source.logs.attempts.get(attempt, ())), PEERS_COUNTED)
+    files = source.logs.of(attempt, [capture.rank, *peers])
+    if capture.rank not in files or len(files) == 1:
         return None
-    ranks = [capture.rank, *peers]
+    ranks = [capture.rank, *(rank for rank in files if rank != capture.rank)]
     window = counted_steps(source.logs, attempt, ranks, min(first, capture.first_step), capture.last_step)
     found = None if window is None else system_counts(window, [0], np.ones(len(window.durations_NRS), dtype=np.bool_))
     return None if found is None else dict(found.over)
@@ -73,7 +74,7 @@ def captured_steps(logs: StepLogs, manifest: Manifest, attempt: int) -> dict[int
     """What each stage of each captured step took, in seconds, by the step's number; of those that are on record."""
     capture = manifest.capture
     logs.look()
-    file = logs.of(attempt).get(capture.rank)
+    file = logs.of(attempt, [capture.rank]).get(capture.rank)
     if file is None:
         return {}
     stages = file.info.schema.stages

@@ -12,6 +12,7 @@ from typing import Literal
 
 from sftriage.events import CostMeasured
 from sftriage.policy.losses import Losses
+from sftriage.runs.advice import straggler_of
 from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
 from sftriage.runs.source import View
@@ -302,4 +303,6 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | N
     advice = newest.resolves if watched else afterwards(newest.reason, newest.reasons, newest.parameters)
     if advice and newest.outcome != "capture":
         yield NextStep(advice)
+    if straggler_of(view) is not None:
+        yield NextStep(said("advise"), f"sftriage advise {shlex.quote(view.directory)}")
     yield NextStep(said("explain"), f"sftriage explain {window} {run}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -46,6 +47,9 @@ from sftriage.words.amounts import place
 log = logging.getLogger("sftriage")
 
 CONNECT_S = 20.0
+COLLECTED = 10_000, 20, 100
+"""Next to nothing that a controller makes is in cycles. By default garbage is looked for among all that is there every
+few seconds in a large job, for half of one, in which no window is judged."""
 HELD_S = 20.0
 """How long a run directory is waited for that its last controller may hold still."""
 OVER_S = 3.0
@@ -155,6 +159,7 @@ class JobController:
             UsageError: another controller leads it by now.
             KeyboardInterrupt: it was to end soon, and its job has not.
         """
+        gc.set_threshold(*COLLECTED)
         remember(self.directory)
         self._triage.start()
         over_since_s, looked_s, roll_call = None, 0.0, RollCall()

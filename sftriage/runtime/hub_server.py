@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from sftriage.errors import UsageError
+from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from sftriage.runtime.kept_child import KeptChild, die_with_parent
 from sftriage.traces.files import write_atomically
 
@@ -88,7 +89,7 @@ class HubServer:
                 "authorization": {"users": [{"user": user, "password": password}]} if colon else {"token": text},
             }
             if tls is not None:
-                files = {"cert_file": "cert.pem", "key_file": "key.pem", "ca_file": "ca.pem"}
+                files = {"cert_file": CERTIFICATE_FILE, "key_file": KEY_FILE, "ca_file": CA_FILE}
                 settings["tls"] = {name: str(tls.absolute() / file) for name, file in files.items()}
             # (its configuration may be JSON; a password on a command line is everybody's)
             write_atomically(store / "server.conf", json.dumps(settings))

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from sftriage.errors import UsageError
-from sftriage.fleet.hub import PORT, HubAddress
+from sftriage.fleet.hub import CA_FILE, PORT, HubAddress
 from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
 from sftriage.runs.liveness import note_launcher
@@ -112,7 +112,7 @@ class HubOptions:
     @property
     def address(self) -> HubAddress:
         """Where to connect to."""
-        ca = None if self.tls is None else self.tls / "ca.pem"
+        ca = None if self.tls is None else self.tls / CA_FILE
         if self.nats is not None:
             return HubAddress(self.nats, self.credentials, ca)
         host, port = self.server

@@ -308,7 +308,7 @@ class Triage:
         began_s = time.thread_time()
         self._looked_s, self._job = now_s, None
         job = self._job = None if ended else self._fleet.statuses()
-        self._alive = job is not None and any(one.alive is not False for one in job.ranks)
+        self._alive = job is not None and bool((job.alive_R != 0).any())
         stall = None if job is None else self._controller.look(job, self._clock.monotonic_ns(), self._clock.wall_s())
         self._look_took_s = time.thread_time() - began_s
         if stall is not None:
@@ -348,7 +348,7 @@ class Triage:
             return
         job = self._fleet.statuses() if len(requests) > 1 and not ended else None
         if job is not None:
-            requests = in_the_same_steps(requests, max(one.step for one in job.ranks), self._step_s)
+            requests = in_the_same_steps(requests, int(job.step_R.max()), self._step_s)
         if ended:
             for one in requests:
                 gone = CaptureResult(one.capture_id, one.rank, "failed", "the job ended before the capture began")

@@ -1,13 +1,17 @@
-"""Collectives that a script, or what it uses, calls by itself: all ranks wait for one another there."""
+"""The seam `exchange`: collectives that a script calls by itself, and waits of a pipeline. All ranks wait there."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sftriage.seams import parallel
 from sftriage.seams.steps import EXCHANGE
+
+if TYPE_CHECKING:
+    from sftriage.seams.patches import Seams
 
 _NAMES = (
     "all_gather",
@@ -23,6 +27,59 @@ _NAMES = (
 
 REMAPS = "torch.distributed._functional_collectives"
 """Where the compiler looks up what it makes of a collective, by the function that is called."""
+
+
+class Exchanges:
+    """The collectives of all ranks, and the waits of a pipeline.
+
+    Attributes:
+        pipelined: the job is a pipeline.
+    """
+
+    def __init__(self, seams: Seams) -> None:
+        self._seams = seams
+        self.pipelined = False
+        self._wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def put_in(self) -> None:
+        """Put the seam in."""
+        for name, owners in collectives():
+            original = getattr(owners[0], name)
+            self._wrapped[original] = self._wrapping(original)
+            for owner in owners:
+                self._seams.replaced.put(owner, name, self._wrapped[original])
+        compiled_alike(self._wrapped)
+
+    def pipelines(self) -> None:
+        """torch.distributed.pipelining has been imported."""
+        if EXCHANGE in self._seams.on:
+            with self._seams.guarded(EXCHANGE):
+                schedules = sys.modules[parallel.PIPELINING]
+                self._seams.replaced.wrap(schedules, parallel.PIPELINE_WAIT, self._waiting)
+                self.pipelined = True
+
+    def remaps(self) -> None:
+        """What the compiler makes of collectives has been imported."""
+        with self._seams.guarded(EXCHANGE):
+            compiled_alike(self._wrapped)
+
+    def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        steps = self._seams.steps
+
+        def begins(*_: object, **__: object) -> bool:
+            return not steps.opened and steps.enter(EXCHANGE)
+
+        return self._seams.replaced.around(original, EXCHANGE, begins, steps.leaving(EXCHANGE))
+
+    def _wrapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        of_all, steps = of_all_ranks(original), self._seams.steps
+
+        def begins(*args: Any, **kwargs: Any) -> bool:
+            # (those of backward, and of the optimizer, are part of that)
+            inside = steps.opened[-1:]
+            return inside not in (["backward"], ["optimizer"]) and of_all(args, kwargs) and steps.enter(EXCHANGE)
+
+        return self._seams.replaced.around(original, EXCHANGE, begins, steps.leaving(EXCHANGE))
 
 
 def collectives() -> Iterator[tuple[str, list[Any]]]:

@@ -28,12 +28,13 @@ from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import exchanges, models, parallel
+from sftriage.seams.exchanges import Exchanges
 from sftriage.seams.hooks import Model
-from sftriage.seams.replaced import Replaced, keeping_hooks
+from sftriage.seams.optimizers import AROUND, COMPILER, Optimizers, frames
+from sftriage.seams.replaced import Replaced
 from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, Steps
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
 """A directory in which each process says what its seams have seen (`sftriage.seams.telling`)."""
 NAMES = ("data", H2D, "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
 
-COMPILER = "torch._dynamo.eval_frame"
 LOOK_ROUNDS = 4
 """Steps after each of which a model that nobody has called so far is given up for its parts."""
 
@@ -63,6 +63,8 @@ class Seams:
         cohort: the ranks that do the same work as this one, once that is known; "" where all do.
         trained: the types of the models that are trained, once they are known.
         failed: why seams were switched off.
+        counters: what the compiler counts, where anybody wants to know.
+        compiled: frames that it had compiled at the end of the last step.
     """
 
     def __init__(self, off: frozenset[str] = frozenset()) -> None:
@@ -79,27 +81,21 @@ class Seams:
         known = hasattr(torch.compiler, "is_dynamo_compiling")
         self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling if known else torch._utils.is_compiling
         self.gradients: Callable[[], bool] = torch.is_grad_enabled
-        self._replaced = Replaced(self.steps, self.on, self.fail, self.tracing)
-        # What the compiler counts, and what that was at the end of the last step.
-        self._counters: dict[str, dict[str, int]] = {}
-        self._compiled = 0
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self.replaced = Replaced(self.steps, self.on, self.fail, self.tracing)
+        self.optimizers, self.exchanges = Optimizers(self), Exchanges(self)
+        self.counters: dict[str, dict[str, int]] = {}
+        self.compiled = 0
         self._models: list[Model] = []
-        self._clips_across_ranks = False
         self._exchanged: bool | None = None
         self._found: list[weakref.ref[Any]] = []
-        self._collectives: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self._pipelined = False
-        self._optimizer_handles: list[Any] = []
-        self._told: tuple[Callable[..., object], ...] = ()
 
     def install(self) -> None:
         """Put them in; what this torch does not have is left out, with a warning."""
         for name, put_in in (
-            ("optimizer", self._optimizer),
+            ("optimizer", self.optimizers.put_in),
             ("backward", self._backward),
             ("data", self._data),
-            (EXCHANGE, self._exchange),
+            (EXCHANGE, self.exchanges.put_in),
             (CHECKPOINT, self._checkpoint),
         ):
             if name in self.on:
@@ -110,10 +106,8 @@ class Seams:
     def stop(self) -> None:
         """Take them out again. What is in nobody's way stays, and does nothing."""
         self.on.clear()
-        for handle in self._optimizer_handles:
-            with contextlib.suppress(Exception):
-                handle.remove()
-        self._replaced.undo()
+        self.optimizers.take_out()
+        self.replaced.undo()
         for model in self._models:
             model.unhook()
         self._models.clear()
@@ -133,20 +127,6 @@ class Seams:
             if name == "optimizer":
                 self.stop()
 
-    def pipelines(self) -> None:
-        """torch.distributed.pipelining has been imported."""
-        if EXCHANGE in self.on:
-            with self.guarded(EXCHANGE):
-                schedules = sys.modules[parallel.PIPELINING]
-                self._replaced.wrap(schedules, parallel.PIPELINE_WAIT, self._waiting)
-                self._pipelined = True
-
-    def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begins(*_: object, **__: object) -> bool:
-            return not self.steps.opened and self.steps.enter(EXCHANGE)
-
-        return self._replaced.around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
-
     def checkpoints(self) -> None:
         """torch.distributed.checkpoint has been imported."""
         if CHECKPOINT in self.on:
@@ -154,12 +134,7 @@ class Seams:
                 saver = sys.modules["torch.distributed.checkpoint.state_dict_saver"]
                 for name in ("save", "async_save"):
                     if hasattr(saver, name):
-                        self._replaced.wrap(saver, name, self._noting(CHECKPOINT))
-
-    def remaps(self) -> None:
-        """What the compiler makes of collectives has been imported."""
-        with self.guarded(EXCHANGE):
-            exchanges.compiled_alike(self._collectives)
+                        self.replaced.wrap(saver, name, self._noting(CHECKPOINT))
 
     def evaluates(self) -> None:
         """A model is called to look at what it answers, and not to train it."""
@@ -167,96 +142,8 @@ class Seams:
             self.fired[EVALUATION] += 1
             self.steps.note(EVALUATION)
 
-    def _optimizer(self) -> None:
-        self._hook_optimizers(*self._optimizer_hooks())
-        scaler = sys.modules.get("torch.amp.grad_scaler") or sys.modules["torch.cuda.amp.grad_scaler"]
-        self._replaced.wrap(scaler.GradScaler, "step", self._scaling)
-        clipping = sys.modules["torch.nn.utils.clip_grad"]
-        original = clipping.clip_grad_norm_
-        self._replaced.stage(clipping, "clip_grad_norm_", "optimizer", self._clips)
-        if self._torch.nn.utils.clip_grad_norm_ is original:
-            self._replaced.put(self._torch.nn.utils, "clip_grad_norm_", clipping.clip_grad_norm_)
-
-    def _hook_optimizers(self, begins: Callable[..., object], ended: Callable[..., object]) -> None:
-        """Have these called before each optimizer's step, and after it, and no others of ours."""
-        optimizer = sys.modules["torch.optim.optimizer"]
-        for one in self._optimizer_handles:
-            one.remove()
-        self._told = begins, ended
-        self._optimizer_handles = [
-            optimizer.register_optimizer_step_pre_hook(begins),
-            optimizer.register_optimizer_step_post_hook(ended),
-        ]
-
-    def _optimizer_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Before an optimizer's step, and after it; in the way of most steps neither calls anything of Python's."""
-        steps, on, tracing = self.steps, self.on, self.tracing
-        opened, stepping, kinds, turns, ready = (
-            *(steps.opened, steps.stepping, steps.kinds),
-            *(steps.turns, steps.steady["optimizer"]),
-        )
-
-        def begins(optimizer: Any, args: object, kwargs: object) -> None:
-            if tracing() or "optimizer" not in on:
-                return
-            try:
-                if ready and not opened and not stepping and get_ident() == ready[0]:
-                    stepping.append(id(optimizer))
-                    opened.append("optimizer")
-                    ready[1]()
-                    return
-                if steps.monitor is None:
-                    self._optimizers[id(optimizer)] = weakref.ref(optimizer)
-                steps.optimizer_begins(id(optimizer))
-            except Exception as error:
-                self.fail("optimizer", error)
-
-        def ended(optimizer: Any, args: object, kwargs: object) -> None:
-            if tracing() or "optimizer" not in on:
-                return
-            try:
-                one = id(optimizer)
-                usual = ready and opened == _OPTIMIZER and stepping == [one] and turns.alone == one and not kinds
-                if usual and get_ident() == ready[0] and self._compiled == _frames(self._counters):
-                    stepping.clear()
-                    opened.clear()
-                    steps.rounds += 1
-                    ready[2](None, None, None)
-                    ready[3](None, None, None)
-                    ready[4]()
-                else:
-                    steps.optimizer_ended(one)
-            except Exception as error:
-                self.fail("optimizer", error)
-
-        return begins, ended
-
-    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``GradScaler.step(optimizer)``: where gradients are infinite the optimizer's own step is never called."""
-
-        def begins(_scaler: object, optimizer: Any, *_: object, **__: object) -> bool:
-            # (apart from the optimizer's own step, which is inside this one)
-            self.steps.optimizer_begins(-id(optimizer))
-            return True
-
-        def ended(_answer: object, _scaler: object, optimizer: Any, *_: object) -> None:
-            self.steps.optimizer_ended(-id(optimizer))
-
-        return self._replaced.around(original, "optimizer", begins, ended)
-
-    def compiles(self) -> None:
-        """The compiler has been imported: that of torch 2.2 takes the hooks from every optimizer."""
-        patcher = getattr(sys.modules[COMPILER], "TorchPatcher", None)
-        if patcher is not None and not hasattr(self._torch.compiler, "is_dynamo_compiling"):
-            with self.guarded("optimizer"):
-                self._replaced.wrap(patcher, "patch", keeping_hooks)
-
-    def _clips(self, norm: object) -> None:
-        """Clipping by norm is the optimizer's business, and under FSDP an exchange between the ranks."""
-        self._clips_across_ranks |= models.is_sharded(norm)
-
     def _backward(self) -> None:
-        self._replaced.stage(self._torch.autograd, "backward", "backward")
+        self.replaced.stage(self._torch.autograd, "backward", "backward")
 
     def _data(self) -> None:
         loader = sys.modules["torch.utils.data.dataloader"]
@@ -267,36 +154,15 @@ class Seams:
                 self.evaluates()
             return self.steps.enter("data")
 
-        self._replaced.wrap(
-            loader.DataLoader, "__iter__", lambda one: self._replaced.around(one, "data", begins, self._leaving("data"))
+        self.replaced.wrap(
+            loader.DataLoader,
+            "__iter__",
+            lambda one: self.replaced.around(one, "data", begins, self.steps.leaving("data")),
         )
-        self._replaced.stage(loader._BaseDataLoaderIter, "__next__", "data")
-
-    def _exchange(self) -> None:
-        def wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
-            of_all = exchanges.of_all_ranks(original)
-
-            def begins(*args: Any, **kwargs: Any) -> bool:
-                # (those of backward, and of the optimizer, are part of that)
-                inside = self.steps.opened[-1:]
-                return (
-                    inside not in (["backward"], ["optimizer"]) and of_all(args, kwargs) and self.steps.enter(EXCHANGE)
-                )
-
-            return self._replaced.around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
-
-        for name, owners in exchanges.collectives():
-            original = getattr(owners[0], name)
-            self._collectives[original] = wrapping(original)
-            for owner in owners:
-                self._replaced.put(owner, name, self._collectives[original])
-        exchanges.compiled_alike(self._collectives)
+        self.replaced.stage(loader._BaseDataLoaderIter, "__next__", "data")
 
     def _checkpoint(self) -> None:
-        self._replaced.wrap(self._torch, "save", self._noting(CHECKPOINT))
-
-    def _leaving(self, stage: str) -> Callable[..., None]:
-        return lambda *_: self.steps.leave(stage)
+        self.replaced.wrap(self._torch, "save", self._noting(CHECKPOINT))
 
     def _noting(self, kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def begins(*_: object, **__: object) -> bool:
@@ -304,7 +170,7 @@ class Seams:
             self.steps.note(kind)
             return False
 
-        return lambda original: self._replaced.around(original, kind, begins, _nothing)
+        return lambda original: self.replaced.around(original, kind, begins, _nothing)
 
     def _begin(self) -> Monitor | None:
         """The first round has ended: it is known what is trained, so that a monitor can be made for it.
@@ -321,20 +187,20 @@ class Seams:
                 return None
             looked = self._exchanged is not None
             found = [made for model in self._found if (made := model()) is not None] if looked else self._look()
-            exchanged = EXCHANGE in self.steps.order and (self._pipelined or "forward" not in self.sync)
+            exchanged = EXCHANGE in self.steps.order and (self.exchanges.pipelined or "forward" not in self.sync)
             if exchanged and not looked:
                 self._exchanged = True
                 return None
             if exchanged:
                 # (each rank of a pipeline waits at places of its own: for all of them it is one)
-                order = ("backward", EXCHANGE, "optimizer") if self._pipelined else self.steps.order
+                order = ("backward", EXCHANGE, "optimizer") if self.exchanges.pipelined else self.steps.order
                 self.steps.stages = exchanges.placed(self.steps.stages, order)
                 self.sync = (EXCHANGE, *self.sync)
-                if self.sync == (EXCHANGE,) and not self._pipelined and parallel.many_ranks():
+                if self.sync == (EXCHANGE,) and not self.exchanges.pipelined and parallel.many_ranks():
                     self.cohort = self.cohort or parallel.model_cohort(found)
             else:
                 self.on.discard(EXCHANGE)
-            self._compiled = self._compilations()
+            self.compiled = self._compilations()
             cohort = None if os.environ.get(recorder.COHORT_ENV) else self.cohort
             monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort, give_way=self.stop)
             if not monitor.active:
@@ -354,8 +220,8 @@ class Seams:
 
     def _look(self) -> list[Any]:
         """See which models are trained, where their ranks wait for one another, and which ranks do the same work."""
-        optimizers = [made for reference in self._optimizers.values() if (made := reference()) is not None]
-        self._optimizers.clear()
+        optimizers = [made for reference in self.optimizers.seen.values() if (made := reference()) is not None]
+        self.optimizers.seen.clear()
         trained = {id(one) for made in optimizers for group in made.param_groups for one in group["params"]}
         module, parts = self._torch.nn.Module, parallel.kinds()
         living = models.living((module, *parts))
@@ -365,10 +231,10 @@ class Seams:
         self._hook(found)
         if H2D in self.on and (copiers := models.copiers()) and models.on_device(found):
             for owner, name in copiers:
-                self._replaced.stage(owner, name, H2D)
+                self.replaced.stage(owner, name, H2D)
             self.steps.stages = ("data", H2D, *STAGES[1:])
         self.sync = tuple(
-            one for one in models.exchanged_in(found, clipping=self._clips_across_ranks) if one in self.on
+            one for one in models.exchanged_in(found, clipping=self.optimizers.clip_across_ranks) if one in self.on
         )
         if parallel.many_ranks():
             at = parallel.coordinates_of([one for one in living if isinstance(one, parts)])
@@ -383,7 +249,7 @@ class Seams:
             for module in found:
                 self._models += [Model(self, one) for one in (module, models.wrapped(module)) if one is not None]
             if hasattr(self._torch.jit, "script"):
-                self._replaced.wrap(self._torch.jit, "script", self._scripting)
+                self.replaced.wrap(self._torch.jit, "script", self._scripting)
 
     def _scripting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.jit.script`` would compile our hooks: while it works they are not there."""
@@ -397,12 +263,12 @@ class Seams:
             for model in self._models:
                 model.hook()
 
-        return self._replaced.around(original, "forward", begins, ended)
+        return self.replaced.around(original, "forward", begins, ended)
 
     def _step_ends(self) -> None:
         compiled = self._compilations()
-        if compiled != self._compiled:
-            self._compiled = compiled
+        if compiled != self.compiled:
+            self.compiled = compiled
             if self.steps.counting is not None:
                 self.steps.counting.compiled = compiled
             self.fired[COMPILATION] += 1
@@ -422,17 +288,14 @@ class Seams:
         if make is None or steps.counting is not None or not all(isinstance(one, form.stage) for one in spans):
             return
         with self.guarded("optimizer"):
-            begins, ended = self._told
 
-            def of(role: int, stage: str, slow: object, *more: object) -> Any:
+            def made(role: int, stage: str, slow: object, *more: object) -> Any:
                 return make(role, steps.span(stage), steps.opened, steps.steady[stage], stage, slow, *more)
 
-            more = (None, None, steps.stepping, steps.kinds, self._counters, optimizer)
-            steps.counting = of(_AFTER, "optimizer", ended, *more)
-            self._hook_optimizers(of(_BEFORE, "optimizer", begins, *more), steps.counting)
-            for owner, name, stage, original, slow in self._replaced.stages:
+            steps.counting = self.optimizers.settle(made, optimizer)
+            for owner, name, stage, original, slow in self.replaced.stages:
                 if stage in self.on and getattr(owner, name) is slow:
-                    self._replaced.put(owner, name, wraps(original)(of(_AROUND, stage, slow, original, self._leave)))
+                    self.replaced.put(owner, name, wraps(original)(made(AROUND, stage, slow, original, self._leave)))
 
     def _leave(self, stage: str) -> None:
         with self.guarded(stage):
@@ -450,9 +313,9 @@ class Seams:
 
     def _compilations(self) -> int:
         """How many frames the compiler has compiled; 0 where nobody wants to know."""
-        if not self._counters and COMPILATION in self.on:
-            self._counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", self._counters)
-        return _frames(self._counters)
+        if not self.counters and COMPILATION in self.on:
+            self.counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", self.counters)
+        return frames(self.counters)
 
 
 class _Guarded:
@@ -509,9 +372,9 @@ def imported(name: str) -> None:
                 tell(_installed, Path(directory))
     elif _installed is not None:
         told = {
-            COMPILER: _installed.compiles,
-            exchanges.REMAPS: _installed.remaps,
-            parallel.PIPELINING: _installed.pipelines,
+            COMPILER: _installed.optimizers.compiles,
+            exchanges.REMAPS: _installed.exchanges.remaps,
+            parallel.PIPELINING: _installed.exchanges.pipelines,
         }
         told.get(name, _installed.checkpoints)()
 
@@ -539,14 +402,5 @@ def _trained(parameter: Any) -> bool:
 def _nothing(*_: object) -> None:
     """Do nothing afterwards."""
 
-
-def _frames(counters: dict[str, dict[str, int]]) -> int:
-    frames = counters.get("frames")
-    return 0 if frames is None else frames.get("total", 0)
-
-
-_OPTIMIZER = ["optimizer"]
-_AROUND, _BEFORE, _AFTER = range(3)
-"""What the recorder's form makes: something around a function, or a hook of an optimizer's step."""
 
 _installed: Seams | None = None

@@ -172,6 +172,10 @@ class Steps:
             self.stepped_in_backward = False
             self.stepped(IN_BACKWARD)
 
+    def leaving(self, stage: str) -> Callable[..., None]:
+        """What leaves a stage, whatever it is given."""
+        return lambda *_: self.leave(stage)
+
     def optimizer_begins(self, optimizer: int) -> None:
         """An optimizer's step begins: maybe inside another one's, or while gradients are accumulated."""
         if not self.stepping and "backward" in self.opened:

@@ -328,9 +328,9 @@ class Metrics(Sink):
         if (job := seen.job) is None:
             return
         self._ranks.set(job.world_size)
-        self._ranks_alive.set(sum(one.alive is True for one in job.ranks))
+        self._ranks_alive.set(int((job.alive_R == 1).sum()))
         last_judged = self._tally.last_step(job.attempt)
-        newest = max((one.step for one in job.ranks), default=0)
+        newest = int(job.step_R.max(initial=0))
         self._lag_steps.set(max(0, newest - (last_judged if last_judged is not None else -1)))
         if self._per_rank is not None:
             self._per_rank.looked(job)

@@ -13,7 +13,7 @@ import os
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -48,13 +48,13 @@ def segment_name(file_name: str) -> SegmentName | None:
     return None if found is None else SegmentName(int(found[1]), int(found[2]), found[4], int(found[3] or 0))
 
 
-def find_segments(directory: Path) -> Iterator[tuple[SegmentName, Path]]:
-    """The files in a directory that are segments by their names, in the order of these.
+def find_segments(directory: Path, ranks: Collection[int] | None = None) -> Iterator[tuple[SegmentName, Path]]:
+    """The files in a directory that are segments by their names, of all ranks or some, in the order of these.
 
     Raises:
         OSError: the directory cannot be read.
     """
-    return _named(directory, "rank-")
+    return _named(directory, "rank-" if ranks is None else tuple(f"rank-{rank}." for rank in ranks))
 
 
 def segments_of(directory: Path, info: RingInfo, kind: str) -> list[Path]:
@@ -66,8 +66,8 @@ def segments_of(directory: Path, info: RingInfo, kind: str) -> list[Path]:
     return [path for name, path in _named(directory, f"rank-{info.rank}.{info.attempt}.") if name.kind == kind]
 
 
-def _named(directory: Path, beginning: str) -> Iterator[tuple[SegmentName, Path]]:
-    # (a large job has more files than are to be looked at for one rank)
+def _named(directory: Path, beginning: str | tuple[str, ...]) -> Iterator[tuple[SegmentName, Path]]:
+    # (a large job has more files than are to be looked at for some ranks)
     entries = (entry for entry in os.scandir(directory) if entry.name.startswith(beginning))
     names = [(name, entry.path) for entry in entries if (name := segment_name(entry.name)) is not None]
     return ((name, Path(path)) for name, path in sorted(names))
@@ -102,15 +102,15 @@ class LogFiles:
         return self.segments[-1]
 
 
-def find_logs(directory: Path, kind: str = "steps") -> list[LogFiles]:
-    """The logs in a directory, by attempt and rank.
+def find_logs(directory: Path, kind: str = "steps", ranks: Collection[int] | None = None) -> list[LogFiles]:
+    """The logs in a directory, of all ranks or some, by attempt and rank.
 
     Raises:
         OSError: the directory cannot be read.
     """
     whole: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
     thinned: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
-    for name, path in find_segments(directory):
+    for name, path in find_segments(directory, ranks):
         if name.kind == kind:
             whole[name.attempt, name.rank].append((name.first, path))
         elif name.kind == thinned_kind(kind):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -286,14 +286,20 @@ def thinning_of(logs: Iterable[StepFile]) -> Thinning | None:
 
 @dataclass(slots=True)
 class StepLogs:
-    """The logs of a run, by attempt and rank."""
+    """The logs of a run, by attempt and rank. They are many in a large job: each is opened when it is first asked for.
+
+    Attributes:
+        directory: where they are.
+        attempts: those that were there at the last look, by rank.
+    """
 
     directory: Path
-    attempts: dict[int, dict[int, StepFile]] = field(default_factory=dict)
+    attempts: dict[int, dict[int, LogFiles]] = field(default_factory=dict)
+    _opened: dict[tuple[int, int], StepFile] = field(default_factory=dict)
     _seen: frozenset[str] = frozenset()
 
     def look(self) -> None:
-        """Take up logs, and segments of them, that have come. One that cannot be read is looked at again."""
+        """Take up logs, and segments of them, that have come."""
         try:
             names = frozenset(entry.name for entry in os.scandir(self.directory))
             found = find_logs(self.directory) if names != self._seen else []
@@ -301,25 +307,33 @@ class StepLogs:
             return
         self._seen = names
         for log in found:
-            ranks = self.attempts.setdefault(log.attempt, {})
-            known = ranks.get(log.rank)
-            if known is not None:
-                known.files = log
-                continue
-            try:
-                ranks[log.rank] = StepFile(LogReader(log.newest).info, log)
-            except RingError:
-                self._seen = frozenset()
+            self.attempts.setdefault(log.attempt, {})[log.rank] = log
 
     def thinning(self, attempt: int) -> Thinning | None:
         """What is no longer there of the steps of one attempt; None where all are."""
-        return thinning_of(self.attempts.get(attempt, {}).values())
+        thinned = [rank for rank, log in self.attempts.get(attempt, {}).items() if not log.all_there]
+        return thinning_of(filter(None, (self._file(attempt, rank) for rank in thinned)))
 
-    def of(self, attempt: int) -> Mapping[int, StepFile]:
-        """The logs of the ranks of one attempt that recorded the same stages as the lowest of them."""
-        ranks = dict(sorted(self.attempts.get(attempt, {}).items()))
-        schema = next(iter(ranks.values())).info.schema if ranks else None
-        return {rank: one for rank, one in ranks.items() if one.info.schema == schema}
+    def of(self, attempt: int, ranks: Collection[int] | None = None) -> Mapping[int, StepFile]:
+        """The logs of one attempt's ranks, or some of them, that recorded the same stages as the lowest of all.
+
+        One that cannot be read is left out, and looked at again the next time.
+        """
+        there = sorted(self.attempts.get(attempt, {}))
+        lowest = next(filter(None, (self._file(attempt, rank) for rank in there)), None)
+        wanted = there if ranks is None else sorted(set(ranks).intersection(there))
+        files = {rank: file for rank in wanted if (file := self._file(attempt, rank)) is not None}
+        return {rank: file for rank, file in files.items() if lowest and file.info.schema == lowest.info.schema}
+
+    def _file(self, attempt: int, rank: int) -> StepFile | None:
+        log, known = self.attempts[attempt][rank], self._opened.get((attempt, rank))
+        if known is None:
+            try:
+                known = self._opened[attempt, rank] = StepFile(LogReader(log.newest).info, log)
+            except RingError:
+                return None
+        known.files = log
+        return known
 
 
 def windows(
@@ -387,8 +401,8 @@ def counted_steps(logs: StepLogs, attempt: int, ranks: Sequence[int], first_step
 
     None where none is there.
     """
-    of_attempt = logs.of(attempt)
-    readings = {log.rank: log for log in find_logs(logs.directory, KIND) if log.attempt == attempt}
+    of_attempt = logs.of(attempt, ranks)
+    readings = {log.rank: log for log in find_logs(logs.directory, KIND, of_attempt) if log.attempt == attempt}
     found = []
     for row, log in enumerate(of_attempt[rank] for rank in ranks):
         steps = log.steps([(first_step, last_step - first_step + 1)])[1]

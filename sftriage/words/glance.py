@@ -178,6 +178,7 @@ GLANCE: Mapping[str, str] = {
     "judge_steps": "Its ranks are gone too: judge the steps that are on record.",
     "open": "Open the trace of rank {rank}.",
     "capture": "Capture rank {rank} by hand.",
+    "advise": "It is there to stay: see what would help without mending it.",
     "explain": "See the numbers that decided.",
 }
 """What the answers to the first questions are made of, and what is to do next."""

@@ -7,6 +7,8 @@ import contextlib
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
+from sftriage.kube.deploying import METRICS_PORT
+from sftriage.runtime.hub_server import nats_server
+from sftriage.runtime.hub_waiting import is_up
 from sftriage.traces.remote import RemoteStore
 from tests.integration.beside_hub import free_port
 from tests.integration.kube import ANY, Cluster, OwnCluster, cluster, missing
@@ -30,6 +35,7 @@ pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 
 REPOSITORY = Path(__file__).parents[2]
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
+TOKEN = "a-token-of-sixteen-characters"
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -55,7 +61,9 @@ def server() -> Iterator[Cluster]:
 class Job:
     """A job of two ranks on this host, and what its pods would run, as the operator wants it, from its objects here."""
 
-    def __init__(self, server: Cluster, namespace: str, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, server: Cluster, namespace: str, folder: Path, environment: dict[str, str], **settings: object
+    ) -> None:
         self._held = contextlib.ExitStack()
         self.server, self.folder, self.port, self.release = server, folder, free_port(), folder / "release"
         self.policies, self.store, self.host = folder / "policies", folder / "traces", folder / "host"
@@ -67,7 +75,8 @@ class Job:
             "SFTRIAGE_RINGS": str(self.host / "rings"),
             "SFTRIAGE_SPOOL": str(self.host / "spool"),
         }
-        self.operators = Operators(server, folder, namespace, store=str(self.store))
+        self.operators = Operators(server, folder, namespace, store=str(self.store), **settings)
+        self._shared = "nats" in settings
         self._held.callback(self.operators.close)
         try:
             self._begin(namespace)
@@ -80,11 +89,15 @@ class Job:
         self.server.create(yaml.safe_load(POLICY), namespace)
         self.operators.start()
         self.training = TrainingJob(self.server, namespace)
-        self.training.add_pod(0)
+        self.training.add_pod(0, self.operators.settings)
         self.ref = self.training.ref
         wait_until(lambda: self.training.policies() == ["input"], 60.0)
-        self._objects = wait_until(lambda: len(found := self.training.objects()) == len(OBJECTS) and found, 60.0)
-        (self.folder / "hub").write_bytes(base64.b64decode(self._objects["secret"]["data"]["hub"]))
+        wanted = set(OBJECTS) - ({"secret", "service"} if self._shared else set())
+        self._objects = wait_until(lambda: (found := self.training.objects()).keys() == wanted and found, 60.0)
+        self.hub = self.folder / "hub"
+        self.hub.mkdir(exist_ok=True)
+        for name, value in self._objects.get("secret", {"data": {}})["data"].items():
+            (self.hub / name).write_bytes(base64.b64decode(value))
         self.bring_policies()
         self._kubeconfig = self.server.as_account(self.folder, self.ref.object_name, namespace)
 
@@ -110,14 +123,23 @@ class Job:
 
     def start_controller(self) -> subprocess.Popen[bytes]:
         spec = self._objects["deployment"]["spec"]["template"]["spec"]
-        here = {"/policies": self.policies, "/runs": self.folder / "runs", "/hub/hub": self.folder / "hub"}
+        here = {"/policies": self.policies, "/runs": self.folder / "runs", "/hub/hub": self.hub / "hub"}
+        here |= {"/hub": self.hub, str(METRICS_PORT): free_port()}
         command = [here.get(word, word) for word in spec["containers"][0]["command"]]
         assert command[0] == "sftriage"
-        return self.start(*(sys.executable, "-m", *command, "--port", self.port), KUBECONFIG=str(self._kubeconfig))
+        if "--metrics-port" in command:
+            self.metrics = f"http://127.0.0.1:{command[command.index('--metrics-port') + 1]}/metrics"
+        more = {"KUBECONFIG": str(self._kubeconfig), "SFTRIAGE_METRICS_TOKEN": TOKEN}
+        return self.start(*(sys.executable, "-m", *command, "--port", self.port), **more)
 
     def start_agent(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "sftriage", "agent", "--job-id", self.ref.job_id, "--name", "node-0"]
-        command += ["--job", self.ref.name, "--hub", f"127.0.0.1:{self.port}", "--creds", self.folder / "hub"]
+        (sidecar,) = (one for one in self.training.pod["spec"]["initContainers"] if one["name"] == "sftriage-agent")
+        said = sidecar["command"]
+        where = said[said.index("--job-id") + 2 : said.index("--rings")]
+        here = {"/sftriage-hub": self.hub, **{f"/sftriage-hub/{one.name}": one for one in self.hub.iterdir()}}
+        hub = f"{self.ref.object_name}.{self.ref.namespace}.svc:7422"
+        command += ["--job", self.ref.name, *({**here, hub: f"127.0.0.1:{self.port}"}.get(one, one) for one in where)]
         return self.start(*command, "--directory", self.host, "--store", self.store)
 
     def start_trainers(self) -> subprocess.Popen[bytes]:
@@ -220,6 +242,68 @@ def test_a_slow_rank_becomes_a_capture_and_a_report_of_the_cluster(job):
     controller.terminate()
     assert controller.wait(DEADLINE_S) == 0, job.said
     assert "Traceback" not in job.said
+
+
+def shared_hub(folder: Path, namespace: str, held: contextlib.ExitStack, environment: dict[str, str]) -> str:
+    """A NATS server as k8s/nats has it, with an account of a namespace, whose keys are in ``hub``; its URL."""
+    (folder / "hub").mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "sftriage",
+        "hub",
+        "account",
+        "--namespace",
+        namespace,
+        "--creds",
+        str(folder / "k"),
+    ]
+    made = subprocess.run(command, env=environment, check=True, capture_output=True, timeout=DEADLINE_S)
+    (folder / "accounts").mkdir()
+    (folder / "accounts" / "accounts.conf").write_bytes(made.stdout)
+    for path in (folder / "k" / namespace).iterdir():
+        path.rename(folder / "hub" / path.name)
+    port = free_port()
+    for name, text in yaml.safe_load((REPOSITORY / "k8s" / "nats" / "config.yaml").read_text())["data"].items():
+        here = {
+            "0.0.0.0:4222": f"127.0.0.1:{port}",
+            "/data": f"{folder}/data",
+            "127.0.0.1:8222": f"127.0.0.1:{free_port()}",
+        }
+        for said, instead in here.items():
+            text = text.replace(f'"{said}"', f'"{instead}"')
+        (folder / name).write_text(text)
+    with (folder / "nats.log").open("wb") as log:
+        server = subprocess.Popen([nats_server(), "-c", str(folder / "plain.conf")], stdout=log, stderr=log)
+    held.enter_context(ended(server))
+    wait_until(lambda: is_up("127.0.0.1", port), 30)
+    return f"nats://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("how", ["hub_tls", "nats"])
+def test_a_hub_that_is_encrypted_or_shared_by_all_jobs_does_as_well(server, tmp_path, environment, how):
+    """GIVEN that in the settings WHEN a rank is slow THEN its trace comes, and metrics are for who has the token"""
+    with server.namespace() as namespace, contextlib.ExitStack() as held:
+        settings: dict[str, object] = {"hub_tls": True}
+        if how == "nats":
+            settings = {"nats": shared_hub(tmp_path, namespace, held, environment)}
+        job = held.enter_context(
+            contextlib.closing(Job(server, namespace, tmp_path, environment, **settings, metrics_secret="scraped"))
+        )
+        job.start_controller()
+        job.start_agent()
+        trainers = job.start_trainers()
+        stored = wait_until(lambda: [one for one in job.captures() if "stored" in one.get("status", {})])[0]
+        assert stored["spec"]["rank"] == 1, job.said
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(job.metrics, timeout=10)
+        asks = urllib.request.Request(job.metrics, headers={"Authorization": f"Bearer {TOKEN}"})
+        with urllib.request.urlopen(asks, timeout=10) as answer:
+            assert b"sftriage_captures_total" in answer.read()
+        job.release.touch()
+        assert trainers.wait(DEADLINE_S) == 0
+        if how == "nats":
+            assert "Violation" not in (tmp_path / "nats.log").read_text()
 
 
 def test_a_cluster_that_is_away_holds_nothing_up_and_is_shown_later(job):

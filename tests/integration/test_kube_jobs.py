@@ -32,6 +32,7 @@ pytestmark = [
 REPOSITORY = Path(__file__).parents[2]
 SOON_S = 60.0
 LEASE = "sftriage-system/sftriage-operator"
+DEFAULTS = InjectionSettings()
 OBJECTS = ("serviceaccount", "rolebinding", "configmap", "service", "networkpolicy", "secret", "deployment")
 
 
@@ -50,9 +51,9 @@ def namespace(server) -> Iterator[str]:
 class Operators:
     """`sftriage operator`, one or several, each as the operator's service account."""
 
-    def __init__(self, server: Cluster, folder: Path, namespace: str, **settings: str) -> None:
+    def __init__(self, server: Cluster, folder: Path, namespace: str, **settings: object) -> None:
         self._folder, self._namespace = folder, namespace
-        self._settings = {"image": "registry.example/sftriage@sha256:12", **settings}
+        self.settings = InjectionSettings.model_validate({"image": "registry.example/sftriage@sha256:12", **settings})
         self._environment = {**os.environ, "KUBECONFIG": str(server.as_operator(folder))}
         self._held = contextlib.ExitStack()
 
@@ -60,7 +61,7 @@ class Operators:
         command = [sys.executable, "-m", "sftriage", "operator"]
         command += [] if everywhere else ["--namespace", self._namespace]
         settings = self._folder / "settings.yaml"
-        settings.write_text(yaml.safe_dump(self._settings))
+        settings.write_text(yaml.safe_dump(self.settings.plain()))
         command += ["--settings", str(settings), "--grace-seconds", "1", *more]
         with (self._folder / name).open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
@@ -95,7 +96,7 @@ class TrainingJob:
         server.create({**about, "spec": {"parallelism": 0, "template": self._template}}, namespace)
         self.uid = server.get("job", name, namespace=namespace)["metadata"]["uid"]
 
-    def add_pod(self, number: int, *, injected: bool = True) -> None:
+    def add_pod(self, number: int, settings: InjectionSettings = DEFAULTS, *, injected: bool = True) -> None:
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self.ref.name, "uid": self.uid, "controller": True}
         about = {"name": f"{self.ref.name}-{number}", "namespace": self.ref.namespace, "ownerReferences": [owner]}
         pod = {"apiVersion": "v1", "kind": "Pod", **json.loads(json.dumps(self._template))}
@@ -104,7 +105,8 @@ class TrainingJob:
             found = job_of(pod)
             assert found is not None
             assert found.job == self.ref
-            pod = applied(pod, injection(pod, found.job, InjectionSettings(), (1, 30)).patch)
+            pod = applied(pod, injection(pod, found.job, settings, (1, 30)).patch)
+        self.pod = pod
         # (a server before 1.28 does not know native sidecars, which is nothing here)
         where = ("-n", self.ref.namespace)
         self.server.kubectl("create", *where, "--validate=false", "-f", "-", text=json.dumps(pod))

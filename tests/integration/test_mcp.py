@@ -39,6 +39,7 @@ def test_an_assistant_finds_out_who_is_slow_and_why(demonstrated):
         ("list_captures", {}),
         ("capture_findings", {"capture": capture}),
         ("whatif", {}),
+        ("advise", {}),
         ("report", {}),
         ("run_health", {"run": "../run"}),
         ("verdicts", {"first_step": -1}),
@@ -47,16 +48,16 @@ def test_an_assistant_finds_out_who_is_slow_and_why(demonstrated):
     instructions, tools, answers = asked(demonstrated.run, questions)
     # THEN every tool says what it is for, that it changes nothing, and what its arguments are
     assert "a verdict says who and where, a trace says why" in instructions
-    assert {tool.name for tool in tools} == {name for name, _ in questions[:9]}
+    assert {tool.name for tool in tools} == {name for name, _ in questions[:10]}
     for tool in tools:
         assert len(tool.description) > 80
         assert tool.annotations.read_only_hint
         assert all(one.get("description") for one in tool.input_schema["properties"].values())
     # AND it is answered, small, with what that stands on
-    said = [json.loads(text) for text, _ in answers[:8]]
-    assert [error for _, error in answers] == [False] * 9 + [True] * 3
+    said = [json.loads(text) for text, _ in answers[:9]]
+    assert [error for _, error in answers] == [False] * 10 + [True] * 3
     assert all(len(text) <= 12_200 for text, _ in answers)
-    runs, health, verdicts, explained, of_step, captures, findings, whatif = said
+    runs, health, verdicts, explained, of_step, captures, findings, whatif, advice = said
     assert runs["runs"][0]["run"] == demonstrated.run.name
     assert 2 in health["cites"]["ranks"]
     assert "rank 2 in data" in health["suspects_have_cost"]["says"]
@@ -66,6 +67,7 @@ def test_an_assistant_finds_out_who_is_slow_and_why(demonstrated):
     assert capture in [one["capture"] for one in captures["captures"]]
     assert "train.py" in findings["cause"]
     assert findings["cites"]["ranks"] == [2]
+    assert advice["says"]
     assert whatif["slowest_workers"][0]["rank"] == 2
     # AND what is not there is said, without more than that
-    assert "there is no run ../run here" in answers[9][0]
+    assert "there is no run ../run here" in answers[10][0]

@@ -190,7 +190,7 @@ OF_A_REGRESSED_JOB = {"Slower than its own best"}
 
 def empty_panels(url: str, began_s: float) -> list[tuple[str, str]]:
     """The panels of the dashboard that have nothing to show, when they ask as Grafana would."""
-    dashboard = json.loads((HOME / "k8s" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    dashboard = json.loads((HOME / "k8s" / "dashboards" / "sftriage.json").read_text(encoding="utf-8"))
     empty = []
     for panel in dashboard["panels"]:
         if panel["title"] in OF_A_REGRESSED_JOB:

@@ -11,11 +11,12 @@ from sftriage.controller.controller import Controller
 from sftriage.controller.replay import replay
 from sftriage.policy.loading import shipped
 from sftriage.policy.policy_set import load_set
-from sftriage.records import JobStatus, RankStatus, StageSchema
+from sftriage.records import RankStatus, StageSchema
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Shape
+from sftriage.windows.statuses import status_of
 from sftriage.words.decisions import reason_sentence, resolution
 from tests.journals import entries
 from tests.unit.frontier.windows import Fault, Job, every, from_step, gaussian, heavy_tailed
@@ -236,7 +237,7 @@ def test_the_hang_policy_takes_the_stacks_of_who_has_not_arrived(start, tmp_path
     def look(stages, step, since_s, now_s):
         age_ns = int((now_s - since_s) * S)
         ranks = [RankStatus(r, "h", stage, age_ns, step, age_ns, step, False, True) for r, stage in enumerate(stages)]
-        return controller.look(JobStatus(schema, 3, tuple(ranks)), int(now_s * S), 100.0 + now_s)
+        return controller.look(status_of(schema, 3, ranks), int(now_s * S), 100.0 + now_s)
 
     for step in range(10):
         look(("backward",) * 3, step, 0.1 * step, 0.1 * step + 0.01)

@@ -9,7 +9,7 @@ import pytest
 from .sinks.test_metrics import everything
 
 HOME = Path(__file__).parent.parent.parent
-DASHBOARD = json.loads((HOME / "k8s" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+DASHBOARD = json.loads((HOME / "k8s" / "dashboards" / "sftriage.json").read_text(encoding="utf-8"))
 PANELS = DASHBOARD["panels"]
 DOCUMENT = (HOME / "docs" / "metrics.md").read_text(encoding="utf-8")
 

@@ -36,6 +36,9 @@ from sftriage.events import (
 from sftriage.frontier import explaining
 from sftriage.frontier.explaining import explain
 from sftriage.frontier.system import SAID
+from sftriage.mitigate.advice import Messages, Straggler, advice_of
+from sftriage.mitigate.costs import Link
+from sftriage.mitigate.pipelines import Pipeline
 from sftriage.policy.loading import find, load
 from sftriage.policy.losses import losses_of
 from sftriage.policy.policy_set import PolicySet
@@ -59,6 +62,7 @@ from sftriage.records import (
 from sftriage.reduce.causes import COUNTED, COUNTED_STEP, DOES, NEXT_STEP
 from sftriage.reports.explanation import explanation_lines
 from sftriage.reports.manifest import manifest_lines
+from sftriage.runs.advice import advice_lines
 from sftriage.runs.following import Other, note_kind
 from sftriage.runs.glance import losses_words
 from sftriage.sinks.terminal import Reporter
@@ -445,6 +449,24 @@ def warnings() -> Rows:
             yield path, text
 
 
+def remedies() -> Rows:
+    """Advice on a straggler, and on a pipeline: worth the trouble or not, of known messages or not."""
+    late = Straggler("rank 3", "data", (3,), 8, 0.05, 0.25)
+    messages = Messages(10**9, Link(1e-5, 1e-10))
+    pipeline = Pipeline((0.01,) * 4, (0.02,) * 4, (0.0, 0.02, 0.0), 16)
+    asked = {
+        "a late rank": (late, messages, None),
+        "of messages that nobody knows": (late, None, None),
+        "hardly late": (replace(late, late_s=1e-4), messages, None),
+        "one of two": (replace(late, n_ranks=2, ranks=(1,)), messages, None),
+        "a slow link": (None, None, pipeline),
+        "a link of which nothing is left to absorb": (None, None, replace(pipeline, delay_L=(0.0, 1e-6, 0.0))),
+    }
+    for what, given in asked.items():
+        for line in advice_lines(advice_of(*given)):
+            yield what, line
+
+
 def conditions() -> Rows:
     parts = {
         "policy": POLICIES,
@@ -473,6 +495,7 @@ def table(capsys) -> str:
         "Manifests": manifests(),
         "Events": events(capsys),
         "Causes": causes(),
+        "Advice": remedies(),
         "The first glance": first_glance(),
         "Conditions of objects in a cluster": conditions(),
         "Findings of the doctor": findings(),

@@ -11,6 +11,7 @@ from sftriage.recorder.layout import RingInfo
 from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.slots import BETWEEN, DURATIONS, READY, SEQ, START, STEP, slot_words
+from sftriage.windows.statuses import status_of
 
 SCHEMA = StageSchema.closed(("data", "h2d", "forward", "backward", "clip", "optimizer"), ("backward",))
 SHARES = {"data": 0.15, "h2d": 0.03, "forward": 0.25, "backward": 0.40, "clip": 0.02, "optimizer": 0.08, "other": 0.02}
@@ -82,7 +83,7 @@ class Job:
             RankStatus(one.rank, one.host, "backward" if done else None, age_ns, done, age_ns, done, False, True)
             for one in infos
         )
-        return JobStatus(SCHEMA, self.shape.ranks, tuple(ranks))
+        return status_of(SCHEMA, self.shape.ranks, tuple(ranks))
 
     def _step(self) -> None:
         step, n_ranks = len(self.ends_s), self.shape.ranks

@@ -11,6 +11,7 @@ from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.records import JobStatus, RankStatus, StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
+from sftriage.windows.statuses import status_of
 from sftriage.words.decisions import reason_sentence, resolution
 
 S = 1_000_000_000
@@ -48,7 +49,7 @@ class Since:
             RankStatus(r, "h", stage, age_ns, self.step, age_ns, self.step, False, True)
             for r, stage in enumerate(self.stages)
         ]
-        return JobStatus(SCHEMA, len(ranks), tuple(ranks))
+        return status_of(SCHEMA, len(ranks), tuple(ranks))
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from sftriage.controller.controller import Controller
 from sftriage.controller.resuming import resume_state
 from sftriage.events import CauseFound
 from sftriage.policy.loading import parse
-from sftriage.records import CaptureResult, JobStatus, ManualRequest, RankStatus, Reproduced
+from sftriage.records import CaptureResult, ManualRequest, RankStatus, Reproduced
 from sftriage.runs.journal import Journal, read_journal
+from sftriage.windows.statuses import status_of
 from tests.unit.controller.test_controller import window
 
 POLICY = """
@@ -32,7 +33,7 @@ def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_w
     (request,) = first.take(slow, 100.0).decision.requests
     ranks = tuple(RankStatus(rank, "h", None, 1, 30, 1, 30, closed=False, alive=True) for rank in range(4))
     ask = ManualRequest("a-1", (1,), "me", "why not")
-    (wanted,) = first.ask(ask, JobStatus(slow.schema, 4, ranks, 0), 101.0).requests
+    (wanted,) = first.ask(ask, status_of(slow.schema, 4, ranks), 101.0).requests
     # WHEN the journal is read
     left = resume_state(read_journal(tmp_path / "decisions.jsonl"))
     # THEN both captures are known with their requests and why they exist

@@ -8,6 +8,7 @@ from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.shipped import RankLocation, Rows
 from sftriage.windows.slots import DURATIONS, READY, SEQ, START, STEP, slot_words
+from sftriage.windows.statuses import status_of
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("backward",))
 
@@ -45,7 +46,7 @@ def status(ranks=(0, 1), attempt=0, **changes) -> JobStatus:
     """What some ranks are doing."""
     about = {"stage": "backward", "stage_age_ns": 5, "step": 7, "step_age_ns": 9, "published": 7, "closed": False}
     about |= {"alive": True, **changes}
-    return JobStatus(SCHEMA, 4, tuple(RankStatus(rank=rank, host="node-a", **about) for rank in ranks), attempt)
+    return status_of(SCHEMA, 4, [RankStatus(rank=rank, host="node-a", **about) for rank in ranks], attempt)
 
 
 def shipment(*blocks, **more) -> Shipment:

@@ -8,7 +8,8 @@ from sftriage.fleet.generations import Generations, Teller
 from sftriage.fleet.hosts import Host, status_of_all
 from sftriage.fleet.messages import Incarnation
 from sftriage.records import StageSchema
-from tests.unit.fleet.shipments import block, info, shipment, status
+from sftriage.windows.statuses import status_of
+from tests.unit.fleet.shipments import SCHEMA, block, info, shipment, status
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def heard(generations, *blocks, at_s=0.0, host=None, **more):
 
 def test_what_its_ranks_are_doing_grows_old_with_us(generations):
     host, _ = heard(generations, block(), at_s=5.0, status=status())
-    (first, _) = host.doing(generations, 7.0)
+    (first, _) = status_of_all([host], generations, 7.0).ranks
     assert (first.rank, first.stage_age_ns, first.step_age_ns) == (0, 2 * 10**9 + 5, 2 * 10**9 + 9)
 
 
@@ -41,13 +42,13 @@ def test_ranks_of_an_earlier_start_do_nothing_any_more(generations):
     teller = Teller("node-b", "boot-b", 0.0)
     other = replace(info(0, pid=9, host="node-b"), started_mono_ns=2000 * 10**9)
     generations.take(teller, {0: other}, {0: Incarnation.of("boot-b", other)})
-    assert list(host.doing(generations, 2001.0)) == []
+    assert host.doing(generations) is None
     assert host.away(generations) == []
     # AND the host's new ranks are of that start, by whatever count the host has
     again = started(2000.5, block((1, 2), attempt=4))
     _, ((members,),) = heard(generations, again, at_s=2002.0, host=host, status=status((1, 2), attempt=4))
     assert (members.generation, {one.attempt for one in members.infos.values()}) == (1, {1})
-    assert [one.rank for one in host.doing(generations, 2003.0)] == [1, 2]
+    assert host.doing(generations).rank_R.tolist() == [1, 2]
 
 
 def test_its_members_change_with_the_generations(generations):
@@ -68,7 +69,7 @@ def test_its_members_change_with_the_generations(generations):
     ("told", "away"),
     [
         ({"status": status()}, []),
-        ({"status": replace(status(), ranks=(replace(status().ranks[0], closed=True), status().ranks[1]))}, [0]),
+        ({"status": status_of(SCHEMA, 4, [replace(status().ranks[0], closed=True), status().ranks[1]])}, [0]),
         ({"status": status(alive=False)}, [0, 1]),
         ({"status": status(), "over": True}, [0, 1]),
         ({}, []),

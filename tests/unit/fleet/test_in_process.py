@@ -23,6 +23,7 @@ from sftriage.records import (
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.gather import Shape
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
+from sftriage.windows.statuses import status_of
 from tests.unit.windows.steps import batch
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
@@ -35,8 +36,8 @@ def steps(rank: int, numbers: range = range(4), schema: StageSchema = SCHEMA) ->
 
 
 def status(*ranks: int, attempt: int = 0, schema: StageSchema = SCHEMA, world_size: int = 4) -> JobStatus:
-    of_ranks = tuple(RankStatus(rank, "h", "data", 5, 7, 9, 7, False, None) for rank in ranks)
-    return JobStatus(schema, world_size, of_ranks, attempt)
+    of_ranks = tuple(RankStatus(rank, "h", schema.stages[0], 5, 7, 9, 7, False, None) for rank in ranks)
+    return status_of(schema, world_size, of_ranks, attempt)
 
 
 def wanted(rank: int) -> WantedCapture:

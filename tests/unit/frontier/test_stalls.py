@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.frontier.pace import JobSince, Pace, Pause, RankSince
+from sftriage.frontier.pace import Pace, Pause, on_clock
 from sftriage.frontier.stalls import MAX_NAMED, StallSettings, Watch, look, stall_verdict, still_ranks, wait_state_of
-from sftriage.records import JobStatus, RankStatus, StageSchema, Window
+from sftriage.records import RankStatus, StageSchema, Window
+from sftriage.windows.statuses import status_of
 
 S = 1_000_000_000
 NOW = 100_000 * S
@@ -27,13 +28,13 @@ def rank(number, what, still_s, host="h"):
     """From "STAGE@STEP", with "-" between steps, and perhaps "died", "unknown", "closed" or "special" after."""
     place, _, fate = what.partition(" ")
     stage, _, step = place.partition("@")
-    return RankSince(
+    return RankStatus(
         rank=number,
         host=host,
         stage=None if stage == "-" else stage,
-        since_ns=NOW - int(still_s * S),
+        stage_age_ns=int(still_s * S),
         step=int(step),
-        step_since_ns=NOW - int((still_s + 1) * S),
+        step_age_ns=int((still_s + 1) * S),
         published=int(step) + (stage == "-"),
         closed=fate == "closed",
         alive={"died": False, "unknown": None}.get(fate, True),
@@ -43,7 +44,7 @@ def rank(number, what, still_s, host="h"):
 
 def job(*ranks, still_s=61.0, hosts=None, schema=SCHEMA, world_size=None):
     found = tuple(rank(number, what, still_s, (hosts or "h" * 99)[number]) for number, what in enumerate(ranks))
-    return JobSince(schema, world_size or len(found), found)
+    return on_clock(status_of(schema, world_size or len(found), found), None, NOW)
 
 
 def named(verdict):
@@ -197,7 +198,7 @@ def test_the_ranks_of_one_host_are_one_suspect(hosts, ranks, suspects):
 def test_who_takes_no_steps_now(stage, stage_s, step_s, typical_s, still):
     ages = int(stage_s * 1e9), 7, int(step_s * 1e9)
     one = RankStatus(3, "h", stage, *ages, 7, closed=False, alive=True)
-    assert still_ranks(JobStatus(SCHEMA, 4, (one,)), typical_s) == ({3} if still else set())
+    assert still_ranks(status_of(SCHEMA, 4, (one,)), typical_s) == ({3} if still else set())
 
 
 def test_of_two_sync_stages_the_later_one_is_where_the_others_wait():
@@ -239,7 +240,7 @@ def test_of_many_missing_ranks_the_first_are_named_and_all_are_counted():
 def test_as_long_as_one_rank_moves_it_is_a_slow_step_and_no_stall():
     # GIVEN two ranks that wait for an hour, for one that goes from micro-batch to micro-batch
     waiting = job("backward@50", "backward@50", "forward@50", still_s=3600.0)
-    moving = replace(waiting, ranks=(*waiting.ranks[:2], replace(waiting.ranks[2], since_ns=NOW - S)))
+    moving = replace(waiting, since_ns_R=np.array([*waiting.since_ns_R[:2], NOW - S]))
     assert stalled(moving, STEADY, SETTINGS, NOW) is None
 
 
@@ -252,7 +253,7 @@ def test_a_capture_may_hold_its_rank_up_for_as_long_as_it_runs():
 
 def test_a_time_that_has_not_come_yet_is_passed_over():
     found = job("backward@50", "forward@50", "data@50")
-    damaged = replace(found, ranks=(*found.ranks[:2], replace(found.ranks[2], since_ns=1 << 61)))
+    damaged = replace(found, since_ns_R=np.array([*found.since_ns_R[:2], 1 << 61]))
     verdict = stalled(damaged, STEADY, SETTINGS, NOW)
     assert named(verdict) == [("rank", (1,), "forward")]
 
@@ -267,7 +268,8 @@ class Job:
         self.now_ns = NOW
         self.settings = settings
         self.watch = Watch()
-        self.ranks = [RankSince(r, "h", None, NOW, 0, 0, 0, False, True) for r in range(n_ranks)]
+        # (the ages are moments, here)
+        self.ranks = [RankStatus(r, "h", None, NOW, 0, 0, 0, False, True) for r in range(n_ranks)]
         self.verdicts = []
 
     def wait(self, seconds, every_s=0.5):
@@ -276,9 +278,16 @@ class Job:
             self.now_ns += int(every_s * S)
             self.look()
 
+    def status(self, attempt=0):
+        now_ns = self.now_ns
+        ranks = [
+            replace(one, stage_age_ns=now_ns - one.stage_age_ns, step_age_ns=now_ns - one.step_age_ns)
+            for one in self.ranks
+        ]
+        return on_clock(status_of(SCHEMA, len(ranks), ranks, attempt), None, now_ns)
+
     def look(self, capturing=()):
-        status = JobSince(SCHEMA, len(self.ranks), tuple(self.ranks))
-        verdict, self.watch = look(status, self.watch, self.settings, self.now_ns, capturing)
+        verdict, self.watch = look(self.status(), self.watch, self.settings, self.now_ns, capturing)
         self.verdicts += [verdict] if verdict else []
 
     def enter(self, stage, ranks=None):
@@ -287,8 +296,8 @@ class Job:
             if stage is None:
                 one = replace(one, published=one.published + 1)
             elif one.stage is None:
-                one = replace(one, step=one.published, step_since_ns=self.now_ns)
-            self.ranks[number] = replace(one, stage=stage, since_ns=self.now_ns)
+                one = replace(one, step=one.published, step_age_ns=self.now_ns)
+            self.ranks[number] = replace(one, stage=stage, stage_age_ns=self.now_ns)
 
     def steps(self, count, length_s=0.2):
         for _ in range(count):
@@ -407,8 +416,7 @@ def test_what_nobody_watched_does_not_count():
 def test_another_attempt_has_a_pace_of_its_own():
     job = Job()
     job.steps(10)
-    status = JobSince(SCHEMA, 3, tuple(job.ranks), attempt=1)
-    _, watch = look(status, job.watch, SETTINGS, job.now_ns)
+    _, watch = look(job.status(attempt=1), job.watch, SETTINGS, job.now_ns)
     assert watch.pace == Pace()
 
 
@@ -434,19 +442,19 @@ def test_windows_tell_which_stages_are_seldom_and_how_long_special_steps_take():
 
 stages = st.sampled_from([None, *SCHEMA.stages])
 statuses = st.builds(
-    RankSince,
+    RankStatus,
     rank=st.integers(0, 9),
     host=st.sampled_from(["", "a", "b"]),
     stage=stages,
-    since_ns=st.integers(NOW - 9000 * S, NOW) | st.integers(-(2**63), 2**63 - 1),
+    stage_age_ns=st.integers(0, 9000 * S) | st.integers(-(2**64), 2**64),
     step=st.integers(0, 3) | st.integers(-(2**63), 2**63 - 1),
-    step_since_ns=st.integers(-(2**63), 2**63 - 1),
+    step_age_ns=st.integers(-(2**64), 2**64),
     published=st.integers(0, 5),
     closed=st.booleans(),
     alive=st.sampled_from([True, True, None, False]),
 )
 jobs = st.lists(statuses, max_size=10, unique_by=lambda one: one.rank).map(
-    lambda ranks: JobSince(SCHEMA, 10, tuple(sorted(ranks, key=lambda one: one.rank)))
+    lambda ranks: on_clock(status_of(SCHEMA, 10, ranks), None, NOW)
 )
 
 
@@ -455,8 +463,8 @@ def test_whatever_the_headers_say_it_never_raises_and_names_only_who_is_behind(s
     verdict = stalled(status, pace, SETTINGS, NOW)
     if verdict is None:
         return
-    by_rank = {one.rank: one for one in status.ranks}
-    live = [one for one in status.ranks if one.alive is not False and not one.closed and one.since_ns <= NOW]
+    by_rank = {one.rank: one for one in status.status.ranks}
+    live = [one for one in by_rank.values() if one.alive is not False and not one.closed and one.stage_age_ns >= 0]
     waiting = [one for one in live if one.stage == "backward"]
     furthest = max((one.step for one in waiting), default=None)
     blamed = [by_rank[number] for suspect in verdict.suspects for number in suspect.ranks]

@@ -78,10 +78,3 @@ def test_what_makes_no_sense_is_said_in_a_line(sftriage, monkeypatch, tmp_path, 
     outcome = sftriage(*command)
     assert outcome.code == 2
     assert len(outcome.err.splitlines()) == 1
-
-
-def test_jobs_with_a_hub_of_the_cluster_s_own_get_no_controllers(sftriage, tmp_path):
-    (tmp_path / "settings.yaml").write_text("nats: tls://nats.example.com:4222")
-    outcome = sftriage("operator", "--settings", tmp_path / "settings.yaml")
-    assert outcome.code == 2
-    assert "no controllers are started" in outcome.err

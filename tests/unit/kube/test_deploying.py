@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.kube.certificates import good_until
 from sftriage.kube.deploying import WANTED_ANNOTATION, ControllerSettings, policy_files, removed, secret, wanted
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.policies import standings
 from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.sidecar import agent, volumes
 from sftriage.policy.loading import parse
 from tests.unit.kube.test_policies import RULE, body
 
@@ -19,6 +23,9 @@ OWNER = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "pr
 
 def made(settings=SETTINGS, policies=None, owners=(OWNER,)):
     return {one.body["kind"]: one.body for one in wanted(JOB, settings, policies or {"a.yaml": "a"}, owners)}
+
+
+NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
 
 
 def digest(found):
@@ -33,9 +40,10 @@ def test_all_of_it_is_the_job_s():
         assert (about["name"], about["namespace"], about["ownerReferences"]) == (JOB.object_name, "ml", [OWNER])
         assert about["labels"]["sftriage.dev/job"] == JOB.object_name
     # AND all that is made is removed, the Deployment last: by it the others are found
-    plurals = {one.plural for one in wanted(JOB, SETTINGS, {})} | {secret(JOB, "x").plural}
-    assert {plural for _, plural in removed(JOB)} == plurals
-    assert removed(JOB)[-1] == ("apps/v1", "deployments")
+    secrets = [secret(JOB, InjectionSettings(hub_tls=one), "x", NOW) for one in (False, True)]
+    places = {one.place for one in (*wanted(JOB, SETTINGS, {}), *secrets)}
+    assert {(version, plural, name) for version, plural, _, name in places} == set(removed(JOB))
+    assert removed(JOB)[-1] == ("apps/v1", "deployments", JOB.object_name)
 
 
 def test_its_pod_meets_the_strictest_of_the_pod_security_standards():
@@ -68,6 +76,53 @@ def test_settings_are_followed():
     assert container["envFrom"] == [{"secretRef": {"name": "keys", "optional": True}}]
     assert {"name": "runs", "persistentVolumeClaim": {"claimName": "claim"}} in spec["volumes"]
     assert {"name": "runs", "mountPath": "/runs", "subPath": JOB.object_name} in container["volumeMounts"]
+
+
+def test_a_hub_that_is_encrypted_has_its_certificate_beside_its_password():
+    """GIVEN hub_tls THEN one Secret, made once, has what the controller serves by; agents get less of it"""
+    said = InjectionSettings(hub_tls=True)
+    found = secret(JOB, said, "x", NOW).body
+    data = found["stringData"]
+    assert set(data) == {"hub", "ca.pem", "cert.pem", "key.pem"}
+    names = {f"{JOB.object_name}.ml.svc", "127.0.0.1"}
+    files = {"ca.crt": data["ca.pem"], "tls.crt": data["cert.pem"], "tls.key": data["key.pem"]}
+    until = good_until({name: text.encode() for name, text in files.items()}, tuple(names))
+    assert until is not None
+    assert until.year >= 2036
+    spec = made(ControllerSettings(said))["Deployment"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["command"][-2:] == ["--tls", "/hub"]
+    (hub,) = (one for one in volumes(JOB, said) if one["name"] == "sftriage-hub")
+    assert {one["key"] for one in hub["secret"]["items"]} == {"hub", "ca.pem"}
+    (served,) = (one for one in spec["volumes"] if one["name"] == "hub")
+    assert served["secret"]["secretName"] == hub["secret"]["secretName"] == found["metadata"]["name"]
+    # AND a job whose Secret was made without is not left with that
+    assert found["metadata"]["name"] != secret(JOB, InjectionSettings(), "x", NOW).body["metadata"]["name"]
+
+
+def test_with_a_nats_server_that_all_share_no_hub_is_started():
+    """GIVEN `nats` THEN agents and controller connect to it, each with its own key, and nobody to the controller"""
+    said = InjectionSettings(nats="tls://nats:4222", nats_secret="keys", nats_ca=True)
+    found = made(ControllerSettings(said))
+    assert "Service" not in found
+    assert found["NetworkPolicy"]["spec"]["ingress"] == []
+    spec = found["Deployment"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["command"][-6:] == ["--nats", "tls://nats:4222", "--creds", "/hub", "--tls", "/hub"]
+    assert "readinessProbe" not in container
+    (hub,) = (one for one in volumes(JOB, said) if one["name"] == "sftriage-hub")
+    assert hub["secret"]["secretName"] == "keys"
+    assert {one["key"] for one in hub["secret"]["items"]} == {"agents.nk", "ca.pem"}
+    command = agent(JOB, said, root=False, guaranteed=False)["command"]
+    assert command[6:10] == ["--creds", "/sftriage-hub/agents.nk", "--tls", "/sftriage-hub"]
+
+
+def test_metrics_are_for_whoever_has_the_token():
+    found = made(ControllerSettings(InjectionSettings(metrics_secret="scraped")))
+    (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert {one["name"] for one in container["ports"]} == {"hub", "metrics"}
+    assert container["env"][-1]["valueFrom"]["secretKeyRef"] == {"name": "scraped", "key": "token", "optional": True}
+    assert {"ports": [{"port": 9400, "protocol": "TCP"}]} in found["NetworkPolicy"]["spec"]["ingress"]
 
 
 def test_it_is_known_by_what_it_was_made_of_and_policies_start_no_pod_anew():

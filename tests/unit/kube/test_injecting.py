@@ -191,7 +191,8 @@ def test_a_store_and_a_hub_of_the_cluster_are_taken_by_reference():
     assert agent["envFrom"] == [{"secretRef": {"name": "s3", "optional": True}}]
     assert {"--store", "s3://traces", "--nats", "tls://nats:4222", "/sftriage-hub/agents.nk"} <= set(agent["command"])
     (hub,) = [one for one in out["spec"]["volumes"] if one["name"] == "sftriage-hub"]
-    assert hub["secret"] == {"secretName": "keys", "optional": True}
+    keys = [{"key": "agents.nk", "path": "agents.nk"}]
+    assert hub["secret"] == {"secretName": "keys", "items": keys, "optional": True}
 
 
 ALONE = {

@@ -6,6 +6,7 @@ import functools
 import re
 import shutil
 import subprocess
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from sftriage.kube.templates import injected
 from tests.unit.kube.pods import JOBS
 
 K8S = Path(__file__).parents[3] / "k8s"
+NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
-NOT_BUILT_IN = ("CustomResourceDefinition", "Issuer", "Certificate")
+NOT_BUILT_IN = ("CustomResourceDefinition", "Issuer", "Certificate", "PodMonitor", "TriagePolicy")
 SETTINGS = InjectionSettings(image="registry.example.com/sftriage:1", store="s3://traces", store_secret="s3")
 
 
@@ -54,10 +56,20 @@ def test_an_injected_pod_of_any_job_is_valid(body, user, version):
     validate(out, (version,))
 
 
-@pytest.mark.parametrize("overlay", [".", "cert-manager"])
-def test_every_manifest_is_valid(overlay):
-    kinds = [body["kind"] for body in built(overlay)]
-    assert {"MutatingWebhookConfiguration", "Deployment", "PodDisruptionBudget", "NetworkPolicy"} <= set(kinds)
+ALL = {"MutatingWebhookConfiguration", "Deployment", "PodDisruptionBudget", "NetworkPolicy"}
+OVERLAYS = {
+    ".": ALL,
+    "cert-manager": ALL | {"Certificate"},
+    "nats": {"StatefulSet", "Service", "NetworkPolicy"},
+    "dashboards": {"ConfigMap"},
+    "prometheus": {"PodMonitor"},
+    "samples": {"Namespace", "Job", "TriagePolicy"},
+}
+
+
+@pytest.mark.parametrize(("overlay", "there"), OVERLAYS.items(), ids=OVERLAYS)
+def test_every_manifest_is_valid(overlay, there):
+    assert there <= {body["kind"] for body in built(overlay)}
     for body in built(overlay):
         if body["kind"] not in NOT_BUILT_IN:
             validate(body)
@@ -66,12 +78,13 @@ def test_every_manifest_is_valid(overlay):
 def test_what_the_operator_makes_for_a_job_is_valid():
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "pretraining", "uid": "7d"}
     job = JobRef("job", "pretraining", "ml")
-    for settings in (ControllerSettings(SETTINGS), ControllerSettings(InjectionSettings(), "claim")):
-        for one in (*wanted(job, settings, {"a.yaml": "a"}, [owner]), secret(job, "x")):
+    tls, nats = InjectionSettings(hub_tls=True, metrics_secret="m"), InjectionSettings(nats="tls://nats:4222")
+    for settings in (*map(ControllerSettings, (SETTINGS, tls, nats)), ControllerSettings(InjectionSettings(), "claim")):
+        for one in (*wanted(job, settings, {"a.yaml": "a"}, [owner]), secret(job, settings.injection, "x", NOW)):
             validate(one.body)
 
 
-@pytest.mark.parametrize("overlay", [".", "cert-manager"])
+@pytest.mark.parametrize("overlay", [".", "cert-manager", "nats"])
 def test_pods_of_ours_are_restricted_and_bounded(overlay):
     """GIVEN our own pods THEN they keep to the pod security standard "restricted", and ask for what they take."""
     specs = list(_pod_specs(built(overlay)))
@@ -103,6 +116,13 @@ def test_the_job_of_the_documentation_is_valid_before_and_after():
     assert (
         found.body["spec"]["template"]["metadata"]["annotations"]["sftriage.dev/job-id"] == "training/job/pretraining"
     )
+
+
+def test_the_sample_of_a_job_is_watched():
+    (job,) = (one for one in built("samples") if one["kind"] == "Job")
+    found = injected(job, "sftriage-samples", SETTINGS, (1, 29))
+    assert (found.templates, found.warnings) == (1, ())
+    validate(found.body)
 
 
 def test_the_settings_of_the_documentation_are_all_that_there_are():

@@ -11,12 +11,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sftriage.recorder import moments, monitor, ring
 from sftriage.recorder.device import CUDA_START_STEPS
-from sftriage.recorder.layout import LIVE_AT
+from sftriage.recorder.layout import LIVE_AT, WORK
 from sftriage.recorder.monitor import Monitor
 from sftriage.windows.rings import open_ring
 
@@ -28,6 +28,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("leave"), st.sampled_from((*STAGES, "other", "late-0", "nowhere"))),
     st.tuples(st.just("pass"), st.integers(0, 1 << 40)),
     st.tuples(st.just("loop"), st.integers(1, 200)),
+    st.tuples(st.sampled_from(["listen", "put", "disown"]), st.integers(0, 3)),
 )
 
 
@@ -113,6 +114,17 @@ class Script:
     def _leave(self, name: str) -> None:
         self.monitor.stage(name).__exit__(None, None, None)
 
+    # What a recording does with its log, where it captures, watches a device, and closes.
+
+    def _listen(self, number: int) -> None:
+        self.monitor._recording.log.listener = (lambda code: self._pass(code)) if number else None
+
+    def _put(self, number: int) -> None:
+        self.monitor._recording.log.put(WORK, number)
+
+    def _disown(self, _: int) -> None:
+        self.monitor._recording.log.owner = 0
+
     def _pass(self, ns: int) -> None:
         self.now_ns += ns
 
@@ -125,6 +137,8 @@ class Script:
 @pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)
 @settings(deadline=None, max_examples=150)
 @given(program=st.lists(OPERATIONS, max_size=30))
+@example(program=[("begin", None), ("enter", "data"), ("disown", 0), ("put", 1), ("begin", None), ("leave", "data")])
+@example(program=[("loop", 80), ("begin", None), ("enter", "data"), ("listen", 1), ("leave", "data"), ("listen", 0)])
 def test_both_forms_write_the_same_bytes(program):
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         c, python = Script(moments.FORM, one, program), Script(moments.PYTHON, other, program)

@@ -659,7 +659,7 @@ seams = Seams()
 seams.install()
 if "remaps later" in sys.argv:
     import torch.distributed._functional_collectives
-    seams.remaps()
+    seams.exchanges.remaps()
 
 def doubled(x):
     torch.distributed.all_reduce(x)

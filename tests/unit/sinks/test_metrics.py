@@ -41,6 +41,7 @@ from sftriage.records import (
     Window,
 )
 from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, Metrics
+from sftriage.windows.statuses import status_of
 from sftriage.words.verdicts import RESOLVES
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
@@ -98,7 +99,7 @@ def request(capture_id=ID, profiler="torch") -> CaptureRequest:
 def status(step=25) -> JobStatus:
     alive = (True, True, None, False)
     told = (RankStatus(r, "node-1", "data", 5, step, 5, step, closed=False, alive=one) for r, one in enumerate(alive))
-    return JobStatus(SCHEMA, 4, tuple(told))
+    return status_of(SCHEMA, 4, tuple(told))
 
 
 def value(found: Metrics, name: str, **labels) -> float | None:

@@ -1,0 +1,67 @@
+"""``sftriage advise``: what would help against a straggler that stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sftriage.commands.options import JsonOption
+from sftriage.commands.output import print_json, write
+from sftriage.errors import InputError, UsageError
+from sftriage.mitigate.advice import Messages, advice_of
+from sftriage.mitigate.costs import Link
+from sftriage.mitigate.pipelines import pipeline_of
+from sftriage.policy.quantities import size_bytes
+from sftriage.runs.advice import advice_lines, advice_values, straggler_of
+from sftriage.runs.directory import find_run
+from sftriage.runs.source import RunSource
+from sftriage.runtime.whatif_inputs import load_operations
+
+
+def advise(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Run directory.", show_default="the newest run")
+    ] = None,
+    gradients: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What ranks all-reduce in a step: 500Mi.", show_default=False)
+    ] = None,
+    bandwidth: Annotated[float, typer.Option(metavar="GB/S", min=1e-6, help="Of a rank's link, each way.")] = 25.0,
+    latency: Annotated[float, typer.Option(metavar="US", min=0.0, help="Of a message, in microseconds.")] = 10.0,
+    pipeline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRACE.parquet", help="The operations of its pipeline (as for whatif).", show_default=False
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what would help against a straggler that stays, and by how much: by models, with what they take for granted.
+
+    Take it out, give it less to do, all-reduce around it (StragglAR, arXiv 2505.23523); of a pipeline with slow links,
+    run stages further ahead (Adaptra, arXiv 2504.19232). Nothing is done to the job.
+    """
+    messages = None
+    if gradients is not None:
+        messages = Messages(_size(gradients), Link(latency * 1e-6, 1e-9 / bandwidth))
+    directory = find_run(run)
+    view = RunSource(lambda: directory).view()
+    if view.problem:
+        raise InputError(view.problem)
+    recorded = None if pipeline is None else pipeline_of(load_operations([pipeline]))
+    advice = advice_of(straggler_of(view), messages, recorded)
+    if as_json:
+        print_json(advice_values(advice))
+        return
+    write(*advice_lines(advice))
+
+
+def _size(text: str) -> float:
+    try:
+        found = size_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"--gradients {text}: {error}") from error
+    if found <= 0:
+        raise UsageError(f"--gradients {text}: nothing to reduce")
+    return found

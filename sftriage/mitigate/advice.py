@@ -1,0 +1,128 @@
+"""What would help a job that has a straggler, and by how much: models, not measurements. Pure.
+
+Each remedy says from where on it pays, and what it takes for granted (`sftriage.words.advice`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sftriage.mitigate.costs import Link, under_straggler
+from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, step_s
+
+RemedyCode = Literal["take_out", "rebalance", "stragglar", "pipeline", "host_transfers"]
+
+MIN_SHARE = 0.01
+"""What saves less of a step than this is not worth the trouble."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """Who holds a job up, and by how much a step: ``late_s``, of ``ranks`` of the job's ``n_ranks``."""
+
+    who: str
+    where: str
+    ranks: tuple[int, ...]
+    n_ranks: int
+    late_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """What ranks exchange in a step, in bytes, and the link of each."""
+
+    size_bytes: float
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Something to do.
+
+    Attributes:
+        code: what.
+        saves_s: of a step; None where that cannot be said, and below nothing where it would cost.
+        pays_from_s: how late the straggler, or how long the delay must be for it to pay; None where it never does.
+        numbers: what it was worked out from, by name.
+    """
+
+    code: RemedyCode
+    saves_s: float | None
+    pays_from_s: float | None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    ahead: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The remedies, the most useful first, and for whom; ``step_s`` is a step without any."""
+
+    step_s: float | None
+    straggler: Straggler | None
+    remedies: tuple[Remedy, ...]
+
+    @property
+    def best(self) -> Remedy | None:
+        """What helps most; None where nothing is worth the trouble."""
+        first = next(iter(self.remedies), None)
+        worth = first is not None and self.step_s and (first.saves_s or 0.0) >= MIN_SHARE * self.step_s
+        return first if worth else None
+
+
+def advice_of(straggler: Straggler | None, messages: Messages | None, pipeline: Pipeline | None) -> Advice:
+    """What would help against a straggler, and of a pipeline with slow links."""
+    found: list[Remedy] = []
+    now_s = None if straggler is None else straggler.step_s
+    if straggler is not None and len(straggler.ranks) < straggler.n_ranks:
+        found += [_taken_out(straggler), _rebalanced(straggler), *_around(straggler, messages)]
+    if pipeline is not None and any(pipeline.delay_L):
+        found += _of_pipeline(pipeline)
+        now_s = now_s or step_s(pipeline, one_f_one_b(pipeline))
+    return Advice(now_s, straggler, tuple(sorted(found, key=lambda one: -(one.saves_s or 0.0))))
+
+
+def _taken_out(straggler: Straggler) -> Remedy:
+    """The others do its work too, and wait for nobody: (step - lateness) n / (n - k)."""
+    n, k = straggler.n_ranks, len(straggler.ranks)
+    after_s = (straggler.step_s - straggler.late_s) * n / (n - k)
+    numbers = {"with_a_spare_s": straggler.late_s, "ranks": k}
+    return Remedy("take_out", straggler.step_s - after_s, straggler.step_s * k / n, numbers)
+
+
+def _rebalanced(straggler: Straggler) -> Remedy:
+    """Each does what it can in the same time: n / ((n - k) / w + k / (w + lateness)), w being a step of the others."""
+    n, k = straggler.n_ranks, len(straggler.ranks)
+    others_s = straggler.step_s - straggler.late_s
+    if others_s <= 0.0:
+        return Remedy("rebalance", None, 0.0)
+    after_s = n / ((n - k) / others_s + k / straggler.step_s)
+    return Remedy("rebalance", straggler.step_s - after_s, 0.0, {"its_share": after_s / straggler.step_s})
+
+
+def _around(straggler: Straggler, messages: Messages | None) -> Iterator[Remedy]:
+    n = straggler.n_ranks
+    if len(straggler.ranks) != 1 or n < 3:
+        return
+    if messages is None:
+        cost = under_straggler(n, 1.0, Link(0.0, 1.0))
+        if cost.break_even_s is not None:
+            break_even, most = cost.break_even_s / cost.ring_s, 1.0 - cost.after_s / cost.ring_s
+            yield Remedy("stragglar", None, None, {"break_even_of_ring": break_even, "most_of_ring": most})
+        return
+    cost = under_straggler(n, messages.size_bytes, messages.link)
+    numbers = {"ring_s": cost.ring_s, "after_s": cost.exposed_s(straggler.late_s), "early_s": cost.early_s}
+    yield Remedy("stragglar", cost.ring_s - cost.exposed_s(straggler.late_s), cost.break_even_s, numbers)
+
+
+def _of_pipeline(pipeline: Pipeline) -> Iterator[Remedy]:
+    usual, ahead = one_f_one_b(pipeline), planned(pipeline)
+    now_s, ideal_s = step_s(pipeline, usual), step_s(pipeline.undelayed, usual)
+    numbers = {"one_f_one_b_s": now_s, "ideal_s": ideal_s}
+    adapted_s = step_s(pipeline, ahead)
+    yield Remedy("pipeline", now_s - adapted_s, 0.0, {**numbers, "adapted_s": adapted_s}, ahead)
+    # Only where transfers hold up what is computed next, which the trace does not show.
+    held_s = step_s(blocked(pipeline), ahead)
+    yield Remedy("host_transfers", None, 0.0, {"held_up_s": held_s, "not_held_up_s": adapted_s}, ahead)

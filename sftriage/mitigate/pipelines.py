@@ -1,0 +1,169 @@
+"""A pipeline under slow links: how many microbatches each stage runs ahead, and what a step then takes.
+
+After Adaptra (arXiv 2504.19232). In 1F1B, stage i of S starts S - i microbatches before it goes back and forth, one
+more than the next stage: any delay between the two is waited for again and again. Further ahead, it is absorbed, at the
+price of the activations held meanwhile. Simulated with the replay of `sftriage.whatif.graph`. Axes: S stages, L links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from math import ceil
+
+import numpy as np
+
+from sftriage.errors import UsageError
+from sftriage.mitigate.ordering import Step, order_of
+from sftriage.whatif.graph import graph_of, timeline
+from sftriage.whatif.operations import Operations
+from sftriage.whatif.pipeline import BACKWARD, BACKWARD_RECV, FORWARD, FORWARD_RECV
+
+AHEAD = 2
+"""By how many microbatches more than its link's delay asks for a stage is ahead of the next, in the paper."""
+NEARLY = 1e-3
+"""For less than this share of a step, no more activations are held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What a microbatch takes.
+
+    Attributes:
+        forward_S, backward_S: seconds of a computation of each stage.
+        delay_L: seconds from the end of a computation at a stage to where the next one can have its output, each way.
+        microbatches: of a step.
+        most_S: of how many microbatches each stage can hold the activations; None for any number.
+    """
+
+    forward_S: tuple[float, ...]
+    backward_S: tuple[float, ...]
+    delay_L: tuple[float, ...]
+    microbatches: int
+    most_S: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.forward_S)
+        most = self.most_S if self.most_S is not None else (1,) * n
+        if not n or (len(self.backward_S), len(self.delay_L), len(most)) != (n, n - 1, n) or self.microbatches < 1:
+            raise UsageError("a pipeline has a forward, a backward and a bound for each stage, and a link between two")
+        if min(self.forward_S) <= 0 or min((*self.backward_S, *self.delay_L)) < 0 or min(most) < 1:
+            raise UsageError("a computation takes time, a delay none or some, and a stage holds a microbatch at least")
+
+    @property
+    def undelayed(self) -> Pipeline:
+        """The same with no delay on any link."""
+        return replace(self, delay_L=(0.0,) * len(self.delay_L))
+
+
+def one_f_one_b(pipeline: Pipeline) -> tuple[int, ...]:
+    """How far ahead each stage is in 1F1B: a microbatch more than the next."""
+    return _bounded(pipeline, [1] * len(pipeline.delay_L))
+
+
+def absorbing(pipeline: Pipeline) -> tuple[int, ...]:
+    """How far ahead each stage is to absorb its link's delay: x_(S-1) = 1, x_i = x_(i+1) + ⌈c_i / t_F,i⌉ + 2."""
+    return _bounded(pipeline, _slack(pipeline))
+
+
+def planned(pipeline: Pipeline) -> tuple[int, ...]:
+    """How far ahead each stage best is within its memory: of what is fastest in simulation, or nearly, what holds least.
+
+    Looked at are what absorbs all delays, and what is ahead of delayed links alone, by as much or less: down to 1F1B.
+    """
+    slack_L = _slack(pipeline)
+    candidates = {absorbing(pipeline)}
+    for most in range(1, min(max(slack_L, default=1), pipeline.microbatches) + 1):
+        slack = [min(slack, most) if delay_s else 1 for slack, delay_s in zip(slack_L, pipeline.delay_L, strict=True)]
+        candidates.add(_bounded(pipeline, slack))
+    took = {ahead_S: step_s(pipeline, ahead_S) for ahead_S in candidates}
+    nearly_s = min(took.values()) * (1.0 + NEARLY)
+    return min((ahead_S for ahead_S in candidates if took[ahead_S] <= nearly_s), key=lambda one: (sum(one), one))
+
+
+def _slack(pipeline: Pipeline) -> list[int]:
+    pairs = zip(pipeline.delay_L, pipeline.forward_S, strict=False)
+    return [ceil(delay_s / forward_s) + AHEAD for delay_s, forward_s in pairs]
+
+
+def _bounded(pipeline: Pipeline, slack_L: Sequence[int]) -> tuple[int, ...]:
+    """How far ahead stages are from the last one up, each by its slack, and no further than they all have room for."""
+    ahead = [*accumulate(reversed(slack_L), initial=1)]
+    most_S = pipeline.most_S or (pipeline.microbatches,) * len(ahead)
+    # A stage that waits for another is no further ahead than that one.
+    room = accumulate((min(most, pipeline.microbatches) for most in most_S), min)
+    return tuple(min(one, most) for one, most in zip(reversed(ahead), room, strict=True))
+
+
+def step_s(pipeline: Pipeline, ahead_S: Sequence[int]) -> float:
+    """Seconds of a step's computations and what they wait for: from the first begin to the last end.
+
+    Raises:
+        UsageError: a stage would wait for one that waits for it: it is less ahead than the next.
+    """
+    fits = len(ahead_S) == len(pipeline.forward_S) and ahead_S[-1] >= 1
+    if not fits or any(one < after for one, after in pairwise(ahead_S)):
+        raise UsageError(f"stages ahead by {list(ahead_S)}: each is as far ahead as the next, at least")
+    number: dict[tuple[int, Step], int] = {}
+    work: list[float] = []
+    dependencies: list[tuple[int, int]] = []
+    for stage, ahead in enumerate(ahead_S):
+        for step in order_of(ahead, pipeline.microbatches):
+            number[stage, step] = len(work)
+            work.append((pipeline.forward_S if step.kind == "F" else pipeline.backward_S)[stage])
+        mine = range(number[stage, Step("F", 0)], len(work))
+        dependencies += pairwise(mine)
+    for link, delay_s in enumerate(pipeline.delay_L):
+        for microbatch in range(pipeline.microbatches):
+            for kind, source in (("F", link), ("B", link + 1)):
+                step = Step(kind, microbatch)  # type: ignore[arg-type]
+                ends = number[source, step], number[2 * link + 1 - source, step]
+                dependencies += [(ends[0], len(work)), (len(work), ends[1])]
+                work.append(delay_s)
+    graph = graph_of(len(work), dependencies, [], [])
+    _, end_TNW = timeline(graph, np.array(work)[:, None, None])
+    return float(end_TNW.max())
+
+
+def blocked(pipeline: Pipeline) -> Pipeline:
+    """The same where what is sent holds up the sender's next computation: a slow transfer in a device's queue."""
+    sent_S = [*pipeline.delay_L, 0.0], [0.0, *pipeline.delay_L]
+    forward_S, backward_S = (
+        tuple(own + sent for own, sent in zip(computed, sending, strict=True))
+        for computed, sending in zip((pipeline.forward_S, pipeline.backward_S), sent_S, strict=True)
+    )
+    return replace(pipeline.undelayed, forward_S=forward_S, backward_S=backward_S)
+
+
+def pipeline_of(operations: Operations) -> Pipeline | None:
+    """A recorded pipeline: medians of what was measured. None for one stage; of model chunks a stage has one.
+
+    Raises:
+        UsageError: its stages are of several model chunks, for which there is no such schedule.
+    """
+    stages = operations.pp_ranks
+    kinds = {one.name: index for index, one in enumerate(operations.types)}
+    if len(stages) < 2 or not {FORWARD, BACKWARD} <= kinds.keys():
+        return None
+    if operations.chunk_T.max() > 0:
+        raise UsageError("an interleaved pipeline: schedules are planned for stages of one model chunk")
+
+    def typical_s(kind: str, stage: int) -> float:
+        of_TW = (operations.type_T == kinds[kind])[:, None] & (operations.pp_TW == stage) if kind in kinds else None
+        if of_TW is None or not of_TW.any():
+            return 0.0
+        work_TNW = operations.work_TNW
+        of_TW = np.broadcast_to(of_TW, (work_TNW.shape[0], work_TNW.shape[2]))
+        return float(np.median(work_TNW.transpose(0, 2, 1)[of_TW]))
+
+    forward = (operations.type_T == kinds[FORWARD])[:, None] & (operations.pp_TW == stages[0])
+    return Pipeline(
+        tuple(typical_s(FORWARD, stage) for stage in stages),
+        tuple(typical_s(BACKWARD, stage) for stage in stages),
+        tuple(
+            max(typical_s(FORWARD_RECV, after), typical_s(BACKWARD_RECV, before), 0.0)
+            for before, after in pairwise(stages)
+        ),
+        int(forward.any(axis=1).sum()),
+    )

@@ -1,0 +1,169 @@
+"""All-reduce under one late rank: who sends which chunk to whom, round by round (StragglAR, arXiv 2505.23523).
+
+The n - 1 others share their sums out while they wait (ReduceScatter): rank i holds chunk i of n - 1. Once the straggler
+(rank n - 1 here) comes, it exchanges its part of chunk i with rank i in round i, and both have the whole sum. The
+others spread whole chunks meanwhile: this is one source that broadcasts n - 1 messages, each to another rank first.
+
+The paper has schedules for even n, found by matching. These are for any n, by one rule: the youngest chunks double, at
+ranks that are served last and lack the least; what is older goes to whoever lacks it. No schedule takes fewer rounds
+than n - 2 + ⌈log₂ n⌉: powers of two take just those, others up to 33 at most one more, but for two at n = 29.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from sftriage.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """One rank passes the whole sum of a chunk on."""
+
+    source: int
+    target: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What follows once the straggler, rank ``n - 1``, is there.
+
+    Attributes:
+        n: the ranks.
+        rounds: what is sent in each, of whole sums. In round i < n - 1, rank i and the straggler exchange their parts
+            of chunk i besides. No rank sends, or receives, more than one chunk in a round.
+    """
+
+    n: int
+    rounds: tuple[tuple[Send, ...], ...]
+
+
+def fewest_rounds(n: int) -> int:
+    """What no schedule is under: the last chunk is whole in round n - 1, at two ranks, and at most doubles after it."""
+    return n - 2 + (n - 1).bit_length()
+
+
+@lru_cache(maxsize=64)
+def schedule_of(n: int) -> Schedule:
+    """The schedule for n ranks, the same wherever it is worked out.
+
+    Raises:
+        UsageError: there are no two ranks.
+    """
+    if n < 2:
+        raise UsageError(f"{n} ranks: an all-reduce is of two or more")
+    best: tuple[tuple[Send, ...], ...] = ()
+    for is_long, low_first in product((False, True), repeat=2):
+        rounds = tuple(_Spreading(n, is_long=is_long, low_first=low_first).rounds())
+        best = min(best or rounds, rounds, key=len)
+        if len(best) == fewest_rounds(n):
+            break
+    return Schedule(n, best)
+
+
+class _Spreading:
+    """Who has which chunk, as sets of ranks in the bits of an integer.
+
+    ``is_long`` lets the ramp at the beginning take a round more, and ``low_first`` says which comes first of ranks that
+    the straggler has served: neither is best for every n.
+    """
+
+    def __init__(self, n: int, *, is_long: bool, low_first: bool) -> None:
+        self._n, self._straggler = n, n - 1
+        self._has_C = [0] * (n - 1)
+        self._everybody = (1 << n) - 1
+        self._n_young = n.bit_length() - 2
+        self._ramp = n.bit_length() - 1 + is_long
+        self._order = 1 if low_first else -1
+
+    def rounds(self) -> Iterator[tuple[Send, ...]]:
+        now = 0
+        while any(has != self._everybody for has in self._has_C):
+            served = now < self._n - 1
+            free = self._everybody & ~(1 << now | 1 << self._straggler) if served else self._everybody
+            sends = _Round(self._has_C, free)
+            self._fill(sends, now, [c for c in range(min(now, self._n - 1)) if self._has_C[c] != self._everybody])
+            if served:
+                self._has_C[now] = 1 << now | 1 << self._straggler
+            for send in sends.of.values():
+                self._has_C[send.chunk] |= 1 << send.target
+            yield tuple(sorted(sends.of.values(), key=lambda send: send.source))
+            now += 1
+
+    def _fill(self, sends: _Round, now: int, spreading: list[int]) -> None:
+        """``spreading`` are the chunks that some have and some lack, the oldest first."""
+        n_young = len(spreading) if now < self._ramp else min(self._n_young, len(spreading))
+        old, young = spreading[: len(spreading) - n_young], spreading[len(spreading) - n_young :]
+        turn = {rank: self._turn(rank, now) for rank in _ranks(sends.free)}
+
+        def lacks(rank: int) -> tuple[int, bool, int, int]:
+            newest = max((chunk for chunk in young if self._has_C[chunk] >> rank & 1), default=-1)
+            lacking = [not self._has_C[chunk] >> rank & 1 for chunk in old]
+            return newest, bool(old) and lacking[0], sum(lacking), -turn[rank]
+
+        for chunk in reversed(young):
+            targets = sorted(sends.lacking(chunk), key=lacks)
+            sources = sorted(_ranks(self._has_C[chunk] & sends.idle), key=turn.__getitem__)
+            for source, target in zip(sources, targets, strict=False):
+                sends.add(source, target, chunk)
+        soonest = sorted(turn, key=turn.__getitem__)
+        for chunk in old:
+            for target in soonest:
+                if sends.waits_for(target, chunk):
+                    sends.find(target, chunk)
+        for target, chunk in product(_ranks(sends.free), spreading):
+            if sends.waits_for(target, chunk):
+                sends.find(target, chunk)
+
+    def _turn(self, rank: int, now: int) -> int:
+        """In how many rounds the straggler serves a rank; late where it has, or never will."""
+        return rank - now if now < rank < self._straggler else 2 * self._n + self._order * rank
+
+
+class _Round:
+    """The sends of one round, by source; ``free`` are the ranks that the straggler leaves to the others."""
+
+    def __init__(self, has_C: list[int], free: int) -> None:
+        self._has_C, self.free = has_C, free
+        self.idle, self._receiving, self._asked = free, 0, 0
+        self.of: dict[int, Send] = {}
+
+    def lacking(self, chunk: int) -> Iterator[int]:
+        return _ranks(self.free & ~self._has_C[chunk] & ~self._receiving)
+
+    def waits_for(self, rank: int, chunk: int) -> bool:
+        return not (self._receiving | self._has_C[chunk]) >> rank & 1
+
+    def add(self, source: int, target: int, chunk: int) -> None:
+        self.of[source] = Send(source, target, chunk)
+        self.idle &= ~(1 << source)
+        self._receiving |= 1 << target
+
+    def find(self, target: int, chunk: int) -> bool:
+        """Have somebody send a chunk to a rank, if need be by letting others send what they were to (Kuhn)."""
+        self._asked = 0
+        return bool(self.idle) and self._found(target, chunk)
+
+    def _found(self, target: int, chunk: int) -> bool:
+        holders = self._has_C[chunk] & self.free
+        if idle := holders & self.idle:
+            self.add(next(_ranks(idle)), target, chunk)
+            return True
+        while left := holders & ~self._asked:
+            source = next(_ranks(left))
+            self._asked |= 1 << source
+            if self._found(self.of[source].target, self.of[source].chunk):
+                self.add(source, target, chunk)
+                return True
+        return False
+
+
+def _ranks(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

@@ -1,0 +1,127 @@
+"""DistributedDataParallel's all-reduce under one late rank (StragglAR, arXiv 2505.23523). Runs in the trainer.
+
+    state = Stragglar()
+    model.register_comm_hook(state, stragglar_hook)   # an all-reduce, until somebody is named
+    state.switch(3)                                   # between two steps, on all ranks
+
+Tried on Gloo with gradients on the CPU, and refused elsewhere.
+"""
+# Annotations as they are, not as text: torch compares those of a hook with its own types.
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sftriage.errors import UsageError
+from sftriage.mitigate.schedule import schedule_of
+
+
+class Stragglar:
+    """Who the straggler is, and the group and the thread of its own in which gradients are reduced.
+
+    Buckets are reduced one after the other while backward goes on. If one fails, so does the backward that waits for
+    it, as with torch's own all-reduce: after the group's timeout at the latest.
+
+    Args:
+        group: the ranks that share gradients; all of them make their `Stragglar` at the same time. The default is all.
+
+    Attributes:
+        straggler: who is late, as a rank of the group; None while nobody is named.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self.straggler: int | None = None
+        self.group = dist.new_group(ranks)
+        self._ranks = ranks
+        self._worker = ThreadPoolExecutor(1, "sftriage-stragglar")
+
+    def switch(self, straggler: int | None) -> None:
+        """Name the straggler, or nobody: between two steps, on all ranks. What the first rank says holds for all.
+
+        Raises:
+            UsageError: there is no such rank.
+        """
+        said = torch.tensor([-1 if straggler is None else straggler])
+        dist.broadcast(said, self._ranks[0], group=self.group)
+        rank = int(said.item())
+        if rank >= len(self._ranks):
+            raise UsageError(f"rank {rank} as straggler of {len(self._ranks)} ranks")
+        self.straggler = None if rank < 0 else rank
+
+    def start(self, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Have a flat gradient averaged over all ranks, in place."""
+        if gradient.device.type != "cpu":
+            raise UsageError(f"gradients on {gradient.device}: StragglAR is here for those on the CPU")
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._worker.submit(self._reduce, gradient, self.straggler, done)
+        return done
+
+    def _reduce(self, gradient: torch.Tensor, straggler: int | None, done: torch.futures.Future[torch.Tensor]) -> None:
+        try:
+            gradient.div_(len(self._ranks))
+            if straggler is None or len(self._ranks) < 2:
+                dist.all_reduce(gradient, group=self.group)
+            else:
+                others = [rank for at, rank in enumerate(self._ranks) if at != straggler]
+                _Exchange(gradient, [*others, self._ranks[straggler]], self.group).run()
+            done.set_result(gradient)
+        except Exception as error:
+            done.set_exception(error)  # type: ignore[arg-type]
+
+
+def stragglar_hook(state: Stragglar, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """What DistributedDataParallel calls with each bucket of gradients."""
+    return state.start(bucket.buffer())
+
+
+class _Exchange:
+    """One all-reduce, as one rank takes part in it; ``ranks`` are in the schedule's order, the straggler the last."""
+
+    def __init__(self, gradient: torch.Tensor, ranks: list[int], group: dist.ProcessGroup) -> None:
+        self._chunks = gradient.tensor_split(len(ranks) - 1)
+        self._received = torch.empty_like(self._chunks[0])
+        self._ranks, self._group = ranks, group
+        self._me = ranks.index(dist.get_rank())
+
+    def run(self) -> None:
+        me, straggler = self._me, len(self._ranks) - 1
+        if me != straggler:
+            self._share_out(straggler)
+        for number, sends in enumerate(schedule_of(len(self._ranks)).rounds):
+            if number < straggler and me in (number, straggler):
+                peer = straggler if me == number else number
+                self._add(number, peer, number, peer)
+                continue
+            self._transfer(
+                [(self._ranks[one.target], self._chunks[one.chunk]) for one in sends if one.source == me],
+                [(self._ranks[one.source], self._chunks[one.chunk]) for one in sends if one.target == me],
+            )
+
+    def _share_out(self, n_others: int) -> None:
+        """Leave each of the others with the sum of its own chunk: directly, one exchange at a time.
+
+        Gloo's ``reduce_scatter_tensor`` is an all-reduce of everything, twice the bytes and at a subgroup's cost.
+        """
+        for distance in range(1, n_others):
+            target, source = (self._me + distance) % n_others, (self._me - distance) % n_others
+            self._add(target, target, self._me, source)
+
+    def _add(self, sent: int, target: int, own: int, source: int) -> None:
+        """Send a chunk as it is, and add what comes in to another."""
+        received = self._received[: self._chunks[own].numel()]
+        self._transfer([(self._ranks[target], self._chunks[sent])], [(self._ranks[source], received)])
+        self._chunks[own].add_(received)
+
+    def _transfer(self, sent: Iterable[tuple[int, torch.Tensor]], received: Iterable[tuple[int, torch.Tensor]]) -> None:
+        operations: list[Any] = [
+            dist.P2POp(call, chunk, peer, self._group)
+            for call, ends in ((dist.isend, sent), (dist.irecv, received))
+            for peer, chunk in ends
+            if chunk.numel()
+        ]
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()

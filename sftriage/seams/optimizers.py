@@ -1,0 +1,150 @@
+"""The seam `optimizer`: what says that one steps, which ends a step, and what clips gradients by their norm."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from sftriage.seams import models
+from sftriage.seams.replaced import keeping_hooks
+
+if TYPE_CHECKING:
+    from sftriage.seams.patches import Seams
+
+COMPILER = "torch._dynamo.eval_frame"
+_OPTIMIZER = ["optimizer"]
+AROUND, BEFORE, AFTER = range(3)
+"""What the recorder's form makes: something around a function, or a hook of an optimizer's step."""
+
+
+class Optimizers:
+    """Hooks before and after each optimizer's step, ``GradScaler.step``, and clipping by norm.
+
+    Attributes:
+        seen: optimizers that have stepped in the first round, by id.
+        clip_across_ranks: gradients that are spread over the ranks are clipped.
+    """
+
+    def __init__(self, seams: Seams) -> None:
+        self._seams = seams
+        self.seen: dict[int, weakref.ref[Any]] = {}
+        self.clip_across_ranks = False
+        self._handles: list[Any] = []
+        self._slow: tuple[Callable[..., object], ...] = ()
+
+    def put_in(self) -> None:
+        """Put the seam in."""
+        replaced, torch = self._seams.replaced, sys.modules["torch"]
+        self._slow = self._hooks()
+        self._hook(*self._slow)
+        scaler = sys.modules.get("torch.amp.grad_scaler") or sys.modules["torch.cuda.amp.grad_scaler"]
+        replaced.wrap(scaler.GradScaler, "step", self._scaling)
+        clipping = sys.modules["torch.nn.utils.clip_grad"]
+        original = clipping.clip_grad_norm_
+        replaced.stage(clipping, "clip_grad_norm_", "optimizer", self._clips)
+        if torch.nn.utils.clip_grad_norm_ is original:
+            replaced.put(torch.nn.utils, "clip_grad_norm_", clipping.clip_grad_norm_)
+
+    def take_out(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            with contextlib.suppress(Exception):
+                handle.remove()
+
+    def compiles(self) -> None:
+        """The compiler has been imported: that of torch 2.2 takes the hooks from every optimizer."""
+        patcher = getattr(sys.modules[COMPILER], "TorchPatcher", None)
+        if patcher is not None and not hasattr(sys.modules["torch"].compiler, "is_dynamo_compiling"):
+            with self._seams.guarded("optimizer"):
+                self._seams.replaced.wrap(patcher, "patch", keeping_hooks)
+
+    def settle(self, made: Callable[..., Any], ender: int) -> Any:
+        """Have these hooks do from now on what ``made`` makes of them; what counts the steps that end with this one."""
+        seams, steps = self._seams, self._seams.steps
+        more = (None, None, steps.stepping, steps.kinds, seams.counters, ender)
+        begins, ended = self._slow
+        counting = made(AFTER, "optimizer", ended, *more)
+        self._hook(made(BEFORE, "optimizer", begins, *more), counting)
+        return counting
+
+    def _hook(self, begins: Callable[..., object], ended: Callable[..., object]) -> None:
+        """Have these called before each optimizer's step, and after it, and no others of ours."""
+        optimizer = sys.modules["torch.optim.optimizer"]
+        for one in self._handles:
+            one.remove()
+        self._handles = [
+            optimizer.register_optimizer_step_pre_hook(begins),
+            optimizer.register_optimizer_step_post_hook(ended),
+        ]
+
+    def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Before an optimizer's step, and after it; in the way of most steps neither calls anything of Python's."""
+        seams, steps = self._seams, self._seams.steps
+        on, tracing = seams.on, seams.tracing
+        opened, stepping, kinds, turns, ready = (
+            *(steps.opened, steps.stepping, steps.kinds),
+            *(steps.turns, steps.steady["optimizer"]),
+        )
+
+        def begins(optimizer: Any, args: object, kwargs: object) -> None:
+            if tracing() or "optimizer" not in on:
+                return
+            try:
+                if ready and not opened and not stepping and get_ident() == ready[0]:
+                    stepping.append(id(optimizer))
+                    opened.append("optimizer")
+                    ready[1]()
+                    return
+                if steps.monitor is None:
+                    self.seen[id(optimizer)] = weakref.ref(optimizer)
+                steps.optimizer_begins(id(optimizer))
+            except Exception as error:
+                seams.fail("optimizer", error)
+
+        def ended(optimizer: Any, args: object, kwargs: object) -> None:
+            if tracing() or "optimizer" not in on:
+                return
+            try:
+                one = id(optimizer)
+                usual = ready and opened == _OPTIMIZER and stepping == [one] and turns.alone == one and not kinds
+                if usual and get_ident() == ready[0] and seams.compiled == frames(seams.counters):
+                    stepping.clear()
+                    opened.clear()
+                    steps.rounds += 1
+                    ready[2](None, None, None)
+                    ready[3](None, None, None)
+                    ready[4]()
+                else:
+                    steps.optimizer_ended(one)
+            except Exception as error:
+                seams.fail("optimizer", error)
+
+        return begins, ended
+
+    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``GradScaler.step(optimizer)``: where gradients are infinite the optimizer's own step is never called."""
+        steps = self._seams.steps
+
+        def begins(_scaler: object, optimizer: Any, *_: object, **__: object) -> bool:
+            # (apart from the optimizer's own step, which is inside this one)
+            steps.optimizer_begins(-id(optimizer))
+            return True
+
+        def ended(_answer: object, _scaler: object, optimizer: Any, *_: object) -> None:
+            steps.optimizer_ended(-id(optimizer))
+
+        return self._seams.replaced.around(original, "optimizer", begins, ended)
+
+    def _clips(self, norm: object) -> None:
+        """Clipping by norm is the optimizer's business, and under FSDP an exchange between the ranks."""
+        self.clip_across_ranks |= models.is_sharded(norm)
+
+
+def frames(counters: dict[str, dict[str, int]]) -> int:
+    """How many frames the compiler has compiled, of what it counts."""
+    found = counters.get("frames")
+    return 0 if found is None else found.get("total", 0)

@@ -1,0 +1,133 @@
+"""What two ways to live with a straggler win, on links of known speed, beside what their models say.
+
+    python tests/bench/mitigations.py [--ranks N ...] [--rounds N] [--json]
+
+All-reduce around a late rank (StragglAR) against one in a ring, over how late it is, in units of what the whole message
+takes on a link (sβ): seconds from where it is there. A pipeline of four stages over the delay of its middle link, in
+units of a forward computation: torch's own 1F1B, 1F1B whose sends hold nothing up, and stages as far ahead as planned.
+
+Ranks are processes, and messages go over Gloo, held back for what the links take; computations sleep. So both are of
+the links and the schedules, and not of this machine's cores, whose share comes on top. Figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from sftriage.mitigate.costs import Link, under_straggler
+from sftriage.mitigate.pipelines import Pipeline, one_f_one_b, planned, step_s
+
+TESTS = Path(__file__).parents[1]
+LAUNCH = TESTS / "integration" / "jobs" / "launch.py"
+LATE_RANK = Path(__file__).parent / "mitigations_parts" / "late_rank.py"
+PIPELINE = TESTS / "integration" / "jobs" / "delayed_pipeline.py"
+
+SIZE_BYTES, WHOLE_S = 1 << 20, 0.2
+"""A message, and what it takes on a link."""
+DELAYS = (0.0, 0.25, 0.5, 0.75, 1.0, 2.0, 4.0)
+STAGES, MICROBATCHES, FORWARD_S, BACKWARD_S = 4, 16, 0.02, 0.04
+LINK_DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
+
+
+def told_by(ranks: int, job: Path, spec: dict[str, Any]) -> list[dict[str, Any]]:
+    command = [sys.executable, str(LAUNCH), str(ranks), str(job), json.dumps(spec)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{job.name} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return list(json.loads(done.stdout))
+
+
+def around_a_late_rank(ranks: int, rounds: int) -> dict[str, Any]:
+    link = Link(0.0, WHOLE_S / SIZE_BYTES)
+    model = under_straggler(ranks, SIZE_BYTES, link)
+    delays_s = [WHOLE_S * delay for delay in DELAYS]
+    spec = {"size_bytes": SIZE_BYTES, "latency_s": link.latency_s, "s_per_byte": link.s_per_byte}
+    curve = []
+    for point in told_by(ranks, LATE_RANK, {**spec, "delays_s": delays_s, "rounds": rounds}):
+        delay_s = point["delay_s"]
+        measured = {f"{name}_s": statistics.median(point[name]) for name in ("ring", "stragglar")}
+        curve.append(
+            {
+                "delay_s": delay_s,
+                **measured,
+                "ring_model_s": model.ring_s,
+                "stragglar_model_s": model.exposed_s(delay_s),
+            }
+        )
+    return {"ranks": ranks, "whole_message_s": WHOLE_S, "break_even_s": model.break_even_s, "curve": curve}
+
+
+def under_a_slow_link(rounds: int) -> dict[str, Any]:
+    curve = []
+    for delay in LINK_DELAYS:
+        delays = (0.0, delay * FORWARD_S, 0.0)
+        pipeline = Pipeline((FORWARD_S,) * STAGES, (BACKWARD_S,) * STAGES, delays, MICROBATCHES)
+        usual, ahead = one_f_one_b(pipeline), planned(pipeline)
+        spec = {"forward_s": FORWARD_S, "backward_s": BACKWARD_S, "delay_S": delays, "microbatches": MICROBATCHES}
+        # The first step of each schedule sets up what the others have.
+        steps = told_by(STAGES, PIPELINE, {**spec, "rounds": ["1F1B", usual, *(["1F1B", usual, ahead] * rounds)]})
+        of = [statistics.median(one["step_s"] for one in steps[2 + which : -1 : 3]) for which in range(3)]
+        models = {
+            "one_f_one_b_model_s": step_s(pipeline, usual),
+            "adapted_model_s": step_s(pipeline, ahead),
+            "ideal_s": step_s(pipeline.undelayed, usual),
+        }
+        curve.append(
+            {
+                "delay_s": delays[1],
+                "ahead": ahead,
+                "torchs_1f1b_s": of[0],
+                "one_f_one_b_s": of[1],
+                "adapted_s": of[2],
+                **models,
+            }
+        )
+    return {"stages": STAGES, "microbatches": MICROBATCHES, "forward_s": FORWARD_S, "curve": curve}
+
+
+def shown(found: dict[str, Any]) -> None:
+    for one in found["late_rank"]:
+        even = "never" if one["break_even_s"] is None else f"at {one['break_even_s']:.3f} s"
+        print(f"{one['ranks']} ranks, a message of {one['whole_message_s']} s; by the model StragglAR pays {even}")
+        print("  late by  ring (model)        StragglAR (model)")
+        for at in one["curve"]:
+            ring = f"{at['ring_s']:.3f} s ({at['ring_model_s']:.3f})"
+            print(f"  {at['delay_s']:5.2f} s  {ring:18}  {at['stragglar_s']:.3f} s ({at['stragglar_model_s']:.3f})")
+    one = found["slow_link"]
+    print(f"{one['stages']} stages, {one['microbatches']} microbatches, a forward of {one['forward_s']} s")
+    print("  delay    torch's 1F1B  1F1B (model)      ahead (model)     without delay")
+    for at in one["curve"]:
+        usual = f"{at['one_f_one_b_s']:.2f} s ({at['one_f_one_b_model_s']:.2f})"
+        adapted = f"{at['adapted_s']:.2f} s ({at['adapted_model_s']:.2f})"
+        own = f"{at['torchs_1f1b_s']:.2f} s"
+        print(f"  {at['delay_s']:.2f} s   {own:12}  {usual:16}  {adapted:16}  {at['ideal_s']:.2f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found = {
+        "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
+        "late_rank": [around_a_late_rank(ranks, options.rounds) for ranks in options.ranks],
+        "slow_link": under_a_slow_link(options.rounds),
+    }
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        shown(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Ranks that reduce gradients around a straggler, and say whether the sums are right. In as many ranks as launched.
+
+``stragglar_ranks.py sums|ddp``, as a launcher starts them, or ``killed``, where they meet in the file MEETING.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import timedelta
+from itertools import product
+
+import torch
+import torch.distributed as dist
+
+from sftriage.errors import UsageError
+from sftriage.mitigate.stragglar import Stragglar, stragglar_hook
+
+SIZES = (1, 5, 1000, 4099)
+WITHIN = {torch.float32: 1e-6, torch.bfloat16: 0.05}
+"""How far sums of some few numbers of about 1 are apart where they are added up in another order."""
+KILLED_TIMEOUT_S = 10
+
+
+def in_order(gradients: list[torch.Tensor], straggler: int) -> torch.Tensor:
+    """The mean, added up in the order in which the ranks of an exchange add up."""
+    n = len(gradients)
+    means = [one / n for one in gradients]
+    late = means.pop(straggler)
+    chunks = []
+    for owner, parts in enumerate(
+        zip(*(one.tensor_split(n - 1) for one in means), late.tensor_split(n - 1), strict=True)
+    ):
+        total = parts[owner].clone()
+        for distance in range(1, n - 1):
+            total += parts[(owner - distance) % (n - 1)]
+        chunks.append(total + parts[-1])
+    return torch.cat(chunks)
+
+
+def sums() -> None:
+    """Every rank as the straggler, and nobody, one after the other; gradients of several sizes, some of them queued."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    state = Stragglar()
+    for straggler in (*range(n), None):
+        state.switch(straggler if rank == 0 else 0)  # the first rank's word holds
+        assert state.straggler == straggler
+        of_all = [
+            [torch.randn(size, generator=torch.Generator().manual_seed(n * size + one)).to(dtype) for one in range(n)]
+            for size, dtype in product(SIZES, WITHIN)
+        ]
+        pending = [state.start(gradients[rank].clone()) for gradients in of_all]
+        for gradients, future in zip(of_all, pending, strict=True):
+            mean = future.wait()
+            torch.testing.assert_close(mean, torch.stack(gradients).mean(0), rtol=1e-5, atol=WITHIN[mean.dtype])
+            if straggler is not None:
+                assert torch.equal(mean, in_order(gradients, straggler))
+    try:
+        state.switch(n)
+    except UsageError as error:
+        assert f"rank {n} as straggler of {n} ranks" in str(error)  # noqa: PT017
+    else:
+        raise AssertionError("a straggler that is not there")
+
+
+def ddp() -> None:
+    """A model trained around a straggler that moves is the one trained as torch does."""
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    def trained(*, around: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        layers = nn.Sequential(*(nn.Linear(40, 40) for _ in range(4)))
+        model = DistributedDataParallel(layers, bucket_cap_mb=0.01, gradient_as_bucket_view=around)
+        state = Stragglar()
+        if around:
+            model.register_comm_hook(state, stragglar_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(6):
+            if around:
+                state.switch(None if step == 0 else step % n)
+            torch.manual_seed(100 * step + rank)
+            optimizer.zero_grad()
+            model(torch.randn(8, 40)).square().mean().backward()
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in layers.parameters()]
+
+    mine = trained(around=True)
+    for parameter, reference in zip(mine, trained(around=False), strict=True):
+        torch.testing.assert_close(parameter, reference, rtol=1e-5, atol=1e-6)
+    # Copies of a model stay the same to the last bit.
+    flat = torch.cat([one.flatten() for one in mine])
+    of_first = flat.clone()
+    dist.broadcast(of_first, 0)
+    assert torch.equal(flat, of_first)
+
+
+def killed() -> None:
+    """A rank dies where the others switch: they fail, as in any collective of torch's, and do not wait for ever."""
+    state = Stragglar()
+    state.switch(1)
+    state.start(torch.ones(10)).wait()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        state.switch(2)
+        state.start(torch.ones(10)).wait()
+    except RuntimeError as error:
+        sys.stdout.write(f"failed: {error}\n")
+        raise
+
+
+if __name__ == "__main__":
+    what = sys.argv[1]
+    timeout = timedelta(seconds=KILLED_TIMEOUT_S if what == "killed" else 120)
+    where = {} if what != "killed" else {"init_method": f"file://{os.environ['MEETING']}"}
+    dist.init_process_group(
+        "gloo", timeout=timeout, **where, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
+    {"sums": sums, "ddp": ddp, "killed": killed}[what]()
+    if what != "killed":
+        dist.barrier()
+        sys.stdout.write("right\n")
+        sys.stdout.flush()
+    # Gloo's threads may outlive their group; there is nothing left to do for them.
+    os._exit(0)

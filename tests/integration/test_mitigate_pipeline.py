@@ -1,0 +1,53 @@
+"""A real pipeline of four stages over Gloo with a delayed link, whose stages run as far ahead as is planned."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from torch.distributed.pipelining import schedules
+
+from sftriage.errors import UsageError
+from sftriage.mitigate.adapted import adapted_schedule
+from sftriage.mitigate.pipelines import Pipeline, absorbing, one_f_one_b, order_of, planned
+from tests.integration.processes import FORKED
+
+JOB = Path(__file__).parent / "jobs" / "delayed_pipeline.py"
+FORWARD_S, BACKWARD_S, DELAY_S, MICROBATCHES = 0.004, 0.008, 0.01, 8
+
+
+def test_stages_run_as_far_ahead_as_planned_from_one_step_to_the_next(environment):
+    # GIVEN a pipeline whose middle link is delayed, and what is planned for it
+    delays = (0.0, DELAY_S, 0.0)
+    pipeline = Pipeline((FORWARD_S,) * 4, (BACKWARD_S,) * 4, delays, MICROBATCHES)
+    assert planned(pipeline) != one_f_one_b(pipeline)
+    plans = [one_f_one_b(pipeline), planned(pipeline), absorbing(pipeline), one_f_one_b(pipeline)]
+    spec = {"forward_s": FORWARD_S, "backward_s": BACKWARD_S, "delay_S": delays, "microbatches": MICROBATCHES}
+    # WHEN it is trained by torch's own 1F1B, and then by one plan after the other
+    command = [*FORKED, "4", JOB, json.dumps({**spec, "rounds": ["1F1B", *plans]})]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    own, *steps, refused = json.loads(done.stdout)
+    # THEN every stage computes in the planned order, gradients being the same (the job checks that)
+    for ahead_S, told in zip(plans, steps, strict=True):
+        assert told["orders"] == [
+            [f"{step.kind}{step.microbatch}" for step in order_of(ahead, MICROBATCHES)] for ahead in ahead_S
+        ]
+    # AND what is called 1F1B here is torch's
+    assert own["orders"] == steps[0]["orders"]
+    # AND stages that would wait for each other are refused before they do
+    assert "4 stages ahead by [1, 1, 1, 2]" in refused["refused"]
+
+
+@pytest.mark.parametrize("name", ["_PipelineScheduleRuntime", "_Action"])
+def test_a_torch_that_runs_pipelines_in_another_way_is_left_alone(monkeypatch, name):
+    # GIVEN a torch without something of its own that this stands on WHEN a schedule is asked for THEN that is said
+    monkeypatch.delattr(schedules, name)
+    with pytest.raises(UsageError, match="runs pipelines in another way"):
+        adapted_schedule(None, 4, lambda *_: None, (1,))
+
+
+def test_a_runtime_of_another_shape_is_left_alone(monkeypatch):
+    monkeypatch.delattr(schedules._PipelineScheduleRuntime, "_prepare_schedule_with_comms")
+    with pytest.raises(UsageError, match="runs pipelines in another way"):
+        adapted_schedule(None, 4, lambda *_: None, (1,))

@@ -1,0 +1,54 @@
+"""Real ranks over Gloo that reduce around a straggler: the sums are right, who it is may change, and nobody hangs."""
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.integration.processes import FORKED, ended, wait_until
+
+JOB = Path(__file__).parent / "jobs" / "stragglar_ranks.py"
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_gradients_are_those_of_an_all_reduce(environment, ranks):
+    # GIVEN ranks, each of which in turn is the straggler, and gradients that do and do not divide into chunks
+    # WHEN they are reduced THEN each rank has the mean: to the last bit that of the same order of summation
+    done = subprocess.run(
+        [*FORKED, str(ranks), JOB, "sums"], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["right"] * ranks
+
+
+def test_ddp_trains_the_same_model_around_a_straggler_that_moves(environment):
+    # GIVEN a model in several buckets WHEN another rank is the straggler in every step
+    # THEN its parameters are those of training without, and the same to the last bit on all ranks
+    done = subprocess.run([*FORKED, "3", JOB, "ddp"], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["right"] * 3
+
+
+def test_a_rank_that_dies_while_all_switch_ends_the_others(environment, tmp_path):
+    # GIVEN three ranks with nobody to end them but themselves
+    meeting = {"WORLD_SIZE": "3", "MEETING": str(tmp_path / "meeting")}
+    with ExitStack() as stack:
+        ranks = []
+        for rank in range(3):
+            process = subprocess.Popen(
+                [sys.executable, JOB, "killed"],
+                env={**environment, **meeting, "RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            stack.enter_context(ended(process))
+            ranks.append(process)
+        # WHEN the second is killed where all switch THEN the others fail too, and say so
+        wait_until(lambda: all(one.poll() is not None for one in ranks), deadline_s=120)
+        said = [one.stdout.read() for one in ranks]
+    assert [one.returncode for one in ranks] == [1, -9, 1]
+    assert said[0].startswith("failed: ")
+    assert said[2].startswith("failed: ")

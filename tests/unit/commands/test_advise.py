@@ -1,0 +1,103 @@
+"""`sftriage advise`: what a person reads, what a program reads, and what bad input gets."""
+
+import json
+
+import pytest
+
+from sftriage.assistants import answers
+from sftriage.assistants.places import Places
+from sftriage.runs.glance import glance_of
+from tests.unit.recorded import run_at, verdict
+from tests.unit.whatif.planted import Job
+
+LATE_S, STEP_S = 0.02, 0.13
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """A run in whose last windows rank 2 of 4 is slow in data: 20 ms of steps of 130 ms or so."""
+    made = run_at(tmp_path / "run")
+    made.record(4, range(300), lambda rank, step: {"data": 30.0 if rank == 2 else 10.0, "forward": 30, "backward": 60})
+    for first in range(0, 250, 50):
+        made.decide(verdict(first, "suspect", onset=10), "throttle", "overhead_budget")
+    return made.directory.path
+
+
+def test_a_person_reads_what_would_help_and_what_that_takes_for_granted(sftriage, slow):
+    outcome = sftriage("advise", slow)
+    assert outcome.code == 0, outcome.err
+    first, *lines = outcome.out.splitlines()
+    assert first.startswith("Rank 2 holds up 4 ranks in data, by 20.0 ms of the ")
+    assert [line.partition(". ")[0] for line in lines[::2]] == [
+        "Give it less to do",
+        "All-reduce around it (StragglAR)",
+        "Take it out",
+    ]
+    assert all(line.startswith("  Taken for granted: ") for line in lines[1::2])
+    assert "Name --gradients and --bandwidth to have it in seconds." in outcome.out
+
+
+def test_a_program_reads_the_same_in_seconds(sftriage, slow):
+    told = json.loads(sftriage("advise", slow, "--gradients", "100MB", "--bandwidth", "1", "--json").out)
+    assert told["straggler"]["ranks"] == [2]
+    assert told["best"] == "rebalance"
+    stragglar = next(one for one in told["remedies"] if one["code"] == "stragglar")
+    # 4 ranks, 100 MB at 1 GB/s: 4/3 of 100 ms and what 20 ms leave of 2/3 of them, where a ring takes 6/4
+    assert stragglar["saves_s"] == pytest.approx(0.15 - (0.2 / 3 - 0.02 + 0.4 / 3), abs=1e-3)
+    assert stragglar["pays_from_s"] == pytest.approx(0.05, abs=1e-3)
+    assert all(one["says"] and one["taken_for_granted"] for one in told["remedies"])
+
+
+def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, tmp_path):
+    pytest.importorskip("pyarrow", reason="no reader of Parquet here: pip install 'sftriage[whatif]'")
+    import pyarrow
+    from pyarrow import parquet
+
+    from sftriage.whatif.arranging import COLUMNS
+
+    made = run_at(tmp_path / "run")
+    rows = Job(stages=3, dps=2, steps=3).rows()
+    columns = {name: getattr(rows, field) for name, field in COLUMNS.items()}
+    columns["optype"] = [rows.optypes[index] for index in rows.optype_E]
+    parquet.write_table(pyarrow.table(columns), tmp_path / "trace.parquet")
+    outcome = sftriage("advise", made.directory.path, "--pipeline", tmp_path / "trace.parquet")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("Nobody has been slow for long enough to be lived with.\n")
+    assert "Run stages further ahead (Adaptra). " in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--gradients", "much"), "expected a size with its unit"),
+        (("--gradients", "0MB"), "nothing to reduce"),
+        (("--bandwidth", "0"), "Invalid value for '--bandwidth'"),
+    ],
+)
+def test_what_cannot_be_is_refused(sftriage, slow, arguments, expected):
+    outcome = sftriage("advise", slow, *arguments)
+    assert outcome.code == 2
+    assert expected in outcome.err
+
+
+def test_who_is_there_to_stay_is_said_at_a_glance_and_to_an_assistant(sftriage, slow):
+    # GIVEN such a run WHEN it is glanced at THEN the command is among what to do next
+    places = Places(slow.parent)
+    steps = [one.command for one in glance_of(places.view(places.run("run"))).steps]
+    assert f"sftriage advise {slow}" in steps
+    # AND an assistant is told, with what it stands on
+    told = answers.advice(places, "run")
+    assert told["best"] == "rebalance"
+    assert told["cites"]["ranks"] == [2]
+    assert told["says"][0].startswith("Rank 2 holds up 4 ranks")
+
+
+def test_who_is_slow_for_a_few_windows_is_not_there_to_stay(sftriage, tmp_path):
+    # GIVEN a run of which 3 of the last 10 windows name a rank
+    made = run_at(tmp_path / "run")
+    for first in range(0, 500, 50):
+        made.decide(verdict(first, "suspect" if first >= 350 else "healthy"))
+    outcome = sftriage("advise", made.directory.path)
+    # THEN there is nothing to live with
+    assert outcome.out == "Nobody has been slow for long enough to be lived with.\n"
+    assert not any("advise" in one.command for one in glance_of(made.source.view()).steps)

@@ -1,0 +1,127 @@
+"""What would help, and by how much: worked out by hand."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.errors import UsageError
+from sftriage.mitigate.advice import Messages, Straggler, advice_of
+from sftriage.mitigate.costs import Link
+from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, pipeline_of, step_s
+from sftriage.whatif.arranging import arranged
+from tests.unit.whatif.planted import Job
+
+
+def late(late_s=0.05, *, step_s=0.25, ranks=(3,), n_ranks=8):
+    return Straggler("rank 3", "data", ranks, n_ranks, late_s, step_s)
+
+
+def remedies(advice):
+    return {one.code: one for one in advice.remedies}
+
+
+def test_one_late_rank_of_eight():
+    # GIVEN 8 ranks of steps of 250 ms, one of which is 50 ms late, and 1 GB of gradients at 100 ms a GB
+    advice = advice_of(late(), Messages(1e9, Link(0.0, 1e-10)), None)
+    found = remedies(advice)
+    # THEN without it, the others do its work too: 200 ms × 8 / 7
+    assert found["take_out"].saves_s == pytest.approx(0.25 - 0.2 * 8 / 7)
+    assert found["take_out"].pays_from_s == pytest.approx(0.25 / 8)
+    # AND evened out, all are ready after 8 / (7 / 200 ms + 1 / 250 ms)
+    assert found["rebalance"].saves_s == pytest.approx(0.25 - 8 / (7 / 0.2 + 1 / 0.25))
+    assert found["rebalance"].numbers["its_share"] == pytest.approx(0.8205, abs=1e-4)
+    # AND around it, 9/7 and what 50 ms leave of 6/7 of 100 ms, where a ring takes 14/8 of them
+    assert found["stragglar"].saves_s == pytest.approx(0.175 - (0.6 / 7 - 0.05 + 0.9 / 7))
+    assert found["stragglar"].pays_from_s == pytest.approx(0.03929, abs=1e-5)
+    # AND what helps most comes first
+    assert advice.best.code == "rebalance"
+    assert [one.code for one in advice.remedies] == ["rebalance", "take_out", "stragglar"]
+
+
+def test_of_messages_that_nobody_knows_the_share_is_said():
+    found = remedies(advice_of(late(), None, None))["stragglar"]
+    assert found.saves_s is None
+    assert found.numbers["break_even_of_ring"] == pytest.approx(0.3929 / 1.75, abs=1e-4)
+    assert found.numbers["most_of_ring"] == pytest.approx(1 - (9 / 7) / (14 / 8))
+
+
+@pytest.mark.parametrize(
+    ("straggler", "expected"),
+    [
+        (None, set()),
+        (late(ranks=tuple(range(8))), set()),  # all of them: nobody else is there
+        (late(ranks=(2, 3)), {"take_out", "rebalance"}),
+        (late(ranks=(0,), n_ranks=3), {"take_out", "rebalance"}),  # a ring is never slower among three
+        (late(ranks=(0,), n_ranks=100_000), {"take_out", "rebalance", "stragglar"}),
+    ],
+)
+def test_what_can_be_done_for_whom(straggler, expected):
+    assert remedies(advice_of(straggler, None, None)).keys() == expected
+
+
+def test_nothing_is_best_where_nothing_is_worth_the_trouble():
+    assert advice_of(late(1e-4), None, None).best is None
+    assert advice_of(None, None, None).best is None
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.01, 10.0), st.integers(1, 7))
+def test_evening_out_is_between_nothing_and_a_spare(share, step_s, k):
+    straggler = late(share * step_s, step_s=step_s, ranks=tuple(range(k)))
+    found = remedies(advice_of(straggler, None, None))
+    saves_s = found["rebalance"].saves_s
+    if saves_s is not None:
+        assert -1e-9 <= saves_s <= straggler.late_s + 1e-9
+    # taking out pays just where it is later than that
+    assert (found["take_out"].saves_s > 0) == (straggler.late_s > found["take_out"].pays_from_s) or share in (0.0, 1.0)
+
+
+def test_a_pipeline_with_a_slow_link():
+    # GIVEN 4 stages, 16 microbatches, and a link that takes two forwards
+    pipeline = Pipeline((0.01,) * 4, (0.02,) * 4, (0.0, 0.02, 0.0), 16)
+    found = remedies(advice_of(None, None, pipeline))
+    # THEN stages before the link further ahead save all but the way there and back
+    assert found["pipeline"].ahead == (6, 5, 2, 1)
+    assert found["pipeline"].saves_s == pytest.approx(0.89 - 0.61)
+    # AND where the device's queue waits for what is sent, a step would be longer still
+    assert found["host_transfers"].numbers["held_up_s"] > found["host_transfers"].numbers["not_held_up_s"]
+    assert not advice_of(None, None, pipeline.undelayed).remedies
+
+
+def test_what_is_sent_holds_up_its_sender():
+    pipeline = Pipeline((1.0, 1.0), (2.0, 2.0), (0.5,), 4)
+    held = blocked(pipeline)
+    assert (held.forward_S, held.backward_S, held.delay_L) == ((1.5, 1.0), (2.0, 2.5), (0.0,))
+    assert step_s(held, one_f_one_b(held)) >= step_s(pipeline.undelayed, one_f_one_b(pipeline))
+
+
+def test_a_recorded_pipeline():
+    # GIVEN the operations of a job of 3 stages, as they were recorded
+    job = Job(stages=3, dps=2, steps=3, microbatches=4)
+    pipeline = pipeline_of(arranged(job.rows()))
+    # THEN its computations and delays are what is usual of each
+    assert (len(pipeline.forward_S), len(pipeline.delay_L), pipeline.microbatches) == (3, 2, 4)
+    operations = arranged(job.rows())
+    index = [one.name for one in operations.types].index("forward-compute")
+    of_last = operations.work_TNW[(operations.type_T == index) & (operations.pp_TW[:, 0] == 2)]
+    assert pipeline.forward_S[2] == pytest.approx(np.median(of_last))
+
+
+def test_one_stage_is_no_pipeline_and_an_interleaved_one_is_not_planned():
+    assert pipeline_of(arranged(Job(stages=1, dps=2, steps=2).rows())) is None
+    operations = arranged(Job(stages=2, dps=2, steps=2).rows())
+    operations.chunk_T[0] = 1
+    with pytest.raises(UsageError, match="interleaved"):
+        pipeline_of(operations)
+
+
+def test_nobody_who_asks_for_advice_imports_torch():
+    code = "import sys, sftriage.commands.advise; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    code = (
+        "import sys, sftriage.recorder, sftriage.agent.agent; sys.exit(any('mitigate' in name for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
