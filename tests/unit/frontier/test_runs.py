@@ -234,7 +234,7 @@ def test_of_two_ranks_that_always_differed_neither_is_named():
     assert {(v.label, v.reasons) for v in found} == {("needs_evidence", ("no_baseline",))}
 
 
-@pytest.mark.parametrize(("last", "named"), [(225, False), (300, True)])
+@pytest.mark.parametrize(("last", "named"), [(226, False), (300, True)])
 def test_who_is_slow_in_all_it_does_is_named_if_that_lasts(last, named):
     # GIVEN a rank whose core another process has, for half a window or for two of them
     stages = ("data", "forward", "backward", "optimizer", "other")
