@@ -208,12 +208,20 @@ def kind_of(line: bytes) -> tuple[int, bool]:
 
 
 def decode(line: bytes) -> Event:
-    """The event of this version that a line holds; ValueError where it holds none."""
+    """The event of this version that a line holds.
+
+    Raises:
+        ValueError: it holds none.
+    """
     return _DECODER.decode(line)
 
 
 def from_values(values: Mapping[str, Any]) -> Event:
-    """The event of this version that JSON values hold; ValueError where they hold none."""
+    """The event of this version that JSON values hold.
+
+    Raises:
+        ValueError: they hold none.
+    """
     event: Event = msgspec.convert(values, Event)
     return event
 

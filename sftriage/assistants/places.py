@@ -37,7 +37,11 @@ class Places:
         return [RunDirectory(path) for path in sorted(began, key=lambda path: (began[path], path.name), reverse=True)]
 
     def run(self, name: str) -> RunDirectory:
-        """The run of that name; the newest where none is named; UsageError where there is none."""
+        """The run of that name; the newest where none is named.
+
+        Raises:
+            UsageError: there is none.
+        """
         runs = self.runs()
         found = next((run for run in runs if name in ("", run.path.name)), None)
         if found is None:
@@ -46,7 +50,11 @@ class Places:
         return found
 
     def view(self, run: RunDirectory) -> View:
-        """A run as it is now; what has been read of it is not read again; InputError where it cannot be read."""
+        """A run as it is now; what has been read of it is not read again.
+
+        Raises:
+            InputError: it cannot be read.
+        """
         source = self._sources.setdefault(run.path, RunSource(lambda: run))
         view = source.view()
         if view.problem:
@@ -54,7 +62,11 @@ class Places:
         return view
 
     def stored(self) -> CatalogueCaptures:
-        """The store's captures; UsageError where no store was named when this began."""
+        """The store's captures.
+
+        Raises:
+            UsageError: no store was named when this began.
+        """
         if self.store is None:
             raise UsageError("no store is looked at here: `sftriage mcp --store URL` does")
         return captures_of(None, self.store, None, lambda done, of: None)

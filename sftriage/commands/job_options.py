@@ -173,7 +173,11 @@ class MetricsOptions:
 
 
 def kept_steps(size: str, age: str) -> KeptSteps:
-    """How much is kept of steps, by the options; UsageError where they are no size and no duration, or too little."""
+    """How much is kept of steps, by the options.
+
+    Raises:
+        UsageError: they are no size and no duration, or too little.
+    """
     from sftriage.policy import quantities
     from sftriage.windows.steplog import KeptSteps
 

@@ -256,7 +256,11 @@ def wanted_names(artefact: list[str] | None, *, every: bool) -> list[str] | None
 
 
 def checked_out(out: str) -> Path:
-    """Where copies go; UsageError where a directory is meant, and there is none."""
+    """Where copies go.
+
+    Raises:
+        UsageError: a directory is meant, and there is none.
+    """
     if out.endswith("/") and not Path(out).is_dir():
         raise UsageError(f"{out}: no such directory")
     return Path(out)

@@ -56,7 +56,11 @@ def serve(
 
 
 def version_option(said: str | None) -> tuple[int, int] | None:
-    """The version that a person says; UsageError where it is none."""
+    """The version that a person says.
+
+    Raises:
+        UsageError: it is none.
+    """
     if said is None:
         return None
     found = re.fullmatch(r"v?(\d+)\.(\d+)(\..*)?", said)

@@ -77,7 +77,11 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """A fault from ``STAGE:RANK:MS``; UsageError where it is not of that form."""
+    """A fault from ``STAGE:RANK:MS``.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
     parts = text.split(":")
     try:
         stage, rank, delay_ms = parts[0], int(parts[1]), float(parts[2])

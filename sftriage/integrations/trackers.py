@@ -140,7 +140,11 @@ class MLflow:
 
 
 def tracker_of(target: Any) -> Tracker:
-    """The tracker that something belongs to; UsageError where it is none of those that are known."""
+    """The tracker that something belongs to.
+
+    Raises:
+        UsageError: it is none of those that are known.
+    """
     if isinstance(target, MLflow):
         return target
     if hasattr(target, "add_scalar") and hasattr(target, "add_text"):

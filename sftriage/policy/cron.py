@@ -23,7 +23,11 @@ _WHEN = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def zone(name: object) -> tzinfo:
-    """The time zone of a name such as ``Europe/Berlin``; ValueError where there is none."""
+    """The time zone of a name such as ``Europe/Berlin``.
+
+    Raises:
+        ValueError: there is none.
+    """
     if name == "UTC":
         return UTC  # where a machine has no time zones installed, too
     wanted = f"expected a time zone such as UTC or Europe/Berlin, got {shown(name)}"

@@ -99,7 +99,11 @@ class PolicySet:
         return frozenset(what for spec in self._specs for what in spec.on_needs_evidence.gather)
 
     def owner(self, rule: str) -> LoadedPolicy:
-        """The policy that a rule is of; ValueError where no policy has such a rule."""
+        """The policy that a rule is of.
+
+        Raises:
+            ValueError: no policy has such a rule.
+        """
         for one in self.loaded:
             if any(mine.name == rule for mine in one.policy.spec.rules):
                 return one

@@ -86,7 +86,11 @@ class Columns:
     _n_waiting: int = 0
 
     def track_id(self, process: str, thread: str) -> int:
-        """The number of a thread, new or known; InputError where there are too many."""
+        """The number of a thread, new or known.
+
+        Raises:
+            InputError: there are too many.
+        """
         number = self.track_ids.setdefault((process, thread), len(self.track_ids))
         if number >= MAX_TRACKS:
             raise InputError(f"{self.source}: more than {MAX_TRACKS} threads")

@@ -242,7 +242,11 @@ class Trace:
 
 
 def gathered(parts: Iterable[Events], most: int, problem: str) -> Events:
-    """Parts as one; InputError where they have more than ``most`` events, which is the problem."""
+    """Parts as one.
+
+    Raises:
+        InputError: they have more than ``most`` events, which is the problem.
+    """
     found, n_found = [], 0
     for part in parts:
         found.append(part)

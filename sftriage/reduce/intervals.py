@@ -97,7 +97,11 @@ class IntervalCollector:
         self._n_waiting = self._n_kept = 0
 
     def add(self, start_M: Ints, end_M: Ints) -> None:
-        """Take some, in any order; InputError where too many stay apart."""
+        """Take some, in any order.
+
+        Raises:
+            InputError: too many stay apart.
+        """
         part = union(start_M, end_M)
         self._parts.append(part)
         self._n_waiting += len(part.start_K)
@@ -105,7 +109,11 @@ class IntervalCollector:
             self._n_kept = len(self.spans().start_K)
 
     def spans(self) -> Intervals:
-        """The time that is in at least one of them; InputError where too many stay apart."""
+        """The time that is in at least one of them.
+
+        Raises:
+            InputError: too many stay apart.
+        """
         found = both(*self._parts)
         self._parts, self._n_waiting = [found], 0
         if len(found.start_K) > self._most:

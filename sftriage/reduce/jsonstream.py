@@ -60,7 +60,11 @@ class TraceReader:
         self._between: bytes | None = None
 
     def read(self) -> None:
-        """Read it all; InputError where it is not a trace, or it ends too early."""
+        """Read it all.
+
+        Raises:
+            InputError: it is not a trace, or it ends too early.
+        """
         self._fill()
         head = self._text[:4]
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\x00" in head:

@@ -181,7 +181,11 @@ class _Kineto:
         return start_ns_E, track_E, possible_E
 
     def trace(self) -> Trace:
-        """The trace that was read; InputError where too much of it could not be understood."""
+        """The trace that was read.
+
+        Raises:
+            InputError: too much of it could not be understood.
+        """
         if self._n_broken > MAX_BROKEN_FRACTION * self._n_events:
             raise InputError(
                 f"{self._source}: {self._n_broken} of {self._n_events} events are not JSON objects of a trace"

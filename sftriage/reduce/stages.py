@@ -137,7 +137,11 @@ class Reduction:
 
 
 def reduce_trace(trace: Trace, names: Names | None = None) -> Reduction:
-    """Reduce a trace to the stages of its steps; InputError where it has no steps that can be told."""
+    """Reduce a trace to the stages of its steps.
+
+    Raises:
+        InputError: it has no steps that can be told.
+    """
     names = names or Names()
     steps = find_steps(trace, names)
     origin, spans = _stages(trace, steps, names)

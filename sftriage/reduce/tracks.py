@@ -11,7 +11,11 @@ from sftriage.traces.viewing import StackSlice, StackTrack, StackTracks
 
 
 def stack_tracks(path: Path) -> StackTracks:
-    """The tracks of a file of sampled stacks; InputError where it cannot be read, or is no such file."""
+    """The tracks of a file of sampled stacks.
+
+    Raises:
+        InputError: it cannot be read, or is no such file.
+    """
     return tracks_of(read_samples(path))
 
 

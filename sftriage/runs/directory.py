@@ -111,7 +111,11 @@ def create(path: Path, info: RunInfo, policy_text: str, *more_policies: str) -> 
 
 
 def write_info(run: RunDirectory, info: RunInfo) -> None:
-    """Change what is on record of a run; UsageError where the run directory cannot be written."""
+    """Change what is on record of a run.
+
+    Raises:
+        UsageError: the run directory cannot be written.
+    """
     try:
         write_atomically(run.info_file, _text(info))
     except OSError as error:
@@ -123,7 +127,11 @@ def _text(info: RunInfo) -> str:
 
 
 def read_info(run: RunDirectory) -> RunInfo:
-    """What was run; InputError where ``run.json`` is missing or not what it should be."""
+    """What was run.
+
+    Raises:
+        InputError: ``run.json`` is missing or not what it should be.
+    """
     from pydantic import TypeAdapter, ValidationError  # not above: most commands only want to know where a run is
 
     try:
@@ -149,7 +157,11 @@ def new_run_id(now: datetime) -> str:
 
 
 def find_run(run: Path | None) -> RunDirectory:
-    """The run directory to look at; UsageError where there is none, or the one named is not one."""
+    """The run directory to look at.
+
+    Raises:
+        UsageError: there is none, or the one named is not one.
+    """
     if run is not None:
         if not run.is_dir():
             raise UsageError(f"{run}: no such directory")

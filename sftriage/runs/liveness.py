@@ -98,7 +98,11 @@ def trainers_left(rings: Path) -> bool:
 
 
 def running_ranks(run: RunDirectory) -> list[RingInfo]:
-    """The ranks of a run's newest attempt that run on this host; UsageError where there are none."""
+    """The ranks of a run's newest attempt that run on this host.
+
+    Raises:
+        UsageError: there are none.
+    """
     ranks = list(_written(Path(read_info(run).rings)))
     if not ranks:
         raise UsageError(f"no rank of {run.path} is running on this host: GPUs are asked while the job runs")

@@ -255,7 +255,11 @@ class Watched:
         return "the first on this machine" if found is None else place(found)
 
     def look(self) -> View:
-        """The run as it is now; InputError where what is there is no run, or a newer sftriage's, or cannot be read."""
+        """The run as it is now.
+
+        Raises:
+            InputError: what is there is no run, or a newer sftriage's, or cannot be read.
+        """
         try:
             view = self._source.view()
             if view.has_ended():

@@ -13,7 +13,11 @@ _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([Tt ].+)?")
 
 
 def steps_of(text: str) -> tuple[int, int]:
-    """The first and last step of ``"1042"`` or ``"1000..1100"``; UsageError where it is neither."""
+    """The first and last step of ``"1042"`` or ``"1000..1100"``.
+
+    Raises:
+        UsageError: it is neither.
+    """
     found = _STEPS.fullmatch(text)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not found or max(first, last) >= 2**63:

@@ -181,7 +181,11 @@ class RunSource:
 
     @property
     def store(self) -> LocalStore:
-        """Where its captures are; InputError where there is no run yet."""
+        """Where its captures are.
+
+        Raises:
+            InputError: there is no run yet.
+        """
         if self._opened is None:
             raise InputError("there is no run yet")
         return LocalStore(self._opened.run.path)

@@ -227,6 +227,10 @@ class WhatIf:
 
 
 def whatif_of(operations: Operations) -> WhatIf:
-    """Replay some operations; InputError where they take no time."""
+    """Replay some operations.
+
+    Raises:
+        InputError: they take no time.
+    """
     found = slowdown_of(operations)
     return WhatIf(operations, found, kinds_of(operations, found))

@@ -283,7 +283,11 @@ class JobController:
 
 
 def job_of(directory: Path) -> str:
-    """The name on its hub of the job whose run is in a directory; UsageError where it is no run of many hosts."""
+    """The name on its hub of the job whose run is in a directory.
+
+    Raises:
+        UsageError: it is no run of many hosts.
+    """
     try:
         return msgspec.json.decode(RunDirectory(directory).hub.read_bytes(), type=HubNote).job_id
     except (OSError, ValueError) as error:

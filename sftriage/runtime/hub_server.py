@@ -28,7 +28,11 @@ MEMORY_BYTES, FILE_BYTES = 64 << 20, 8 << 30
 
 
 def nats_server() -> str:
-    """The server's program; UsageError where it is not installed."""
+    """The server's program.
+
+    Raises:
+        UsageError: it is not installed.
+    """
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("nats-server")
     if found is None:

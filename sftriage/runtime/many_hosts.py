@@ -75,7 +75,11 @@ class HubOptions:
     def of(
         cls, job_id: str | None, hub: str | None, nats: str | None, credentials: Path | None, tls: Path | None
     ) -> HubOptions:
-        """What was asked for; UsageError where it makes no sense."""
+        """What was asked for.
+
+        Raises:
+            UsageError: it makes no sense.
+        """
         if hub is None and nats is None:
             raise UsageError("where is the job's hub? give --hub HEAD, or --nats URL")
         if hub == "":
@@ -88,7 +92,11 @@ class HubOptions:
 
     @property
     def server(self) -> tuple[str, int]:
-        """Host and port of the hub that is started; UsageError where there is no such port."""
+        """Host and port of the hub that is started.
+
+        Raises:
+            UsageError: there is no such port.
+        """
         host, colon, port = (self.hub or "").rpartition(":")
         if not colon or (":" in host and not host.startswith("[")):
             return (self.hub or "").strip("[]"), PORT
@@ -140,7 +148,11 @@ class HubOptions:
             return True
 
     def wait_for_secret(self, patience_s: float = SECRET_S) -> None:
-        """Wait until there is what lets us in; UsageError where there is not."""
+        """Wait until there is what lets us in.
+
+        Raises:
+            UsageError: there is not.
+        """
         if self.hub is not None:
             wait_for_secret(self.secret, *self.server, patience_s, os.environ)
 

@@ -62,7 +62,11 @@ def _home() -> str:
 
 
 def own(rings: Path) -> None:
-    """Say that this process takes care of a directory of rings; UsageError where it is gone, or cannot be written."""
+    """Say that this process takes care of a directory of rings.
+
+    Raises:
+        UsageError: it is gone, or cannot be written.
+    """
     try:
         note_process(rings / _OWNER, os.getpid())
     except OSError as error:

@@ -28,7 +28,11 @@ class CaptureKey:
 
     @classmethod
     def of(cls, manifest: Manifest) -> CaptureKey:
-        """Where a capture belongs; InputError where its job or run cannot be part of a key."""
+        """Where a capture belongs.
+
+        Raises:
+            InputError: its job or run cannot be part of a key.
+        """
         for name in (manifest.job, manifest.run):
             try:
                 written(name)
@@ -38,7 +42,11 @@ class CaptureKey:
 
     @classmethod
     def parse(cls, key: str) -> CaptureKey:
-        """The place that ``job/run/capture-id`` is; InputError where it is not one, or not written as we write it."""
+        """The place that ``job/run/capture-id`` is.
+
+        Raises:
+            InputError: it is not one, or not written as we write it.
+        """
         parts = key.split("/")
         if len(parts) != 3 or not CAPTURE_ID.fullmatch(parts[2]):
             raise InputError(f"{shown(key)}: not job/run/capture-id")
@@ -51,7 +59,11 @@ class CaptureKey:
 
 
 def written(name: str) -> str:
-    """A job's or run's name as one part of a key; UsageError where there is no name, or it is too long for one."""
+    """A job's or run's name as one part of a key.
+
+    Raises:
+        UsageError: there is no name, or it is too long for one.
+    """
     try:
         part = quote(name, safe="", errors="strict")
     except UnicodeEncodeError:
@@ -66,7 +78,11 @@ def written(name: str) -> str:
 
 
 def read(part: str) -> str:
-    """The name that a part of a key is; InputError where we would not write it so."""
+    """The name that a part of a key is.
+
+    Raises:
+        InputError: we would not write it so.
+    """
     try:
         name = unquote(part, errors="strict")
         if written(name) == part:

@@ -265,7 +265,11 @@ class CaptureInfo(Steps):
 
     @classmethod
     def of(cls, request: CaptureRequest, result: CaptureResult, *, world_size: int, host: str) -> CaptureInfo:
-        """What a finished capture has to say for itself; InputError where the capture measured no step."""
+        """What a finished capture has to say for itself.
+
+        Raises:
+            InputError: the capture measured no step.
+        """
         if result.first_step is None or result.last_step is None:
             raise InputError(f"capture {result.capture_id} measured no step: {result.detail or result.state}")
         return cls(
@@ -434,7 +438,11 @@ class Manifest(DocumentModel):
         return artefacts
 
     def artefact(self, name: str) -> Artefact:
-        """The artefact of that name; InputError where there is none."""
+        """The artefact of that name.
+
+        Raises:
+            InputError: there is none.
+        """
         for artefact in self.artefacts:
             if artefact.name == name:
                 return artefact

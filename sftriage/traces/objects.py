@@ -133,7 +133,11 @@ class Objects:
             return None
 
     def stream(self, key: str) -> Iterator[bytes]:
-        """What is in an object, piece by piece; FileNotFoundError where there is none."""
+        """What is in an object, piece by piece.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
         import obstore
 
         with self._told():

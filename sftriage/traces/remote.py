@@ -182,7 +182,11 @@ class RemoteStore(Store):
             return False
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """Put a manifest, and see that it is there; StoreError where something else is read back."""
+        """Put a manifest, and see that it is there.
+
+        Raises:
+            StoreError: something else is read back.
+        """
         key, content = f"{self.key_of(manifest)}/{MANIFEST_NAME}", manifest.to_json()
         self._objects.put(key, content)
         if self._objects.read(key, MAX_MANIFEST_BYTES) != content:

@@ -101,7 +101,11 @@ def _means(slowdowns: dict[Key, FloatArray] | None) -> dict[Key, float]:
 
 
 def slowdown_of(operations: Operations) -> Slowdown:
-    """Work out all figures; InputError where the steps take no time."""
+    """Work out all figures.
+
+    Raises:
+        InputError: the steps take no time.
+    """
     everything = np.ones((1, 1), dtype=np.bool_)
     replayed_N, ideal_s = operations.replay(everything).whole_N, operations.ideal_step_s()
     if not (ideal_s > 0.0 and replayed_N.mean() > 0.0):
