@@ -1,6 +1,6 @@
 """An event loop that nobody has to wait for: names are looked up in threads that end with their process.
 
-asyncio's own look them up in a pool whose threads the interpreter joins as it ends, so that a name server which does not
+asyncio's own look them up in a pool whose threads the interpreter joins as it ends, so that a name server that does not
 answer holds up whoever is to end by as long as the resolver is patient.
 """
 
