@@ -91,7 +91,9 @@ def _counted(columns: Columns, n_steps: int) -> FloatArray | None:
     if len(columns.counters) > MAX_COUNTERS:
         raise InputError(f"{len(columns.counters)} counters")
     counted_CB = _in_order(columns.counted, len(columns.counters), n_steps, "<f8")
-    if (counted_CB < 0).any() or np.isinf(counted_CB).any():
+    # (NaN, which says that nobody knows, is neither)
+    least, most = (of.reduce(counted_CB, axis=None, initial=0.0) for of in (np.fmin, np.fmax))
+    if least < 0 or most == np.inf:
         raise InputError("counters that cannot be")
     if columns.counters == COUNTERS:
         return np.ascontiguousarray(counted_CB.T)

@@ -144,7 +144,9 @@ class Host:
             self._in_newest = key, {rank for one in found if one.generation == generations.newest for rank in one.of}
         here = [rank in self._in_newest[1] for rank in status.rank_R.tolist()]
         status = status if all(here) else status.only(np.array(here))
-        return replace(status, attempt=generations.newest) if any(here) else None
+        if status.attempt != generations.newest:
+            status = replace(status, attempt=generations.newest)
+        return status if any(here) else None
 
     def quiet_s(self, now_s: float, connected_s: float) -> float:
         """For how long nothing has come from it, though something could."""

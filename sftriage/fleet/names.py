@@ -1,7 +1,7 @@
 """An event loop that nobody has to wait for: names are looked up in threads that end with their process.
 
-asyncio's own look them up in a pool whose threads the interpreter joins as it ends: a name server that does not answer
-would hold up whoever is to end for as long as the resolver is patient.
+asyncio's own look them up in a pool whose threads the interpreter joins as it ends, so that a name server that does not
+answer holds up whoever is to end by as long as the resolver is patient.
 """
 
 from __future__ import annotations

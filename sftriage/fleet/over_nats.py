@@ -267,13 +267,16 @@ class NatsFleet:
             device = device[np.isin(device.rank_B, list(of))]
         self._keep.take(agent, message.sequence, members.generation, members.infos, steps, device)
         message.rows |= len(steps) > 0 or (device is not None and len(device) > 0)
-        mine = replace(
-            rows,
+        # (a third of the time of `replace`, of what is a thousand messages a second)
+        mine = Rows(
             generation=members.generation,
+            schema=rows.schema,
+            world_size=rows.world_size,
             ranks=rows.ranks if whole else {rank: rows.ranks[rank] for rank in of},
             steps=steps,
             device_steps=device,
             device_over=rows.device_over if whole else tuple(rank for rank in rows.device_over if rank in of),
+            wall_ns=rows.wall_ns,
             agent=agent,
             position=message.sequence,
         )

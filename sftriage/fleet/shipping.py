@@ -34,6 +34,9 @@ log = logging.getLogger("sftriage")
 
 SHIP_S, POLL_S, LOOK_S = 1.0, 0.25, 5.0
 """How often it is told, how often captures are looked at, and how often what is wanted is asked for unbidden."""
+RANKS_A_SECOND, LONGEST_SHIP_S = 8192, 2.5
+"""Of a job of more ranks than that it is told less often, by what they are more; but as often as that: whose a rank is
+has to be known still when the next message comes (`sftriage.fleet.claims`)."""
 PUBLISH_S, AGAIN_S = 5.0, 1.0
 SLOWEST_BYTES_PER_S = 32 << 10
 """A link that is slower than that is none: what is on its way is sent again after so long."""
@@ -46,6 +49,14 @@ SAY_AFTER_S = 20.0
 """For how long the hub may be away before a person is told."""
 NO_GENERATION = -1
 """A count that no ring has: of a process that is gone."""
+
+
+def ship_s(world_size: int) -> float:
+    """How often an agent tells of the steps of a job of so many ranks, in seconds.
+
+    What a message takes of the controller is most of it the same however many steps are in it.
+    """
+    return min(max(SHIP_S, SHIP_S * world_size / RANKS_A_SECOND), LONGEST_SHIP_S)
 
 
 class ShippedAgent(HostAgent, Protocol):
@@ -97,7 +108,7 @@ class HostEnd:
         # What is on its way: one reading of the rings at most.
         self._outbox: deque[Shipment] = deque()
         self._wake = asyncio.Event()
-        self._sent_s = -SHIP_S
+        self._sent_s, self._every_s = -LONGEST_SHIP_S, SHIP_S
         self._sending = 0
         self._away_since_s = time.monotonic()
         self._said: set[str] = set()
@@ -156,7 +167,9 @@ class HostEnd:
         if self._gpu_asks and (found := self._agent.gpus(self._gpu_asks[0][0])) is not None:
             self._hub.start(self._hub.client.publish(self._gpu_asks.popleft()[1], encode(found)))
         self._tell_if_away()
-        if not self._outbox and time.monotonic() >= self._sent_s + SHIP_S:
+        self._every_s = ship_s(max((info.world_size for info in self._agent.rings), default=0))
+        soon = self._reports or time.monotonic() >= self._over_s
+        if not self._outbox and time.monotonic() >= self._sent_s + (SHIP_S if soon else self._every_s):
             self._fill()
 
     def _wanted(self, wanted: WantedCapture, of: Incarnation | None) -> WantedCapture:
@@ -276,7 +289,7 @@ class HostEnd:
             if not self._outbox:
                 self._wake.clear()
                 try:
-                    await asyncio.wait_for(self._wake.wait(), 2 * SHIP_S)
+                    await asyncio.wait_for(self._wake.wait(), 2 * self._every_s)
                 except (TimeoutError, asyncio.TimeoutError):  # another one before Python 3.11
                     # Whoever fills it is busy with a trace, and there all the same.
                     await self._sent(Shipment(self._token, self._boot_id, self._process))

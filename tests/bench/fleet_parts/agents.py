@@ -30,7 +30,7 @@ from nats.js.errors import KeyNotFoundError
 
 from sftriage.fleet.hub import HubAddress, Places, token
 from sftriage.fleet.messages import Block, Shipment
-from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S
+from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S, ship_s
 from sftriage.fleet.wire import decode_orders, encode
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import CaptureRequest, CaptureResult, Report, WantedCapture
@@ -81,16 +81,17 @@ class Agent:
 
     async def work(self, until_s: float) -> None:
         self._infos, self._until_s = [self._info(rank) for rank in self._ranks], until_s
-        # (spread evenly over the second)
-        phase_s = self._number * 0.618034 % 1.0 * SHIP_S
+        # (spread evenly)
+        every_s = ship_s(self._job.shape.ranks)
+        phase_s = self._number * 0.618034 % 1.0 * every_s
         due_s = self._job.begin_s + phase_s
-        look = asyncio.create_task(self._look(phase_s / SHIP_S * LOOK_S))
+        look = asyncio.create_task(self._look(phase_s / every_s * LOOK_S))
         while due_s < until_s:
             await asyncio.sleep(max(0.0, due_s - time.time()))
             await self._ship()
             self._seen.late_s.append(time.time() - due_s)
             # (as late as it was: nothing is sent before what was sent last is acknowledged)
-            due_s = max(due_s + SHIP_S, time.time())
+            due_s = max(due_s + (SHIP_S if self._reports else every_s), time.time())
         await asyncio.sleep(max(0.0, until_s - time.time()))
         look.cancel()
         await self._ship(over=True)
