@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from sftriage.assistants.places import Places
 from sftriage.errors import InputError, UsageError
@@ -36,13 +39,220 @@ MOST_TEXT = 1000
 MOST_LISTED = 20
 MOST_NAMED = 4
 
+Run = Annotated[str, Field(description="A run's name, as list_runs has it; the newest run where it is left empty.")]
+InStore = Annotated[
+    bool, Field(description="Of the store that the server was started with, and not of a run on this machine.")
+]
+Step = Annotated[int, Field(ge=0, lt=2**63, description="The number of a step.")]
+LastStep = Annotated[
+    int | None, Field(ge=0, lt=2**63, description="The last step, inclusive; the newest one where it is left out.")
+]
 
-def runs(places: Places) -> dict[str, Any]:
-    """The runs that there are."""
-    there = places.runs()
-    return _fitting(
-        {"runs": [_run(places, run) for run in there[:MOST_LISTED]], "left_out": max(0, len(there) - MOST_LISTED)}
-    )
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What may be asked about some places: a method a tool, which an assistant knows by its description."""
+
+    places: Places
+
+    def list_runs(self) -> dict[str, Any]:
+        """List the runs that there are, newest first, each with its health in a word and a sentence.
+
+        Use it to find the name that the other tools take as `run`, or which of several jobs is in trouble. `health` is
+        healthy, suspect, captured (slow, and there is a trace of it), held (slower, nobody can be named), regressed
+        (slower than its own best), throttled, stalled, unknown (nobody watches it any more), warming_up or no_run.
+        """
+        there = self.places.runs()
+        return _fitting(
+            {
+                "runs": [_run(self.places, run) for run in there[:MOST_LISTED]],
+                "left_out": max(0, len(there) - MOST_LISTED),
+            }
+        )
+
+    def run_health(self, run: Run = "") -> dict[str, Any]:
+        """Say how a run stands, and what to do next. Call this first.
+
+        `answers` say whether it is healthy, since which step not, who and where, how sure that is, what it cost so far
+        and what was captured; `do_next` has commands to hand on. Nothing runs them from here.
+        `cause` is why, where a capture has shown it. `suspects_have_cost` is what mending each suspect would have saved
+        since the run began: rank_s in seconds of all ranks, rank_hours the same in hours (GPU-hours, if each rank has
+        a GPU). Next: explain_window for the numbers, capture_findings for why the rank is slow.
+        """
+        of = self.places.run(run)
+        view = self.places.view(of)
+        glance = glance_of(view)
+        losses = [{**plain(one), "rank_hours": one.rank_hours} for one in view.losses.largest[:MOST_NAMED]]
+        cost = losses_words(view.losses, on_devices=on_devices(view)) if losses else ""
+        return _fitting(
+            {
+                **_run(self.places, of),
+                "answers": {QUESTIONS[one.question]: "; ".join((one.text, *one.more)) for one in glance.answers},
+                "cause": "" if glance.cause is None else caused(glance.cause),
+                "do_next": [" ".join(filter(None, (one.text, one.command))) for one in glance.steps],
+                "suspects_have_cost": {"says": cost, "largest": losses},
+                "cites": _cites(of, view.rows[-1:]),
+            }
+        )
+
+    def verdicts(self, first_step: Step, last_step: LastStep = None, run: Run = "") -> dict[str, Any]:
+        """List the verdicts on the windows that touch some steps, newest first, like ones in a row as one entry.
+
+        Use it for what happened around a step, or how trouble began and ended. Each has the label, who is suspected
+        (gain_ms: what mending it would save in each slow step) or only a candidate, what was decided (capture, hold,
+        throttle or ignore) and why, and the ids of captures that it led to.
+        """
+        of = self.places.run(run)
+        view = self.places.view(of)
+        end = max((row.last_step for row in view.rows), default=0) if last_step is None else last_step
+        if end < first_step:
+            raise UsageError(f"steps {first_step} to {end}: the last one comes before the first")
+        rows = [row for row in view.rows if row.first_step <= end and row.last_step >= first_step]
+        groups = list(reversed(groups_of(rows, view.became)))
+        listed = [_group(group) for group in groups[:MOST_LISTED]]
+        left_out = len(groups) - len(listed)
+        found = {"run": of.path.name, "newest_first": listed, "left_out": left_out, "cites": _cites(of, rows)}
+        return _fitting(found if rows else {**found, "why_none": why_none(of, first_step)})
+
+    def explain_window(
+        self,
+        window: Annotated[
+            str, Field(description="A step, a window as FIRST-LAST such as 100-149, or the id of a capture.")
+        ],
+        run: Run = "",
+    ) -> dict[str, Any]:
+        """Explain one window's verdict: every number that decided, against its threshold.
+
+        Use it for "why this rank", "why not that one", "why was nothing captured": it has the runner-up, what would
+        have changed the label, and what would resolve a hold-off. A step means the last window that holds it.
+        """
+        of = self.places.run(run)
+        event = window_of(of, _one_line(window))
+        decision = event.decision
+        ranks = sorted({rank for one in event.verdict.suspects for rank in one.ranks[:MOST_NAMED]})
+        captures = [one.capture_id for one in decision.requests]
+        steps = [decision.first_step, decision.last_step]
+        cites = {"run": of.path.name, "steps": steps, "ranks": ranks[:MOST_LISTED], "captures": captures[:MOST_LISTED]}
+        return _fitting({"lines": list(explanation_lines(event)), "cites": cites}, "lines")
+
+    def captures_of_step(self, step: Step, run: Run = "") -> dict[str, Any]:
+        """Find the captures that recorded a step or were made because of it, or why there are none.
+
+        Where there is none, `nearest` is the one nearest to it, and `decided` says what was decided about the step.
+        A control is a healthy rank that was captured beside the suspect, to compare with. Next: capture_findings.
+        """
+        of = self.places.run(run)
+        view = self.places.view(of)
+        stored = [one for one in view.captures if isinstance(one, Manifest)]
+        far = {one.capture_id: CaptureRow.of(one, "", one.capture_id).distance_from(step) for one in stored}
+        holding = [one for one in stored if far[one.capture_id] == 0]
+        nearest = min(stored, key=lambda one: far[one.capture_id], default=None)
+        rows = [row for row in view.rows if row.first_step <= step <= row.last_step]
+        decided = [_group(one) for one in reversed(groups_of(rows, view.became)[-MOST_NAMED:])]
+        return _fitting(
+            {
+                "captures": [_capture(one) for one in holding[:MOST_LISTED]],
+                "nearest": None if holding or nearest is None else _capture(nearest),
+                "decided": decided,
+                "why_none": "" if rows else why_none(of, step),
+                "cites": {**_cites(of, rows), "step": step},
+            },
+            "captures",
+        )
+
+    def list_captures(self, run: Run = "", in_store: InStore = False) -> dict[str, Any]:
+        """List captures, newest first: of a run on this machine, or of the store that keeps those of many jobs.
+
+        Each says its rank, its steps, why it was made and whether the fault was still there while it was recorded.
+        """
+        if in_store:
+            if run:
+                raise UsageError("name a run, or ask for the store")
+            rows = list(reversed(self.places.stored().find(CaptureQuery())))
+            listed = [_row(row) for row in rows[:MOST_LISTED]]
+            return _fitting({"captures": listed, "left_out": len(rows) - len(listed)}, "captures")
+        of = self.places.run(run)
+        found = self.places.view(of).captures
+        listed = [
+            {"capture": one.capture_id, "damaged": one.problem} if isinstance(one, Damaged) else _capture(one)
+            for one in found[:MOST_LISTED]
+        ]
+        return _fitting({"run": of.path.name, "captures": listed, "left_out": len(found) - len(listed)}, "captures")
+
+    def capture_findings(
+        self,
+        capture: Annotated[str, Field(description="A capture's id, or its beginning; in a store also JOB/RUN/ID.")],
+        run: Run = "",
+        in_store: InStore = False,
+    ) -> dict[str, Any]:
+        """Say what a capture's trace shows of why its rank is slow, with the line of code where there is one.
+
+        It has what filled the slow stage, against other ranks, what to do, and what the capture cost the job.
+        `cause` is empty where the trace does not show it: then do not name one. Look at `reproduced` first: a trace
+        that the fault is not in explains nothing.
+        """
+        if in_store:
+            store, reference = self.places.stored().one(_one_line(capture))
+            manifest, _ = store.look(reference)
+        else:
+            manifest = _manifest(self.places.view(self.places.run(run)), capture)
+        cause = manifest.cause
+        steps = [manifest.capture.first_step, manifest.capture.last_step]
+        return _fitting(
+            {
+                "cause": "" if cause is None else caused(cause),
+                "do_next": "" if cause is None else cause.next_step,
+                "lines": manifest_lines(manifest),
+                "cites": {"captures": [manifest.capture_id], "ranks": [manifest.capture.rank], "steps": steps},
+            },
+            "lines",
+        )
+
+    def whatif(self, run: Run = "") -> dict[str, Any]:
+        """Replay a run's recorded steps without stragglers: what a step would take, and of which kind they are.
+
+        S = 1.5 means that a step takes half as long again as it would; under 1.03 there is nothing to share out. M_W is
+        how much of that is due to few workers, M_S to the last pipeline stage. Do not trust it where `unexplained` is
+        over 0.05 or under -0.05. For what one suspect has cost since the run began, see run_health.
+        """
+        of = self.places.run(run)
+        shown = whatif_of(operations_in(of.path))
+        values = whatif_values(shown.operations, shown.found, shown.kinds)
+        slow = sorted((one for one in values["workers"] if one["slowdown"]), key=lambda one: -one["slowdown"])
+        kept = {key: values[key] for key in ("S", "M_W", "M_S", "step_s", "ideal_step_s", "unexplained", "notes")}
+        steps = [one["step"] for one in values["steps"]]
+        ranks = [one["rank"] for one in slow[:MOST_NAMED] if one["rank"] is not None]
+        return _fitting(
+            {
+                "says": shown.lines,
+                **kept,
+                "kinds": [{key: one[key] for key in ("kind", "share", "hidden_by")} for one in values["kinds"]],
+                "slowest_workers": slow[:MOST_LISTED],
+                "cites": {"run": of.path.name, "steps": [min(steps), max(steps)], "ranks": ranks},
+            },
+            "slowest_workers",
+        )
+
+    def advise(self, run: Run = "") -> dict[str, Any]:
+        """Say what would help against a straggler that stays, and by how much a step: models, not measurements.
+
+        Remedies come the most useful first, each with `saves_s`, `pays_from_s` (how late the straggler must be for it
+        to pay) and `taken_for_granted`: say that too. `best` is null where nothing is worth the trouble, and
+        `straggler` where nobody has been slow for long. Nothing here is done to the job.
+        """
+        of = self.places.run(run)
+        view = self.places.view(of)
+        found = advice_of(straggler_of(view), None, None)
+        told = {"says": advice_lines(found), **advice_values(found), "cites": _cites(of, view.rows[-1:])}
+        return _fitting(told, "says")
+
+    def report(self, run: Run = "") -> str:
+        """Write the report of a run in Markdown, to hand on: state, answers, where a step's time went, captures."""
+        of = self.places.run(run)
+        told = markdown(run_report(self.places.view(of)), f"run {of.path.name}")
+        if len(told) <= MOST_CHARACTERS:
+            return told
+        return f"{told[:MOST_CHARACTERS]}\n\n_Cut here; `sftriage report` has the rest._\n"
 
 
 def _run(places: Places, run: RunDirectory) -> dict[str, Any]:
@@ -61,40 +271,6 @@ def _run(places: Places, run: RunDirectory) -> dict[str, Any]:
         {} if view.info is None else {"job": view.info.job, "began": view.info.created_at, "policy": view.info.policy}
     )
     return {**about, **info, "steps": _steps(view.rows)}
-
-
-def health(places: Places, name: str) -> dict[str, Any]:
-    """How a run stands."""
-    run = places.run(name)
-    view = places.view(run)
-    glance = glance_of(view)
-    losses = [{**plain(one), "rank_hours": one.rank_hours} for one in view.losses.largest[:MOST_NAMED]]
-    cost = losses_words(view.losses, on_devices=on_devices(view)) if losses else ""
-    return _fitting(
-        {
-            **_run(places, run),
-            "answers": {QUESTIONS[one.question]: "; ".join((one.text, *one.more)) for one in glance.answers},
-            "cause": "" if glance.cause is None else caused(glance.cause),
-            "do_next": [" ".join(filter(None, (one.text, one.command))) for one in glance.steps],
-            "suspects_have_cost": {"says": cost, "largest": losses},
-            "cites": _cites(run, view.rows[-1:]),
-        }
-    )
-
-
-def verdicts(places: Places, name: str, first_step: int, last_step: int | None) -> dict[str, Any]:
-    """The verdicts on the windows that touch some steps, like ones in a row as one."""
-    run = places.run(name)
-    view = places.view(run)
-    end = max((row.last_step for row in view.rows), default=0) if last_step is None else last_step
-    if end < first_step:
-        raise UsageError(f"steps {first_step} to {end}: the last one comes before the first")
-    rows = [row for row in view.rows if row.first_step <= end and row.last_step >= first_step]
-    groups = list(reversed(groups_of(rows, view.became)))
-    listed = [_group(group) for group in groups[:MOST_LISTED]]
-    left_out = len(groups) - len(listed)
-    found = {"run": run.path.name, "newest_first": listed, "left_out": left_out, "cites": _cites(run, rows)}
-    return _fitting(found if rows else {**found, "why_none": why_none(run, first_step)})
 
 
 def _group(group: DecisionGroup) -> dict[str, Any]:
@@ -123,57 +299,6 @@ def _group(group: DecisionGroup) -> dict[str, Any]:
     }
 
 
-def explanation(places: Places, name: str, window: str) -> dict[str, Any]:
-    """Why a window was decided as it was."""
-    run = places.run(name)
-    event = window_of(run, _one_line(window))
-    decision = event.decision
-    ranks = sorted({rank for one in event.verdict.suspects for rank in one.ranks[:MOST_NAMED]})
-    captures = [one.capture_id for one in decision.requests]
-    steps = [decision.first_step, decision.last_step]
-    cites = {"run": run.path.name, "steps": steps, "ranks": ranks[:MOST_LISTED], "captures": captures[:MOST_LISTED]}
-    return _fitting({"lines": list(explanation_lines(event)), "cites": cites}, "lines")
-
-
-def captures_of_step(places: Places, name: str, step: int) -> dict[str, Any]:
-    """The captures of a step, or the nearest, and what was decided about it."""
-    run = places.run(name)
-    view = places.view(run)
-    stored = [one for one in view.captures if isinstance(one, Manifest)]
-    far = {one.capture_id: CaptureRow.of(one, "", one.capture_id).distance_from(step) for one in stored}
-    holding = [one for one in stored if far[one.capture_id] == 0]
-    nearest = min(stored, key=lambda one: far[one.capture_id], default=None)
-    rows = [row for row in view.rows if row.first_step <= step <= row.last_step]
-    decided = [_group(one) for one in reversed(groups_of(rows, view.became)[-MOST_NAMED:])]
-    return _fitting(
-        {
-            "captures": [_capture(one) for one in holding[:MOST_LISTED]],
-            "nearest": None if holding or nearest is None else _capture(nearest),
-            "decided": decided,
-            "why_none": "" if rows else why_none(run, step),
-            "cites": {**_cites(run, rows), "step": step},
-        },
-        "captures",
-    )
-
-
-def captures(places: Places, name: str, *, in_store: bool) -> dict[str, Any]:
-    """The captures of a run, or those of the store, newest first."""
-    if in_store:
-        if name:
-            raise UsageError("name a run, or ask for the store")
-        rows = list(reversed(places.stored().find(CaptureQuery())))
-        listed = [_row(row) for row in rows[:MOST_LISTED]]
-        return _fitting({"captures": listed, "left_out": len(rows) - len(listed)}, "captures")
-    run = places.run(name)
-    found = places.view(run).captures
-    listed = [
-        {"capture": one.capture_id, "damaged": one.problem} if isinstance(one, Damaged) else _capture(one)
-        for one in found[:MOST_LISTED]
-    ]
-    return _fitting({"run": run.path.name, "captures": listed, "left_out": len(found) - len(listed)}, "captures")
-
-
 def _row(row: CaptureRow) -> dict[str, Any]:
     about = {"capture": f"{row.job}/{row.run}/{row.capture_id}", "made": row.created_at, "profiler": row.profiler}
     where = {"rank": row.rank, "host": row.host, "steps": [row.first_step, row.last_step], "stage": row.stage}
@@ -195,26 +320,6 @@ def _capture(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def findings(places: Places, capture: str, name: str, *, in_store: bool) -> dict[str, Any]:
-    """What a capture shows of why its rank is slow."""
-    if in_store:
-        store, reference = places.stored().one(_one_line(capture))
-        manifest, _ = store.look(reference)
-    else:
-        manifest = _manifest(places.view(places.run(name)), capture)
-    cause = manifest.cause
-    steps = [manifest.capture.first_step, manifest.capture.last_step]
-    return _fitting(
-        {
-            "cause": "" if cause is None else caused(cause),
-            "do_next": "" if cause is None else cause.next_step,
-            "lines": manifest_lines(manifest),
-            "cites": {"captures": [manifest.capture_id], "ranks": [manifest.capture.rank], "steps": steps},
-        },
-        "lines",
-    )
-
-
 def _manifest(view: View, capture: str) -> Manifest:
     """The capture of that id, or whose id alone begins so."""
     if not CAPTURE_ID.fullmatch(capture):
@@ -226,44 +331,6 @@ def _manifest(view: View, capture: str) -> Manifest:
     if found is None:
         raise UsageError(f"{len(named) or 'no'} captures are called {capture}; list_captures has their ids")
     return found
-
-
-def whatif(places: Places, name: str) -> dict[str, Any]:
-    """What a run would take without its stragglers."""
-    run = places.run(name)
-    shown = whatif_of(operations_in(run.path))
-    values = whatif_values(shown.operations, shown.found, shown.kinds)
-    slow = sorted((one for one in values["workers"] if one["slowdown"]), key=lambda one: -one["slowdown"])
-    kept = {key: values[key] for key in ("S", "M_W", "M_S", "step_s", "ideal_step_s", "unexplained", "notes")}
-    steps = [one["step"] for one in values["steps"]]
-    ranks = [one["rank"] for one in slow[:MOST_NAMED] if one["rank"] is not None]
-    return _fitting(
-        {
-            "says": shown.lines,
-            **kept,
-            "kinds": [{key: one[key] for key in ("kind", "share", "hidden_by")} for one in values["kinds"]],
-            "slowest_workers": slow[:MOST_LISTED],
-            "cites": {"run": run.path.name, "steps": [min(steps), max(steps)], "ranks": ranks},
-        },
-        "slowest_workers",
-    )
-
-
-def advice(places: Places, name: str) -> dict[str, Any]:
-    """What would help against a run's straggler."""
-    run = places.run(name)
-    view = places.view(run)
-    found = advice_of(straggler_of(view), None, None)
-    return _fitting({"says": advice_lines(found), **advice_values(found), "cites": _cites(run, view.rows[-1:])}, "says")
-
-
-def report(places: Places, name: str) -> str:
-    """The report of a run, in Markdown, as much of it as an answer holds."""
-    run = places.run(name)
-    told = markdown(run_report(places.view(run)), f"run {run.path.name}")
-    if len(told) <= MOST_CHARACTERS:
-        return told
-    return f"{told[:MOST_CHARACTERS]}\n\n_Cut here; `sftriage report` has the rest._\n"
 
 
 def _cites(run: RunDirectory, rows: Sequence[WindowRow]) -> dict[str, Any]:

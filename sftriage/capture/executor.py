@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
+from sftriage.capture.mailbox import MailboxClient
 from sftriage.errors import CaptureError, RingError
-from sftriage.recorder import MailboxClient
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState, RankStatus
 from sftriage.traces.store import FileToStore
 

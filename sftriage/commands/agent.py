@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from sftriage.commands.job_options import DropLocalOption, copies_of
-from sftriage.commands.options import CredentialsOption, HubOption, JobIdOption, NatsOption, TlsOption
+from sftriage.commands.options import HubChoice
 from sftriage.errors import UsageError
 
 GRACE_S = 3.0
@@ -19,14 +19,10 @@ GRACE_S = 3.0
 
 
 def agent(
-    job_id: JobIdOption = None,
-    hub: HubOption = None,
-    nats: NatsOption = None,
-    creds: CredentialsOption = None,
-    tls: TlsOption = None,
+    *,
+    hub: HubChoice,
     rings: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where the trainers' rings are.", show_default="$SFTRIAGE_RINGS"),
+        Path | None, typer.Option(metavar="DIR", help="Where the trainers' rings are.", show_default="$SFTRIAGE_RINGS")
     ] = None,
     directory: Annotated[
         Path | None,
@@ -59,10 +55,9 @@ def agent(
     nothing.
     """
     from sftriage.runtime.hosting import HURRY_S, LEAVE_S, Copies, Host, host_directory, host_name, left_behind
-    from sftriage.runtime.many_hosts import HubOptions
     from sftriage.runtime.rings import tidy_rings
 
-    options = HubOptions.of(job_id, hub, nats, creds, tls)
+    options = hub.options()
     if rings is None and (said := os.environ.get("SFTRIAGE_RINGS")):
         rings = Path(said)
     if rings is None and directory is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sftriage.commands.options import RunOption
+from sftriage.commands.options import RunOption, meant
 from sftriage.commands.output import notices, print_json, say, write
 from sftriage.errors import CaptureError, UsageError
 from sftriage.records import ManualRequest, ProfilerChoice
@@ -75,8 +75,7 @@ def capture(
         ),
     ] = None,
     nsys_sample: Annotated[
-        Literal["none", "cpu"] | None,
-        typer.Option(help="Sample the process's stacks (cpu).", show_default="none"),
+        Literal["none", "cpu"] | None, typer.Option(help="Sample the process's stacks (cpu).", show_default="none")
     ] = None,
     nsys_sqlite: Annotated[
         Switch,
@@ -108,10 +107,7 @@ def capture(
     from sftriage.policy.quantities import size_bytes
     from sftriage.runs import answers
 
-    try:
-        most_bytes = size_bytes(max_bytes)
-    except ValueError as error:
-        raise UsageError(f"--max-bytes: {error}") from None
+    most_bytes = meant("--max-bytes", size_bytes, max_bytes)
     given: dict[str, dict[str, Any]] = {
         "torch": {
             "sample_stacks": sample_stacks,

@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from sftriage import __version__
 from sftriage.commands.contents import CONTENTS, Entry, Section
+from sftriage.commands.grouping import flattened
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.policy.problems import PolicyError
 
@@ -63,7 +64,7 @@ class Command(TyperCommand):
             entry.name,
             epilog="\b\n" + "\n".join(("For example:", *(f"  {example}" for example in entry.examples))),
             context_settings={"allow_interspersed_args": not entry.passes_on},
-        )(getattr(home, function))
+        )(flattened(getattr(home, function)))
         command: Any = typer.main.get_command(alone)
         for argument in command.params:
             if argument.param_type_name == "argument":

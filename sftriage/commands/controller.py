@@ -18,35 +18,20 @@ import typer
 from sftriage.commands.job_options import (
     KEEP_STEPS,
     KEEP_STEPS_FOR,
-    LOOPBACK,
     CopiesOption,
     DropLocalOption,
     KeepStepsForOption,
     KeepStepsOption,
-    MetricsFileOption,
-    MetricsHostOption,
-    MetricsPerRankOption,
-    MetricsPortOption,
-    MetricsTokenFileOption,
-    OtelOption,
-    OtelStepsOption,
+    MetricsOptions,
     OutOption,
     PoliciesOption,
     copies_of,
     finish,
     kept_steps,
-    metering_of,
     say_begun,
     say_summary,
 )
-from sftriage.commands.options import (
-    CatalogueOption,
-    CredentialsOption,
-    HubOption,
-    JobIdOption,
-    NatsOption,
-    TlsOption,
-)
+from sftriage.commands.options import CatalogueOption, HubChoice
 from sftriage.commands.output import notices
 from sftriage.errors import UsageError
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, read_info
@@ -62,11 +47,8 @@ LOOK_S = 1.0
 
 
 def controller(
-    job_id: JobIdOption = None,
-    hub: HubOption = None,
-    nats: NatsOption = None,
-    creds: CredentialsOption = None,
-    tls: TlsOption = None,
+    *,
+    hub: HubChoice,
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="DIR", help="Go on with this run, whose controller has ended before its job."),
@@ -81,13 +63,7 @@ def controller(
     catalogue: CatalogueOption = None,
     keep_steps: KeepStepsOption = KEEP_STEPS,
     keep_steps_for: KeepStepsForOption = KEEP_STEPS_FOR,
-    metrics_port: MetricsPortOption = None,
-    metrics_host: MetricsHostOption = LOOPBACK,
-    metrics_token_file: MetricsTokenFileOption = None,
-    metrics_file: MetricsFileOption = None,
-    metrics_per_rank: MetricsPerRankOption = False,
-    otel: OtelOption = False,
-    otel_steps: OtelStepsOption = False,
+    metrics: MetricsOptions,
     standby: Annotated[
         bool,
         typer.Option(
@@ -110,10 +86,10 @@ def controller(
     from sftriage.runtime.hosting import file_name, free
     from sftriage.runtime.indexing import checked_catalogue
     from sftriage.runtime.local import Keeping
-    from sftriage.runtime.many_hosts import HubOptions, forget_hub
+    from sftriage.runtime.many_hosts import forget_hub
     from sftriage.sinks.terminal import Reporter
 
-    options = HubOptions.of(job_of(run) if run is not None and job_id is None else job_id, hub, nats, creds, tls)
+    options = hub.options(job_of(run) if run is not None and hub.job_id is None else None)
     directory = run or out or Path(DEFAULT_ROOT) / file_name(options.job_id)
     if not (run or out or standby):
         directory = free(directory)
@@ -122,7 +98,7 @@ def controller(
     server = None
     if options.leads_hub and not standby:
         server = hub_of(options, directory, held, goes_on=run is not None)
-    elif hub is not None and options.leads and not options.secret.exists():
+    elif hub.hub is not None and options.leads and not options.secret.exists():
         raise UsageError(
             f"the hub at {options.address.url} is not this job's: give this one a port of its own, by --hub HOST:PORT"
         )
@@ -130,9 +106,7 @@ def controller(
     if standby:
         run = directory
         wait_for_run(directory, reporter.say)
-    metering = metering_of(
-        metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
-    )
+    metering = metrics.metering()
     beginning = None
     if run is None:
         name = bounded_text(job or options.job_id)

@@ -13,8 +13,7 @@ from sftriage.runs.directory import find_run
 
 
 def decisions(
-    run: RunOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False,
+    run: RunOption = None, as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False
 ) -> None:
     """List the decision taken on each window, captures and hold-offs alike, with its reason."""
     from sftriage.runs.decisions import decisions_of

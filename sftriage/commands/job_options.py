@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sftriage.commands.options import meant
 from sftriage.commands.output import uploading
 from sftriage.errors import UsageError
 from sftriage.words.amounts import counted, place
@@ -92,82 +94,82 @@ MetricsPortOption = Annotated[
         rich_help_panel=_METRICS_PANEL,
     ),
 ]
-MetricsHostOption = Annotated[
-    str,
-    typer.Option(
-        "--metrics-host",
-        metavar="ADDRESS",
-        help="Address to serve them on. Any but this machine's own wants a token.",
-        rich_help_panel=_METRICS_PANEL,
-    ),
-]
-MetricsTokenFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--metrics-token-file",
-        metavar="FILE",
-        help=f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
-        rich_help_panel=_METRICS_PANEL,
-    ),
-]
-MetricsFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--metrics-file",
-        metavar="FILE.prom",
-        help="Write the metrics into a file, for node_exporter's textfile collector.",
-        rich_help_panel=_METRICS_PANEL,
-    ),
-]
-MetricsPerRankOption = Annotated[
-    bool, typer.Option("--metrics-per-rank", help="Metrics of single ranks too.", rich_help_panel=_METRICS_PANEL)
-]
-OtelOption = Annotated[
-    bool,
-    typer.Option(
-        "--otel",
-        help="Send OpenTelemetry spans of windows and captures, as the standard OTEL_* variables say.",
-        rich_help_panel=_METRICS_PANEL,
-    ),
-]
-OtelStepsOption = Annotated[
-    bool,
-    typer.Option(
-        "--otel-steps", help="Spans of the steps of windows with a suspect too.", rich_help_panel=_METRICS_PANEL
-    ),
-]
 
 
-def metering_of(
-    port: int | None,
-    host: str,
-    token_file: Path | None,
-    file: Path | None,
-    per_rank: bool,
-    otel: bool,
-    otel_steps: bool,
-) -> Metering:
-    """What was asked for by these options, made ready; nothing where nothing was.
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """Which metrics and spans of a job go where."""
 
-    Raises:
-        UsageError: it cannot be, or makes no sense.
-    """
-    if port is None and (token_file is not None or host != LOOPBACK):
-        raise UsageError("nothing is served without --metrics-port")
-    if per_rank and port is None and file is None:
-        raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
-    if otel_steps and not otel:
-        raise UsageError("--otel-steps is about spans: give --otel")
-    from sftriage.sinks.metering import Metering
+    metrics_port: MetricsPortOption = None
+    metrics_host: Annotated[
+        str,
+        typer.Option(
+            "--metrics-host",
+            metavar="ADDRESS",
+            help="Address to serve them on. Any but this machine's own wants a token.",
+            rich_help_panel=_METRICS_PANEL,
+        ),
+    ] = LOOPBACK
+    metrics_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics-token-file",
+            metavar="FILE",
+            help=f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
+            rich_help_panel=_METRICS_PANEL,
+        ),
+    ] = None
+    metrics_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics-file",
+            metavar="FILE.prom",
+            help="Write the metrics into a file, for node_exporter's textfile collector.",
+            rich_help_panel=_METRICS_PANEL,
+        ),
+    ] = None
+    metrics_per_rank: Annotated[
+        bool, typer.Option("--metrics-per-rank", help="Metrics of single ranks too.", rich_help_panel=_METRICS_PANEL)
+    ] = False
+    otel: Annotated[
+        bool,
+        typer.Option(
+            "--otel",
+            help="Send OpenTelemetry spans of windows and captures, as the standard OTEL_* variables say.",
+            rich_help_panel=_METRICS_PANEL,
+        ),
+    ] = False
+    otel_steps: Annotated[
+        bool,
+        typer.Option(
+            "--otel-steps", help="Spans of the steps of windows with a suspect too.", rich_help_panel=_METRICS_PANEL
+        ),
+    ] = False
 
-    def listen() -> Endpoint:
-        from sftriage.web.access import Access, token_of
-        from sftriage.web.metrics import MetricsEndpoint
+    def metering(self) -> Metering:
+        """What was asked for, made ready; nothing where nothing was.
 
-        advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
-        return MetricsEndpoint(host, port or 0, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
+        Raises:
+            UsageError: it cannot be, or makes no sense.
+        """
+        host, port, token_file = self.metrics_host, self.metrics_port, self.metrics_token_file
+        if port is None and (token_file is not None or host != LOOPBACK):
+            raise UsageError("nothing is served without --metrics-port")
+        if self.metrics_per_rank and port is None and self.metrics_file is None:
+            raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
+        if self.otel_steps and not self.otel:
+            raise UsageError("--otel-steps is about spans: give --otel")
+        from sftriage.sinks.metering import Metering
 
-    return Metering(None if port is None else listen, file, per_rank, otel, otel_steps)
+        def listen() -> Endpoint:
+            from sftriage.web.access import Access, token_of
+            from sftriage.web.metrics import MetricsEndpoint
+
+            advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
+            return MetricsEndpoint(host, port or 0, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
+
+        made = None if port is None else listen
+        return Metering(made, self.metrics_file, self.metrics_per_rank, self.otel, self.otel_steps)
 
 
 def kept_steps(size: str, age: str) -> KeptSteps:
@@ -179,13 +181,10 @@ def kept_steps(size: str, age: str) -> KeptSteps:
     from sftriage.policy import quantities
     from sftriage.windows.steplog import KeptSteps
 
-    option = "--keep-steps"
-    try:
-        max_bytes = quantities.size_bytes(size)
-        option = "--keep-steps-for"
-        age_s = quantities.seconds(age)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
+    max_bytes, age_s = (
+        meant("--keep-steps", quantities.size_bytes, size),
+        meant("--keep-steps-for", quantities.seconds, age),
+    )
     if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
         raise UsageError("--keep-steps is 1Mi at least, and --keep-steps-for 1m")
     return KeptSteps(max_bytes, age_s)

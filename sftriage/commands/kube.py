@@ -23,7 +23,7 @@ from sftriage.kube.crds import KINDS, written
 from sftriage.kube.settings import read_settings
 from sftriage.traces.objects import checked_url
 
-_CONTROLLERS = "Controllers of jobs"
+_CONTROLLERS, DAY_S = "Controllers of jobs", 86_400.0
 
 
 def policies(
@@ -111,6 +111,15 @@ def operate(
             metavar="N", min=0, help="How long a controller outlives its job's pods.", rich_help_panel=_CONTROLLERS
         ),
     ] = 300.0,
+    report_days: Annotated[
+        float,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="How long the report of a job of plain pods, which goes with no object, stays after its last news.",
+            rich_help_panel=_CONTROLLERS,
+        ),
+    ] = 7.0,
     lease: Annotated[
         str | None,
         typer.Option(
@@ -152,7 +161,7 @@ def operate(
     leader = None
     if lease is not None:
         leader = Leader(objects, held, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")
-    after = operator.Looked(stores, namespace or (), watch_seconds, controllers, grace_seconds)
+    after = operator.Looked(stores, namespace or (), watch_seconds, controllers, grace_seconds, report_days * DAY_S)
     operator.run(objects, after, leader)
 
 

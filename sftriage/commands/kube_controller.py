@@ -25,11 +25,11 @@ from sftriage.commands.job_options import (
     DropLocalOption,
     KeepStepsForOption,
     KeepStepsOption,
+    MetricsOptions,
     MetricsPortOption,
     copies_of,
     finish,
     kept_steps,
-    metering_of,
     say_summary,
 )
 from sftriage.commands.options import NatsOption, TlsOption
@@ -118,7 +118,7 @@ def controller(
             while True:
                 beginning, reporter = Beginning(job.name, [policies], keeping), Reporter(notices())
                 # (each run of the job has metrics of its own)
-                metering = metering_of(shown, where, None, None, False, False, False)
+                metering = MetricsOptions(metrics_port=shown, metrics_host=where).metering()
                 _watch(run, job_id, address, beginning, mirror, reporter, metering)
         # (a second signal ends it at once)
         mirror.finish(SHOWN_S)

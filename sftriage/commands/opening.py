@@ -27,16 +27,14 @@ GRACE_S = 30
 
 
 ArtefactOption = Annotated[
-    str | None,
-    typer.Option("--artefact", metavar="NAME", help="Which file of it.", show_default="the trace itself"),
+    str | None, typer.Option("--artefact", metavar="NAME", help="Which file of it.", show_default="the trace itself")
 ]
 BrowserOption = Annotated[bool, typer.Option("--browser/--no-browser", help="Start a browser, or print the link.")]
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Open sftriage's own page at the capture: it asks no other host.")
 ]
 PortOption = Annotated[
-    int | None,
-    typer.Option("--port", metavar="PORT", min=1, max=65535, help="Port to serve on.", show_default="9001"),
+    int | None, typer.Option("--port", metavar="PORT", min=1, max=65535, help="Port to serve on.", show_default="9001")
 ]
 LeaveOption = Annotated[
     Path | None,

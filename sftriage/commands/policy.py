@@ -27,8 +27,7 @@ Files = Annotated[list[str], typer.Argument(metavar="POLICY", help="Policy files
 
 
 def validate(
-    files: Files,
-    as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False,
+    files: Files, as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False
 ) -> None:
     """Check policies; every mistake is shown with its file, line, column and field.
 

@@ -35,8 +35,7 @@ def report(
     store: StoreOption = None,
     catalogue: CatalogueOption = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Where to write it.", show_default="stdout"),
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write it.", show_default="stdout")
     ] = None,
     form: Annotated[
         Literal["html", "md"] | None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
+from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption, meant
 from sftriage.commands.output import counting, notices, print_json, say, tell, write
 from sftriage.commands.traces import CaptureArgument, captures_of
 from sftriage.errors import CatalogueError, UsageError
@@ -63,7 +63,8 @@ def prune_traces(
 
     Pinned ones stay, and without --damaged those that are damaged. What is left alone is said, and why.
     """
-    retention = _retention(age, total)
+    age_s = None if age is None else meant("--age", quantities.seconds, age)
+    retention = RetentionLimits(age_s, None if total is None else meant("--bytes", quantities.size_bytes, total))
     if retention.unlimited and not damaged:
         raise UsageError("say what may go: --age, --bytes or --damaged")
     directory, its_store = whole_store(run, store)
@@ -87,16 +88,6 @@ def prune_traces(
         raise UsageError(problem)
 
 
-def _retention(age: str | None, total: str | None) -> RetentionLimits:
-    option = "--age"
-    try:
-        age_s = None if age is None else quantities.seconds(age)
-        option = "--bytes"
-        return RetentionLimits(age_s, None if total is None else quantities.size_bytes(total))
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
-
-
 def _forget(shared: Catalogue, captures: Sequence[Kept]) -> None:
     """Take captures out of a shared catalogue. One that is away is told when it is next compared with the store."""
     try:
@@ -107,10 +98,7 @@ def _forget(shared: Catalogue, captures: Sequence[Kept]) -> None:
 
 
 def reindex_traces(
-    run: RunOption = None,
-    store: StoreOption = None,
-    catalogue: CatalogueOption = None,
-    as_json: JsonOption = False,
+    run: RunOption = None, store: StoreOption = None, catalogue: CatalogueOption = None, as_json: JsonOption = False
 ) -> None:
     """Build the catalogue of a run or store again from its manifests, and say what in it is none.
 

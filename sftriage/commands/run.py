@@ -9,40 +9,25 @@ from typing import Annotated
 
 import typer
 
+from sftriage.commands.grouping import arguments
 from sftriage.commands.job_options import (
     KEEP_STEPS,
     KEEP_STEPS_FOR,
-    LOOPBACK,
     AutoOption,
     CopiesOption,
     DropLocalOption,
     KeepStepsForOption,
     KeepStepsOption,
-    MetricsFileOption,
-    MetricsHostOption,
-    MetricsPerRankOption,
-    MetricsPortOption,
-    MetricsTokenFileOption,
-    OtelOption,
-    OtelStepsOption,
+    MetricsOptions,
     OutOption,
     PoliciesOption,
     copies_of,
     finish,
     kept_steps,
-    metering_of,
     say_begun,
     say_summary,
 )
-from sftriage.commands.options import (
-    CatalogueOption,
-    CredentialsOption,
-    HubOption,
-    JobIdOption,
-    NatsOption,
-    RunOption,
-    TlsOption,
-)
+from sftriage.commands.options import CatalogueOption, HubChoice, RunOption
 from sftriage.commands.output import notices
 from sftriage.errors import UsageError
 from sftriage.runs.directory import find_run
@@ -85,18 +70,9 @@ def run(
     catalogue: CatalogueOption = None,
     keep_steps: KeepStepsOption = KEEP_STEPS,
     keep_steps_for: KeepStepsForOption = KEEP_STEPS_FOR,
-    metrics_port: MetricsPortOption = None,
-    metrics_host: MetricsHostOption = LOOPBACK,
-    metrics_token_file: MetricsTokenFileOption = None,
-    metrics_file: MetricsFileOption = None,
-    metrics_per_rank: MetricsPerRankOption = False,
-    otel: OtelOption = False,
-    otel_steps: OtelStepsOption = False,
-    job_id: JobIdOption = None,
-    hub: HubOption = None,
-    nats: NatsOption = None,
-    creds: CredentialsOption = None,
-    tls: TlsOption = None,
+    *,
+    metrics: MetricsOptions,
+    hub: HubChoice,
 ) -> None:
     """Run a training job and watch it.
 
@@ -116,24 +92,18 @@ def run(
     store = copies_of(name, store, drop_local=drop_local)
     kept = kept_steps(keep_steps, keep_steps_for)
     under = UnderNsys(nsys_trace, nsys_armed) if nsys or nsys_armed else None
-    if any(one is not None for one in (job_id, hub, nats, creds, tls)):
+    if arguments(hub):
         from sftriage.runtime.hosting import Copies
-        from sftriage.runtime.many_hosts import HostRun, HubOptions
+        from sftriage.runtime.many_hosts import HostRun
 
-        options = HubOptions.of(job_id, hub, nats, creds, tls)
+        options = hub.options()
         told: dict[str, object] = {
             "--store": store,
             "--drop-local": drop_local or None,
             "--catalogue": catalogue,
             "--keep-steps": keep_steps,
             "--keep-steps-for": keep_steps_for,
-            "--metrics-port": metrics_port,
-            "--metrics-host": None if metrics_host == LOOPBACK else metrics_host,
-            "--metrics-token-file": metrics_token_file,
-            "--metrics-file": metrics_file,
-            "--metrics-per-rank": metrics_per_rank or None,
-            "--otel": otel or None,
-            "--otel-steps": otel_steps or None,
+            **arguments(metrics),
             "--nsys": under and True,
         }
         given = [name if value is True else f"{name}={value}" for name, value in told.items() if value is not None]
@@ -142,9 +112,7 @@ def run(
         # (who is told to end before there is a launcher leaves no hub behind)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         raise typer.Exit(HostRun(tuple(command), name, options, out, given, copies, under, auto=auto).execute())
-    metering = metering_of(
-        metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
-    )
+    metering = metrics.metering()
     reporter = Reporter(notices())
     local = LocalRun(
         tuple(command),
@@ -182,13 +150,8 @@ def attach(
         ),
     ] = None,
     catalogue: CatalogueOption = None,
-    metrics_port: MetricsPortOption = None,
-    metrics_host: MetricsHostOption = LOOPBACK,
-    metrics_token_file: MetricsTokenFileOption = None,
-    metrics_file: MetricsFileOption = None,
-    metrics_per_rank: MetricsPerRankOption = False,
-    otel: OtelOption = False,
-    otel_steps: OtelStepsOption = False,
+    *,
+    metrics: MetricsOptions,
 ) -> None:
     """Take over a running job whose `sftriage run` has ended before it, and watch it to its end.
 
@@ -200,9 +163,7 @@ def attach(
     from sftriage.runtime.local import TakeOver
     from sftriage.sinks.terminal import Reporter
 
-    metering = metering_of(
-        metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
-    )
+    metering = metrics.metering()
     reporter = Reporter(notices())
     found = find_run(run)
     if found.hub.exists():

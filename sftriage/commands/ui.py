@@ -49,8 +49,7 @@ def ui(
         ),
     ] = None,
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A name under which browsers reach the page. Repeatable."),
+        list[str] | None, typer.Option(metavar="NAME", help="A name under which browsers reach the page. Repeatable.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout: where the page is.")] = False,
 ) -> None:

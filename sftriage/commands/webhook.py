@@ -17,8 +17,7 @@ from sftriage.kube.serving import ClusterFacts, KeptSettings, Webhook, wait_for_
 from sftriage.kube.serving import serve as answer_until_stopped
 
 ServerVersionOption = Annotated[
-    str | None,
-    typer.Option(metavar="MAJOR.MINOR", help="The cluster's version.", show_default="the one that it tells"),
+    str | None, typer.Option(metavar="MAJOR.MINOR", help="The cluster's version.", show_default="the one that it tells")
 ]
 SettingsOption = Annotated[
     Path | None,

@@ -241,25 +241,21 @@ class Excess:
         return self.late_s + self.group_s + self.sync_s
 
 
-def normal_lateness_s(
-    seen: Profile, normal: Typical | None, n_ranks: int, exposed_s: float, settings: Settings
-) -> float:
+def normal_lateness_s(seen: Profile, normal: Typical | None, n_ranks: int) -> float:
     """Lateness that is nobody's fault: what jitter explains, and what the job has when it is healthy.
 
     The largest of R normal deviations is near σ·sqrt(2 ln R).
     """
-    jitter_s = min(seen.jitter_s * math.sqrt(2.0 * math.log(n_ranks)), settings.max_jitter_fraction * exposed_s)
+    jitter_s = seen.jitter_s * math.sqrt(2.0 * math.log(n_ranks))
     return jitter_s if normal is None else max(jitter_s, normal.lateness_s)
 
 
-def excess_of(
-    seen: Profile, like: Profile, normal: Typical | None, n_ranks: int, exposed_s: float, settings: Settings
-) -> Excess:
+def excess_of(seen: Profile, like: Profile, normal: Typical | None, n_ranks: int, settings: Settings) -> Excess:
     """The excess of a window whose profile is ``seen``; of those of its steps that can be compared, it is ``like``.
 
-    ``normal`` is a typical healthy step of the job in the same regime, where one is known; ``exposed_s`` a mean.
+    ``normal`` is a typical healthy step of the job in the same regime, where one is known.
     """
-    late_s = max(0.0, seen.lateness_s - normal_lateness_s(seen, normal, n_ranks, exposed_s, settings))
+    late_s = max(0.0, seen.lateness_s - normal_lateness_s(seen, normal, n_ranks))
     if normal is None:
         group_s, sync_s = _shift(like, settings)
         return Excess(late_s, group_s, sync_s, from_baseline=False)

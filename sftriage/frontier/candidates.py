@@ -114,16 +114,15 @@ def suspects_of(unit: Unit, scene: Scene) -> list[Candidate]:
     """
     found = []
     n_stages = len(scene.schema.stages)
-    late_N = _late_steps(unit, scene)
-    whole_N = scene.used_N & ((unit.gain_NS[:, -1] >= scene.present_s) | late_N)
+    whole_N = scene.used_N & (unit.gain_NS[:, -1] >= scene.present_s)
     course = _course(unit, whole_N, scene)
-    tells = stage_tells(_over(unit, whole_N if course is None else whole_N & course.filled_N, scene), scene.settings)
+    tells = stage_tells(unit.over_NS[scene.used_N].mean(axis=0), scene.settings)
     for s in range(n_stages + 1):
         gain_N = unit.gain_NS[:, s] * scene.used_N
         led_N = (gain_N >= scene.present_s) & (gain_N > 0.0)
         if led_N.any() and (s < n_stages or not tells):
             stage = scene.schema.stages[s] if s < n_stages else None
-            found.append(_candidate(unit, stage, gain_N, led_N | late_N, course, scene))
+            found.append(_candidate(unit, stage, gain_N, led_N, course, scene))
     return found
 
 
@@ -140,26 +139,6 @@ def _course(unit: Unit, present_N: BoolArray, scene: Scene) -> Course | None:
     course = course_of(present_N, scene.first_step, scene.onsets[unit.name], scene.settings)
     filled_N = scene.used_N if course is None else course.filled_N & scene.used_N
     return None if course is None or not filled_N.any() else replace(course, filled_N=filled_N)
-
-
-def _late_steps(unit: Unit, scene: Scene) -> BoolArray:
-    """Steps in which a unit that is late as a rule is so: by half of what it typically is, whoever came later still.
-
-    Where many jitter, somebody mostly comes after one who is always late.
-    """
-    over_N = unit.over_NS.sum(axis=1)
-    typical_s = float(medians(over_N[scene.used_N]))
-    if typical_s < 2.0 * scene.present_s:
-        return np.zeros(len(over_N), dtype=np.bool_)
-    return np.asarray(scene.used_N & (over_N >= typical_s / 2))
-
-
-def _over(unit: Unit, there_N: BoolArray, scene: Scene) -> FloatArray:
-    """Where a unit is over its peers (S): in the mean step, or, where it is so in few, in these over the others."""
-    elsewhere_N = scene.used_N & ~there_N
-    if not there_N.any() or 2 * there_N.sum() >= scene.used_N.sum():
-        return np.asarray(unit.over_NS[scene.used_N].mean(axis=0))
-    return np.asarray(unit.over_NS[there_N].mean(axis=0) - medians(unit.over_NS[elsewhere_N], axis=0))
 
 
 def _candidate(

@@ -39,6 +39,7 @@ from sftriage.frontier.roles import Roles
 from sftriage.frontier.sequential import HISTORY_STEPS, Evidence, Rhythm, UnitName, advanced, rhythm
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import ordinary_steps, steps_of_a_kind
+from sftriage.frontier.system import waited
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Suspect, Window
 
@@ -76,9 +77,10 @@ class WindowEvidence:
 
     ``used_N`` are the steps that count: complete, and of the kind that most of them are. ``like`` is the profile of
     those in the regime that most of them are in. ``best_gains_s`` is what mending whoever came last would have saved,
-    step by step, as a mean, and ``gain_R`` that by rank, summed. ``before`` is what the windows before have taught, and
-    ``after`` what is known with this one, but for what follows from its verdict; ``measures`` are all its steps, as the
-    job is tested against itself.
+    step by step, as a mean, and ``gain_R`` that by rank, summed. ``waited``: the ranks of those who mostly waited for
+    a CPU, of whom the evidence of the run has named. ``before`` is what the windows before have taught, and ``after``
+    what is known with this one, but for what follows from its verdict; ``measures`` are all its steps, as the job is
+    tested against itself.
     """
 
     exposed_s: float
@@ -93,6 +95,7 @@ class WindowEvidence:
     best_gains_s: float
     gain_R: FloatArray
     roles: Roles
+    waited: frozenset[tuple[int, ...]]
     measures: StepMeasures
     before: Past
     after: Past
@@ -186,6 +189,11 @@ def single(suspect: Suspect) -> bool:
     return suspect.scope in ("rank", "host")
 
 
+def named_one(candidate: Candidate) -> bool:
+    """Whether a candidate is a rank or a host that the evidence of the run has named."""
+    return candidate.course is not None and single(candidate.suspect)
+
+
 def weigh(
     window: Window,
     roles: Roles,
@@ -236,12 +244,13 @@ def weigh(
         like=like,
         regime=regime,
         normal=normal,
-        normal_late_s=normal_lateness_s(seen, normal, n_ranks, exposed_s, settings),
-        excess=excess_of(seen, like, normal, n_ranks, exposed_s, settings),
+        normal_late_s=normal_lateness_s(seen, normal, n_ranks),
+        excess=excess_of(seen, like, normal, n_ranks, settings),
         candidates=_ranked(candidates, LISTED_FRACTION * exposed_s * float(used_N.sum())),
         best_gains_s=float(gain_NG.sum()) / float(used_N.sum()),
         gain_R=np.bincount(leader_NG.ravel(), gain_NG.ravel(), n_ranks).astype(np.float64),
         roles=roles,
+        waited=frozenset(one.suspect.ranks for one in candidates if named_one(one) and waited(one.suspect, window)),
         measures=measured(window, walks, whole, valid_N),
         before=past,
         after=replace(

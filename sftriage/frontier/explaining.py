@@ -62,6 +62,7 @@ FIRST: tuple[tuple[str, str, str, Unit], ...] = (
         "min_own_fraction",
         "fraction",
     ),
+    ("first_persistence", "steps that the likeliest was there in", "min_persistence", "fraction"),
     ("first_share", "what the likeliest adds to a step, as a share of it", "min_share", "fraction"),
     ("first_explained_s", "how much of the delay the likeliest explains", "wanted_s", "s"),
 )

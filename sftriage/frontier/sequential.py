@@ -108,9 +108,9 @@ def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, s
         units = {
             unit: lowered
             for unit, one in units.items()
-            if any((lowered := _of_another(one, event, tests, settings)).log_odds)
+            if any((lowered := _after(one, event, tests, settings, own=False)).log_odds)
         }
-        units[event.unit] = _of_its_own(own, event, tests, settings)
+        units[event.unit] = _after(own, event, tests, settings, own=True)
         last_step[event.unit] = event.step
     units = {unit: one for unit, one in units.items() if next_step - last_step[unit] <= MAX_PERIOD_STEPS}
     kept = tuple(one for one in (*evidence.events, *events) if one.step >= next_step - HISTORY_STEPS)
@@ -121,27 +121,16 @@ Tests: TypeAlias = "tuple[tuple[float, float, float], ...]"
 """Of each test: from which share of the step on an event counts; the log odds it adds for its own, and for another."""
 
 
-def _of_another(one: Standing, event: ClearEvent, tests: Tests, settings: Settings) -> Standing:
+def _after(one: Standing, event: ClearEvent, tests: Tests, settings: Settings, *, own: bool) -> Standing:
+    """What there is against a unit after an event, which was its own or another's."""
+    cap = settings.whole_factor * settings.naming_log_odds
+    since = tuple(event.step if own and odds == 0.0 else at for odds, at in zip(one.log_odds, one.since, strict=True))
     log_odds = tuple(
-        max(0.0, odds + miss) if event.share > size else odds
-        for odds, (size, _, miss) in zip(one.log_odds, tests, strict=True)
+        min(cap, max(0.0, odds + (hit if own else miss))) if event.share > size else odds
+        for odds, (size, hit, miss) in zip(one.log_odds, tests, strict=True)
     )
-    return Standing(log_odds, one.since, one.named and _named(True, log_odds, settings))
-
-
-def _of_its_own(one: Standing, event: ClearEvent, tests: Tests, settings: Settings) -> Standing:
-    since = tuple(event.step if odds == 0.0 else at for odds, at in zip(one.log_odds, one.since, strict=True))
-    cap = settings.cap_fraction * settings.naming_log_odds
-    log_odds = tuple(
-        min(cap, odds + hit) if event.share > size else odds
-        for odds, (size, hit, _) in zip(one.log_odds, tests, strict=True)
-    )
-    return Standing(log_odds, since, _named(one.named, log_odds, settings))
-
-
-def _named(before: bool, log_odds: tuple[float, ...], settings: Settings) -> bool:
-    """Whether these odds name a unit, or keep the name of one that has it."""
-    return max(log_odds) >= settings.naming_log_odds * (settings.keep_fraction if before else 1.0)
+    least = settings.naming_log_odds * (settings.keep_fraction if one.named else 1.0)
+    return Standing(log_odds, since, (own or one.named) and max(log_odds) >= least)
 
 
 @lru_cache(maxsize=32)
@@ -180,31 +169,16 @@ def rhythm(evidence: Evidence, unit: UnitName, settings: Settings) -> Rhythm | N
         log_odds = -log_chance - math.log(n_tries)
         if ended or not mostly or log_odds < settings.rhythm_log_odds:
             continue
-        # What all do at these steps may be small, or amid small hiccups that hide it.
-        others = [one for one in evidence.events if one.unit != unit and one.step >= own[0] - period]
-        of_size = [one for one in others if one.share > size]
-        if any(_is_of_all(_steps(theirs), best, own, evidence, settings) for theirs in (others, of_size)):
-            continue
+        others = _steps(one for one in evidence.events if one.unit != unit and one.step >= own[0] - period)
+        n_steps = int(min(evidence.next_step - own[0] + period, HISTORY_STEPS))
+        hits = np.asarray([(others % period == phase).sum()])
+        times = np.maximum(-(-n_steps // period), hits)
+        if _log_chance(hits, times, len(others), n_steps)[0] < -settings.rhythm_log_odds:
+            continue  # it is everybody's
         log_odds += 0.0 if standing is None else max(standing.log_odds[n_guilty * i : n_guilty * (i + 1)])
         if log_odds >= settings.naming_log_odds:
             found.append(Rhythm(period, phase, int(own[0]), log_odds))
     return max(found, key=lambda one: one.log_odds, default=None)
-
-
-def _is_of_all(
-    theirs: NDArray[np.intp],
-    rhythm: tuple[int, int, float],
-    own: NDArray[np.intp],
-    evidence: Evidence,
-    settings: Settings,
-) -> bool:
-    """Whether the others' events fall into the same phase, or into that of a period of which this one is a multiple."""
-    period, phase, _ = rhythm
-    n_steps = int(min(evidence.next_step - own[0] + period, HISTORY_STEPS))
-    divisors = np.asarray([one for one in range(2, period + 1) if period % one == 0], np.intp)
-    hits = np.asarray([int((theirs % one == phase % one).sum()) for one in divisors], np.intp)
-    times = np.maximum(-(-n_steps // divisors), hits)
-    return bool((_log_chance(hits, times, len(theirs), n_steps) < -settings.rhythm_log_odds).any())
 
 
 def _steps(events: Iterable[ClearEvent]) -> NDArray[np.intp]:

@@ -24,8 +24,6 @@ class Settings:
         min_lateness_fraction: lateness of the last rank over the median one, beyond jitter, that wants a reason where
             no single one is worth looking at (10 %: ranks that share cores, switches or a file system take turns at
             being last all day).
-        max_jitter_fraction: lateness that jitter explains is forgiven up to here (15 %: two ranks that take turns at
-            being late look like two that jitter, and a job that loses more to either is not healthy).
         keep_fraction: who was named stays named down to this fraction of the thresholds it had to pass, in evidence and
             in size (0.7: what lies at a threshold must not make the verdict flap).
 
@@ -41,9 +39,9 @@ class Settings:
             others, most (90 %, 65 %).
         min_chance: of many ranks an event says no more than of eight: a hiccup lasts for several steps, and all of them
             are its own (1/8).
-        whole_factor: of the log odds that name, those that it takes to name a rank or a host without a stage (2:
-            whose core another process has for a second or two is slow in all it does, for a dozen steps).
-        cap_fraction: log odds stand no higher than this over those that name: a name must be possible to lose (2.5).
+        whole_factor: of the log odds that name, those that it takes to name a rank or a host without a stage, or which
+            mostly waited for a CPU (2: whose core another process has for a second or two is slow in all it does, for a
+            dozen steps). They stand no higher than this: a name must be possible to lose.
         rhythm_log_odds: of a unit's events, that their falling into one phase is no chance; and of the others', that
             the rhythm is theirs too (5: one time in 150).
         min_part_fraction: a stage with this much of its rank's excess, or a rank with this much of its host's gain, is
@@ -61,8 +59,8 @@ class Settings:
             95 % are 1.92, by Wilks).
         min_away_steps: a fault that has been away for fewer steps may come back (8: a hiccup lasts a few), and so may
             one that has been away for twice as long before.
-        min_persistence_fraction: fraction of a window's steps in which what all ranks share must be there (0.6), or one
-            rank be most of the lateness, or captured steps have the fault.
+        min_persistence_fraction: fraction of a window's steps in which there must be what all ranks share (0.6), or who
+            is slow in all it does; or in which one rank is most of the lateness, or captured steps have the fault.
 
     What can be judged at all:
 
@@ -91,7 +89,6 @@ class Settings:
     min_seen_fraction: float = 0.35
     min_group_fraction: float = 0.15
     min_lateness_fraction: float = 0.10
-    max_jitter_fraction: float = 0.15
     keep_fraction: float = 0.7
 
     false_names_per_million_steps: float = 0.1
@@ -99,7 +96,6 @@ class Settings:
     guilty_fractions: tuple[float, ...] = (0.9, 0.65)
     min_chance: float = 0.125
     whole_factor: float = 2.0
-    cap_fraction: float = 2.5
     rhythm_log_odds: float = 5.0
     min_part_fraction: float = 0.65
     most_fraction: float = 0.5

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sftriage.counters import COUNTERS, PLACE, SHARED, SystemCode, accounting
+from sftriage.counters import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, accounting
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.clocks import timed
 from sftriage.frontier.roles import roles_of, sampled
@@ -167,7 +167,7 @@ def with_system(verdict: Verdict, window: Window, settings: Settings) -> Verdict
     """The verdict, with how much of each suspect's lateness the system accounts for, where that is known.
 
     The numbers of the first one's are in the verdict's: ``queued_s`` and ``preempted`` a step, and those of what else
-    the system did. None of it decides.
+    the system did.
     """
     if window.counted_NRC is None or not verdict.suspects:
         return verdict
@@ -184,6 +184,12 @@ def with_system(verdict: Verdict, window: Window, settings: Settings) -> Verdict
         names = ("queued_s", "preempted", *(() if system is None else SAID[system[0]]))
         numbers |= {name: first.own[name] for name in names if name in first.own}
     return replace(verdict, suspects=suspects, numbers=numbers)
+
+
+def waited(suspect: Suspect, window: Window) -> bool:
+    """Whether most of a suspect's lateness is known to have been waiting for a CPU."""
+    counts = _of(suspect, window)
+    return counts is not None and (counts.descheduled_fraction or 0.0) >= MOST_FRACTION
 
 
 def _of(suspect: Suspect, window: Window) -> SystemCounts | None:

@@ -12,7 +12,7 @@ import numpy as np
 from sftriage.frontier.accounting import Walk, account, walked
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.candidates import Candidate
-from sftriage.frontier.evidence import Past, WindowEvidence, single, weigh
+from sftriage.frontier.evidence import Past, WindowEvidence, named_one, single, weigh
 from sftriage.frontier.overlap import resumed
 from sftriage.frontier.roles import differ, roles_of, without_relief
 from sftriage.frontier.settings import Settings
@@ -136,7 +136,8 @@ def unambiguous(evidence: WindowEvidence) -> Candidate | None:
 def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
     """Whether a candidate is the suspect: it is worth a capture, and explains the excess of the steps that it fills.
 
-    A rank or a host has a course only where the evidence of the run has named it.
+    A rank or a host has a course only where the evidence of the run has named it. What all share, and who is slow in
+    all it does, as many are for a second or two on a busy host, must be there in most of the steps.
     """
     suspect, settings = candidate.suspect, evidence.settings
     keep = evidence.keep_fraction(suspect)
@@ -144,11 +145,9 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
         return False
     if evidence.of_two(suspect):
         pair = evidence.of_pair(candidate)
-        explained = pair is not None and pair.alone_s >= settings.most_fraction * keep * suspect.gain_s
-    else:
-        explained = single(suspect) or suspect.persistence >= settings.min_persistence_fraction * keep
-    asked = _asked(candidate, evidence, keep).values()
-    return explained and all(number >= threshold for number, threshold in asked)
+        if pair is None or pair.alone_s < settings.most_fraction * keep * suspect.gain_s:
+            return False
+    return all(number >= threshold for number, threshold in _asked(candidate, evidence, keep).values())
 
 
 def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[tuple[str, str], tuple[float, float]]:
@@ -160,16 +159,26 @@ def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[
         ("first_share", "min_share"): (suspect.share, worth * keep),
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
     }
+    whole = _is_whole(suspect, evidence)
+    if not single(suspect) or (whole and suspect.pattern != "recurring"):
+        asked["first_persistence", "min_persistence"] = (
+            suspect.persistence,
+            settings.min_persistence_fraction * keep,
+        )
     if single(suspect):
-        # Of a rank or a host that is slow in all it does, more.
-        whole = any(one.suspect.stage is None and one.suspect.ranks == suspect.ranks for one in evidence.candidates)
         wanted = settings.naming_log_odds * (settings.whole_factor if whole else 1.0)
         asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
-    if single(suspect) and candidate.course is not None:
+    if named_one(candidate):
         # Of the clear events of a suspect and of the next one.
         own = 1.0 / (1.0 + settings.most_fraction / keep)
         asked["first_own_fraction", "min_own_fraction"] = evidence.own_fraction(candidate), own
     return asked
+
+
+def _is_whole(suspect: Suspect, evidence: WindowEvidence) -> bool:
+    """Whether a rank or a host is slow in all it does, or mostly waited for a CPU, wherever in the step that was."""
+    mine = (one.suspect.stage for one in evidence.candidates if one.suspect.ranks == suspect.ranks)
+    return suspect.ranks in evidence.waited or None in mine
 
 
 def _weighty_s(candidate: Candidate, evidence: WindowEvidence) -> float:
@@ -209,7 +218,7 @@ def _reasons(evidence: WindowEvidence) -> tuple[str, ...]:
     settings, late_s, parts = evidence.settings, evidence.excess.late_s, []
     if evidence.shared_s >= settings.min_group_fraction * evidence.exposed_s:
         parts.append((evidence.shared_s, _shared_reason(evidence)))
-        if any(one.course is not None and single(one.suspect) for one in evidence.candidates):
+        if any(map(named_one, evidence.candidates)):
             return (parts[0][1],)  # the lateness has a suspect, which explains too little of all
     alone = evidence.single_s >= settings.min_gain_fraction * evidence.exposed_s
     if alone or late_s >= settings.min_lateness_fraction * evidence.exposed_s:

@@ -43,6 +43,7 @@ from sftriage.kube.mirrored import job_named, report_body
 from sftriage.kube.objects import API_VERSION
 from sftriage.kube.pods import annotations_of, mapping
 from sftriage.kube.policies import standings
+from sftriage.kube.reports import outdated
 from sftriage.kube.watching import Watched
 from sftriage.words.objects import REPORTS as SAID
 
@@ -51,6 +52,8 @@ log = logging.getLogger(__name__)
 MANAGER = "sftriage-operator"
 GRACE_S = 300.0
 """How long a job may be without pods until its controller goes: it may start again, and traces are on their way."""
+KEEP_S, SWEEP_S = 7 * 86_400.0, 3600.0
+"""How long reports of plain pods stay, and how often they are looked through."""
 _POLICIES, _REPORTS = KINDS[0], KINDS[2]
 _NAMED = 5
 _OVER = ("Succeeded", "Failed")
@@ -134,6 +137,7 @@ class Controllers:
         look: is told that a job is to be looked at; from any thread.
         namespaces: those that are looked after; none means all.
         grace_s: how long a job may be without pods.
+        keep_s: how long the report of plain pods stays after the last news of it.
         watch_s: how long one watch lasts.
         now: seconds on a clock that only goes on.
     """
@@ -145,11 +149,12 @@ class Controllers:
         look: Callable[[JobRef], None],
         namespaces: Sequence[str] = (),
         grace_s: float = GRACE_S,
+        keep_s: float = KEEP_S,
         watch_s: int = 300,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._objects, self._settings, self._look = objects, settings, look
-        self._grace_s, self._now = grace_s, now
+        self._grace_s, self._keep_s, self._now = grace_s, keep_s, now
         self._lock = threading.Lock()
         self._pods: dict[JobRef, dict[tuple[str, str], PodSeen]] = {}
         self._deployed: dict[JobRef, str] = {}
@@ -203,13 +208,17 @@ class Controllers:
         found = (one for one in known if one.namespace == namespace)
         return sorted((one for one in found if name in ("", one.name, one.job_id)), key=lambda one: one.job_id)
 
+    @property
+    def _all_listed(self) -> bool:
+        return all(one.listed.is_set() or one in self._unneeded for one in list(self._watches))
+
     def reconcile(self, job: JobRef) -> float | None:
         """Have a job's objects be as they should be; in how many seconds it is to be looked at again, if so.
 
         Raises:
             ClusterError: the cluster is away, or refuses.
         """
-        if not all(one.listed.is_set() or one in self._unneeded for one in list(self._watches)):
+        if not self._all_listed:
             # (what has not been seen has not gone)
             return 1.0
         with self._lock:
@@ -232,6 +241,27 @@ class Controllers:
             self._unless(NOT_FOUND, "DELETE", path_of(version, plural, job.namespace, name))
         log.info("%s: its pods are gone, and so is its controller", job.job_id)
         return None
+
+    def remove_outdated(self, namespace: str) -> float:
+        """Remove reports of plain pods that ended long ago, which go with no object; when to look again, in seconds.
+
+        Raises:
+            ClusterError: the cluster is away, or refuses.
+        """
+        if not self._all_listed:
+            return 1.0
+        for body in self._objects.list(_REPORTS, namespace or None):
+            job, about = _deployed(body).job, body["metadata"]
+            with self._lock:
+                there = job in self._pods or job in self._deployed
+            if job is None or there or not outdated(body, time.time(), self._keep_s):
+                continue
+            # (one that has changed meanwhile is news)
+            only = {"preconditions": {"uid": about["uid"], "resourceVersion": about["resourceVersion"]}}
+            path = path_of(API_VERSION, _REPORTS.plural, about["namespace"], about["name"])
+            self._unless(STALE, "DELETE", path, only)
+            log.info("%s: its report is removed, which was the last of it", job.job_id)
+        return SWEEP_S
 
     def _make(self, job: JobRef, owners: list[dict[str, str]], made_of: str | None) -> None:
         found = standings(self._objects.list(_POLICIES, job.namespace), time.time())

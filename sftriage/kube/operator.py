@@ -22,7 +22,7 @@ from sftriage.errors import ClusterError
 from sftriage.kube.captures import Seen, capture_status
 from sftriage.kube.client import MERGE, NOT_FOUND, STALE, AnsweredError, ClusterObjects, path_of
 from sftriage.kube.conditions import Now, dated, status_of
-from sftriage.kube.controllers import GRACE_S, Controllers
+from sftriage.kube.controllers import GRACE_S, KEEP_S, Controllers
 from sftriage.kube.crds import KINDS, Kind
 from sftriage.kube.deploying import ControllerSettings
 from sftriage.kube.jobs import JOB_LABEL, JobRef
@@ -43,7 +43,7 @@ _MAX_SAID = 300
 _AT_ONCE = 8
 """So many namespaces and jobs are looked at side by side."""
 
-POLICIES, CAPTURES = KINDS[0], KINDS[1]
+POLICIES, CAPTURES, REPORTS = KINDS
 JOBS = "Job"
 """What is looked at by a job's id, as policies and captures are by their namespace."""
 Wanted: TypeAlias = tuple[Kind, dict[str, Any], dict[str, Any]]
@@ -94,6 +94,8 @@ class Reconciler:
         try:
             if kind == JOBS:
                 return (self.controllers.reconcile(job_named(name)) or 0.0) if self.controllers is not None else 0.0
+            if kind == REPORTS.kind:
+                return self.controllers.remove_outdated(name) if self.controllers is not None else 0.0
             wanted = self._policies(name) if kind == POLICIES.kind else self._captures(name)
         except ClusterError as error:
             if not (isinstance(error, AnsweredError) and error.status == STALE):
@@ -180,7 +182,11 @@ Making: TypeAlias = Callable[[Callable[[JobRef], None]], Controllers]
 
 
 def registry(
-    objects: ClusterObjects, remover: Remover, making: Making | None = None, begun: Callable[[], None] = lambda: None
+    objects: ClusterObjects,
+    remover: Remover,
+    making: Making | None = None,
+    begun: Callable[[], None] = lambda: None,
+    namespaces: Sequence[str] = (),
 ) -> kopf.OperatorRegistry:
     """What is watched, and what is done about it; ``begun`` is called once the operator's loop runs, in that."""
     found = kopf.OperatorRegistry()
@@ -204,6 +210,8 @@ def registry(
 
             reconciler.controllers = making(look)
             reconciler.controllers.begin()
+            for namespace in namespaces or ("",):
+                reconciler.look(REPORTS.kind, namespace)
         tasks.append(asyncio.create_task(reconciler.run()))
 
     @kopf.on.cleanup(registry=found)
@@ -263,6 +271,7 @@ class Looked:
         watch_s: how long one watch lasts before it is begun again; a network that drops it in silence is noticed then.
         controllers: how controllers of jobs run; by default none are started.
         grace_s: how long a job may be without pods until its controller goes.
+        keep_s: how long reports of plain pods stay, which go with no object.
     """
 
     stores: Collection[str] = ()
@@ -270,6 +279,7 @@ class Looked:
     watch_s: int = 300
     controllers: ControllerSettings | None = None
     grace_s: float = GRACE_S
+    keep_s: float = KEEP_S
 
 
 def run(objects: ClusterObjects, after: Looked, leader: Leader | None = None) -> None:
@@ -290,7 +300,8 @@ def run(objects: ClusterObjects, after: Looked, leader: Leader | None = None) ->
     if made_as is not None:
 
         def making(look: Callable[[JobRef], None]) -> Controllers:
-            return Controllers(objects, made_as, look, after.namespaces, after.grace_s, after.watch_s)
+            about = objects, made_as, look, after.namespaces, after.grace_s, after.keep_s, after.watch_s
+            return Controllers(*about)
 
     # (an event of the loop's own: one of threads keeps kopf from ending)
     stop = asyncio.Event()
@@ -305,7 +316,7 @@ def run(objects: ClusterObjects, after: Looked, leader: Leader | None = None) ->
         leader.lead()
     try:
         kopf.run(
-            registry=registry(objects, Remover(after.stores), making, begun),
+            registry=registry(objects, Remover(after.stores), making, begun, after.namespaces),
             settings=wanted,
             standalone=True,
             namespaces=after.namespaces,

@@ -20,6 +20,7 @@ from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.outlook import Outlook
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest
+from sftriage.words.amounts import clock
 from sftriage.words.captures import caused
 from sftriage.words.objects import REPORTS
 
@@ -56,6 +57,15 @@ def report_status(body: Mapping[str, Any], view: View, now_s: float) -> TriageRe
         captures_total=len(captures),
         cost=_cost(view),
     )
+
+
+def outdated(body: Mapping[str, Any], now_s: float, keep_s: float) -> bool:
+    """Whether a report that no object owns, as that of plain pods, has had nothing new for so long."""
+    about = body["metadata"]
+    told = [one.lastTransitionTime for one in readable(status_of(body).get("conditions"))]
+    newest = max([*told, str(about.get("creationTimestamp", ""))])
+    # (times of one form, in UTC, are in the order of their letters)
+    return not about.get("ownerReferences") and newest < clock(now_s - keep_s)
 
 
 def _healthy(stands: Outlook) -> Now:

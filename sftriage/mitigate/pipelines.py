@@ -68,7 +68,7 @@ def absorbing(pipeline: Pipeline) -> tuple[int, ...]:
 
 
 def planned(pipeline: Pipeline) -> tuple[int, ...]:
-    """How far ahead each stage best is within its memory: of the fastest in simulation, or nearly, what holds least.
+    """How far ahead each stage best is within its memory: the one that holds least of those that are about the fastest.
 
     Looked at are what absorbs all delays, and what is ahead of delayed links alone, by as much or less: down to 1F1B.
     """

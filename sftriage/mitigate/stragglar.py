@@ -10,6 +10,7 @@ Tried on Gloo with gradients on the CPU, and refused elsewhere.
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -23,19 +24,20 @@ class Stragglar:
     """Who the straggler is, and the group and the thread of its own in which gradients are reduced.
 
     Buckets are reduced one after the other while backward goes on. If one fails, so does the backward that waits for
-    it, as with torch's own all-reduce: after the group's timeout at the latest.
+    it, as with torch's own all-reduce: after ``timeout`` at the latest.
 
     Args:
         group: the ranks that share gradients; all of them make their `Stragglar` at the same time. The default is all.
+        timeout: how long an exchange may wait for a rank. torch's default is half an hour, whatever the job's own is.
 
     Attributes:
         straggler: who is late, as a rank of the group; None while nobody is named.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         self.straggler: int | None = None
-        self.group = dist.new_group(ranks)
+        self.group = dist.new_group(ranks, timeout, use_local_synchronization=True)
         self._ranks = ranks
         self._worker = ThreadPoolExecutor(1, "sftriage-stragglar")
 

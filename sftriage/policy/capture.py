@@ -107,16 +107,9 @@ class Capture(ProfilerRun):
         le=1024,
         description="Of the suspect's ranks only so many: what is slow alike looks alike, and each costs the job.",
     )
-    ranks: Listed[Rank] = Field(
-        default=(),
-        max_length=1024,
-        description="These ranks, instead of the suspect's.",
-    )
+    ranks: Listed[Rank] = Field(default=(), max_length=1024, description="These ranks, instead of the suspect's.")
     control_ranks: int = Field(
-        default=CONTROL_RANKS,
-        ge=0,
-        le=16,
-        description="So many healthy peers too, in the same steps, to compare with.",
+        default=CONTROL_RANKS, ge=0, le=16, description="So many healthy peers too, in the same steps, to compare with."
     )
 
     @cached_property

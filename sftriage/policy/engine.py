@@ -208,10 +208,7 @@ class _Case:
         return self.decision(outcome, Why("pending", so_far), rule=first), self.state
 
     def _captured(
-        self,
-        capturing: Sequence[Rule],
-        whom: Callable[[Rule], tuple[tuple[int, ...], Target]],
-        found: Parameters,
+        self, capturing: Sequence[Rule], whom: Callable[[Rule], tuple[tuple[int, ...], Target]], found: Parameters
     ) -> tuple[Decision, State]:
         """The first of the rules that nothing keeps from capturing does it; or why none may."""
         refusal = limits.of_the_run(self.policies, self.state, self.now_s)
@@ -293,12 +290,7 @@ class _Case:
         )
 
     def decision(
-        self,
-        outcome: Outcome,
-        why: Why,
-        *,
-        rule: Rule | None = None,
-        requests: tuple[CaptureRequest, ...] = (),
+        self, outcome: Outcome, why: Why, *, rule: Rule | None = None, requests: tuple[CaptureRequest, ...] = ()
     ) -> Decision:
         """The decision; a rule that wants to capture brings the limits along."""
         verdict, numbers = self.verdict, explanations.gain_in_numbers(self.verdict, rule, self.cost_hours)

@@ -60,12 +60,7 @@ def captured(rule: Rule, found: Parameters, means: Means, follows: Reproduction 
 
 def saved(suspect: Suspect) -> Parameters:
     """What it would save to mend a suspect."""
-    return {
-        **_named(suspect),
-        "gain_s": suspect.gain_s,
-        "share": suspect.share,
-        "persistence": suspect.persistence,
-    }
+    return {**_named(suspect), "gain_s": suspect.gain_s, "share": suspect.share, "persistence": suspect.persistence}
 
 
 def by_system(suspect: Suspect) -> Why:
@@ -98,11 +93,7 @@ def gain_in_numbers(verdict: Verdict, rule: Rule | None, cost_hours: float = 0.0
     if cost_hours:
         numbers["cost_hours"] = cost_hours
     if rule is not None:
-        numbers |= {
-            "min_share": rule.min_share,
-            "min_gain_s": rule.min_gain_s,
-            "cooldown_s": rule.cooldown_s,
-        }
+        numbers |= {"min_share": rule.min_share, "min_gain_s": rule.min_gain_s, "cooldown_s": rule.cooldown_s}
         if rule.min_cost_hours:
             numbers["min_cost_hours"] = rule.min_cost_hours
         if rule.capture is not None:

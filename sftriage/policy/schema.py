@@ -171,9 +171,7 @@ class Rule(PolicyModel):
         "of older policies, is the steps that two windows in a row span.",
     )
     capture: Capture | None = Field(
-        default=None,
-        description="What to capture; a rule without it observes only.",
-        json_schema_extra=left_out,
+        default=None, description="What to capture; a rule without it observes only.", json_schema_extra=left_out
     )
     notify: Listed[Notification] = Field(
         default=(),
@@ -229,11 +227,7 @@ class Rule(PolicyModel):
 class OnNeedsEvidence(PolicyModel):
     """What happens on a window that cannot be decided."""
 
-    hold: Held = Field(
-        default=True,
-        description="Start nothing heavy; only true.",
-        json_schema_extra={"enum": [True]},
-    )
+    hold: Held = Field(default=True, description="Start nothing heavy; only true.", json_schema_extra={"enum": [True]})
     gather: Listed[Literal["bucket_ready", "nvml", "next_windows"]] = Field(
         default=(),
         max_length=3,
@@ -308,9 +302,7 @@ class Retention(PolicyModel):
 
     age: Age | None = Field(default=None, description="Traces older than this are removed.", json_schema_extra=left_out)
     bytes: StoreSize | None = Field(
-        default=None,
-        description="Size of all traces over which the oldest are removed.",
-        json_schema_extra=left_out,
+        default=None, description="Size of all traces over which the oldest are removed.", json_schema_extra=left_out
     )
 
     @cached_property

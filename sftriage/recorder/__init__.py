@@ -4,13 +4,10 @@ Standard library only; torch is used where the training script has imported it, 
 """
 
 from sftriage.recorder.layout import RingInfo
-from sftriage.recorder.mailbox import CaptureProgress, MailboxClient
 from sftriage.recorder.monitor import Monitor, stage
 from sftriage.recorder.ring import find_rings
 
 __all__ = [
-    "CaptureProgress",
-    "MailboxClient",
     "Monitor",
     "RingInfo",
     "find_rings",

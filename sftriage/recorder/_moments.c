@@ -223,8 +223,8 @@ static void freed(PyObject *self) {
 }
 
 /* Seam: what sftriage.seams puts around a function of torch, or gives it as a hook, once a job is in its stride. What
-   it does where all is as in most steps is what `Steps.enter` and `leave`, and the hooks in patches.py, would do; else
-   it asks these: they see the same lists. */
+   it does where all is as in most steps is what `Steps.enter` and `leave`, and the hooks in optimizers.py, would do;
+   else it asks these: they see the same lists. */
 
 enum { AROUND, BEFORE, AFTER };
 
@@ -275,9 +275,11 @@ OFTEN PyObject *around(Seam *seam, PyObject *arguments, PyObject *keywords) {
   return answer;
 }
 
+static PyObject *of_frames, *of_total; /* their names */
+
 static long long frames(PyObject *counters) {
-  PyObject *of = PyDict_Check(counters) ? PyDict_GetItemString(counters, "frames") : NULL;
-  PyObject *total = of && PyDict_Check(of) ? PyDict_GetItemString(of, "total") : NULL;
+  PyObject *of = PyDict_Check(counters) ? PyDict_GetItem(counters, of_frames) : NULL;
+  PyObject *total = of && PyDict_Check(of) ? PyDict_GetItem(of, of_total) : NULL;
   return total ? PyLong_AsLongLong(total) : 0;
 }
 
@@ -381,30 +383,28 @@ static int log_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
   return 0;
 }
 
+/* Whether a log can do something with a number, which is given. */
+static int given(Log *log, PyObject *number, long long *found) {
+  *found = PyLong_AsLongLong(number);
+  if (*found == -1 && PyErr_Occurred()) return 0;
+  return log->map ? 1 : (closed(), 0);
+}
+
 static PyObject *log_begin(PyObject *self, PyObject *number) {
-  Log *log = (Log *)self;
-  long long wanted = PyLong_AsLongLong(number);
-  if (wanted == -1 && PyErr_Occurred()) return NULL;
-  if (!log->map) return closed();
-  long long at_ns = begin(log, wanted);
+  long long wanted, at_ns = -1;
+  if (given((Log *)self, number, &wanted)) at_ns = begin((Log *)self, wanted);
   return at_ns < 0 ? NULL : PyLong_FromLongLong(at_ns);
 }
 
 static PyObject *log_end(PyObject *self, PyObject *code) {
-  Log *log = (Log *)self;
-  unsigned long long wanted = PyLong_AsUnsignedLongLong(code);
-  if (PyErr_Occurred()) return NULL;
-  if (!log->map) return closed();
-  if (end(log, wanted)) return NULL;
+  long long wanted;
+  if (!given((Log *)self, code, &wanted) || end((Log *)self, (uint64_t)wanted)) return NULL;
   Py_RETURN_NONE;
 }
 
 static PyObject *log_note(PyObject *self, PyObject *code) {
-  Log *log = (Log *)self;
-  unsigned long long wanted = PyLong_AsUnsignedLongLong(code);
-  if (PyErr_Occurred()) return NULL;
-  if (!log->map) return closed();
-  if (note(log, wanted) < 0) return NULL;
+  long long wanted;
+  if (!given((Log *)self, code, &wanted) || note((Log *)self, (uint64_t)wanted) < 0) return NULL;
   Py_RETURN_NONE;
 }
 
@@ -547,7 +547,8 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_moments", "The writ
 PyMODINIT_FUNC PyInit__moments(void) {
   static struct { const char *name; PyType_Spec *spec; } types[] = {{"Log", &log_spec}, {"Span", &span_spec}, {"Calls", &calls_spec},
                {"Seam", &seam_spec}};
-  PyObject *made = PyModule_Create(&module);
+  of_frames = PyUnicode_InternFromString("frames"), of_total = PyUnicode_InternFromString("total");
+  PyObject *made = of_frames && of_total ? PyModule_Create(&module) : NULL;
   for (size_t i = 0; made && i < sizeof types / sizeof *types; i++) {
     PyObject *type = PyType_FromSpec(types[i].spec);
     if (i < 2) *(i ? &span_type : &log_type) = (PyTypeObject *)type;

@@ -16,19 +16,7 @@ import sys
 from array import array
 from typing import Any
 
-from sftriage.recorder.layout import (
-    DEVICE_BETWEEN,
-    DEVICE_END,
-    DEVICE_FLAGS,
-    DEVICE_NUMBER,
-    DEVICE_READY,
-    DEVICE_START,
-    DEVICE_STEP,
-    ON_DEVICE,
-    ON_STREAM,
-    OTHER_STAGE,
-    UNTIMED,
-)
+from sftriage.recorder import layout
 from sftriage.recorder.log import warn
 from sftriage.recorder.moments import Log
 
@@ -93,7 +81,7 @@ class _StepEvents:
             event = cuda.Event(enable_timing=True)
             event.record(stream)
             self.events.append(event)
-            self.stages.append(OTHER_STAGE)
+            self.stages.append(layout.OTHER_STAGE)
 
 
 class DeviceTime:
@@ -128,7 +116,7 @@ class DeviceTime:
             opened = self._steps[self._ended % len(self._steps)]
             opened.reuse(number, self._log.published + 1, start_ns)
             self._open = opened
-            self.mark(OTHER_STAGE)
+            self.mark(layout.OTHER_STAGE)
         except Exception as error:
             self._fail(error)
 
@@ -169,7 +157,7 @@ class DeviceTime:
 
     def end(self, capturing: bool, incomplete: bool) -> _StepEvents | None:
         """The step ends. Its events, if its times will be known."""
-        self.mark(OTHER_STAGE)
+        self.mark(layout.OTHER_STAGE)
         opened, self._open = self._open, None
         if opened is None or incomplete:
             return None
@@ -235,18 +223,18 @@ class DeviceTime:
         between_ns, ready_ns = self._between_ns(step), self._ready_ns(step)
         # Each from the first event, so that the parts sum to the whole whatever a difference is rounded to.
         first, passed_ns = events[0], 0
-        put(DEVICE_STEP, step.seq)
-        put(DEVICE_NUMBER, step.number)
-        put(DEVICE_START, step.start_ns)
-        put(DEVICE_FLAGS, int(step.capturing))
-        put(DEVICE_BETWEEN, between_ns)
+        put(layout.DEVICE_STEP, step.seq)
+        put(layout.DEVICE_NUMBER, step.number)
+        put(layout.DEVICE_START, step.start_ns)
+        put(layout.DEVICE_FLAGS, int(step.capturing))
+        put(layout.DEVICE_BETWEEN, between_ns)
         for after_ns in ready_ns:
-            put(DEVICE_READY, after_ns)
+            put(layout.DEVICE_READY, after_ns)
         for mark in range(step.count):
             if mark:
                 passed_ns = max(passed_ns, round(first.elapsed_time(events[mark]) * _NS_PER_MS))
             last = mark == step.count - 1
-            put(DEVICE_END if last else ON_STREAM + step.stages[mark], passed_ns)
+            put(layout.DEVICE_END if last else layout.ON_STREAM + step.stages[mark], passed_ns)
         self._read += 1
         return True
 
@@ -272,5 +260,5 @@ class DeviceTime:
     def _fail(self, error: Exception) -> None:
         """Go without device time from now on: the host's times go on."""
         self.off, self._open = True, None
-        self._log.set_live(ON_DEVICE, UNTIMED)
+        self._log.set_live(layout.ON_DEVICE, layout.UNTIMED)
         warn("no device time any more: %r", error)

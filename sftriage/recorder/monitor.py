@@ -16,20 +16,18 @@ missing) is one warning and an inert monitor, and after construction nothing is 
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from time import monotonic_ns, time_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError, SchemaError, UsageError
 from sftriage.recorder import moments
 from sftriage.recorder.answering import Answering
-from sftriage.recorder.files import start_ticks
 from sftriage.recorder.gradients import watch_model
-from sftriage.recorder.layout import MAX_SLOTS, RingInfo, bounded_text
+from sftriage.recorder.identity import identified
+from sftriage.recorder.layout import MAX_SLOTS, RingInfo
 from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.profiling import CaptureExecutor
@@ -49,18 +47,7 @@ RINGS_ENV = "SFTRIAGE_RINGS"
 SPOOL_ENV = "SFTRIAGE_SPOOL"
 RUN_ENV = "SFTRIAGE_RUN"
 """Where trainers on the host that decides find the directory of the run."""
-JOB_ENV = "SFTRIAGE_JOB"
-HOST_ENV = "SFTRIAGE_HOST"
-COHORT_ENV = "SFTRIAGE_COHORT"
 DEVICE_ENV = "SFTRIAGE_DEVICE_TIME"
-
-LAUNCHERS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    # (a batch script has SLURM_NTASKS as well, and is no task)
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-)
-"""Rank, world size and local rank as Open MPI, other MPIs and SLURM say them; ``mpirun`` within SLURM goes first."""
 
 DEFAULT_SLOTS = 4096
 
@@ -76,7 +63,7 @@ class Monitor(Calls):
         stages: the named stages of a step, in order; ``other`` is added as the last one.
         sync: those of them that end in a blocking exchange between the ranks.
         rank: this process's rank; by default ``RANK``, or else what torch.distributed says, if the job has initialised
-            it by now, or MPI or SLURM (see `LAUNCHERS`), or 0.
+            it by now, or MPI or SLURM (see `identity.LAUNCHERS`), or 0.
         world_size: ranks in the job; by default ``WORLD_SIZE``, or else what those say, or 1.
         local_rank: this process's rank on its host; by default ``LOCAL_RANK``, or else what those say, or 0.
         job: the job's name; by default ``SFTRIAGE_JOB`` or ``TORCHELASTIC_RUN_ID``.
@@ -119,7 +106,7 @@ class Monitor(Calls):
         if type(slots) is not int or not 1 <= slots <= MAX_SLOTS:
             raise UsageError(f"slots {slots!r}: 1 to {MAX_SLOTS}")
         given = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
-        info = _info(schema, given, {"job": job, "host": host, "cohort": cohort}, os.environ)
+        info = identified(schema, given, {"job": job, "host": host, "cohort": cohort}, os.environ)
         directory = rings if rings is not None else os.environ.get(RINGS_ENV)
         self._recording: Recording | None = None
         if device_time is None:
@@ -340,80 +327,3 @@ def _answering(directory: Path, info: RingInfo) -> Answering | None:
         return Answering(directory, info)
     except (OSError, RuntimeError):
         return None
-
-
-def _info(
-    schema: StageSchema,
-    numbers: Mapping[str, int | None],
-    texts: Mapping[str, str | None],
-    environment: Mapping[str, str],
-) -> RingInfo | None:
-    """Who this process is, by the arguments and else by torchrun's environment; None if the environment is malformed.
-
-    Raises:
-        UsageError: an argument makes no sense.
-    """
-    for name, value in numbers.items():
-        if value is not None and (type(value) is not int or value < 0):
-            raise UsageError(f"{name} {value!r}: a whole number from 0 on")
-    for name, text in texts.items():
-        if text is not None and not isinstance(text, str):
-            raise UsageError(f"{name} {text!r}: a text")
-    if "RANK" not in environment:  # (Lightning's own launcher sets the WORLD_SIZE alone)
-        environment = {**_launched(environment), **environment, **_distributed()}
-    try:
-        found: dict[str, Any] = {
-            name: _number(environment, variable, default) if given is None else given
-            for (name, given), (variable, default) in zip(
-                {**numbers, "attempt": None}.items(),
-                (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("TORCHELASTIC_RESTART_COUNT", 0)),
-                strict=True,
-            )
-        }
-        job = environment.get(JOB_ENV) or environment.get("TORCHELASTIC_RUN_ID") or ""
-        host = environment.get(HOST_ENV) or os.uname().nodename
-        cohort = environment.get(COHORT_ENV) or ""
-        return RingInfo(
-            **found,
-            job=bounded_text(job if texts["job"] is None else texts["job"]),
-            host=bounded_text(host if texts["host"] is None else texts["host"]),
-            cohort=bounded_text(cohort if texts["cohort"] is None else texts["cohort"]),
-            schema=schema,
-            started_mono_ns=monotonic_ns(),
-            started_wall_ns=time_ns(),
-            pid=os.getpid(),
-            pid_start_ticks=start_ticks(os.getpid()) or 0,
-        )
-    except RingError as error:
-        if any(value is not None for value in numbers.values()):
-            raise UsageError(str(error)) from error
-        warn("not recording: %s", error)
-        return None
-
-
-def _distributed() -> dict[str, str]:
-    """Rank and world size as the job has them from a launcher that sets no such variables; nothing is imported."""
-    distributed = sys.modules.get("torch.distributed")
-    try:
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            return {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
-    except Exception as error:
-        warn("torch.distributed does not say which rank this is: %r", error)
-    return {}
-
-
-def _launched(environment: Mapping[str, str]) -> dict[str, str]:
-    """Who this is by the variables of a launcher other than torchrun, under torchrun's names."""
-    for variables in LAUNCHERS:
-        if all(name in environment for name in variables[:2]):
-            pairs = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), variables, strict=True)
-            return {name: environment[variable] for name, variable in pairs if variable in environment}
-    return {}
-
-
-def _number(environment: Mapping[str, str], variable: str, default: int) -> int:
-    text = environment.get(variable, str(default))
-    # int() would also take "1_0" and " 1 ".
-    if not (text.isascii() and text.isdecimal()):
-        raise RingError(f"{variable}={text!r} is not a whole number")
-    return int(text)

@@ -38,10 +38,8 @@ from sftriage.recorder.guard import GUARD, ProfilerGuard
 from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
-from sftriage.recorder.sampling import NAME as SAMPLES_NAME
-from sftriage.recorder.session import OPTIONS, STACK_OPTIONS, NvtxSession, Probe, SampledSession, Session, TorchSession
-from sftriage.recorder.sizing import StepLimit, StepSizes, TraceCost
-from sftriage.recorder.spool import write_trace
+from sftriage.recorder.session import OPTIONS, STACK_OPTIONS, NvtxSession, SampledSession, Session, TorchSession
+from sftriage.recorder.sizing import Probe, StepLimit, StepSizes, TraceCost
 from sftriage.recorder.workers import WORKERS
 from sftriage.records import (
     SAMPLE_STACKS,
@@ -338,43 +336,19 @@ class CaptureExecutor:
         state: CaptureState = "stored"
         size_bytes = 0
         try:
-            if isinstance(session, SampledSession):
-                size_bytes = self._write_samples(capture.request, session)
-            else:
-                size_bytes, missing = self._write_trace(capture.request, session)
-                detail = "; ".join(filter(None, (detail, missing)))
+            assert self._spool is not None, "a request is refused where there is no spool"
+            size_bytes, missing = session.store(self._spool, capture.request)
+            detail = "; ".join(filter(None, (detail, missing)))
+            if isinstance(session, TorchSession):
+                options = capture.request.options
+                cost = TraceCost(session.steps, size_bytes, session.stall_s, self._sizes.fixed_s(options))
+                self._sizes.note(options, cost)
         except Exception as error:
             state, detail = "failed", _reason(error)
         session.timings_s["export"] = time.monotonic() - began_s
         self._answer(capture.request.capture_id, state, detail, session, size_bytes)
         # Last: until then the training thread leaves the mailbox to this one.
         self._enter("idle")
-
-    def _write_trace(self, request: CaptureRequest, session: TorchSession) -> tuple[int, str]:
-        """The size of the trace in the spool, and what there is not beside it."""
-        assert self._spool is not None, "a request is refused where there is no spool"
-        size_bytes = write_trace(session.export, self._spool, request.capture_id, request.max_bytes)
-        fixed_s = self._sizes.fixed_s(request.options)
-        self._sizes.note(request.options, TraceCost(session.steps, size_bytes, session.stall_s, fixed_s))
-        if session.sampler is None:
-            return size_bytes, ""
-        # Without them the trace is as good as it would be.
-        return size_bytes, session.sampler.keep(self._samples(request), request.max_bytes - size_bytes)
-
-    def _write_samples(self, request: CaptureRequest, session: SampledSession) -> int:
-        """The size of the stacks in the spool.
-
-        Raises:
-            CaptureError: there are none.
-        """
-        path = self._samples(request)
-        if missing := session.sampler.keep(path, request.max_bytes):
-            raise CaptureError(missing)
-        return path.stat().st_size
-
-    def _samples(self, request: CaptureRequest) -> Path:
-        assert self._spool is not None, "a request is refused where there is no spool"
-        return self._spool / f"{request.capture_id}.{SAMPLES_NAME}"
 
     def _yield_to_job(self) -> None:
         self._fail("the job started a profiler of its own")

@@ -16,27 +16,10 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError, SchemaError
+from sftriage.recorder import layout
 from sftriage.recorder.device import CUDA_START_STEPS, DeviceTime, cuda_in_use
 from sftriage.recorder.files import forget_locks
-from sftriage.recorder.layout import (
-    CAPTURING,
-    CLOSED,
-    END,
-    KIND,
-    KIND_BYTES_A_WORD,
-    LEFT,
-    MAX_KIND_BYTES,
-    MAX_VALUE,
-    MISUSE,
-    NOTED,
-    ON_DEVICE,
-    OTHER_STAGE,
-    READY,
-    TIMED,
-    UNTIMED,
-    WORK,
-    bounded_text,
-)
+from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.log import warn
 from sftriage.recorder.moments import NEVER
 from sftriage.recorder.profiling import CaptureExecutor
@@ -81,7 +64,7 @@ class Recording:
         self.step = ring.form.step(self.log)
         self.stages: dict[str, Stage] = {}
         self._take_up(self.info.schema.stages[:-1])
-        self.stages[OTHER] = ring.form.stage(self.log, OTHER_STAGE)
+        self.stages[OTHER] = ring.form.stage(self.log, layout.OTHER_STAGE)
         self._capturing = False
         # Rings of the doorbell that the executor has handled.
         self._rings_handled = NEVER
@@ -108,13 +91,13 @@ class Recording:
                     self.misused("a step was begun in one thread while another thread's step was open")
                     return
                 self.misused("a step was begun while one was open; the open one is recorded as incomplete")
-                self._end(LEFT)
+                self._end(layout.LEFT)
             number = log.number + 1 if number is None else self._checked(number)
             if log.doorbell != log.seen:
                 self._consult(number)
             begun_ns = log.begin(number)
             if self._capturing:
-                log.put(CAPTURING, 1)
+                log.put(layout.CAPTURING, 1)
             if self.device is not None:
                 self.device.begin(number, begun_ns)
         except Exception as error:
@@ -128,7 +111,7 @@ class Recording:
             if get_ident() != self.log.owner:
                 self.misused("a step was ended that is not open in this thread")
             else:
-                self._end(LEFT if incomplete else END)
+                self._end(layout.LEFT if incomplete else layout.END)
         except Exception as error:
             self.fail(error)
 
@@ -144,7 +127,7 @@ class Recording:
             for code, value in words:
                 self.log.put(code, value)
             if words:
-                self.log.note(NOTED)
+                self.log.note(layout.NOTED)
         except Exception as error:
             self.fail(error)
 
@@ -210,7 +193,7 @@ class Recording:
         if self.off:
             return
         self._misuse += 1
-        self.log.set_live(MISUSE, self._misuse)
+        self.log.set_live(layout.MISUSE, self._misuse)
         if example is None:
             self.say_once(what, "%s (more of this sort is only counted)", what)
         else:
@@ -248,7 +231,7 @@ class Recording:
                     self._answering.close()
                 self._hook.close(wait)
             finally:
-                self.log.set_live(CLOSED, 1)
+                self.log.set_live(layout.CLOSED, 1)
                 self.log.close()
                 self._ring.close()
         except Exception as error:
@@ -272,7 +255,7 @@ class Recording:
     def _checked(self, number: int) -> int:
         """A step number as given, or the next one if it is no such thing."""
         try:
-            if 0 <= operator.index(number) <= MAX_VALUE:
+            if 0 <= operator.index(number) <= layout.MAX_VALUE:
                 return operator.index(number)
         except TypeError:
             pass
@@ -286,11 +269,14 @@ class Recording:
         if found is not None:
             return found
         encoded = kind.encode("utf-8", "replace") if isinstance(kind, str) else b""
-        if not isinstance(kind, str) or not kind.isprintable() or len(encoded) > MAX_KIND_BYTES:
-            self.misused(f"a step's kind has to be printable text of at most {MAX_KIND_BYTES} bytes", kind)
+        if not isinstance(kind, str) or not kind.isprintable() or len(encoded) > layout.MAX_KIND_BYTES:
+            self.misused(f"a step's kind has to be printable text of at most {layout.MAX_KIND_BYTES} bytes", kind)
             return ()
-        parts = (encoded[at : at + KIND_BYTES_A_WORD] for at in range(0, MAX_KIND_BYTES, KIND_BYTES_A_WORD))
-        found = tuple((code, int.from_bytes(part, "little")) for code, part in enumerate(parts, KIND))
+        parts = (
+            encoded[at : at + layout.KIND_BYTES_A_WORD]
+            for at in range(0, layout.MAX_KIND_BYTES, layout.KIND_BYTES_A_WORD)
+        )
+        found = tuple((code, int.from_bytes(part, "little")) for code, part in enumerate(parts, layout.KIND))
         if len(self._kinds) < _CACHED_KINDS:
             self._kinds[kind] = found
         return found
@@ -299,8 +285,8 @@ class Recording:
         if work is None:
             return ()
         # Not by operator.index(): a CUDA tensor would answer, after a wait for the device.
-        if isinstance(work, Integral) and 0 <= int(work) <= MAX_VALUE:
-            return ((WORK, int(work)),)
+        if isinstance(work, Integral) and 0 <= int(work) <= layout.MAX_VALUE:
+            return ((layout.WORK, int(work)),)
         self.misused("a step's work has to be a whole number from 0 on", work)
         return ()
 
@@ -321,7 +307,7 @@ class Recording:
         self._cuda_steps_left -= 1
         if cuda_in_use():
             self._cuda_steps_left = 0
-            self.log.set_live(ON_DEVICE, TIMED if self._device_time else UNTIMED)
+            self.log.set_live(layout.ON_DEVICE, layout.TIMED if self._device_time else layout.UNTIMED)
             if self._device_time:
                 self.device = DeviceTime(self.log)
 
@@ -345,21 +331,21 @@ class Recording:
             if self._capturing and self._hook.annotating:
                 self._hook.follow([self._name(one) for one in self._open])
             if self.device is not None:
-                self.device.mark(self._open[-1] >> 1 if self._open else OTHER_STAGE)
+                self.device.mark(self._open[-1] >> 1 if self._open else layout.OTHER_STAGE)
         except Exception as error:
             self.fail(error)
 
     def _name(self, entering: int) -> str:
         number = entering >> 1
-        return OTHER if number == OTHER_STAGE else self.info.schema.stages[number - 1]
+        return OTHER if number == layout.OTHER_STAGE else self.info.schema.stages[number - 1]
 
     def _end(self, code: int) -> None:
         log, watch, device = self.log, self._watch, self.device
-        timed = None if device is None else device.end(self._capturing, code == LEFT)
+        timed = None if device is None else device.end(self._capturing, code == layout.LEFT)
         if watch is not None:
-            ready = watch.collect(code == LEFT)
+            ready = watch.collect(code == layout.LEFT)
             for ready_ns in ready.values():
-                log.put(READY, max(0, ready_ns - self.info.started_mono_ns))
+                log.put(layout.READY, max(0, ready_ns - self.info.started_mono_ns))
             if timed is not None:
                 timed.visits = tuple(visit for visit in ready if visit in timed.ready)
         log.end(code)

@@ -16,21 +16,8 @@ from time import monotonic_ns
 from types import BuiltinFunctionType
 
 from sftriage.errors import RingError
-from sftriage.recorder import files, moments
-from sftriage.recorder.layout import (
-    ADDITIONS,
-    ADDITIONS_AT,
-    ADDITIONS_BYTES,
-    BLOCK_WORDS,
-    CLOSED,
-    LIVE_AT,
-    LOG_AT,
-    RING_MAGIC,
-    WORD_BYTES,
-    RingInfo,
-    encode_addition,
-    encode_header,
-)
+from sftriage.recorder import files, layout, moments
+from sftriage.recorder.layout import RingInfo, encode_addition, encode_header
 from sftriage.recorder.moments import Log, Owner
 
 MAX_ATTEMPTS = 1000
@@ -57,13 +44,13 @@ class RingFile:
         self.form = moments.FORM
         self.path = directory / info.file_name("ring")
         # One block is always being overwritten.
-        self.log_words = (-(-slots * WORDS_A_STEP // BLOCK_WORDS) + 1) * BLOCK_WORDS
-        size_bytes = LOG_AT + self.log_words * WORD_BYTES
+        self.log_words = (-(-slots * WORDS_A_STEP // layout.BLOCK_WORDS) + 1) * layout.BLOCK_WORDS
+        size_bytes = layout.LOG_AT + self.log_words * layout.WORD_BYTES
         self._written_bytes = 0
 
         def header(locked: bool) -> bytes:
             self.info = replace(info, locked=locked, writer=self.form.name)
-            return encode_header(RING_MAGIC, self.info, log_words=self.log_words)
+            return encode_header(layout.RING_MAGIC, self.info, log_words=self.log_words)
 
         self.descriptor = files.create_whole(self.path, size_bytes, header, lock=True)
 
@@ -81,11 +68,11 @@ class RingFile:
             OSError: it could not be written.
         """
         line = encode_addition(addition)
-        if self._written_bytes + len(line) > ADDITIONS_BYTES:
+        if self._written_bytes + len(line) > layout.ADDITIONS_BYTES:
             raise RingError(f"{self.path}: no room for more stages")
-        os.pwrite(self.descriptor, line, ADDITIONS_AT + self._written_bytes)
+        os.pwrite(self.descriptor, line, layout.ADDITIONS_AT + self._written_bytes)
         self._written_bytes += len(line)
-        log.set_live(ADDITIONS, self._written_bytes)
+        log.set_live(layout.ADDITIONS, self._written_bytes)
 
     def close(self) -> None:
         """Let go of the file, and of its lock. A second call does nothing."""
@@ -147,14 +134,14 @@ def _is_over(path: Path, mine: RingInfo) -> bool:
 class _Ring(files.OpenFile):
     @property
     def info(self) -> RingInfo:
-        return self._header(RING_MAGIC).info
+        return self._header(layout.RING_MAGIC).info
 
     def lives(self) -> bool:
-        header = self._header(RING_MAGIC)
+        header = self._header(layout.RING_MAGIC)
         closed = b""
         if header.log_words and not header.info.locked:
             # A lock goes when the ring is closed; without one the process may well live on.
-            closed = self._read_at(WORD_BYTES, LIVE_AT + CLOSED * WORD_BYTES)
+            closed = self._read_at(layout.WORD_BYTES, layout.LIVE_AT + layout.CLOSED * layout.WORD_BYTES)
         return bool(files.writer_alive(self._descriptor, header.info)) and not any(closed)
 
 

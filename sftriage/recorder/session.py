@@ -1,7 +1,6 @@
 """What a capture does in the trainer: torch's profiler, Python stacks alone, or marks for nsys.
 
-Before many steps of torch's profiler there is a short session of it (`Probe`). Nothing here decides when: that is
-`profiling`.
+Nothing here decides when: that is `profiling`.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from time import monotonic, monotonic_ns, time_ns
 from sftriage.errors import CaptureError
 from sftriage.recorder.guard import ProfilerGuard
 from sftriage.recorder.layout import RingInfo
-from sftriage.recorder.sampling import StackSampler, period_of
-from sftriage.recorder.sizing import TraceCost
-from sftriage.recorder.spool import create
-from sftriage.records import OTHER, SAMPLE_STACKS, SAMPLES_PER_SECOND
+from sftriage.recorder.sampling import NAME, StackSampler, period_of
+from sftriage.recorder.spool import write_trace
+from sftriage.records import OTHER, SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
 
 _OF_PROFILER = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
 STACK_OPTIONS = frozenset({SAMPLE_STACKS, SAMPLES_PER_SECOND})
@@ -31,9 +29,6 @@ OPTIONS = _OF_PROFILER | STACK_OPTIONS
 
 RANGE = "SFT_CAPTURE"
 """The range around the steps of a capture: ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits for it."""
-
-_BLANKS = 2
-"""Traces without any step, made first: one pays for what only the first in a process costs, one is measured."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
 
@@ -198,6 +193,18 @@ class TorchSession(Session):
             self.timings_s["stop"] = monotonic() - began_s
             self.stall_s += self.timings_s["stop"]
 
+    def store(self, spool: Path, request: CaptureRequest) -> tuple[int, str]:
+        """Write the trace into the spool, on whatever thread: its size in bytes, and what there is not beside it.
+
+        Raises:
+            CaptureError: there is no whole trace, or it is too large.
+        """
+        size_bytes = write_trace(self.export, spool, request.capture_id, request.max_bytes)
+        if self.sampler is None:
+            return size_bytes, ""
+        # Without them the trace is as good as it would be.
+        return size_bytes, self.sampler.keep(_samples(spool, request), request.max_bytes - size_bytes)
+
     def export(self, path: str) -> None:
         """Write the trace as JSON. This may be called on another thread.
 
@@ -255,6 +262,17 @@ class SampledSession(Session):
         self._close_marks()
         self.sampler.stop()
 
+    def store(self, spool: Path, request: CaptureRequest) -> tuple[int, str]:
+        """Write the stacks into the spool, on another thread than the training one: their size in bytes.
+
+        Raises:
+            CaptureError: there are none.
+        """
+        path = _samples(spool, request)
+        if missing := self.sampler.keep(path, request.max_bytes):
+            raise CaptureError(missing)
+        return path.stat().st_size, ""
+
     def _mark(self, name: str) -> Callable[[], object]:
         return _nothing
 
@@ -300,72 +318,8 @@ class NvtxSession(Session):
         return self._pop
 
 
-class Probe:
-    """One step recorded before a capture and thrown away, to know what a step takes (`sizing`).
-
-    ``session`` makes a session with the capture's options; the trace is in ``spool`` for a moment.
-
-    Attributes:
-        took_s: seconds that the training thread spent on it so far.
-    """
-
-    def __init__(self, session: Callable[[], TorchSession], spool: Path, capture_id: str) -> None:
-        self._make = session
-        self._session: TorchSession | None = None
-        self._spool = spool
-        self._capture_id = capture_id
-        self._fixed_s = 0.0
-        self.took_s = 0.0
-
-    def start(self, number: int) -> None:
-        """Record from this step on."""
-        began_s = monotonic()
-        for _ in range(_BLANKS):
-            blank = self._started(number)
-            blank.stop()
-            self._trace_bytes(blank)
-            self._fixed_s = blank.stall_s
-        self._started(number)
-        self.took_s += monotonic() - began_s
-
-    def finish(self) -> TraceCost:
-        """Stop after the one step.
-
-        Raises:
-            CaptureError: nothing could be written.
-        """
-        began_s = monotonic()
-        session = self._session
-        assert session is not None, "a probe is started before it is finished"
-        session.stop()
-        size_bytes = self._trace_bytes(session)
-        self.took_s += monotonic() - began_s
-        return TraceCost(1, size_bytes, session.stall_s, self._fixed_s)
-
-    def stop(self) -> None:
-        """Stop the profiler, wherever it is."""
-        if self._session is not None:
-            self._session.stop()
-
-    def _started(self, number: int) -> TorchSession:
-        # Kept before anything is done with it: whatever fails, `stop` finds it.
-        self._session = session = self._make()
-        session.prepare()
-        session.start(self._capture_id, number, {})
-        return session
-
-    def _trace_bytes(self, session: TorchSession) -> int:
-        """The size of a trace, which is written and removed again."""
-        path = self._spool / f"{self._capture_id}.probe"
-        create(path)
-        try:
-            session.export(str(path))
-            size_bytes = path.stat().st_size
-        finally:
-            path.unlink(missing_ok=True)
-        if not size_bytes:
-            raise CaptureError("the trace was not written whole; the disk may be full")
-        return size_bytes
+def _samples(spool: Path, request: CaptureRequest) -> Path:
+    return spool / f"{request.capture_id}.{NAME}"
 
 
 def _compiler_loaded() -> bool:

@@ -1,4 +1,4 @@
-"""How many steps a capture may have: known of one recorded beforehand (`session.Probe`), or of the capture before.
+"""How many steps a capture may have: known of one recorded beforehand (`Probe`), or of the capture before.
 
 As many as fit into its bytes, and leave a trace whose stop and export do not hold the rank up for too long.
 
@@ -8,11 +8,18 @@ before anybody sees that. A step looks much like the next, and so does what it l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
 
 from sftriage.errors import CaptureError
+from sftriage.recorder.spool import create
 from sftriage.records import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
+
+if TYPE_CHECKING:
+    from sftriage.recorder.session import TorchSession
 
 PROBED_STEPS = 10
 """A capture of more steps than these has one recorded beforehand, unless it is known already what a step takes. With
@@ -33,6 +40,9 @@ _GROWTH = 1.5
 
 Measured with 400 operators a step: 11 to 19 ms for one alone, 14 for one of ten, 23 of a hundred, 25 of two hundred.
 """
+
+_BLANKS = 2
+"""Traces without any step, made first: one pays for what only the first in a process costs, one is measured."""
 
 Options = tuple[tuple[str, object], ...]
 
@@ -100,6 +110,74 @@ class StepSizes:
         if in_time < into_bytes:
             return StepLimit(in_time, f"more would hold the rank up for over {MAX_STALL_S:g} s")
         return StepLimit(into_bytes, f"more would not fit into {request.max_bytes} bytes")
+
+
+class Probe:
+    """One step recorded before a capture and thrown away, to know what a step takes.
+
+    ``session`` makes a session with the capture's options; the trace is in ``spool`` for a moment.
+
+    Attributes:
+        took_s: seconds that the training thread spent on it so far.
+    """
+
+    def __init__(self, session: Callable[[], TorchSession], spool: Path, capture_id: str) -> None:
+        self._make = session
+        self._session: TorchSession | None = None
+        self._spool = spool
+        self._capture_id = capture_id
+        self._fixed_s = 0.0
+        self.took_s = 0.0
+
+    def start(self, number: int) -> None:
+        """Record from this step on."""
+        began_s = monotonic()
+        for _ in range(_BLANKS):
+            blank = self._started(number)
+            blank.stop()
+            self._trace_bytes(blank)
+            self._fixed_s = blank.stall_s
+        self._started(number)
+        self.took_s += monotonic() - began_s
+
+    def finish(self) -> TraceCost:
+        """Stop after the one step.
+
+        Raises:
+            CaptureError: nothing could be written.
+        """
+        began_s = monotonic()
+        session = self._session
+        assert session is not None, "a probe is started before it is finished"
+        session.stop()
+        size_bytes = self._trace_bytes(session)
+        self.took_s += monotonic() - began_s
+        return TraceCost(1, size_bytes, session.stall_s, self._fixed_s)
+
+    def stop(self) -> None:
+        """Stop the profiler, wherever it is."""
+        if self._session is not None:
+            self._session.stop()
+
+    def _started(self, number: int) -> TorchSession:
+        # Kept before anything is done with it: whatever fails, `stop` finds it.
+        self._session = session = self._make()
+        session.prepare()
+        session.start(self._capture_id, number, {})
+        return session
+
+    def _trace_bytes(self, session: TorchSession) -> int:
+        """The size of a trace, which is written and removed again."""
+        path = self._spool / f"{self._capture_id}.probe"
+        create(path)
+        try:
+            session.export(str(path))
+            size_bytes = path.stat().st_size
+        finally:
+            path.unlink(missing_ok=True)
+        if not size_bytes:
+            raise CaptureError("the trace was not written whole; the disk may be full")
+        return size_bytes
 
 
 def _in_time(measured: TraceCost, asked: int) -> int:

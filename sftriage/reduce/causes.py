@@ -17,6 +17,7 @@ from sftriage.reduce.samples import Frame, StackSamples
 from sftriage.reduce.spots import Spot, spots
 from sftriage.reduce.workers import WorkerSpot, in_workers
 from sftriage.traces.manifest import CauseCode, CauseInfo, Findings, PlaceInfo
+from sftriage.words.causes import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
 
 LEAST_FRACTION = 0.04
 """Of a step: what is longer by less is not slow, and has no cause. It is what a policy's `min_gain` is by default."""
@@ -42,76 +43,6 @@ is held, one sample stands for long."""
 _BY_SYSTEM: dict[CauseCode, Callable[[Spot], float | None]] = {
     "descheduled": lambda spot: spot.waited_fraction,
     "stopped": lambda spot: spot.stopped_fraction,
-}
-
-DOES: dict[CauseCode, str] = {
-    "sleep": "which sleeps",
-    "dataloader_workers": "which waits for the workers of its DataLoader",
-    "lock": "which waits for another thread or process",
-    "subprocess": "which starts another program and waits for it",
-    "output": "which writes its log or its output",
-    "database": "which waits for a database",
-    "network": "which waits for the network",
-    "disk": "which reads or writes files",
-    "checkpoint": "which saves a checkpoint",
-    "garbage_collection": "which collects garbage",
-    "recompilation": "which compiles again",
-    "collective": "which waits in a collective",
-    "python": "which computes",
-    "operator": "",
-    "blocked": "which waits there, for what is not known",
-    "gil": "which waits for the interpreter (the GIL), for it is held by thread",
-    "descheduled": "it was ready to run and waited for a core",
-    "stopped": "the whole process stood still",
-    "cgroup_throttled": "its cgroup's CPU limit kept it from running",
-    "page_faults": "which touches memory that is not there yet (page faults)",
-    "memory_pressure": "it waited for memory",
-    "gpu_throttled": "its GPU was behind the others, for its clock is lower",
-    "unknown": "which runs or waits there: the system does not say",
-}
-
-NEXT_STEP: dict[CauseCode, str] = {
-    "sleep": "Look at why that line sleeps, and on this rank alone.",
-    "dataloader_workers": "Give the loader more workers, or look at what one does: py-spy dump --pid WORKER.",
-    "lock": "Look at who holds what it waits for: the other threads are in the same file of stacks.",
-    "subprocess": "Do what that program does in the process itself, or in a worker that stays.",
-    "output": "Look at who reads it (a full pipe, a slow terminal or disk); log less, or by way of a QueueHandler.",
-    "database": "Look at who else holds that database, and make one transaction of many rows.",
-    "network": "Look at the network of this rank's host, and at what it fetches at that line.",
-    "disk": "Look at this host's disk (iostat -x 1), and at whether the file can be kept in memory.",
-    "checkpoint": "Save in the background, or give such steps a kind of their own: monitor.step(kind=...).",
-    "garbage_collection": "Collect at the same step on all ranks: gc.disable(), and gc.collect() every so many steps.",
-    "recompilation": "Look at what changes from step to step: TORCH_LOGS=recompiles says why it compiles again.",
-    "collective": "The others of this collective are who to look at: compare their stacks.",
-    "python": "Look at that function; a capture with with_stack counts its calls.",
-    "operator": "Compare its inputs with the other rank's: a capture with record_shapes has them.",
-    "blocked": "Look at the stacks of the other threads, in the same file, and at what that line calls.",
-    "descheduled": "Look at what else runs on its host (top -H), or pin the rank to cores of its own.",
-    "gil": "Move what that thread does to a process of its own, or have it let go of the interpreter.",
-    "stopped": "Look at who stops it (SIGSTOP, cpulimit), and at the CPU limit of its cgroup (cpu.stat: nr_throttled).",
-    "cgroup_throttled": "Raise that limit (cpu.max; in Kubernetes resources.limits.cpu), or run fewer threads.",
-    "page_faults": "Keep what that line allocates for the next step (preallocate, reuse), or use larger pages.",
-    "gpu_throttled": "Look at why its clock is lower: nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER.",
-    "memory_pressure": "Give its cgroup more memory (memory.high, memory.max), or run less in it.",
-    "unknown": "Look at the trace, beside that of another rank: sftriage capture --rank N.",
-}
-
-
-COUNTED: dict[str, str] = {
-    "cgroup_throttled": DOES["cgroup_throttled"],
-    "stopped": DOES["stopped"],
-    "page_faults": "it waited for pages of its memory to be read from disk",
-    "memory_pressure": DOES["memory_pressure"],
-    "descheduled": DOES["descheduled"],
-    "disk": "it waited for a disk",
-    "network": "its host waited to send TCP segments again",
-    "gpu_throttled": DOES["gpu_throttled"],
-}
-"""What the kernel counted that no line of the program is needed for."""
-
-COUNTED_STEP: dict[str, str] = {
-    "page_faults": "See whether its host swaps (vmstat 1), and give it more memory.",
-    "network": "Look at the network of this rank's host: nstat -az TcpRetransSegs, ip -s link.",
 }
 
 
@@ -153,8 +84,7 @@ def cause_of_rank(
         counted: what the kernel counted of it over its peers', a step, of what is known.
     """
     if over_s <= 0.0:
-        said = f"Rank {rank} was no slower than its peers while it was captured."
-        return CauseInfo(code="unknown", sure=False, sentence=said, next_step=NEXT_STEP["unknown"])
+        return _unsure(f"Rank {rank} was no slower than its peers while it was captured.")
     found = [] if sampled is None else spots(sampled, None)
     # (a step may have no sample, where the sampler was kept from it)
     n_steps = 0 if sampled is None or not found else max(sampled.step_N) - min(sampled.step_N) + 1
@@ -182,22 +112,12 @@ def cause_of_rank(
         )
     ran_s = seconds(lambda one: one.run_fraction)
     if operator and found and ran_s >= SURE_FRACTION * over_s:
-        return CauseInfo(
-            code="operator",
-            sure=False,
-            sentence=f"{subject}: it computes for {_ms(ran_s)}, first of all {operator}; it has more work than they "
-            "have, or a slower processor.",
-            next_step=NEXT_STEP["operator"],
-            took_s=ran_s,
-        )
+        more = "it has more work than they have, or a slower processor"
+        said = f"{subject}: it computes for {_ms(ran_s)}, first of all {operator}; {more}."
+        return _unsure(said, "operator", took_s=ran_s)
     if account is not None:
         return _accounted(f"{subject}: for {_ms(account.took_s)}", account, over_s)
-    return CauseInfo(
-        code="unknown",
-        sure=False,
-        sentence=f"{subject}, and it is not known why.",
-        next_step="Look at its host: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE; turbostat).",
-    )
+    return _unsure(f"{subject}, and it is not known why.", next_step=HOST_STEP)
 
 
 def _done_to_rank(
@@ -218,6 +138,12 @@ def _done_to_rank(
         if took_s >= MAIN_FRACTION * over_s and not (code == "descheduled" and on_record):
             return code, took_s, certain_s
     return None
+
+
+def _unsure(
+    said: str, code: CauseCode = "unknown", next_step: str | None = None, took_s: float | None = None
+) -> CauseInfo:
+    return CauseInfo(code=code, sure=False, sentence=said, next_step=next_step or NEXT_STEP[code], took_s=took_s)
 
 
 def _accounted(said: str, account: Account, longer_s: float, rest: str = "") -> CauseInfo:
@@ -472,9 +398,7 @@ class _Search:
         )
 
     def _unknown(self, why: str) -> CauseInfo:
-        return CauseInfo(
-            code="unknown", sure=False, sentence=f"{why[:1].upper()}{why[1:]}.", next_step=NEXT_STEP["unknown"]
-        )
+        return _unsure(f"{why[:1].upper()}{why[1:]}.")
 
 
 def _busiest(sampled: StackSamples) -> str:

@@ -38,13 +38,7 @@ COLLECTIVES: Final = (
     "ncclKernel*",
     "ncclDevKernel*",
 )
-WAITS: Final = (
-    *COLLECTIVES,
-    "MPI_[BRW]*",
-    "cuda*Synchronize*",
-    "hip*Synchronize*",
-    "*_MultiProcessingDataLoaderIter*",
-)
+WAITS: Final = (*COLLECTIVES, "MPI_[BRW]*", "cuda*Synchronize*", "hip*Synchronize*", "*_MultiProcessingDataLoaderIter*")
 """What waits for the device or for other processes, in whatever thread it does."""
 
 IDLES: Final = (

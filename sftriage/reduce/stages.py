@@ -108,7 +108,6 @@ class Reduction:
         origin: whether sftriage marked the stages, a map of names did, or names that the field uses were recognised.
         spans: for each stage but ``other`` the time it takes in the trace.
         durations_ns_NS: each stage's share of each step; a step's sum to it exactly.
-        outside_ns_NG: the part of ``other`` before each sync stage ended (see `records.StepRecord`).
         notes: what a reader should know about the reduction.
     """
 
@@ -118,7 +117,6 @@ class Reduction:
     origin: Origin
     spans: Mapping[str, Intervals]
     durations_ns_NS: Ints
-    outside_ns_NG: Ints
     notes: tuple[str, ...]
 
     def without_events(self) -> Reduction:
@@ -168,7 +166,6 @@ def reduce_trace(trace: Trace, names: Names | None = None) -> Reduction:
         origin=origin,
         spans=spans,
         durations_ns_NS=durations_NS,
-        outside_ns_NG=outside_ns(steps, spans, schema),
         notes=(*trace.notes, *notes),
     )
 

@@ -40,11 +40,7 @@ def _starts(time_ns: Sequence[int], period_ns: int) -> list[int]:
 
 
 def _track(
-    frames: Sequence[Frame],
-    thread: ThreadSamples,
-    time_ns: Sequence[int],
-    starts_ns: Sequence[int],
-    process: str = "",
+    frames: Sequence[Frame], thread: ThreadSamples, time_ns: Sequence[int], starts_ns: Sequence[int], process: str = ""
 ) -> StackTrack:
     found = sorted(_slices(frames, thread.stacks_N, time_ns, starts_ns), key=lambda one: (one[1].start_ns, one[0]))
     name = thread.name.removeprefix(process).lstrip(": ")

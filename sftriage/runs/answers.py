@@ -45,10 +45,7 @@ def answer(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any]:
 
 
 def ended(
-    directory: RunDirectory,
-    decision: dict[str, Any],
-    deadline_s: float,
-    doing: Callable[[str], None] = lambda _: None,
+    directory: RunDirectory, decision: dict[str, Any], deadline_s: float, doing: Callable[[str], None] = lambda _: None
 ) -> list[dict[str, Any]]:
     """What became of the captures of a decision, once all of them have ended; nothing where they do not in time.
 

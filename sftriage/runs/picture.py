@@ -188,23 +188,20 @@ def _with_stored(one: CaptureView, manifest: Manifest) -> CaptureView:
 
 def picture_values(shown: Picture) -> dict[str, Any]:
     """A picture as JSON values."""
-    view, stands, newest = shown.view, shown.outlook, shown.newest
+    view, info, stands, newest = shown.view, shown.view.info, shown.outlook, shown.newest
     return {
         "type": "picture",
         "state": shown.state,
         "unwatched": view.unwatched,
         "run_dir": shown.place,
-        "job": "" if view.info is None else view.info.job,
-        "run": "" if view.info is None else view.info.run_id,
-        "policy": "" if view.info is None else view.info.policy,
+        "job": "" if info is None else info.job,
+        "run": "" if info is None else info.run_id,
+        "policy": "" if info is None else info.policy,
         "windows": len(view.rows),
         "health": stands and stands.face,
         "since_step": stands and stands.since_step,
         "since_until_step": stands and stands.until_step,
-        "since_s": stands and stands.since_s,
-        "sentence": stands and stands.sentence,
-        "done": stands and stands.done,
-        "resolves": stands and stands.resolves,
+        **{name: stands and getattr(stands, name) for name in ("since_s", "sentence", "done", "resolves")},
         "answers": shown.glance and shown.glance.answers,
         "next": shown.glance and shown.glance.steps,
         "cause": shown.glance and shown.glance.cause and shown.glance.cause.model_dump(mode="json"),
@@ -227,29 +224,20 @@ def window_values(row: WindowRow) -> dict[str, Any]:
     """A window, and what was decided about it, as JSON values."""
     return {
         "type": "window",
-        "first_step": row.first_step,
-        "last_step": row.last_step,
-        "attempt": row.attempt,
-        "time_s": row.time_s,
-        "label": row.label,
-        "reasons": row.reasons,
-        "sentence": row.sentence,
-        "exposed_s": row.exposed_s,
+        **_picked(row, "first_step", "last_step", "attempt", "time_s", "label", "reasons", "sentence", "exposed_s"),
         "advances_s": dict(zip(row.stages, row.advances_s, strict=True)),
-        "suspects": row.suspects,
-        "candidates": row.candidates,
-        "regression": row.regression,
-        "coverage": row.coverage,
+        **_picked(row, "suspects", "candidates", "regression", "coverage"),
         "decision": {
-            "outcome": row.outcome,
-            "reason": row.reason,
-            "parameters": row.parameters,
-            "words": row.words,
+            **_picked(row, "outcome", "reason", "parameters", "words"),
             "rule": row.rule or None,
             "resolves": row.resolves,
             "captures": row.asked,
         },
     }
+
+
+def _picked(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 class Watched:

@@ -22,14 +22,7 @@ from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.runs.following import JournalTail, Other, RequestRow, WindowRow
 from sftriage.runs.lanes import Lanes, lanes_of
 from sftriage.runs.lateness import HeatMap, HeatSource
-from sftriage.runs.liveness import (
-    RankCoverage,
-    TelemetryLook,
-    Watcher,
-    WatcherLook,
-    disk_problem,
-    is_unwatched,
-)
+from sftriage.runs.liveness import RankCoverage, TelemetryLook, Watcher, WatcherLook, disk_problem, is_unwatched
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload

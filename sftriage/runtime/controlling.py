@@ -33,7 +33,7 @@ from sftriage.runtime.annotating import quick
 from sftriage.runtime.hosting import SOON_S, SPEAKER, host_directory
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.kept_rows import KeptRows
-from sftriage.runtime.local import Keeping, MakeSinks
+from sftriage.runtime.local import Keeping, MakeSinks, kept_of
 from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
 from sftriage.runtime.triage import POLL_S, SEEN_S, Triage
 from sftriage.runtime.uploads import RunUploads
@@ -41,7 +41,6 @@ from sftriage.sinks.stream import Sink
 from sftriage.traces.disk import Disk
 from sftriage.traces.files import write_atomically
 from sftriage.traces.store import LocalStore
-from sftriage.windows.steplog import KeptSteps
 from sftriage.words.amounts import place
 
 log = logging.getLogger("sftriage")
@@ -247,22 +246,8 @@ class JobController:
 
     def _begin(self, run_id: str, beginning: Beginning) -> RunInfo:
         """Make the run directory, and one in memory, which says for how long the job is watched."""
-        now, keeping = datetime.now(timezone.utc), beginning.keeping
         rings = make_rings_directory(run_id)
-        info = RunInfo(
-            run_id=run_id,
-            job=beginning.job,
-            created_at=now.isoformat(timespec="seconds"),
-            command=(),
-            policy=", ".join(one.policy.metadata.name for one in self.files.current.loaded),
-            policy_sha256=self.files.current.loaded[0].sha256,
-            rings=str(rings),
-            store=keeping.store,
-            drop_local=keeping.drop_local,
-            steps_bytes=None if keeping.steps is None else keeping.steps.max_bytes,
-            steps_age_s=None if keeping.steps is None else keeping.steps.age_s,
-            ended_at="",
-        )
+        info = beginning.keeping.info(run_id, beginning.job, (), self.files, rings)
         try:
             texts = [path.read_text(encoding="utf-8") for one in beginning.policies for path in files_of(one)]
             create(self.directory.path, info, *texts)
@@ -276,9 +261,6 @@ class JobController:
 
     def _made(self, hub: Hub, lease: Lease, info: RunInfo) -> NatsFleet:
         path, name = self.directory.generations, RunName(info.job, info.run_id, info.store or "")
-        kept = None
-        if info.steps_bytes is not None and info.steps_age_s is not None:
-            kept = KeptSteps(info.steps_bytes, info.steps_age_s)
         try:
             known = msgspec.json.decode(path.read_bytes(), type=Known) if path.exists() else Known()
         except (OSError, ValueError) as error:
@@ -295,7 +277,7 @@ class JobController:
             lease,
             Generations(known),
             note,
-            KeptRows(self.directory.steps, kept, self._disk),
+            KeptRows(self.directory.steps, kept_of(info), self._disk),
             Fetching(taker(LocalStore(self.directory.path), name, quick), self.directory.spool, name),
         )
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from sftriage.agent.agent import Agent
 from sftriage.capture.nsys import NsysPlace
+from sftriage.controller.needs import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import SftriageError, UsageError
+from sftriage.fleet.in_process import InProcess
 from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import (
@@ -33,10 +36,11 @@ from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory, sweep
-from sftriage.runtime.triage import POLL_S, Triage, this_host
+from sftriage.runtime.triage import POLL_S, Triage
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
-from sftriage.traces.disk import Disk
+from sftriage.traces.disk import Disk, Do, at_once
+from sftriage.traces.store import LocalStore
 from sftriage.windows.steplog import KeptSteps
 
 log = logging.getLogger("sftriage")
@@ -69,6 +73,24 @@ class Keeping:
     catalogue: str | None = None
     steps: KeptSteps | None = None
 
+    def info(self, run_id: str, job: str, command: tuple[str, ...], files: PolicyFiles, rings: Path) -> RunInfo:
+        """What goes on record of a run that begins now."""
+        loaded = files.current.loaded
+        return RunInfo(
+            run_id=run_id,
+            job=job,
+            created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            command=command,
+            policy=", ".join(one.policy.metadata.name for one in loaded),
+            policy_sha256=loaded[0].sha256,
+            rings=str(rings),
+            store=self.store,
+            drop_local=self.drop_local,
+            steps_bytes=None if self.steps is None else self.steps.max_bytes,
+            steps_age_s=None if self.steps is None else self.steps.age_s,
+            ended_at="",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class UnderNsys:
@@ -76,6 +98,22 @@ class UnderNsys:
 
     traces: str
     armed: bool = False
+
+
+def this_host(directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None, do: Do = at_once) -> Fleet:
+    """The fleet of a job on this host: its one agent, in this process. Nothing listens anywhere.
+
+    ``nsys`` says how the ranks were launched under nsys, if they were; ``do`` is who writes into the run directory.
+    """
+    places = Path(info.rings), directory.steps, directory.spool, LocalStore(directory.path)
+    return InProcess([Agent(*places, job=info.job, run=info.run_id, nsys=nsys, kept=kept_of(info), do=do)])
+
+
+def kept_of(info: RunInfo) -> KeptSteps | None:
+    """How much is kept of a run's steps; a run of an earlier version keeps all."""
+    if info.steps_bytes is None or info.steps_age_s is None:
+        return None
+    return KeptSteps(info.steps_bytes, info.steps_age_s)
 
 
 class _Watched:
@@ -159,23 +197,9 @@ class LocalRun(_Watched):
         files = PolicyFiles(policies)
         if shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
-        now = datetime.now(timezone.utc)
-        run_id = new_run_id(now)
+        run_id = new_run_id(datetime.now(timezone.utc))
         rings = make_rings_directory(run_id)
-        info = RunInfo(
-            run_id=run_id,
-            job=job,
-            created_at=now.isoformat(timespec="seconds"),
-            command=command,
-            policy=", ".join(one.policy.metadata.name for one in files.current.loaded),
-            policy_sha256=files.current.loaded[0].sha256,
-            rings=str(rings),
-            store=keeping.store,
-            drop_local=keeping.drop_local,
-            steps_bytes=None if keeping.steps is None else keeping.steps.max_bytes,
-            steps_age_s=None if keeping.steps is None else keeping.steps.age_s,
-            ended_at="",
-        )
+        info = keeping.info(run_id, job, command, files, rings)
         launch = None
         self._held = contextlib.ExitStack()
         try:

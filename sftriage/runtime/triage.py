@@ -15,8 +15,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from sftriage.agent.agent import STORING_S, Agent
-from sftriage.capture.nsys import NsysPlace
+from sftriage.agent.agent import STORING_S
 from sftriage.controller.controller import Controller, in_force
 from sftriage.controller.corroboration import Corroboration
 from sftriage.controller.gathering import WindowAssembly
@@ -26,7 +25,6 @@ from sftriage.controller.resuming import ResumeState, resume_state
 from sftriage.controller.wanting import Wants
 from sftriage.errors import SftriageError
 from sftriage.events import DiskRecovered, JobSeen, Received, Resumed, TakenOver
-from sftriage.fleet.in_process import InProcess
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import in_the_same_steps
@@ -40,13 +38,11 @@ from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Webhooks
-from sftriage.traces.disk import Disk, Do, at_once
+from sftriage.traces.disk import Disk
 from sftriage.traces.files import refusing
 from sftriage.traces.retention import RetentionLimits
-from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
-from sftriage.windows.steplog import KeptSteps
 
 log = logging.getLogger("sftriage")
 
@@ -81,20 +77,6 @@ class Clock:
     def monotonic_s(self) -> float:
         """Seconds on the clock that only goes on."""
         return self.monotonic_ns() / 1e9
-
-
-def this_host(directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None, do: Do = at_once) -> Fleet:
-    """The fleet of a job on this host: its one agent, in this process. Nothing listens anywhere.
-
-    ``nsys`` says how the ranks were launched under nsys, if they were; ``do`` is who writes into the run directory.
-    """
-    rings, store = Path(info.rings), LocalStore(directory.path)
-    # (a run of an earlier version keeps all)
-    kept = None
-    if info.steps_bytes is not None and info.steps_age_s is not None:
-        kept = KeptSteps(info.steps_bytes, info.steps_age_s)
-    places = rings, directory.steps, directory.spool, store
-    return InProcess([Agent(*places, job=info.job, run=info.run_id, nsys=nsys, kept=kept, do=do)])
 
 
 class Triage:

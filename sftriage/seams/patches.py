@@ -179,6 +179,7 @@ class Seams:
         and where in it.
         """
         from sftriage.recorder import monitor as recorder
+        from sftriage.recorder.identity import COHORT_ENV
 
         monitor = None
         try:
@@ -201,7 +202,7 @@ class Seams:
             else:
                 self.on.discard(EXCHANGE)
             self.compiled = self._compilations()
-            cohort = None if os.environ.get(recorder.COHORT_ENV) else self.cohort
+            cohort = None if os.environ.get(COHORT_ENV) else self.cohort
             monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort, give_way=self.stop)
             if not monitor.active:
                 self.stop()

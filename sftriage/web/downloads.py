@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from sftriage.errors import InputError, IntegrityError, SftriageError
-from sftriage.traces.files import CHUNK_BYTES, regular, verified
+from sftriage.traces.files import chunks, regular, verified
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.objects import Objects, Patience, checked_url
@@ -54,8 +54,7 @@ def pieces_of(store: Store, manifest: Manifest, artefact: Artefact) -> Iterator[
 
 def _here(path: Path) -> Iterator[bytes]:
     with regular(path, IntegrityError) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield chunk
+        yield from chunks(file)
 
 
 def _elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:

@@ -58,11 +58,7 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         now_s: seconds since the epoch.
     """
     environment = Environment(
-        loader=_Rooted("sftriage.web"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=_Rooted("sftriage.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
         milliseconds=milliseconds,

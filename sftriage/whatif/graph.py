@@ -52,7 +52,6 @@ class Graph:
 
     n_ops: int
     group_T: IndexArray
-    joined_T: BoolArray
     levels: tuple[Level, ...]
 
 
@@ -86,7 +85,7 @@ def graph_of(
         _level(sorted(ready, key=lambda op: (group_T[op] < 0, group_T[op], op)), before, group_T, joined_T)
         for ready in _in_order(before, group_T, members, names)
     ]
-    return Graph(n_ops, group_T, joined_T, tuple(levels))
+    return Graph(n_ops, group_T, tuple(levels))
 
 
 def _in_order(

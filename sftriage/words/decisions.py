@@ -46,10 +46,7 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
         "captures_per_hour",
         ": {captures_of} asked for in the last hour; the next from {until_s} on",
     ),
-    "captures_per_day": (
-        "captures_per_day",
-        ": {captures_of} asked for in the last day; the next from {until_s} on",
-    ),
+    "captures_per_day": ("captures_per_day", ": {captures_of} asked for in the last day; the next from {until_s} on"),
     "place_kept": (
         "the last place of {place_of} is kept for a suspect larger than any before",
         ": this one costs {gain_s} ms a step, and one of {largest_gain_s} ms was captured; until {until_s}",

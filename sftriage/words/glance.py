@@ -125,7 +125,7 @@ AFTERWARDS: Mapping[str, str] = {
     "roaming": "A different rank led from step to step: look for what moves with the data or the clock (uneven "
     "batches, garbage collection, a shared filesystem).",
     "low_coverage": "Ranks or steps are missing: check that every rank runs the recorder.",
-    "no_baseline": "Every rank was slower alike, from the start: compare with a run that was quicker.",
+    "no_baseline": "Every rank was slower alike, or one of two, from the start: compare with a run that was quicker.",
     "intermittent": "Too few steps were slow to tell it from chance: for the next run, lower min_persistence if short "
     "bursts are what you are after.",
     "self_inflicted": "The last windows were slowed by a capture: look at those before it.",

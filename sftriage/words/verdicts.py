@@ -13,7 +13,7 @@ REASONS: Mapping[str, str] = {
     "sync_ambiguous": "the time is lost inside a sync stage, where ranks wait for each other and all look alike",
     "roaming": "the rank that comes last changes from step to step",
     "low_coverage": "steps of some ranks are missing",
-    "no_baseline": "all ranks became slower alike, before the job's normal step was known",
+    "no_baseline": "all ranks became slower alike, or one of two is slower, and what is normal is not known",
     "intermittent": "one rank causes most of the delay, but not often enough yet to tell that from chance",
     "mixed_roles": "the ranks do different work, and which of them do the same (cohorts) is not declared",
     "clock_limited": "the ranks run on devices, and on the host's clock a wait for a device shows in any stage",
@@ -45,8 +45,8 @@ RESOLVES: Mapping[str, str] = {
     "(uneven batches, garbage collection, a shared filesystem), or wait until one rank stays in front.",
     "low_coverage": "Ranks or steps are missing from the window: check that every rank runs the recorder "
     "and that its ring can be read, then wait for a complete window.",
-    "no_baseline": "Every rank is slower alike and there is nothing yet to compare with: "
-    "let the job run through its warm-up, so that its own normal step is known.",
+    "no_baseline": "Every rank is slower alike, or one of two is slower than the other, and there is nothing yet to "
+    "compare with: let the job run through its warm-up, so that its own normal step is known.",
     "intermittent": "Too few steps of the window are slow: wait for the delay to come back more often, "
     "or lower min_persistence if short bursts are what you are after.",
     "mixed_roles": "The ranks do different work (pipeline stages, a rank that also evaluates) and cannot be compared: "

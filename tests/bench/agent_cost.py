@@ -25,7 +25,8 @@ from typing import Any
 from sftriage.policy.loading import load, shipped
 from sftriage.recorder import Monitor
 from sftriage.runs.directory import RunInfo, create
-from sftriage.runtime.triage import Triage, this_host
+from sftriage.runtime.local import this_host
+from sftriage.runtime.triage import Triage
 
 TMPFS = Path("/dev/shm")
 STAGES = ("data", "forward", "backward", "optimizer")

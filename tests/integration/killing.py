@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sftriage.capture.mailbox import MailboxClient
 from sftriage.errors import RingError
-from sftriage.recorder import MailboxClient, find_rings
+from sftriage.recorder import find_rings
 from sftriage.records import ManualRequest
 from sftriage.runs import asks
 from sftriage.runs.directory import RunDirectory, read_info

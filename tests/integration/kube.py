@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.integration.processes import DEADLINE_S, wait_until
@@ -220,3 +221,10 @@ def prepared(*what: str) -> Iterator[Cluster]:
         one.kubectl("apply", *(word for name in what for word in ("-f", str(K8S / name))))
         one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         yield one
+
+
+@pytest.fixture
+def namespace(server: Cluster) -> Iterator[str]:
+    """A namespace of a test's own, on the server of its module."""
+    with server.namespace() as name:
+        yield name

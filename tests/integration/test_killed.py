@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.recorder import MailboxClient, find_rings
+from sftriage.capture.mailbox import MailboxClient
+from sftriage.recorder import find_rings
 from tests.integration.killing import (
     Job,
     asked,

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.capture.mailbox import MailboxClient
 from sftriage.capture.stacks import find_py_spy
 from sftriage.errors import CaptureError
-from sftriage.recorder import MailboxClient, find_rings
+from sftriage.recorder import find_rings
 from sftriage.runs.directory import read_info
 from sftriage.runtime.nsys_launch import place_in
 from tests import needs

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import gzip
 import hashlib
 import json
@@ -14,15 +12,10 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from sftriage.kube.captures import Seen, capture_status
 from sftriage.records import CaptureResult
@@ -30,7 +23,7 @@ from sftriage.traces.manifest import Manifest, ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from tests.integration.kube import Cluster, missing, prepared
-from tests.integration.processes import ended, wait_until
+from tests.integration.processes import wait_until
 from tests.unit.conftest import manifest_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -53,63 +46,6 @@ REPORT = {
 def server() -> Iterator[Cluster]:
     with prepared("crds") as one:
         yield one
-
-
-@pytest.fixture
-def namespace(server) -> Iterator[str]:
-    with server.namespace() as name:
-        yield name
-
-
-class Laptop:
-    """Somebody's own machine, with a kubeconfig."""
-
-    def __init__(self, kubeconfig: Path, home: Path, namespace: str) -> None:
-        self.home, self._namespace = home, namespace
-        own = {"KUBECONFIG": str(kubeconfig), "COLUMNS": "200", "XDG_CACHE_HOME": str(home / "cache")}
-        self.environment = {**os.environ, **own}
-
-    def command(self, *arguments: object) -> list[str]:
-        return [sys.executable, "-m", "sftriage", "kube", *map(str, arguments), "-n", self._namespace]
-
-    def __call__(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            self.command(*arguments),
-            env=self.environment,
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
-        return done
-
-    def json(self, *arguments: object, code: int = 0) -> Any:
-        return json.loads(self(*arguments, "--json", code=code).stdout)
-
-    @contextlib.contextmanager
-    def running(self, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-        with (
-            subprocess.Popen(
-                self.command(*arguments),
-                env=self.environment,
-                cwd=self.home,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            ) as process,
-            ended(process),
-        ):
-            yield process
-
-
-@pytest.fixture
-def laptop(server, tmp_path, namespace) -> Laptop:
-    home = tmp_path / "laptop"
-    home.mkdir()
-    return Laptop(server.kubeconfig, home, namespace)
 
 
 @pytest.fixture
@@ -321,117 +257,6 @@ def test_one_that_is_deleted_meanwhile(server, namespace, laptop):
         _, err = process.communicate(timeout=SOON_S)
     assert process.returncode == 1
     assert "Somebody has deleted it." in err
-
-
-LABELS = {"batch.kubernetes.io/job-name": "train"}
-
-
-def trainer(name: str, **labels: str) -> dict[str, Any]:
-    spec = {"containers": [{"name": "main", "image": "x"}]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {**LABELS, **labels}}, "spec": spec}
-
-
-def wrong(laptop: Laptop) -> dict[str, str]:
-    return {one["code"]: one["says"] for one in laptop.json("doctor", code=1) if one["state"] == "wrong"}
-
-
-def test_a_doctor_finds_why_nothing_happens(server, namespace, laptop):
-    """GIVEN a cluster in which nothing is installed but definitions THEN each thing that is missing is said in turn."""
-    found = wrong(laptop)
-    assert {"operator", "webhook", "webhook_configuration"} <= set(found)
-    # WHEN a job trains without a label, and then with one, put on it while it runs
-    server.create(trainer("train-0"), namespace)
-    assert wrong(laptop)["label"].startswith("train-0 trains, without the label")
-    wait_until(lambda: younger(server, namespace), SOON_S)
-    server.kubectl("label", "pod", "train-0", "-n", namespace, "sftriage.dev/inject=enabled")
-    found = wrong(laptop)
-    assert "label" not in found
-    assert found["injected"].startswith("train-0: labelled, but not injected")
-    # AND a policy that nobody looks at is too young to complain about
-    assert "policies" not in found
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "small"},
-        "spec": {"hard": {"pods": "1"}},
-    }
-    server.create(quota, namespace)
-    table = laptop("doctor", code=1).stdout
-    assert "do: create the pods anew" in table or "do: see above" in table
-
-
-def younger(server: Cluster, namespace: str) -> bool:
-    """Whether what is created now is younger than the pod; a server counts in seconds."""
-    done = server.kubectl("create", "configmap", "clock", "-n", namespace, "-o", "json", "--dry-run=server")
-    now = json.loads(done.stdout)["metadata"]["creationTimestamp"]
-    return bool(now > server.get("pod", "train-0", namespace=namespace)["metadata"]["creationTimestamp"])
-
-
-WEBHOOK = ("mutatingwebhookconfiguration", "sftriage")
-
-
-def signed(days: int) -> dict[str, str]:
-    """A certificate that was good for so many days, from ten days ago on, and who signed it, as objects have them."""
-    begun = datetime.now(timezone.utc) - timedelta(days=10)
-
-    def encoded(subject: str, key: Any, by: Any, until: int) -> str:
-        names = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in ("ca", subject))
-        builder = x509.CertificateBuilder(*names, key.public_key(), 1, begun, begun + timedelta(days=until))
-        return base64.b64encode(builder.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)).decode()
-
-    own, ca = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    return {"tls.crt": encoded("webhook", own, ca, days), "ca.crt": encoded("ca", ca, ca, 4000)}
-
-
-@pytest.fixture
-def installed(server) -> Iterator[None]:
-    """All of sftriage, as `kubectl apply -k k8s/` makes it, on a server that runs no pods."""
-    # (an old server does not know the versions of CronJob and PodDisruptionBudget, and takes the rest)
-    done = server.kubectl("apply", "-k", str(REPOSITORY / "k8s"), check=False)
-    assert done.stderr.count("no matches for kind") == done.stderr.count("resource mapping not found")
-    try:
-        yield
-    finally:
-        # (definitions and rights stay: other tests have them too)
-        server.kubectl("delete", *WEBHOOK)
-        server.kubectl("delete", "deployments,secrets", "--all", "-n", "sftriage-system")
-
-
-def test_an_installation_that_does_not_work_is_looked_through(server, namespace, laptop, installed):
-    """GIVEN all of it installed, and nothing running THEN what is missing is found, and each again as it is mended."""
-    found = wrong(laptop)
-    assert "has no caBundle (pods.sftriage.dev" in found["ca_bundle"]
-    assert "the webhook does not run" in found["webhook"]
-    assert "nobody answers" in found["webhook_service"]
-    assert "operator_rights" not in found
-    for days, says in ((9, "ended at"), (12, "is good for 4"), (400, "")):
-        made_of = signed(days)
-        bundle = [
-            {"op": "add", "path": f"/webhooks/{number}/clientConfig/caBundle", "value": made_of["ca.crt"]}
-            for number in range(len(server.get(*WEBHOOK, namespace="default")["webhooks"]))
-        ]
-        server.kubectl("patch", *WEBHOOK, "--type=json", "-p", json.dumps(bundle))
-        patch = json.dumps({"data": {"tls.crt": made_of["tls.crt"], "tls.key": ""}})
-        server.kubectl("patch", "secret", "sftriage-webhook-tls", "-n", "sftriage-system", "--type=merge", "-p", patch)
-        found = wrong(laptop)
-        assert "ca_bundle" not in found
-        assert says in found.get("certificate", "")
-        assert bool(says) == ("certificate" in found)
-    # WHEN the certificate is one of somebody else
-    patch = json.dumps({"data": {"tls.crt": signed(400)["tls.crt"]}})
-    server.kubectl("patch", "secret", "sftriage-webhook-tls", "-n", "sftriage-system", "--type=merge", "-p", patch)
-    assert "signed by none whom" in wrong(laptop)["certificate"]
-
-
-def test_whoever_may_see_little_is_told_what_they_may_not(server, namespace, laptop, tmp_path):
-    """GIVEN a person without rights THEN that is said, and what they may not look at is not called wrong."""
-    server.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "rbac"))
-    as_operator = server.as_operator(tmp_path)
-    findings = Laptop(as_operator, laptop.home, namespace).json("doctor", code=1)
-    states = {one["code"]: one["state"] for one in findings}
-    assert states["rights"] == "wrong"
-    assert states["webhooks"] == "unknown"
-    assert "create tracecaptures" in next(one["says"] for one in findings if one["code"] == "rights")
 
 
 def test_kubectl_has_it_as_a_plugin(server, namespace, laptop):

@@ -20,6 +20,7 @@ from sftriage.kube.deploying import METRICS_PORT
 from sftriage.runtime.hub_server import nats_server
 from sftriage.runtime.hub_waiting import is_up
 from sftriage.traces.remote import RemoteStore
+from tests.disks import small_disk
 from tests.integration.beside_hub import free_port
 from tests.integration.kube import ANY, Cluster, OwnCluster, cluster, missing
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
@@ -35,6 +36,13 @@ pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 
 REPOSITORY = Path(__file__).parents[2]
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
+OTHER = """
+import sftriage.fleet.wire as wire
+wire.VERSION += {}
+from sftriage.commands import main
+main()
+"""
+"""A release whose messages are so many versions newer than ours; fields are only ever added to them, at their end."""
 TOKEN = "a-token-of-sixteen-characters"
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
@@ -132,8 +140,10 @@ class Job:
         more = {"KUBECONFIG": str(self._kubeconfig), "SFTRIAGE_METRICS_TOKEN": TOKEN}
         return self.start(*(sys.executable, "-m", *command, "--port", self.port), **more)
 
-    def start_agent(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "sftriage", "agent", "--job-id", self.ref.job_id, "--name", "node-0"]
+    def start_agent(self, newer: int = 0) -> subprocess.Popen[bytes]:
+        """Start what a pod's sidecar is, of this release or of another one."""
+        command = [sys.executable, "-c", OTHER.format(newer)]
+        command += ["agent", "--job-id", self.ref.job_id, "--name", "node-0"]
         (sidecar,) = (one for one in self.training.pod["spec"]["initContainers"] if one["name"] == "sftriage-agent")
         said = sidecar["command"]
         where = said[said.index("--job-id") + 2 : said.index("--rings")]
@@ -304,6 +314,51 @@ def test_a_hub_that_is_encrypted_or_shared_by_all_jobs_does_as_well(server, tmp_
         assert trainers.wait(DEADLINE_S) == 0
         if how == "nats":
             assert "Violation" not in (tmp_path / "nats.log").read_text()
+
+
+def test_sidecars_of_the_release_before_are_watched_by_a_controller_of_this_one(job):
+    """GIVEN pods of before an upgrade, and a controller of after it, THEN a slow rank of theirs is captured"""
+    job.start_controller()
+    agent = job.start_agent(newer=-1)
+    trainers = job.start_trainers()
+    stored = wait_until(lambda: [one for one in job.captures() if "stored" in one.get("status", {})])[0]
+    assert (stored["spec"]["rank"], stored["spec"]["trigger"]["stage"]) == (1, "data"), job.said
+    job.release.touch()
+    assert trainers.wait(DEADLINE_S) == 0
+    assert agent.wait(DEADLINE_S) == 0, job.said
+
+
+def test_sidecars_that_are_two_releases_apart_are_said_to_be(job):
+    """GIVEN pods of after an upgrade that was taken back THEN the controller says so, and they train on"""
+    controller, agent = job.start_controller(), job.start_agent(newer=2)
+    trainers = job.start_trainers()
+    wait_until(lambda: "reads version" in job.said)
+    job.release.touch()
+    assert trainers.wait(DEADLINE_S) == 0
+    assert (controller.poll(), agent.poll()) == (None, None), job.said
+    assert job.captures() == []
+
+
+def test_a_disk_of_the_controller_s_pod_that_is_full_for_a_while_loses_no_job(server, tmp_path, environment):
+    """GIVEN a disk of controller and hub that takes nothing THEN the job trains on, and is judged again afterwards"""
+    with contextlib.ExitStack() as held:
+        disk = held.enter_context(small_disk(tmp_path / "runs", "64m", 5000))
+        namespace = held.enter_context(server.namespace())
+        job = held.enter_context(contextlib.closing(Job(server, namespace, tmp_path, environment)))
+        controller, agent = job.start_controller(), job.start_agent()
+        trainers = job.start_trainers()
+        wait_until(lambda: job.report().get("windows"))
+        disk.fill()
+        wait_until(lambda: "cannot be written" in job.said)
+        assert (controller.poll(), agent.poll(), trainers.poll()) == (None, None, None), job.said
+        windows = job.report()["windows"]
+        disk.empty()
+        wait_until(lambda: "can be written again" in job.said)
+        wait_until(lambda: job.report()["windows"] > windows + 3)
+        job.release.touch()
+        assert trainers.wait(DEADLINE_S) == 0
+        assert agent.wait(DEADLINE_S) == 0, job.said
+        assert controller.poll() is None, job.said
 
 
 def test_a_cluster_that_is_away_holds_nothing_up_and_is_shown_later(job):

@@ -44,12 +44,6 @@ def server() -> Iterator[Cluster]:
         yield one
 
 
-@pytest.fixture
-def namespace(server) -> Iterator[str]:
-    with server.namespace() as name:
-        yield name
-
-
 def documented(kind: str = "TriagePolicy") -> dict[str, str]:
     """Every object of a kind that a page of the documentation has whole."""
     pages = {page.stem: page.read_text() for page in sorted((REPOSITORY / "docs").glob("*.md"))}

@@ -19,6 +19,7 @@ import yaml
 
 from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import JobRef, job_of
+from sftriage.kube.mirrored import report_body
 from sftriage.kube.settings import InjectionSettings
 from sftriage.policy.loading import find, parse
 from tests.integration.kube import ANY, Cluster, missing, prepared
@@ -40,12 +41,6 @@ OBJECTS = ("serviceaccount", "rolebinding", "configmap", "service", "networkpoli
 def server() -> Iterator[Cluster]:
     with prepared("crds", "rbac") as one:
         yield one
-
-
-@pytest.fixture
-def namespace(server) -> Iterator[str]:
-    with server.namespace() as name:
-        yield name
 
 
 class Operators:
@@ -246,6 +241,23 @@ def test_what_happened_while_no_operator_was_there_is_caught_up_with(server, nam
     operators.start("second")
     wait_until(lambda: not gone.objects() and len(late.objects()) == len(OBJECTS), SOON_S)
     wait_until(lambda: stays.policies() == late.policies() == ["new"], SOON_S)
+
+
+def test_the_report_of_plain_pods_goes_once_it_is_old_and_that_of_a_job_with_the_job(server, namespace, operators):
+    """GIVEN reports without news WHEN an operator looks THEN of those that no object owns none stays"""
+    job = TrainingJob(server, namespace)
+    job.add_pod(0)
+    plain, owner = JobRef("pod", "plain", namespace), [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "7d"}]
+    for one, owners in ((plain, []), (job.ref, []), (JobRef("job", "gone", namespace), owner)):
+        server.create(report_body(one, owners), namespace)
+    operators.start("operator", "--report-days", "0")
+
+    def left() -> set[str]:
+        return {one["spec"]["job"] for one in server.get("triagereports", namespace=namespace)["items"]}
+
+    # (a server that collects what has no owner any more may be quicker)
+    wait_until(lambda: left() - {"gone"} == {job.ref.name}, SOON_S)
+    wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
 
 
 def test_a_person_s_capture_is_given_to_the_controller_of_its_job(server, namespace, operators):

@@ -35,12 +35,6 @@ def server() -> Iterator[Cluster]:
         yield one
 
 
-@pytest.fixture
-def namespace(server) -> Iterator[str]:
-    with server.namespace() as name:
-        yield name
-
-
 class Operator:
     """`sftriage operator`, as somebody who is the operator's service account."""
 
@@ -215,7 +209,8 @@ def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
         "delete tracecaptures": "no",
         "create tracecaptures": "no",
         "create triagereports": "yes",
-        "delete triagereports": "no",
+        "list triagereports": "yes",
+        "patch triagereports": "no",
         "get secrets": "no",
         "list secrets": "no",
         "patch secrets": "no",

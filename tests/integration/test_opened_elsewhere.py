@@ -93,11 +93,7 @@ class Job:
         command = [sys.executable, "-m", "sftriage", "capture", "--run", self.run, "--rank", 0, "--rank", 1]
         command += ["--steps", STEPS, "--reason", "to lay them side by side", *options]
         done = subprocess.run(
-            [str(word) for word in command],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
+            [str(word) for word in command], env=self._environment, capture_output=True, text=True, timeout=DEADLINE_S
         )
         assert done.returncode == 0, done.stderr
         made = [one for one in captures(self.run) if one.capture_id not in before]

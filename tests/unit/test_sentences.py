@@ -59,7 +59,6 @@ from sftriage.records import (
     Suspect,
     Verdict,
 )
-from sftriage.reduce.causes import COUNTED, COUNTED_STEP, DOES, NEXT_STEP
 from sftriage.reports.explanation import explanation_lines
 from sftriage.reports.manifest import manifest_lines
 from sftriage.runs.advice import advice_lines
@@ -69,6 +68,7 @@ from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
 from sftriage.web.rendering import templates
 from sftriage.words.captures import capturing_sentence, cost_sentence, ended_sentence
+from sftriage.words.causes import COUNTED, COUNTED_STEP, DOES, NEXT_STEP
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, outcome_sentence, reason_sentence, resolution
 from sftriage.words.glance import AFTERWARDS, FACES, HEALTH, LOOK_AT, OUTCOMES, QUESTIONS, SLOW, look_at
 from sftriage.words.injection import INJECTED_BUT, LEFT_ALONE

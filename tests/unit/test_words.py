@@ -77,11 +77,7 @@ def test_every_code_has_words():
             "the last place of captures_per_hour is kept for a suspect larger than any before",
         ),
         # Journals of before have it
-        (
-            decided("waits_for_windows", rule="a", window=1, windows=3),
-            "rule a: window 1 of 3",
-            "rule a: window N of N",
-        ),
+        (decided("waits_for_windows", rule="a", window=1, windows=3), "rule a: window 1 of 3", "rule a: window N of N"),
         (
             decided("no_rule_matched", rule="a", share=0.0351, min_share=0.05),
             "rule a does not match: its gain of 3.51% is under 5%",
@@ -182,10 +178,7 @@ def test_a_length_of_time(seconds, said):
 
 @pytest.mark.parametrize(
     ("of", "said"),
-    [
-        ((36.0, 4, False), "0.04 rank-hours (4 ranks)"),
-        ((3600.0, 1024, True), "1,024 GPU-hours (1,024 ranks)"),
-    ],
+    [((36.0, 4, False), "0.04 rank-hours (4 ranks)"), ((3600.0, 1024, True), "1,024 GPU-hours (1,024 ranks)")],
 )
 def test_what_all_ranks_have_lost(of, said):
     seconds, ranks, on_devices = of

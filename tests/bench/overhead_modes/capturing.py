@@ -29,7 +29,7 @@ def capture_rounds(tool: Sftriage, training: Training, captures: int, asks: Path
 
     ``during`` goes from asking to the answer: waiting to be heard, warming up, recording, and exporting beside steps.
     """
-    from sftriage.recorder.mailbox import MailboxClient
+    from sftriage.capture.mailbox import MailboxClient
 
     assert tool.monitor.info is not None, "it is active"
     step = tool.step_of(training)

@@ -1,6 +1,6 @@
 """Ranks that reduce gradients around a straggler, and say whether the sums are right. In as many ranks as launched.
 
-``stragglar_ranks.py sums|ddp``, as a launcher starts them, or ``killed``, where they meet in the file MEETING.
+``stragglar_ranks.py sums|groups|ddp``, as a launcher starts them; ``killed|stopped``, where they meet in MEETING.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from sftriage.mitigate.stragglar import Stragglar, stragglar_hook
 SIZES = (1, 5, 1000, 4099)
 WITHIN = {torch.float32: 1e-6, torch.bfloat16: 0.05}
 """How far sums of some few numbers of about 1 are apart where they are added up in another order."""
-KILLED_TIMEOUT_S = 10
+LOST_TIMEOUT_S = 10
+LOST = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 
 
 def in_order(gradients: list[torch.Tensor], straggler: int) -> torch.Tensor:
@@ -64,6 +65,16 @@ def sums() -> None:
         raise AssertionError("a straggler that is not there")
 
 
+def groups() -> None:
+    """Two groups side by side, each with a straggler of its own."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    halves = [dist.new_group(list(range(first, n, 2))) for first in range(2)]
+    state = Stragglar(halves[rank % 2])
+    state.switch(rank % 2)
+    mean = state.start(torch.full((100,), float(rank))).wait()
+    assert torch.equal(mean, torch.full((100,), (n - 2) / 2 + rank % 2))
+
+
 def ddp() -> None:
     """A model trained around a straggler that moves is the one trained as torch does."""
     from torch import nn
@@ -98,13 +109,13 @@ def ddp() -> None:
     assert torch.equal(flat, of_first)
 
 
-def killed() -> None:
-    """A rank dies where the others switch: they fail, as in any collective of torch's, and do not wait for ever."""
-    state = Stragglar()
+def lost(by: signal.Signals) -> None:
+    """A rank is gone where the others switch: they fail, as in any collective of torch's, and do not wait for ever."""
+    state = Stragglar(timeout=timedelta(seconds=LOST_TIMEOUT_S))
     state.switch(1)
     state.start(torch.ones(10)).wait()
     if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), by)
     try:
         state.switch(2)
         state.start(torch.ones(10)).wait()
@@ -115,13 +126,12 @@ def killed() -> None:
 
 if __name__ == "__main__":
     what = sys.argv[1]
-    timeout = timedelta(seconds=KILLED_TIMEOUT_S if what == "killed" else 120)
-    where = {} if what != "killed" else {"init_method": f"file://{os.environ['MEETING']}"}
-    dist.init_process_group(
-        "gloo", timeout=timeout, **where, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
-    )
-    {"sums": sums, "ddp": ddp, "killed": killed}[what]()
-    if what != "killed":
+    where = {"init_method": f"file://{os.environ['MEETING']}"} if what in LOST else {}
+    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), **where)
+    if what in LOST:
+        lost(LOST[what])
+    else:
+        {"sums": sums, "groups": groups, "ddp": ddp}[what]()
         dist.barrier()
         sys.stdout.write("right\n")
         sys.stdout.flush()

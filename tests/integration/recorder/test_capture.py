@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.recorder import MailboxClient
+from sftriage.capture.mailbox import MailboxClient
 from sftriage.records import CaptureRequest, CaptureResult
 from sftriage.windows.rings import open_ring
 from tests.recorded import new_records

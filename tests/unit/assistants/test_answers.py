@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sftriage.assistants import answers
+from sftriage.assistants.answers import MOST_CHARACTERS, Answers
 from sftriage.assistants.places import Places
 from sftriage.errors import SftriageError, UsageError
 from sftriage.policy.loading import find
@@ -28,7 +28,7 @@ def places(captured, tmp_path) -> Places:
 
 
 def test_the_runs_of_the_directory_are_listed_and_no_others(places):
-    (one,) = answers.runs(places)["runs"]
+    (one,) = Answers(places).list_runs()["runs"]
     assert (one["run"], one["job"], one["health"], one["steps"]) == ("run", "resnet", "captured", [90, 149])
     assert one["says"].startswith("Rank 2 is slow in data")
     # AND a run directory is a place of one run
@@ -36,44 +36,44 @@ def test_the_runs_of_the_directory_are_listed_and_no_others(places):
 
 
 def test_each_answer_cites_what_it_stands_on(places):
-    health = answers.health(places, "")
+    health = Answers(places).run_health()
     assert health["cites"] == {"run": "run", "steps": [100, 149], "ranks": [2], "captures": ["c-1"]}
     assert health["answers"]["Is the job healthy?"] == "No: it is slow"
     assert health["suspects_have_cost"]["largest"][0]["who"] == "rank 2"
-    (newest, before) = answers.verdicts(places, "run", 90, None)["newest_first"]
+    (newest, before) = Answers(places).verdicts(90, None, "run")["newest_first"]
     assert (newest["label"], newest["steps"], newest["captures"]) == ("suspect", [100, 149], ["c-1"])
     assert before["label"] == "healthy"
-    explained = answers.explanation(places, "", "120")
+    explained = Answers(places).explain_window("120")
     assert explained["cites"] == {"run": "run", "steps": [100, 149], "ranks": [2], "captures": ["c-1"]}
     assert explained["lines"][0].startswith("Rank 2 is slow in data")
-    (capture,) = answers.captures_of_step(places, "", 162)["captures"]
+    (capture,) = Answers(places).captures_of_step(162)["captures"]
     assert (capture["capture"], capture["rank"]) == ("c-1", 2)
-    found = answers.findings(places, "c", "", in_store=False)
+    found = Answers(places).capture_findings("c")
     assert found["cites"]["captures"] == ["c-1"]
     assert any(line.startswith("captured ") for line in found["lines"])
-    assert answers.report(places, "").startswith("# resnet, run-1")
+    assert Answers(places).report().startswith("# resnet, run-1")
 
 
 def test_where_there_is_nothing_it_is_said_why(places):
-    nothing = answers.captures_of_step(places, "", 5000)
+    nothing = Answers(places).captures_of_step(5000)
     assert (nothing["captures"], nothing["nearest"]["capture"], nothing["cites"]["step"]) == ([], "c-1", 5000)
     assert nothing["why_none"]
-    assert answers.verdicts(places, "", 5000, 6000)["why_none"]
+    assert Answers(places).verdicts(5000, 6000)["why_none"]
     with pytest.raises(UsageError, match="the last one comes before the first"):
-        answers.verdicts(places, "", 100, 50)
+        Answers(places).verdicts(100, 50)
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, "link", "broken", "notes.txt"])
 def test_a_name_leads_nowhere_else(places, name):
     asked = (
-        lambda: answers.health(places, name),
-        lambda: answers.verdicts(places, name, 0, None),
-        lambda: answers.explanation(places, name, "120"),
-        lambda: answers.captures_of_step(places, name, 162),
-        lambda: answers.captures(places, name, in_store=False),
-        lambda: answers.findings(places, "c-1", name, in_store=False),
-        lambda: answers.whatif(places, name),
-        lambda: answers.report(places, name),
+        lambda: Answers(places).run_health(name),
+        lambda: Answers(places).verdicts(0, None, name),
+        lambda: Answers(places).explain_window("120", name),
+        lambda: Answers(places).captures_of_step(162, name),
+        lambda: Answers(places).list_captures(name, False),
+        lambda: Answers(places).capture_findings("c-1", name, False),
+        lambda: Answers(places).whatif(name),
+        lambda: Answers(places).report(name),
     )
     for ask in asked:
         with pytest.raises(UsageError, match="there is no run") as refused:
@@ -84,13 +84,13 @@ def test_a_name_leads_nowhere_else(places, name):
 @pytest.mark.parametrize("name", [*HOSTILE, "../captures/c-1", "c-1/manifest.json"])
 def test_a_capture_is_one_of_the_run_or_of_the_store(places, name, tmp_path):
     with pytest.raises(UsageError):
-        answers.findings(places, name, "", in_store=False)
+        Answers(places).capture_findings(name)
     with pytest.raises(UsageError):
-        answers.explanation(places, "", name)
+        Answers(places).explain_window(name)
     with pytest.raises(SftriageError):
-        answers.findings(Places(places.root, str(tmp_path / "shared")), name, "", in_store=True)
+        Answers(Places(places.root, str(tmp_path / "shared"))).capture_findings(name, "", True)
     with pytest.raises(UsageError, match="no store is looked at"):
-        answers.captures(places, "", in_store=True)
+        Answers(places).list_captures("", True)
 
 
 def test_the_captures_of_a_store_are_found_by_job_and_run(places, captured, store, tmp_path, monkeypatch):
@@ -105,9 +105,9 @@ def test_the_captures_of_a_store_are_found_by_job_and_run(places, captured, stor
         remote.put_artefact("c-1", one, file.read_bytes())
     remote.put_manifest(manifest)
     shared = Places(places.root, url)
-    (row,) = answers.captures(shared, "", in_store=True)["captures"]
+    (row,) = Answers(shared).list_captures("", True)["captures"]
     assert (row["rank"], row["steps"]) == (2, [160, 164])
-    assert answers.findings(shared, row["capture"], "", in_store=True)["cites"]["captures"] == ["c-1"]
+    assert Answers(shared).capture_findings(row["capture"], "", True)["cites"]["captures"] == ["c-1"]
 
 
 def test_an_answer_is_small_however_long_a_run_is(run, tmp_path):
@@ -116,12 +116,17 @@ def test_an_answer_is_small_however_long_a_run_is(run, tmp_path):
         of = verdict(10 * number, "suspect", rank=number) if number % 2 else held(10 * number, rank=number)
         run.decide(of, "hold", "because " * 400)
     places = Places(tmp_path)
-    found = answers.verdicts(places, "", 0, None)
+    found = Answers(places).verdicts(0, None)
     assert 0 < len(found["newest_first"]) < 300
     assert len(found["newest_first"]) + found["left_out"] == 300
-    for answer in (found, answers.health(places, ""), answers.captures_of_step(places, "", 700), answers.runs(places)):
-        assert len(json.dumps(answer)) <= answers.MOST_CHARACTERS
-    assert len(answers.report(places, "")) <= answers.MOST_CHARACTERS + 100
+    for answer in (
+        found,
+        Answers(places).run_health(),
+        Answers(places).captures_of_step(700),
+        Answers(places).list_runs(),
+    ):
+        assert len(json.dumps(answer)) <= MOST_CHARACTERS
+    assert len(Answers(places).report()) <= MOST_CHARACTERS + 100
 
 
 def test_nothing_is_written(places):
@@ -129,8 +134,8 @@ def test_nothing_is_written(places):
         return {str(path): path.stat().st_mtime_ns for path in places.root.rglob("*")}
 
     before = state()
-    answers.health(places, "")
-    answers.captures_of_step(places, "", 162)
-    answers.findings(places, "c-1", "", in_store=False)
-    answers.whatif(places, "")
+    Answers(places).run_health()
+    Answers(places).captures_of_step(162)
+    Answers(places).capture_findings("c-1")
+    Answers(places).whatif()
     assert state() == before

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sftriage.assistants import answers
+from sftriage.assistants.answers import Answers
 from sftriage.assistants.places import Places
 from sftriage.runs.glance import glance_of
 from tests.unit.recorded import run_at, verdict
@@ -86,7 +86,7 @@ def test_who_is_there_to_stay_is_said_at_a_glance_and_to_an_assistant(sftriage, 
     steps = [one.command for one in glance_of(places.view(places.run("run"))).steps]
     assert f"sftriage advise {slow}" in steps
     # AND an assistant is told, with what it stands on
-    told = answers.advice(places, "run")
+    told = Answers(places).advise("run")
     assert told["best"] == "rebalance"
     assert told["cites"]["ranks"] == [2]
     assert told["says"][0].startswith("Rank 2 holds up 4 ranks")

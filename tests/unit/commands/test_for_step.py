@@ -16,8 +16,7 @@ ROW = CaptureRow(
 
 
 @pytest.mark.parametrize(
-    ("step", "away"),
-    [(142, 0), (146, 0), (90, 0), (139, 0), (140, 1), (141, 1), (147, 1), (89, 1), (0, 90), (200, 54)],
+    ("step", "away"), [(142, 0), (146, 0), (90, 0), (139, 0), (140, 1), (141, 1), (147, 1), (89, 1), (0, 90), (200, 54)]
 )
 def test_a_capture_is_of_the_steps_that_it_recorded_and_of_the_window_that_led_to_it(step, away):
     assert ROW.distance_from(step) == away

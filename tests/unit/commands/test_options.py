@@ -5,36 +5,29 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.commands import run
+from sftriage.commands.job_options import MetricsOptions
 from sftriage.errors import UsageError
 from sftriage.sinks.metering import Metering
 
-NOTHING = {
-    "port": None,
-    "host": "127.0.0.1",
-    "token_file": None,
-    "file": None,
-    "per_rank": False,
-    "otel": False,
-    "otel_steps": False,
-}
-
 
 def metering_of(**wanted: object) -> Metering:
-    return run.metering_of(**{**NOTHING, **wanted})
+    return MetricsOptions(**wanted).metering()
 
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"host": "0.0.0.0"}, "nothing is served without --metrics-port"),
-        ({"token_file": Path("x")}, "nothing is served without --metrics-port"),
-        ({"port": 0, "host": "0.0.0.0"}, "give one with --metrics-token-file, or in SFTRIAGE_METRICS_TOKEN"),
-        ({"port": 0, "token_file": Path("/nowhere/token")}, "/nowhere/token: No such file"),
-        ({"per_rank": True}, "--metrics-port or --metrics-file"),
+        ({"metrics_host": "0.0.0.0"}, "nothing is served without --metrics-port"),
+        ({"metrics_token_file": Path("x")}, "nothing is served without --metrics-port"),
+        (
+            {"metrics_port": 0, "metrics_host": "0.0.0.0"},
+            "give one with --metrics-token-file, or in SFTRIAGE_METRICS_TOKEN",
+        ),
+        ({"metrics_port": 0, "metrics_token_file": Path("/nowhere/token")}, "/nowhere/token: No such file"),
+        ({"metrics_per_rank": True}, "--metrics-port or --metrics-file"),
         ({"otel_steps": True}, "give --otel"),
-        ({"file": Path("/tmp/metrics.txt")}, r"files that end in \.prom"),
-        ({"file": Path("/nowhere/x.prom")}, "no directory that can be written to"),
+        ({"metrics_file": Path("/tmp/metrics.txt")}, r"files that end in \.prom"),
+        ({"metrics_file": Path("/nowhere/x.prom")}, "no directory that can be written to"),
     ],
 )
 def test_what_makes_no_sense_is_said_before_the_job_starts(wanted, message, monkeypatch):
@@ -46,7 +39,7 @@ def test_what_makes_no_sense_is_said_before_the_job_starts(wanted, message, monk
 @pytest.mark.parametrize("missing", ["prometheus_client", "opentelemetry.exporter.otlp.proto.http"])
 def test_a_library_that_is_missing_is_named_with_its_extra(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
-    wanted, extra = ({"port": 0}, "metrics") if missing == "prometheus_client" else ({"otel": True}, "otel")
+    wanted, extra = ({"metrics_port": 0}, "metrics") if missing == "prometheus_client" else ({"otel": True}, "otel")
     with pytest.raises(UsageError, match=rf"install sftriage\[{extra}\]"):
         metering_of(**wanted)
 

@@ -9,6 +9,7 @@ from sftriage.errors import InputError
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import StageSchema, StepRecord
 from sftriage.reduce.naming import Names
+from sftriage.reduce.stages import outside_ns
 from sftriage.runtime.reducing import load_signal, read_all
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.store import LocalStore
@@ -35,7 +36,7 @@ def run(tmp_path):
     for rank in range(4):
         seen = reduced(tmp_path / "seen.json", job_events(rank, 2, first=99, steps=10), rank=rank, world_size=4)
         log = StepLog(made.steps, RingInfo(rank, 4, rank, 0, "resnet", "h", "", SCHEMA, 1, 2, 1, 1))
-        outside = tuple(seen.outside_ns_NG[0].tolist())
+        outside = tuple(outside_ns(seen.steps, seen.spans, seen.schema)[0].tolist())
         measured = zip(seen.steps.number_N.tolist(), seen.durations_ns_NS.tolist(), strict=True)
         steps = [StepRecord(rank, number, 0, 50_000, tuple(each), outside, True, False) for number, each in measured]
         log.append(of_rank(1, *steps, schema=SCHEMA))

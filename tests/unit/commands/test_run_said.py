@@ -148,11 +148,7 @@ def test_the_terminal_says_what_is_so_now(console, capsys):
     reporter.take(held(50, label="healthy"))
     # THEN each is said, but for the window that the capture disturbed, and what is as it was before that
     begin = [line.split(" in steps")[0] for line in capsys.readouterr().err.splitlines()]
-    assert begin == [
-        "sftriage: Held: roaming",
-        "sftriage: Held: co_critical",
-        "sftriage: Healthy: nothing stands out",
-    ]
+    assert begin == ["sftriage: Held: roaming", "sftriage: Held: co_critical", "sftriage: Healthy: nothing stands out"]
 
 
 def test_what_waited_to_be_said_is_said_in_the_end(console, capsys):

@@ -232,3 +232,13 @@ def test_of_two_ranks_that_always_differed_neither_is_named():
     found = verdicts(Job(n_ranks=2, n_steps=400).run(Fault("forward", 0, 0.015)))
     # THEN it is not known which of them is as it should be, however long it lasts
     assert {(v.label, v.reasons) for v in found} == {("needs_evidence", ("no_baseline",))}
+
+
+@pytest.mark.parametrize(("last", "named"), [(226, False), (300, True)])
+def test_who_is_slow_in_all_it_does_is_named_if_that_lasts(last, named):
+    # GIVEN a rank whose core another process has, for half a window or for two of them
+    stages = ("data", "forward", "backward", "optimizer", "other")
+    slow = tuple(Fault(stage, 1, factor=1.6, steps=from_step(200, last)) for stage in stages)
+    found = verdicts(Job(n_steps=450).run(*slow, split=True))
+    # THEN it is named if it lasts, and nobody else is
+    assert names(found) == ({((1,), None)} if named else set())

@@ -236,3 +236,16 @@ def test_a_suspect_is_said_to_be_late_by_what_the_system_did_to_it_alone(known, 
     # AND where all ranks have the same, it is nobody's
     of_all = {name: per_step(window, ((r, always, amount) for r in range(4))) for name, amount in known.items()}
     assert classify(counting(window, **of_all)).suspects[0].by_system is None
+
+
+def test_whoever_mostly_waited_for_a_cpu_is_named_later_than_who_is_slow():
+    # GIVEN a rank that is late in one stage of every step, for it sleeps, or for another process has its core
+    window = FOUR.run(Fault("data", 1, 0.05))
+    waits = queued(window, (1, always, 0.09))
+
+    def label(of, n_steps):
+        return classify(of.steps(0, n_steps - 1)).label
+
+    # THEN a dozen steps are enough to name the one that sleeps, and the other takes twice as many
+    assert (label(window, 14), label(waits, 14)) == ("suspect", "needs_evidence")
+    assert (label(window, 30), label(waits, 30)) == ("suspect", "suspect")

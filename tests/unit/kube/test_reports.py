@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sftriage.events import CostMeasured
 from sftriage.kube.objects import MAX_CAPTURES, MAX_HOLDS
-from sftriage.kube.reports import report_status
+from sftriage.kube.reports import outdated, report_status
 from sftriage.policy.losses import Losses, SuspectLoss
 from sftriage.records import CaptureResult
 from sftriage.runs.directory import RunInfo
@@ -19,6 +19,7 @@ from sftriage.runs.following import row_of
 from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.source import View
 from sftriage.traces.manifest import ReproducedInfo
+from sftriage.words.amounts import clock
 from tests.unit.conftest import manifest_of
 from tests.unit.kube.objects import NOW_S, made, refused
 from tests.unit.recorded import decision, held, row
@@ -126,3 +127,25 @@ def test_whatever_is_on_record_the_status_is_one_that_the_server_takes(
     slow = replace(SLOW, **about, named=named or "x", reasons=tuple(reasons))
     _, plain = status_of(view(HEALTHY, slow))
     assert json.dumps(plain, allow_nan=False).encode()
+
+
+DAY_S = 86_400.0
+OLD = {
+    "nothing new for long": ((8, 9), [], True),
+    "news lately": ((8, 6), [], False),
+    "made lately, and nothing said": ((6,), [], False),
+    "made long ago, and nothing said": ((8,), [], True),
+    "goes with its job": ((8, 9), [{"kind": "Job"}], False),
+}
+
+
+@pytest.mark.parametrize(("days", "owners", "old"), OLD.values(), ids=OLD)
+def test_which_reports_are_removed(days, owners, old):
+    """GIVEN a report that was made, and changed, so many days ago THEN after a week without news and owner it is old"""
+    made_at, *changed = (clock(NOW_S - one * DAY_S) for one in days)
+    said = {"type": "Watched", "status": "False", "reason": "Ended", "message": "over"}
+    body = {
+        "metadata": {"creationTimestamp": made_at, "ownerReferences": owners},
+        "status": {"conditions": [{**said, "lastTransitionTime": one} for one in changed]},
+    }
+    assert outdated(body, NOW_S, 7 * DAY_S) is old

@@ -227,12 +227,7 @@ def test_of_several_ranks_one_that_is_captured_is_what_the_rule_wanted(order):
     decision, state = decide(make_verdict(ranks=(2, 3)), policy, BEGUN, NOW)
     for request, ended in zip(decision.requests, order, strict=True):
         state = finished(state, of(request.capture_id, ended), NOW + 5)
-    assert (state.captures, state.fired_s, state.failures, state.running) == (
-        1,
-        {"a all 2-3 data": NOW},
-        {},
-        {},
-    )
+    assert (state.captures, state.fired_s, state.failures, state.running) == (1, {"a all 2-3 data": NOW}, {}, {})
 
 
 def test_a_healthy_peer_alone_is_not_what_the_rule_wanted():
@@ -255,10 +250,7 @@ def test_what_is_not_running_changes_nothing_when_it_ends():
 
 def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():
     # GIVEN a suspect that was captured twice on different ranks, and the second capture failed
-    running = {
-        "w1-50-r2-a-1": Running(2, NOW + 100, "a", NOW),
-        "w1-60-r3-a-2": Running(3, NOW + 110, "a", NOW + 10),
-    }
+    running = {"w1-50-r2-a-1": Running(2, NOW + 100, "a", NOW), "w1-60-r3-a-2": Running(3, NOW + 110, "a", NOW + 10)}
     failed = finished(State(captures=2, running=running), of("w1-60-r3-a-2"), NOW + 12)
     # WHEN the first one is done after that
     state = finished(failed, of("w1-50-r2-a-1", "stored"), NOW + 20)

@@ -28,164 +28,111 @@ RUNNING_7 = {"w1-50-r7-x-1": Running(7, NOW + 60)}
 RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
 
 
+def case(said, *rules, state=None, **verdict):
+    """What is said of a verdict, under some rules (of a slow rank, if none) and in a state: OUTCOME: REASON."""
+    return verdict, rules or (CAPTURING,), state or {}, *said.split(": ", 1)
+
+
 @pytest.mark.parametrize(
     ("verdict", "rules", "state", "outcome", "reason"),
     [
-        ({"label": "healthy", "ranks": None}, [CAPTURING], {}, "ignore", "healthy"),
-        ({"label": "healthy"}, [CAPTURING], {}, "ignore", "healthy"),
-        (
-            {"label": "needs_evidence", "reasons": ("co_critical", "roaming")},
-            [CAPTURING],
-            {},
-            "hold",
-            "co_critical, roaming",
+        case("ignore: healthy", label="healthy", ranks=None),
+        case("ignore: healthy", label="healthy"),
+        case("hold: co_critical, roaming", label="needs_evidence", reasons=("co_critical", "roaming")),
+        case("hold: no reason given", label="needs_evidence", ranks=None),
+        case("hold: suspect, but no rank is named", ranks=None),
+        case("hold: suspect, but no rank is named", ranks=()),
+        case("ignore: rule slow-rank does not match: its gain of 3.1% is under 5%", share=0.031),
+        case("ignore: rule slow-input does not match: its gain of 2 ms is under 10 ms", DATA_ONLY, gain_s=0.002),
+        case(
+            "ignore: rule slow-input does not match: its stage forward is not one of data, h2d",
+            DATA_ONLY,
+            stage="forward",
         ),
-        ({"label": "needs_evidence", "ranks": None}, [CAPTURING], {}, "hold", "no reason given"),
-        ({"ranks": None}, [CAPTURING], {}, "hold", "suspect, but no rank is named"),
-        ({"ranks": ()}, [CAPTURING], {}, "hold", "suspect, but no rank is named"),
-        ({"share": 0.031}, [CAPTURING], {}, "ignore", "rule slow-rank does not match: its gain of 3.1% is under 5%"),
-        (
-            {"gain_s": 0.002},
-            [DATA_ONLY],
-            {},
-            "ignore",
-            "rule slow-input does not match: its gain of 2 ms is under 10 ms",
+        case(
+            "ignore: rule slow-rank does not match: its scope all is not one of rank",
+            {**CAPTURING, "match": {"scope": ["rank"]}},
+            ranks=(0, 1, 2, 3),
         ),
-        (
-            {"stage": "forward"},
-            [DATA_ONLY],
-            {},
-            "ignore",
-            "rule slow-input does not match: its stage forward is not one of data, h2d",
+        case("ignore: rule slow-input does not match: a whole rank is not one of data, h2d", DATA_ONLY, stage=None),
+        case(
+            "ignore: rule slow-rank does not match: its gain of 2% is under 5%",
+            DATA_ONLY,
+            CAPTURING,
+            share=0.02,
+            stage="h2d",
         ),
-        (
-            {"ranks": (0, 1, 2, 3)},
-            [{**CAPTURING, "match": {"scope": ["rank"]}}],
-            {},
-            "ignore",
-            "rule slow-rank does not match: its scope all is not one of rank",
+        case("ignore: observe-only: rule watch matched", OBSERVING),
+        case(
+            "hold: waiting for a CPU: that is 83% of its lateness, and no trace of its own would show it",
+            OBSERVING,
+            CAPTURING,
+            descheduled_fraction=0.83,
         ),
-        (
-            {"stage": None},
-            [DATA_ONLY],
-            {},
-            "ignore",
-            "rule slow-input does not match: a whole rank is not one of data, h2d",
+        case("capture: rule deep: ", CAPTURING, WITH_NSYS, descheduled_fraction=0.83),
+        case(
+            "hold: standing still, stopped as a whole (SIGSTOP): that is 90% of the lateness of rank 2, and no trace",
+            descheduled_fraction=0.83,
+            system=("stopped", 0.9),
         ),
-        (
-            {"share": 0.02, "stage": "h2d"},
-            [DATA_ONLY, CAPTURING],
-            {},
-            "ignore",
-            "rule slow-rank does not match: its gain of 2% is under 5%",
-        ),
-        ({}, [OBSERVING], {}, "ignore", "observe-only: rule watch matched"),
-        (
-            {"descheduled_fraction": 0.83},
-            [OBSERVING, CAPTURING],
-            {},
-            "hold",
-            "waiting for a CPU: that is 83% of its lateness, and no trace of its own would show it",
-        ),
-        ({"descheduled_fraction": 0.83}, [CAPTURING, WITH_NSYS], {}, "capture", "rule deep: "),
-        (
-            {"descheduled_fraction": 0.83, "system": ("stopped", 0.9)},
-            [CAPTURING],
-            {},
-            "hold",
-            "standing still, stopped as a whole (SIGSTOP): that is 90% of the lateness of rank 2, and no trace",
-        ),
-        ({"system": ("cgroup_throttled", 0.6)}, [CAPTURING, WITH_NSYS], {}, "capture", "rule deep: "),
-        ({"system": ("cgroup_throttled", 0.6)}, [OBSERVING], {}, "ignore", "observe-only: rule watch matched"),
+        case("capture: rule deep: ", CAPTURING, WITH_NSYS, system=("cgroup_throttled", 0.6)),
+        case("ignore: observe-only: rule watch matched", OBSERVING, system=("cgroup_throttled", 0.6)),
         # A window that is held names nobody; what was counted of its candidate is so all the same.
-        (
-            {"label": "needs_evidence", "reasons": ("intermittent",), "system": ("stopped", 0.9)},
-            [CAPTURING, WITH_NSYS],
-            {},
-            "hold",
-            "standing still, stopped as a whole (SIGSTOP): that is 90% of the lateness of rank 2, and no trace",
+        case(
+            "hold: standing still, stopped as a whole (SIGSTOP): that is 90% of the lateness of rank 2, and no trace",
+            CAPTURING,
+            WITH_NSYS,
+            label="needs_evidence",
+            reasons=("intermittent",),
+            system=("stopped", 0.9),
         ),
-        (
-            {"label": "needs_evidence", "reasons": ("intermittent",), "descheduled_fraction": 0.9},
-            [CAPTURING],
-            {},
-            "hold",
-            "intermittent",
+        case("hold: intermittent", label="needs_evidence", reasons=("intermittent",), descheduled_fraction=0.9),
+        case("hold: self_inflicted", label="needs_evidence", reasons=("self_inflicted",), system=("stopped", 0.9)),
+        case("ignore: observe-only: rule watch matched", OBSERVING, descheduled_fraction=0.83),
+        case("capture: rule slow-rank: ", descheduled_fraction=0.4),
+        case("hold: waiting for a CPU: that is 40% of its", descheduled_fraction=0.4, share=0.08),
+        case(
+            "throttle: cooldown of rule slow-rank until 2027-01-15T08:00:01Z",
+            state={"fired_s": {"slow-rank rank 2 data": NOW - 599}},
         ),
-        (
-            {"label": "needs_evidence", "reasons": ("self_inflicted",), "system": ("stopped", 0.9)},
-            [CAPTURING],
-            {},
-            "hold",
-            "self_inflicted",
+        case("throttle: captures_per_hour: 4 of 4 captures asked for", state={"asked_s": (NOW,) * 4}),
+        case("throttle: captures_per_day: 12 of 12 captures asked", state={"asked_s": (NOW - 9000,) * 12}),
+        case("capture: rule slow-rank: ", state={"captures": 1000}),
+        case("throttle: rank 2 is being captured already (w1-50-r2-x-1)", state={"running": RUNNING_2}),
+        case(
+            "throttle: concurrent_ranks: 2 of at most 2 ranks are being captured, and 1 more asked for",
+            state={"running": RUNNING_7_8},
         ),
-        ({"descheduled_fraction": 0.83}, [OBSERVING], {}, "ignore", "observe-only: rule watch matched"),
-        ({"descheduled_fraction": 0.4}, [CAPTURING], {}, "capture", "rule slow-rank: "),
-        (
-            {"descheduled_fraction": 0.4, "share": 0.08},
-            [CAPTURING],
-            {},
-            "hold",
-            "waiting for a CPU: that is 40% of its",
+        case(
+            "throttle: concurrent_ranks: 1 of at most 2 ranks are being captured, and 2 more asked for",
+            {**CAPTURING, "capture": {"sample": 2}},
+            state={"running": RUNNING_7},
+            ranks=(2, 3),
         ),
-        (
-            {},
-            [CAPTURING],
-            {"fired_s": {"slow-rank rank 2 data": NOW - 599}},
-            "throttle",
-            "cooldown of rule slow-rank until 2027-01-15T08:00:01Z",
+        case("capture: rule slow-rank: ", state={"running": RUNNING_7}),
+        case("capture: rule slow-rank: mending data of rank 2 would save 20 ms a step (30%), in 90% of the steps"),
+        case(
+            "capture: rule slow-rank: mending all local stages of 4 ranks would save 20 ms a step (30%), in 90% of the "
+            "steps",
+            stage=None,
+            ranks=(0, 1, 2, 3),
         ),
-        ({}, [CAPTURING], {"asked_s": (NOW,) * 4}, "throttle", "captures_per_hour: 4 of 4 captures asked for"),
-        ({}, [CAPTURING], {"asked_s": (NOW - 9000,) * 12}, "throttle", "captures_per_day: 12 of 12 captures asked"),
-        ({}, [CAPTURING], {"captures": 1000}, "capture", "rule slow-rank: "),
-        ({}, [CAPTURING], {"running": RUNNING_2}, "throttle", "rank 2 is being captured already (w1-50-r2-x-1)"),
-        (
-            {},
-            [CAPTURING],
-            {"running": RUNNING_7_8},
-            "throttle",
-            "concurrent_ranks: 2 of at most 2 ranks are being captured, and 1 more asked for",
-        ),
-        (
-            {"ranks": (2, 3)},
-            [{**CAPTURING, "capture": {"sample": 2}}],
-            {"running": RUNNING_7},
-            "throttle",
-            "concurrent_ranks: 1 of at most 2 ranks are being captured, and 2 more asked for",
-        ),
-        ({}, [CAPTURING], {"running": RUNNING_7}, "capture", "rule slow-rank: "),
-        (
-            {},
-            [CAPTURING],
-            {},
-            "capture",
-            "rule slow-rank: mending data of rank 2 would save 20 ms a step (30%), in 90% of the steps",
-        ),
-        (
-            {"stage": None, "ranks": (0, 1, 2, 3)},
-            [CAPTURING],
-            {},
-            "capture",
-            "rule slow-rank: mending all local stages of 4 ranks would save 20 ms a step (30%), in 90% of the steps",
-        ),
-        ({"share": 0.05}, [CAPTURING], {}, "capture", "rule slow-rank: "),
+        case("capture: rule slow-rank: ", share=0.05),
         # (whether it is one stage or all of them may change from window to window)
-        ({}, [CAPTURING], {"fired_s": {"slow-rank rank 2 *": NOW}}, "throttle", "cooldown of rule slow-rank until"),
-        (
-            {"stage": None},
-            [CAPTURING],
-            {"fired_s": {"slow-rank rank 2 data": NOW, "slow-rank rank 21 data": NOW}},
-            "throttle",
-            "cooldown of rule slow-rank until",
+        case("throttle: cooldown of rule slow-rank until", state={"fired_s": {"slow-rank rank 2 *": NOW}}),
+        case(
+            "throttle: cooldown of rule slow-rank until",
+            state={"fired_s": {"slow-rank rank 2 data": NOW, "slow-rank rank 21 data": NOW}},
+            stage=None,
         ),
-        ({"stage": None}, [CAPTURING], {"fired_s": {"slow-rank rank 21 data": NOW}}, "capture", "rule slow-rank: "),
-        ({}, [CAPTURING], {"fired_s": {"slow-rank rank 2 h2d": NOW}}, "capture", "rule slow-rank: "),
-        ({}, [CAPTURING], {"fired_s": {"slow-rank rank 2 data": NOW - 600}}, "capture", "rule slow-rank: "),
-        ({}, [CAPTURING], {"fired_s": {"slow-rank rank 3 data": NOW}}, "capture", "rule slow-rank: "),
-        ({}, [CAPTURING], {"fired_s": {"other rank 2 data": NOW}}, "capture", "rule slow-rank: "),
-        ({}, [DATA_ONLY, CAPTURING], {}, "capture", "rule slow-input: "),
-        ({"stage": "forward"}, [DATA_ONLY, CAPTURING], {}, "capture", "rule slow-rank: "),
-        ({}, [OBSERVING, CAPTURING], {}, "capture", "rule slow-rank: "),
+        case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 21 data": NOW}}, stage=None),
+        case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 2 h2d": NOW}}),
+        case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 2 data": NOW - 600}}),
+        case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 3 data": NOW}}),
+        case("capture: rule slow-rank: ", state={"fired_s": {"other rank 2 data": NOW}}),
+        case("capture: rule slow-input: ", DATA_ONLY, CAPTURING),
+        case("capture: rule slow-rank: ", DATA_ONLY, CAPTURING, stage="forward"),
+        case("capture: rule slow-rank: ", OBSERVING, CAPTURING),
     ],
 )
 def test_truth_table(verdict, rules, state, outcome, reason):
@@ -196,48 +143,42 @@ def test_truth_table(verdict, rules, state, outcome, reason):
     assert bool(resolution(decision)) == advised
 
 
+def stall(said, *rules, rule=None, **verdict):
+    """The same of a step that stands still, and by which rule."""
+    return verdict, rules or (CAPTURING,), *said.split(": ", 1), rule
+
+
 @pytest.mark.parametrize(
     ("verdict", "rules", "outcome", "reason", "rule"),
     [
-        ({"reasons": ("not_arrived",)}, [CAPTURING], "hold", "not_arrived: rank 2 in data", None),
-        ({"reasons": ("not_arrived",)}, [CAPTURING, OBSERVING], "hold", "not_arrived: rank 2 in data", None),
-        (
-            {"reasons": ("not_arrived",)},
-            [CAPTURING, ON_STALLS],
-            "ignore",
-            "observe-only: rule stalls matched, not_arrived: rank 2 in data",
-            "stalls",
+        stall("hold: not_arrived: rank 2 in data", reasons=("not_arrived",)),
+        stall("hold: not_arrived: rank 2 in data", CAPTURING, OBSERVING, reasons=("not_arrived",)),
+        stall(
+            "ignore: observe-only: rule stalls matched, not_arrived: rank 2 in data",
+            CAPTURING,
+            ON_STALLS,
+            rule="stalls",
+            reasons=("not_arrived",),
         ),
-        (
-            {"reasons": ("died",)},
-            [ON_STALLED_DATA, ON_STALLS],
-            "ignore",
-            "observe-only: rule stalled-data matched, died: rank 2 in data",
-            "stalled-data",
+        stall(
+            "ignore: observe-only: rule stalled-data matched, died: rank 2 in data",
+            ON_STALLED_DATA,
+            ON_STALLS,
+            rule="stalled-data",
+            reasons=("died",),
         ),
-        (
-            {"reasons": ("not_arrived",), "stage": "forward"},
-            [ON_STALLED_DATA],
-            "hold",
-            "not_arrived: rank 2 in forward",
-            None,
-        ),
-        (
-            {"reasons": ("not_arrived",), "ranks": (4, 5), "stage": None},
-            [CAPTURING],
-            "hold",
-            "not_arrived: 2 ranks in all local stages",
-            None,
-        ),
+        stall("hold: not_arrived: rank 2 in forward", ON_STALLED_DATA, reasons=("not_arrived",), stage="forward"),
+        stall("hold: not_arrived: 2 ranks in all local stages", reasons=("not_arrived",), ranks=(4, 5), stage=None),
         # Nobody is named, and a rule that asks for somebody is about something else
-        ({"reasons": ("in_sync",), "ranks": None}, [CAPTURING], "hold", "in_sync", None),
-        ({"reasons": ("in_sync",), "ranks": None}, [ON_STALLED_DATA], "hold", "in_sync", None),
-        (
-            {"reasons": ("in_sync",), "ranks": None},
-            [ON_STALLED_DATA, ON_STALLS],
-            "ignore",
-            "observe-only: rule stalls matched, in_sync",
-            "stalls",
+        stall("hold: in_sync", reasons=("in_sync",), ranks=None),
+        stall("hold: in_sync", ON_STALLED_DATA, reasons=("in_sync",), ranks=None),
+        stall(
+            "ignore: observe-only: rule stalls matched, in_sync",
+            ON_STALLED_DATA,
+            ON_STALLS,
+            rule="stalls",
+            reasons=("in_sync",),
+            ranks=None,
         ),
     ],
 )

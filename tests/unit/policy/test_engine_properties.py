@@ -130,13 +130,7 @@ class Played:
         return self.ended.get(request.capture_id, ("",))[0] in ("failed", "refused")
 
 
-def played(
-    events: list[Event],
-    policy: PolicySet,
-    peers: tuple[int, ...] = (),
-    *,
-    restarts: bool = True,
-) -> Played:
+def played(events: list[Event], policy: PolicySet, peers: tuple[int, ...] = (), *, restarts: bool = True) -> Played:
     """Every event as a verdict, with time passing and captures ending in between."""
     state, now_s, found = State(), START_S, Played()
     spent_s = 0.0

@@ -168,10 +168,7 @@ def test_a_state_in_which_windows_were_counted_begins_anew():
 KINDS = [{}, {}, {}, HELD, {"ranks": (3,)}, {"label": "healthy", "ranks": None}]
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 60)), min_size=1, max_size=30),
-    st.integers(1, 200),
-)
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 60)), min_size=1, max_size=30), st.integers(1, 200))
 def test_what_counts_is_the_steps_of_the_windows_that_named_it_since_something_else_was_seen(windows, wanted):
     """GIVEN any windows, overlapping or apart THEN a capture comes with the first that makes the steps enough."""
     policy = make_policy({**CAPTURING, "for": f"{wanted} steps"}, captures_per_hour=1000)

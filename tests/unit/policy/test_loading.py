@@ -100,20 +100,14 @@ def test_every_mistake_is_said_at_once_where_it_is():
         (HEAD + "  rules: [\n", "p.yaml:6:1: not valid YAML: while parsing a flow node, "),
         (HEAD + "  rules: \x07\n", "p.yaml:5:10: not valid YAML: character '\\x07' is not allowed"),
         (HEAD + "  a: &x [1]\n  b: *x\n", "p.yaml:6:6: alias *x refused: write the value out"),
-        (
-            HEAD + "  <<: {rules: []}\n",
-            "p.yaml:5:3: spec.'<<': unknown field; there are: detection, rules, ",
-        ),
+        (HEAD + "  <<: {rules: []}\n", "p.yaml:5:3: spec.'<<': unknown field; there are: detection, rules, "),
         (
             HEAD + "  rules: !!python/object/apply:os.system [id]\n",
             "p.yaml:5:10: tag 'tag:yaml.org,2002:python/object/apply:os.system' refused: a policy is plain data",
         ),
         (GOOD + "  limits:\n", "p.yaml:9:3: spec.limits: has no value; give it one, or leave the field out"),
         (GOOD + "  [a]: 1\n", "p.yaml:9:3: spec.'?': expected a field name, got a list or a mapping"),
-        (
-            GOOD + '  "\\e[2J": 1\n',
-            "p.yaml:9:3: spec.'\\x1b[2J': unknown field; there are: detection, rules, ",
-        ),
+        (GOOD + '  "\\e[2J": 1\n', "p.yaml:9:3: spec.'\\x1b[2J': unknown field; there are: detection, rules, "),
         (
             GOOD + "  limits: {captures_per_run: " + "9" * 5000 + "}\n",
             "p.yaml:9:30: spec.limits.captures_per_run: '9999",

@@ -272,10 +272,7 @@ def test_bounds_of_a_rule(rule, where):
 
 
 def test_a_model_made_without_yaml_is_checked_for_contradictions_too():
-    rules = [
-        {"name": "a", "match": {"label": "needs_evidence"}, "capture": {}},
-        {"name": "a", "match": {}},
-    ]
+    rules = [{"name": "a", "match": {"label": "needs_evidence"}, "capture": {}}, {"name": "a", "match": {}}]
     with pytest.raises(ValidationError) as refused:
         TriagePolicy.model_validate(document(rules=rules))
     assert [error["loc"] for error in refused.value.errors()] == [

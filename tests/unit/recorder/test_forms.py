@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sftriage.recorder import moments, monitor, ring
+from sftriage.recorder import identity, moments, ring
 from sftriage.recorder.device import CUDA_START_STEPS
 from sftriage.recorder.layout import LIVE_AT, WORK
 from sftriage.recorder.monitor import Monitor
@@ -45,9 +45,9 @@ class Script:
         self.now_ns = 10**9
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(moments, "FORM", form)
-            for module in (monitor, ring):
+            for module in (identity, ring):
                 patched.setattr(module, "monotonic_ns", self._clock)
-            patched.setattr(monitor, "time_ns", lambda: 0)
+            patched.setattr(identity, "time_ns", lambda: 0)
             kind = PythonMonitor if form is moments.PYTHON else Monitor
             self.monitor = kind(STAGES, ("backward",), rings=directory, slots=1)
         for operation, value in program:

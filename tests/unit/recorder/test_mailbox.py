@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sftriage.capture.mailbox import MailboxClient, result_from_json
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import RingInfo, layout
 from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT
@@ -26,8 +27,6 @@ from sftriage.recorder.mailbox import (
     SIZE_BYTES,
     STATE,
     Mailbox,
-    MailboxClient,
-    result_from_json,
 )
 from sftriage.recorder.ring import RingFile
 from sftriage.records import CaptureRequest, CaptureResult, plain

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from sftriage.capture.mailbox import MailboxClient
 from sftriage.errors import SchemaError, UsageError
-from sftriage.recorder import MailboxClient, Monitor, recording
+from sftriage.recorder import Monitor, recording
 from sftriage.recorder.ring import RingFile
 from sftriage.windows.rings import open_ring
 

@@ -13,13 +13,15 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from sftriage.capture.mailbox import MailboxClient
 from sftriage.recorder import profiling
 from sftriage.recorder.guard import ProfilerGuard
-from sftriage.recorder.mailbox import Mailbox, MailboxClient
+from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.monitor import Monitor
 from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import RingFile
+from sftriage.recorder.session import TorchSession
 from sftriage.records import CaptureRequest, CaptureResult, StepRecord
 from sftriage.windows.rings import open_ring
 from tests.recorded import new_records
@@ -32,6 +34,7 @@ class FakeSession:
 
     log: list[str]
     breaks: str = ""
+    store = TorchSession.store
 
     def __init__(self, info, options, guard, *, sample=False) -> None:
         self.steps = 0

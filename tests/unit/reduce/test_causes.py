@@ -10,10 +10,11 @@ from typing import get_args
 import pytest
 
 from sftriage.errors import InputError
-from sftriage.reduce.causes import DOES, NEXT_STEP, cause_of, cause_of_rank
+from sftriage.reduce.causes import cause_of, cause_of_rank
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, read_samples
 from sftriage.reduce.spots import spots
 from sftriage.traces.manifest import CauseCode, Findings, Share, StageProfile
+from sftriage.words.causes import DOES, NEXT_STEP
 
 MS = 1_000_000
 LOOP = Frame("main", "/job/train.py", 12, "batch = next(batches)")
@@ -81,105 +82,74 @@ def within(function, file, source=""):
     return Frame(function, LIB + file, 9, source)
 
 
+def stdlib(file, function, line, source):
+    return Frame(function, f"/usr/lib/python3.11/{file}", line, source)
+
+
+def in_data(source, function="f", line=8):
+    return Frame(function, "/job/data.py", line, source)
+
+
+def at(*frames, **how):
+    """Eight samples of these, called in the loop."""
+    return samples(((LOOP, *frames), 8), **how)
+
+
 MM = Share(name="aten::mm", kind="operator", waits=False, self_s=0.036, calls=4.0)
 WORKERS = within("_MultiProcessingDataLoaderIter._get_data", "torch/utils/data/dataloader.py")
 PUTS = Frame("poll", "/usr/lib/python3.11/multiprocessing/connection.py", 257, "return self._poll(timeout)")
 
 TABLE = {
     # (what stood there, whether the thread ran) -> what is said
-    "a line that sleeps": (samples(((LOOP, GET), 8)), "sleep"),
-    "a line that waits, for who knows what": (
-        samples(((LOOP, Frame("Images.__getitem__", "/job/data.py", 57, "self.codec.next()")), 8)),
-        "blocked",
-    ),
+    "a line that sleeps": (at(GET), "sleep"),
+    "a line that waits, for who knows what": (at(in_data("self.codec.next()", "Images.__getitem__", 57)), "blocked"),
     "a line of a thread of which the system says nothing": (
-        unknown_times(samples(((LOOP, Frame("Images.__getitem__", "/job/data.py", 57, "self.codec.next()")), 8))),
+        unknown_times(at(in_data("self.codec.next()", "Images.__getitem__", 57))),
         "unknown",
     ),
-    "a line that sleeps, of a thread of which the system says nothing": (
-        unknown_times(samples(((LOOP, GET), 8))),
-        "sleep",
-    ),
-    "Python that computes": (samples(((LOOP, Frame("decode", "/job/data.py", 3, "total += b")), 8), runs=1), "python"),
-    "a line that says sleep, of a thread that runs": (samples(((LOOP, GET), 8), runs=1), "python"),
-    "the workers of a loader": (samples(((LOOP, WORKERS, PUTS), 8)), "dataloader_workers"),
-    "another thread": (
-        samples(((LOOP, Frame("Condition.wait", "/usr/lib/python3.11/threading.py", 327, "waiter.acquire()")), 8)),
-        "lock",
-    ),
-    "a lock": (samples(((LOOP, Frame("look_up", "/job/data.py", 8, "with self._cache_lock:")), 8)), "lock"),
-    "a block that is no lock": (samples(((LOOP, Frame("f", "/job/data.py", 8, "with self.block:")), 8)), "blocked"),
-    "a file that another process has locked": (
-        samples(((LOOP, Frame("look_up", "/job/data.py", 8, "fcntl.flock(file, fcntl.LOCK_EX)")), 8)),
-        "lock",
-    ),
+    "a line that sleeps, of a thread of which the system says nothing": (unknown_times(at(GET)), "sleep"),
+    "Python that computes": (at(in_data("total += b", "decode", 3), runs=1), "python"),
+    "a line that says sleep, of a thread that runs": (at(GET, runs=1), "python"),
+    "the workers of a loader": (at(WORKERS, PUTS), "dataloader_workers"),
+    "another thread": (at(stdlib("threading.py", "Condition.wait", 327, "waiter.acquire()")), "lock"),
+    "a lock": (at(in_data("with self._cache_lock:", "look_up")), "lock"),
+    "a block that is no lock": (at(in_data("with self.block:", "f")), "blocked"),
+    "a file that another process has locked": (at(in_data("fcntl.flock(file, fcntl.LOCK_EX)", "look_up")), "lock"),
     "a program that is started": (
-        samples(
-            (
-                (
-                    LOOP,
-                    Frame("run", "/usr/lib/python3.11/subprocess.py", 548, "with Popen(*popenargs) as process:"),
-                    Frame("Selector.select", "/usr/lib/python3.11/selectors.py", 415, "self._selector.poll(timeout)"),
-                ),
-                8,
-            )
+        at(
+            stdlib("subprocess.py", "run", 548, "with Popen(*popenargs) as process:"),
+            stdlib("selectors.py", "Selector.select", 415, "self._selector.poll(timeout)"),
         ),
         "subprocess",
     ),
     "a log that nobody reads": (
-        samples(
-            (
-                (
-                    LOOP,
-                    Frame("Logger.info", "/usr/lib/python3.11/logging/__init__.py", 1477, "self._log(INFO, msg)"),
-                    Frame("StreamHandler.emit", "/usr/lib/python3.11/logging/__init__.py", 1113, "stream.write(msg)"),
-                ),
-                8,
-            )
+        at(
+            stdlib("logging/__init__.py", "Logger.info", 1477, "self._log(INFO, msg)"),
+            stdlib("logging/__init__.py", "StreamHandler.emit", 1113, "stream.write(msg)"),
         ),
         "output",
     ),
-    "a database": (samples(((LOOP, Frame("note", "/job/data.py", 8, "db.commit()")), 8)), "database"),
+    "a database": (at(in_data("db.commit()", "note")), "database"),
     "a call that keeps the interpreter, so that no sample is taken in it": (
         samples(((LOOP, within("loads", "json/__init__.py")), 5), every_ms=40, step=1, runs=1.0),
         "python",
     ),
-    "a fetch": (
-        samples(((LOOP, Frame("SocketIO.readinto", "/usr/lib/python3.11/socket.py", 718, "")), 8)),
-        "network",
-    ),
-    "a file": (samples(((LOOP, Frame("load", "/job/data.py", 8, "os.fsync(f.fileno())")), 8)), "disk"),
-    "a checkpoint": (samples(((LOOP, within("save", "torch/serialization.py")), 8), runs=1), "checkpoint"),
+    "a fetch": (at(stdlib("socket.py", "SocketIO.readinto", 718, "")), "network"),
+    "a file": (at(in_data("os.fsync(f.fileno())", "load")), "disk"),
+    "a checkpoint": (at(within("save", "torch/serialization.py"), runs=1), "checkpoint"),
     "garbage": (samples(((Frame("log", "/job/train.py", 90, "gc.collect()"),), 8), runs=1), "garbage_collection"),
-    "a compiler": (
-        samples(((LOOP, within("compile_fx", "torch/_inductor/compile_fx.py")), 8), runs=1),
-        "recompilation",
-    ),
-    "a collective": (
-        samples(((LOOP, within("barrier", "torch/distributed/distributed_c10d.py", "work.wait()")), 8)),
-        "collective",
-    ),
-    "a core that is another's": (samples(((LOOP, GET), 8), runs=0.1, waits=0.9), "descheduled"),
-    "a line that waits, while another thread has the interpreter": (
-        samples(((LOOP,), 8), other=0.9),
-        "gil",
-    ),
+    "a compiler": (at(within("compile_fx", "torch/_inductor/compile_fx.py"), runs=1), "recompilation"),
+    "a collective": (at(within("barrier", "torch/distributed/distributed_c10d.py", "work.wait()")), "collective"),
+    "a core that is another's": (at(GET, runs=0.1, waits=0.9), "descheduled"),
+    "a line that waits, while another thread has the interpreter": (at(other=0.9), "gil"),
     "another thread that is waited for": (
-        samples(
-            ((LOOP, Frame("Queue.get", "/usr/lib/python3.11/queue.py", 171, "self.not_empty.wait()")), 8), other=0.9
-        ),
+        at(stdlib("queue.py", "Queue.get", 171, "self.not_empty.wait()"), other=0.9),
         "lock",
     ),
-    "more work, on a host that is crowded": (
-        samples(((LOOP, Frame("decode", "/job/data.py", 3, "total += b")), 8), runs=0.4, waits=0.6),
-        "python",
-    ),
-    "nobody ran, and the sampler came late": (samples(((LOOP, GET), 8), every_ms=40), "stopped"),
-    "nobody ran, and the sampler had no core": (samples(((LOOP, GET), 8), every_ms=40, sampler_waits=0.9), "sleep"),
-    "no place in particular": (
-        samples(*(((LOOP, Frame(f"f{n}", "/job/data.py", n)), 2) for n in range(4))),
-        "unknown",
-    ),
+    "more work, on a host that is crowded": (at(in_data("total += b", "decode", 3), runs=0.4, waits=0.6), "python"),
+    "nobody ran, and the sampler came late": (at(GET, every_ms=40), "stopped"),
+    "nobody ran, and the sampler had no core": (at(GET, every_ms=40, sampler_waits=0.9), "sleep"),
+    "no place in particular": (samples(*(((LOOP, Frame(f"f{n}", "/job/data.py", n)), 2) for n in range(4))), "unknown"),
     "nothing that was sampled": (None, "unknown"),
 }
 
@@ -254,7 +224,7 @@ HOW = {
         "main (train.py:12: batch = next(batches)), which computes in json.loads;",
     ),
     "a library's function by the program's name": (
-        ((Frame("f", "/job/data.py", 3, "order = np.sort(g(x))"), within("sort", "numpy/_core/fromnumeric.py")), 8),
+        ((in_data("order = np.sort(g(x))", "f", 3), within("sort", "numpy/_core/fromnumeric.py")), 8),
         "which computes in np.sort;",
     ),
     "a library's own affairs": (
@@ -262,20 +232,17 @@ HOW = {
         "computes in a.c.Model.fit;",
     ),
     "what has no Python": (
-        ((Frame("unpack", "/job/data.py", 3, "zlib.decompress(packed)"),), 8),
+        ((in_data("zlib.decompress(packed)", "unpack", 3),), 8),
         "unpack (data.py:3: zlib.decompress(packed)), which computes in zlib.decompress;",
     ),
-    "the head of a loop": (
-        ((Frame("unpack", "/job/data.py", 3, "for row in codec.rows(packed):"),), 8),
-        "computes in codec.rows;",
-    ),
-    "several calls in one line": (((Frame("f", "/job/data.py", 3, "h(a).g(b)"),), 8), "h(a).g(b)), which computes;"),
+    "the head of a loop": (((in_data("for row in codec.rows(packed):", "unpack", 3),), 8), "computes in codec.rows;"),
+    "several calls in one line": (((in_data("h(a).g(b)", "f", 3),), 8), "h(a).g(b)), which computes;"),
     "no call, and brackets": (
-        ((Frame("f", "/job/data.py", 3, "a = (a * 31 + b) % (1 << 20)"),), 8),
+        ((in_data("a = (a * 31 + b) % (1 << 20)", "f", 3),), 8),
         "a = (a * 31 + b) % (1 << 20)), which computes in Python;",
     ),
-    "no call": (((Frame("f", "/job/data.py", 3, "a += b"),), 8), "a += b), which computes in Python;"),
-    "half a line": (((Frame("f", "/job/data.py", 3, "return g("),), 8), "return g(), which computes;"),
+    "no call": (((in_data("a += b", "f", 3),), 8), "a += b), which computes in Python;"),
+    "half a line": (((in_data("return g(", "f", 3),), 8), "return g(), which computes;"),
 }
 
 

@@ -13,6 +13,7 @@ from sftriage.reduce.columns import OTHER_NAMES, Columns
 from sftriage.reduce.events import KERNEL, ON_HOST, OPERATOR, RUNTIME, EventQuery, Events, Packed, Trace
 from sftriage.reduce.inside import find
 from sftriage.reduce.intervals import IntervalCollector, Links
+from sftriage.reduce.stages import outside_ns
 from tests.unit.reduce.heavy import (
     ENGINE,
     GLOO,
@@ -162,7 +163,7 @@ def test_stages_and_findings_do_not_depend_on_how_the_events_were_parted(tmp_pat
     def worked_out():
         one = reduced(tmp_path / "t.json", all_events, rank=0, world_size=2)
         found = [find(one, stage).model_dump() for stage in one.schema.stages]
-        return one.schema, one.durations_ns_NS.tolist(), one.outside_ns_NG.tolist(), found
+        return one.schema, one.durations_ns_NS.tolist(), outside_ns(one.steps, one.spans, one.schema).tolist(), found
 
     with monkeypatch.context() as patch:
         whole = worked_out()

@@ -335,10 +335,7 @@ def test_a_fault_that_passes_or_comes_to_stay_is_another(run):
         run.decide(one, "ignore", "observe_only")
     # WHEN it turns out to stay THEN that is said, and what is as before is not
     _, lines = news(told, run.source.view(), NOW_S)
-    assert [line.rpartition("; ")[2].partition(". ")[0] for line in lines] == [
-        "one-off, and has passed",
-        "chronic",
-    ]
+    assert [line.rpartition("; ")[2].partition(". ")[0] for line in lines] == ["one-off, and has passed", "chronic"]
 
 
 def test_a_restart_is_said(run):

@@ -8,13 +8,7 @@ from tests.unit.conftest import manifest_of
 
 @pytest.mark.parametrize(
     ("n_ranks", "number", "expected"),
-    [
-        (1, 4, []),
-        (3, 4, [0, 1]),
-        (5, 4, [0, 1, 3, 4]),
-        (6, 4, [0, 3, 5]),
-        (8192, 2, [0, 4097]),
-    ],
+    [(1, 4, []), (3, 4, [0, 1]), (5, 4, [0, 1, 3, 4]), (6, 4, [0, 3, 5]), (8192, 2, [0, 4097])],
 )
 def test_the_peers_of_a_captured_rank_are_some_from_all_over_the_job(n_ranks, number, expected):
     # GIVEN rank 2, which is the suspect and was captured

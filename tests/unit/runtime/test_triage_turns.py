@@ -3,7 +3,8 @@
 from sftriage.policy.loading import find, load
 from sftriage.runs.directory import read_info
 from sftriage.runs.journal import read_journal
-from sftriage.runtime.triage import Triage, this_host
+from sftriage.runtime.local import this_host
+from sftriage.runtime.triage import Triage
 from tests.unit.conftest import run_going_on
 from tests.unit.controller.test_controller import window
 

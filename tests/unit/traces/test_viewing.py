@@ -121,10 +121,7 @@ def test_a_link_says_what_to_select_to_show_to_expand_and_to_pin():
         "visEnd": ["100"],
     }
     (commands,) = found["startupCommands"]
-    assert [one["id"].rpartition(".")[2] for one in json.loads(commands)] == [
-        "ExpandTracksByRegex",
-        "PinTracksByRegex",
-    ]
+    assert [one["id"].rpartition(".")[2] for one in json.loads(commands)] == ["ExpandTracksByRegex", "PinTracksByRegex"]
 
 
 @pytest.fixture

@@ -63,13 +63,7 @@ def test_who_is_let_go_of(before, leaves):
 
 
 HELD = st.lists(
-    st.builds(
-        Connected,
-        st.sampled_from([A, B, C]),
-        st.none() | st.floats(0.0, 100.0),
-        st.booleans(),
-    ),
-    max_size=12,
+    st.builds(Connected, st.sampled_from([A, B, C]), st.none() | st.floats(0.0, 100.0), st.booleans()), max_size=12
 )
 
 

@@ -52,18 +52,9 @@ def status_of(method, path, hosts, origins, modes=()) -> int:
         *(
             ("GET", path, [HOST], [VIEWER], NOWHERE)
             for path in (
-                "/",
-                "",
-                "/c-1-trace.json.gz",
-                "/Secret/c-1-trace.json.gz",
-                f"{SERVED.path}?x",
-                f"{SERVED.path}/",
-                f"/{SERVED.path}",
-                f"/x/..{SERVED.path}",
-                "/secret/%63-1-trace.json.gz",
-                "/secret/../../etc/passwd",
-                "http://127.0.0.1:9001" + SERVED.path,
-                "/%FF",
+                *("/", "", "/c-1-trace.json.gz", "/Secret/c-1-trace.json.gz", "/secret/%63-1-trace.json.gz", "/%FF"),
+                *("/secret/../../etc/passwd", f"{SERVED.path}?x", f"{SERVED.path}/", f"/{SERVED.path}"),
+                *(f"/x/..{SERVED.path}", f"http://127.0.0.1:9001{SERVED.path}"),
             )
         ),
     ],

@@ -82,10 +82,7 @@ def test_what_mending_the_worst_workers_or_the_last_stage_would_recover(name):
 
 @pytest.mark.parametrize(
     ("name", "figures", "kinds"),
-    [
-        ("AR", (1.973, 1.002, -0.001), [("slow_worker", ((0, 0),))]),
-        ("ST", (1.179, 0.031, 1.219), [("last_stage", ())]),
-    ],
+    [("AR", (1.973, 1.002, -0.001), [("slow_worker", ((0, 0),))]), ("ST", (1.179, 0.031, 1.219), [("last_stage", ())])],
 )
 def test_the_figures_of_the_paper_and_the_kinds_it_names(name, figures, kinds):
     # GIVEN a job whose stragglers the paper explains: one worker made slow, a last stage with more to do

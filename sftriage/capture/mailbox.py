@@ -1,0 +1,250 @@
+"""The controller's end of a rank's mailbox; `sftriage.recorder.mailbox` says what lies where in the file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+from zlib import crc32
+
+from sftriage.errors import CaptureError, RingError
+from sftriage.recorder import layout
+from sftriage.recorder.files import OpenFile
+from sftriage.recorder.layout import LIVE_AT, MAILBOX_MAGIC, MAX_COUNT, RING_MAGIC, WORD_BYTES
+from sftriage.recorder.mailbox import (
+    ALLOW_SEQ,
+    CANCEL_SEQ,
+    DOORBELL,
+    MAX_MESSAGE_BYTES,
+    REQUEST_AT,
+    REQUEST_BYTES,
+    REQUEST_CRC,
+    REQUEST_SEQ,
+    RESULT_AT,
+    RESULT_BYTES,
+    RESULT_CRC,
+    RESULT_SEQ,
+    SIZE_BYTES,
+    STATE,
+    STATES,
+    STEPS,
+    State,
+    typed,
+)
+from sftriage.records import ENDED, CaptureCode, CaptureRequest, CaptureResult, plain
+
+_LIVE = struct.Struct("=13q")
+_WORD = struct.Struct("=q")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureProgress:
+    """How far a rank is with the latest request: what its executor does, and how many steps it has recorded.
+
+    It is ``idle`` too while it has not looked at the request yet; ``answered`` where no request is without a result.
+    """
+
+    state: State
+    steps: int
+    answered: bool
+
+
+class MailboxClient(OpenFile):
+    """The controller's end of a rank's mailbox.
+
+    Raises:
+        RingError: the file is foreign, truncated, of another version or byte order, or damaged. Every method raises it
+            when the file has become so.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path, os.O_RDWR)
+        self._polled = 0
+        self._bell: RingBell | None = None
+        try:
+            self.info = self._header(MAILBOX_MAGIC).info
+            if (found := self._size_bytes()) != SIZE_BYTES:
+                raise RingError(f"{path}: truncated or foreign: {found} bytes of {SIZE_BYTES}")
+        except BaseException:
+            self.close()
+            raise
+
+    def post(self, request: CaptureRequest) -> int:
+        """Hand a request to the rank, and return its number.
+
+        Raises:
+            CaptureError: it is for another rank, too long, or an earlier one has no result yet.
+        """
+        body = json.dumps(plain(request)).encode("ascii")
+        if request.rank != self.info.rank:
+            raise CaptureError(f"a request for rank {request.rank} in the mailbox of rank {self.info.rank}")
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise CaptureError(f"a request of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit")
+        bell = self._ring()
+        with self._locked():
+            live = self._live()
+            if live[RESULT_SEQ] != live[REQUEST_SEQ]:
+                raise CaptureError(f"rank {self.info.rank} has not answered its last request yet")
+            seq = live[REQUEST_SEQ] + 1
+            self._write(REQUEST_AT, body)
+            for word, value in ((REQUEST_BYTES, len(body)), (REQUEST_CRC, crc32(body)), (REQUEST_SEQ, seq)):
+                self._store(word, value)
+            self._store(DOORBELL, live[DOORBELL] + 1)
+            bell.set(live[DOORBELL] + 1)
+        return seq
+
+    def cancel(self, capture_id: str) -> bool:
+        """Call a request off; whether it is the one under way, so that a result is still to come."""
+        return self._mark(CANCEL_SEQ, capture_id)
+
+    def allow(self, capture_id: str) -> bool:
+        """Say that what a request waits for is there; whether it is the one under way."""
+        return self._mark(ALLOW_SEQ, capture_id)
+
+    def poll(self) -> CaptureResult | None:
+        """The latest result, once: None until the next one. A new client sees the last result again."""
+        live = self._live()
+        seq = live[RESULT_SEQ]
+        if seq == self._polled:
+            return None
+        message = self._message(RESULT_AT, live[RESULT_BYTES], live[RESULT_CRC])
+        try:
+            result = result_from_json(message)
+        except (ValueError, TypeError, KeyError) as error:
+            raise RingError(f"{self.path}: not a capture result: {error}") from error
+        self._polled = seq
+        return result
+
+    def latest(self) -> str | None:
+        """The id of the latest request, answered or not; None where there was none."""
+        live = self._live()
+        if not live[REQUEST_SEQ]:
+            return None
+        return str(self._message(REQUEST_AT, live[REQUEST_BYTES], live[REQUEST_CRC]).get("capture_id"))
+
+    def progress(self) -> CaptureProgress:
+        """How far the rank is with the latest request."""
+        live = self._live()
+        if not (0 <= live[STATE] < len(STATES) and 0 <= live[STEPS] < MAX_COUNT):
+            raise RingError(f"{self.path}: state {live[STATE]}, {live[STEPS]} steps")
+        return CaptureProgress(STATES[live[STATE]], live[STEPS], live[RESULT_SEQ] == live[REQUEST_SEQ])
+
+    def _mark(self, word: int, capture_id: str) -> bool:
+        """Put the number of the request under way into a word, if it is this one, and ring."""
+        bell = self._ring()
+        with self._locked():
+            live = self._live()
+            if live[RESULT_SEQ] == live[REQUEST_SEQ]:
+                return False
+            request = self._message(REQUEST_AT, live[REQUEST_BYTES], live[REQUEST_CRC])
+            if request.get("capture_id") != capture_id:
+                return False
+            self._store(word, live[REQUEST_SEQ])
+            self._store(DOORBELL, live[DOORBELL] + 1)
+            bell.set(live[DOORBELL] + 1)
+        return True
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        super().close()
+        if self._bell is not None:
+            self._bell.close()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other clients out: a person's request and the controller's must not mix."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _live(self) -> tuple[int, ...]:
+        found = self._read_at(_LIVE.size, LIVE_AT)
+        if len(found) < _LIVE.size:
+            raise RingError(f"{self.path}: truncated: its header has become shorter")
+        live: tuple[int, ...] = _LIVE.unpack(found)
+        if not all(0 <= live[word] < MAX_COUNT for word in (DOORBELL, REQUEST_SEQ, RESULT_SEQ)):
+            raise RingError(f"{self.path}: its counts of requests and results cannot be")
+        return live
+
+    def _message(self, offset: int, length: int, checksum: int) -> Mapping[str, Any]:
+        if not 0 < length <= MAX_MESSAGE_BYTES:
+            raise RingError(f"{self.path}: a message of {length} bytes")
+        body = self._read_at(length, offset)
+        if crc32(body) != checksum:
+            raise RingError(f"{self.path}: a message does not match its checksum")
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RingError(f"{self.path}: a message is not JSON: {error}") from error
+        if not isinstance(message, dict):
+            raise RingError(f"{self.path}: a message is not a JSON object")
+        return message
+
+    def _ring(self) -> RingBell:
+        if self._bell is None:
+            self._bell = RingBell(self.path.with_suffix(".ring"))
+        return self._bell
+
+    def _store(self, word: int, value: int) -> None:
+        self._write(LIVE_AT + word * WORD_BYTES, _WORD.pack(value))
+
+    def _write(self, offset: int, data: bytes) -> None:
+        # Checked, because pwrite past the end of a truncated file would make it grow again, with holes.
+        if self._size_bytes() != SIZE_BYTES:
+            raise RingError(f"{self.path}: truncated")
+        try:
+            os.pwrite(self._descriptor, data, offset)
+        except OSError as error:
+            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
+
+
+class RingBell(OpenFile):
+    """The doorbell in the ring beside a mailbox.
+
+    Raises:
+        RingError: there is no ring, or it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, os.O_RDWR)
+        # A trainer of the version before looks into the mailbox itself.
+        self._there = self._header(RING_MAGIC).log_words > 0
+
+    def set(self, count: int) -> None:
+        """Ring, for the so-manieth time."""
+        try:
+            if self._there:
+                os.pwrite(self._descriptor, _WORD.pack(count), LIVE_AT + layout.DOORBELL * WORD_BYTES)
+        except OSError as error:
+            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
+
+
+_RESULT_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("capture_id", "detail"), (str,)),
+    **dict.fromkeys(("rank", "size_bytes"), (int,)),
+    **dict.fromkeys(("first_step", "last_step"), (int, type(None))),
+    "timings_s": (int, float),
+    "clock": (int,),
+}
+
+
+def result_from_json(message: Mapping[str, Any]) -> CaptureResult:
+    """A result from decoded JSON that anybody may have written.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none; the message says why.
+    """
+    # A trainer that began before the code was there sends none, and a later one may know more of them.
+    code = message.get("code", "")
+    result = CaptureResult(**{**message, "code": code if code in get_args(CaptureCode) else ""})
+    if result.state not in ENDED or typed(result, _RESULT_TYPES).size_bytes < 0:
+        raise ValueError(f"state {result.state!r}, {result.size_bytes!r} bytes")
+    return result
