@@ -85,22 +85,25 @@ class Process:
         """
         self._made, self._pause, self._shared = made, pause, shared
         folder.mkdir(parents=True, exist_ok=True)
-        started, ready = os.pipe()
+        (started, ready), (go, held) = os.pipe(), os.pipe()
         begin = ["unshare", "--mount", "--"] if shared else [sys.executable, "-c", _ALONE]
-        command = [*begin, "bash", "-c", _script(made, folder, ready)]
+        command = [*begin, "bash", "-c", _script(made, folder, ready, go)]
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 [*_entered(pause, pid=shared), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                pass_fds=[ready],
+                pass_fds=[ready, go],
                 env={"PATH": _SYSTEM_PATH},
             )
         os.close(ready)
-        with os.fdopen(started, encoding="ascii") as told:
-            # (it says its own mount namespace, by which all that it starts is known)
+        os.close(go)
+        with os.fdopen(started, encoding="ascii") as told, os.fdopen(held):
+            # It says its own mount namespace, by which all that it starts is known, and waits until that is held here:
+            # else, once it has ended, another one may be called so, with somebody else's processes.
             self._namespace = told.readline().strip()
+            self._held = [os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY) for pid in self.pids[:1]]
         self.started = bool(self._namespace)
 
     @property
@@ -141,6 +144,9 @@ class Process:
         if not self.started:
             self._process.kill()
         self._process.wait(60)
+        self._namespace = ""
+        while self._held:
+            os.close(self._held.pop())
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a command in the container, as `kubectl exec` does."""
@@ -163,7 +169,7 @@ def _entered(pause: int, *, pid: bool) -> list[str]:
     return ["nsenter", "-t", str(pause), "--mount", "--uts", "--ipc", "--net", *(["--pid"] if pid else []), "--"]
 
 
-def _script(made: Made, folder: Path, ready: int) -> str:
+def _script(made: Made, folder: Path, ready: int, go: int) -> str:
     """What makes a container of a process that has namespaces of its own, and becomes its command."""
     stage, root = folder / "stage", folder / "stage" / "root"
     lines = [
@@ -196,6 +202,8 @@ def _script(made: Made, folder: Path, ready: int) -> str:
         f"cd {shlex.quote(made.working_directory)}",
         f"readlink /proc/self/ns/mnt >&{ready}",
         f"exec {ready}>&-",
+        f"read -r <&{go} || true",
+        f"exec {go}<&-",
         f"exec {shlex.join(made.command(made.argv))}",
     ]
     return "\n".join(lines)

@@ -257,8 +257,9 @@ def test_somebody_looks_into_a_container(tmp_path):
     main = container("main", "exec sleep 60", securityContext=AS, env=[{"name": "A", "value": "1"}])
     with running(pod(main), tmp_path / "pod") as one:
         one.until(lambda: one.containers["main"].running, 30)
-        done = one.run("main", "sh", "-c", "echo $A $(id -u) $(hostname) $(cat /proc/1/comm)")
-        assert done.stdout.split() == ["1", str(UID), "pod-0", "sleep"]
+        looks = ("sh", "-c", "echo $A $(id -u) $(hostname) $(cat /proc/1/comm)")
+        # (it becomes its command some moments after it has begun)
+        one.until(lambda: one.run("main", *looks).stdout.split() == ["1", str(UID), "pod-0", "sleep"], 30)
 
 
 def test_the_programs_of_the_image_are_for_any_user(tmp_path):
