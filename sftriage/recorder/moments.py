@@ -76,14 +76,29 @@ class Log:
 
     Attributes:
         number: of the step that is open, or of the last one; -1 before the first.
+        published: steps that have ended.
         seen: the doorbell as it was answered last, or `NEVER`.
         ends_slowly: whether the owner of the log is asked at the end of a step.
     """
 
     __slots__ = (
-        *("_all", "_at", "_map", "_not_numbered", "_open", "_opened", "_thread", "_words"),
-        *("base_ns", "block", "block_offset", "clock", "ends_slowly", "live", "next_offset", "number"),
-        *("recording", "seen", "told"),
+        "_all",
+        "_map",
+        "_opened",
+        "_words",
+        "at",
+        "base_ns",
+        "block",
+        "clock",
+        "ends_slowly",
+        "holder",
+        "live",
+        "number",
+        "offset",
+        "published",
+        "recording",
+        "seen",
+        "told",
     )
 
     def __init__(
@@ -105,21 +120,13 @@ class Log:
         self.base_ns = base_ns
         # The block that is written just now, and how many words there are before its end, in all.
         self.block, self._opened = _NOWHERE, 0
-        # Within a step, the ident of its thread less the offset is where in the block the next word goes, and that of
-        # any other thread is far out of it, as a thread's own data lie there. Between steps it is less the other
-        # offset. Where something is not as usual both are 0, and the fields after them say it.
-        self.block_offset = self.next_offset = 0
-        self._thread, self._open, self._at = 0, False, 0
+        # A thread's ident less the offset is where in the block its next word goes: out of it for all threads but the
+        # one that may write without asking, as a thread's own data lie there. Where something is not as usual the
+        # offset is 0, and it is `at` that says where the next word goes.
+        self.at = self.offset = self.holder = self.published = 0
         self.number = self.seen = NEVER
-        # The number less the steps that had ended when it began.
-        self._not_numbered = 0
         self.ends_slowly = False
         self.told: Callable[[int], object] | None = None
-
-    @property
-    def published(self) -> int:
-        """Steps that have ended."""
-        return self.number - self._not_numbered + (not self.owner)
 
     @property
     def listener(self) -> Callable[[int], object] | None:
@@ -128,34 +135,28 @@ class Log:
 
     @listener.setter
     def listener(self, listener: Callable[[int], object] | None) -> None:
-        self._keep_out()
+        self._shut()
         self.told = listener
-        self._let_write()
+        self._let(self.holder)
 
     @property
     def owner(self) -> int:
-        """The thread whose step is open, or 0; it is set to 0 where no step is to be open any more."""
-        return self._thread if self.block_offset or self._open else 0
+        """The thread whose step is open, or 0."""
+        return self.holder
 
     @owner.setter
-    def owner(self, _: int) -> None:
-        self._keep_out()
-        self._not_numbered += self._open
-        self._open = False
-        self._let_write()
+    def owner(self, owner: int) -> None:
+        self._shut()
+        self._let(owner)
 
-    def _keep_out(self) -> None:
-        """No thread may write without asking."""
-        if offset := self.block_offset or self.next_offset:
-            self._at, self._open = self._thread - offset, bool(self.block_offset)
-            self.block_offset = self.next_offset = 0
+    def _shut(self) -> None:
+        if self.offset:
+            self.at, self.offset = self.holder - self.offset, 0
 
-    def _let_write(self) -> None:
-        """The thread of the step that is open, or of the last one, may, where nobody listens."""
-        if self.told is None and self._open:
-            self.block_offset, self._open = self._thread - self._at, False
-        elif self.told is None and self._thread:
-            self.next_offset = self._thread - self._at
+    def _let(self, owner: int) -> None:
+        """The step is this thread's, which may write without asking where nobody listens; or 0."""
+        self.holder = owner
+        self.offset = owner - self.at if owner and self.told is None else 0
 
     @property
     def doorbell(self) -> int:
@@ -167,18 +168,15 @@ class Log:
         self.put(NUMBER, number)
         begun_ns = self.clock() - self.base_ns
         self.put(BEGIN, begun_ns)
-        self._keep_out()
-        self._not_numbered, self.number = number - self.published, number
-        self._thread, self._open = get_ident(), True
-        self._let_write()
+        self.number = number
+        self.owner = get_ident()
         return begun_ns
 
     def end(self, code: int, /) -> None:
         """End the step with END or LEFT, and publish it."""
         self.note(code)
-        self._keep_out()
-        self._open = False
-        self._let_write()
+        self.owner = 0
+        self.published += 1
 
     def note(self, code: int, /) -> None:
         """Note a moment, now."""
@@ -186,8 +184,8 @@ class Log:
 
     def put(self, code: int, value: int, /) -> None:
         """Put a code with its value."""
-        self._keep_out()
-        if self._at == len(self.block):
+        self._shut()
+        if self.at == len(self.block):
             first = self._opened % len(self._words)
             self._opened += BLOCK_WORDS
             # Claimed first, overwritten then.
@@ -196,10 +194,10 @@ class Log:
             self.block[1:] = _ZEROS
             self.block[0] = (BLOCK << CODE_AT) + self.published
             self.live[OPENED] = self._opened
-            self._at = 1
-        self.block[self._at] = (code << CODE_AT) + value
-        self._at += 1
-        self._let_write()
+            self.at = 1
+        self.block[self.at] = (code << CODE_AT) + value
+        self.at += 1
+        self._let(self.holder)
 
     def boundary(self, code: int) -> None:
         """A stage is entered or left: what its context manager does where it cannot just store a word."""
@@ -221,7 +219,7 @@ class Log:
         if self._map.closed:
             return
         # Whoever still begins or ends a step asks, and is told that it is over.
-        self.block_offset, self.ends_slowly, self.told = NEVER, True, None
+        self.holder, self.offset, self.ends_slowly, self.told = NEVER, 0, True, None
         block, self.block = self.block, _NOWHERE
         for view in (block, self.live, self._words, self._all):
             if view is not _NOWHERE:
@@ -268,8 +266,8 @@ class Stage:
         clock = self._clock
         self._passed = self._passed - once
         try:
-            log.block[get_ident() - log.block_offset] = clock() - self._word - code
-            log.block_offset = log.block_offset - 1
+            log.block[get_ident() - log.offset] = clock() - self._word - code
+            log.offset = log.offset - 1
         except (IndexError, ValueError):  # this is not the step's thread, the block is full, or the log was closed
             log.boundary(2 * self._number + (code != 0))
 
@@ -294,35 +292,35 @@ class Step:
 
     def __enter__(self, doorbell: int = DOORBELL, get_ident: Any = get_ident) -> None:
         log = self._log
-        if log.block_offset or log.live[doorbell] != log.seen:
+        if log.holder or log.live[doorbell] != log.seen:
             log.recording.begin(None)
             return
-        offset, number, block, clock = log.next_offset, log.number + 1, log.block, log.clock
-        at = get_ident() - offset
+        number, at, block, clock = log.number + 1, log.at, log.block, log.clock
         try:
             # The second word first: where it has no room, neither is written.
             block[at + 1] = clock() - self._beginning
             block[at] = self._number + number
-            log.block_offset, log.number = offset - 2, number
-        except (IndexError, ValueError):
-            if log.owner:
-                log.recording.begin(None)
-            else:
-                log.begin(number)
+        except IndexError:
+            log.begin(number)
+            return
+        log.at = at = at + 2
+        log.number = number
+        log.holder = owner = get_ident()
+        log.offset = 0 if log.told else owner - at
 
     def __exit__(self, kind: object, error: object, trace: object, get_ident: Any = get_ident) -> None:
         log = self._log
         if not log.ends_slowly:
             clock = log.clock
             try:
-                word = clock() - (self._ending if kind is None else self._leaving)
-                log.block[get_ident() - log.block_offset] = word
-                log.next_offset = log.block_offset - 1
-                log.block_offset = 0
+                log.block[get_ident() - log.offset] = clock() - (self._ending if kind is None else self._leaving)
+                log.at = log.holder - log.offset + 1
+                log.holder = log.offset = 0
+                log.published += 1
                 return
             except (IndexError, ValueError):
                 pass
-        if log.ends_slowly or get_ident() != log.owner:
+        if log.ends_slowly or get_ident() != log.holder:
             log.recording.end(kind is not None)
         else:
             log.end(END if kind is None else LEFT)
