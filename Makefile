@@ -12,8 +12,8 @@ PYTEST := tests/run $(BIN)/python
 # Jobs on many hosts: namespaces, NATS servers, SLURM.
 HOSTS := $(wildcard $(addprefix tests/integration/test_,many_hosts*.py hub_*.py elastic.py slurm.py chaos.py fleet_bench.py))
 
-# Training scripts that nobody edited, of some dozen seconds each.
-AUTO := $(wildcard tests/integration/test_auto_*.py)
+# Training scripts that nobody edited, of some dozen seconds each; remedies, on up to eight ranks.
+AUTO := $(wildcard tests/integration/test_auto_*.py tests/integration/test_mitigate_*.py)
 
 # What a rank waits for its CPU is to be told apart from what it does: while other tests run, all wait.
 ALONE := tests/integration/test_descheduled.py
