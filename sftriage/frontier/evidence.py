@@ -77,10 +77,10 @@ class WindowEvidence:
 
     ``used_N`` are the steps that count: complete, and of the kind that most of them are. ``like`` is the profile of
     those in the regime that most of them are in. ``best_gains_s`` is what mending whoever came last would have saved,
-    step by step, as a mean, and ``gain_R`` that by rank, summed. ``waited``: the ranks of those who mostly waited for
-    a CPU, of whom the evidence of the run has named. ``before`` is what the windows before have taught, and ``after``
-    what is known with this one, but for what follows from its verdict; ``measures`` are all its steps, as the job is
-    tested against itself.
+    step by step, as a mean, and ``gain_R`` that by rank, summed. ``waited`` says of those whom the evidence of the run
+    has named whether they mostly waited for a CPU; None where nobody counted. ``before`` is what the windows before
+    have taught, and ``after`` what is known with this one, but for what follows from its verdict; ``measures`` are all
+    its steps, as the job is tested against itself.
     """
 
     exposed_s: float
@@ -95,7 +95,7 @@ class WindowEvidence:
     best_gains_s: float
     gain_R: FloatArray
     roles: Roles
-    waited: frozenset[tuple[int, ...]]
+    waited: Mapping[tuple[int, ...], bool | None]
     measures: StepMeasures
     before: Past
     after: Past
@@ -250,7 +250,7 @@ def weigh(
         best_gains_s=float(gain_NG.sum()) / float(used_N.sum()),
         gain_R=np.bincount(leader_NG.ravel(), gain_NG.ravel(), n_ranks).astype(np.float64),
         roles=roles,
-        waited=frozenset(one.suspect.ranks for one in candidates if named_one(one) and waited(one.suspect, window)),
+        waited={one.suspect.ranks: waited(one.suspect, window) for one in candidates if named_one(one)},
         measures=measured(window, walks, whole, valid_N),
         before=past,
         after=replace(

@@ -60,7 +60,7 @@ class Settings:
         min_away_steps: a fault that has been away for fewer steps may come back (8: a hiccup lasts a few), and so may
             one that has been away for twice as long before.
         min_persistence_fraction: fraction of a window's steps in which there must be what all ranks share (0.6), or who
-            is slow in all it does; or in which one rank is most of the lateness, or captured steps have the fault.
+            may have waited for a CPU; or in which one rank is most of the lateness, or captured steps have the fault.
 
     What can be judged at all:
 

@@ -186,10 +186,12 @@ def with_system(verdict: Verdict, window: Window, settings: Settings) -> Verdict
     return replace(verdict, suspects=suspects, numbers=numbers)
 
 
-def waited(suspect: Suspect, window: Window) -> bool:
-    """Whether most of a suspect's lateness is known to have been waiting for a CPU."""
+def waited(suspect: Suspect, window: Window) -> bool | None:
+    """Whether most of a suspect's lateness was waiting for a CPU; None where that is not known."""
     counts = _of(suspect, window)
-    return counts is not None and (counts.descheduled_fraction or 0.0) >= MOST_FRACTION
+    if counts is None or counts.descheduled_fraction is None:
+        return None
+    return counts.descheduled_fraction >= MOST_FRACTION
 
 
 def _of(suspect: Suspect, window: Window) -> SystemCounts | None:

@@ -136,8 +136,8 @@ def unambiguous(evidence: WindowEvidence) -> Candidate | None:
 def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
     """Whether a candidate is the suspect: it is worth a capture, and explains the excess of the steps that it fills.
 
-    A rank or a host has a course only where the evidence of the run has named it. What all share, and who is slow in
-    all it does, as many are for a second or two on a busy host, must be there in most of the steps.
+    A rank or a host has a course only where the evidence of the run has named it. What all share, and who may
+    have waited for a CPU, as many do for a second or two on a busy host, must be there in most of the steps.
     """
     suspect, settings = candidate.suspect, evidence.settings
     keep = evidence.keep_fraction(suspect)
@@ -160,11 +160,11 @@ def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
     }
     whole = _is_whole(suspect, evidence)
-    if not single(suspect) or (whole and suspect.pattern != "recurring"):
-        asked["first_persistence", "min_persistence"] = (
-            suspect.persistence,
-            settings.min_persistence_fraction * keep,
-        )
+    # Of one that is stopped, or slow by itself, it is counted that it did not wait.
+    may_have_waited = whole and evidence.waited.get(suspect.ranks) is not False and suspect.pattern != "recurring"
+    if not single(suspect) or may_have_waited:
+        least = settings.min_persistence_fraction * keep
+        asked["first_persistence", "min_persistence"] = suspect.persistence, least
     if single(suspect):
         wanted = settings.naming_log_odds * (settings.whole_factor if whole else 1.0)
         asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
@@ -178,7 +178,7 @@ def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[
 def _is_whole(suspect: Suspect, evidence: WindowEvidence) -> bool:
     """Whether a rank or a host is slow in all it does, or mostly waited for a CPU, wherever in the step that was."""
     mine = (one.suspect.stage for one in evidence.candidates if one.suspect.ranks == suspect.ranks)
-    return suspect.ranks in evidence.waited or None in mine
+    return bool(evidence.waited.get(suspect.ranks)) or None in mine
 
 
 def _weighty_s(candidate: Candidate, evidence: WindowEvidence) -> float:

@@ -7,6 +7,7 @@ import pytest
 
 from sftriage.frontier import Settings, judge
 from sftriage.frontier.explaining import explain
+from sftriage.windows.counting import counted_of
 
 from .windows import Fault, Job, at, from_step, gaussian, heavy_tailed
 
@@ -241,4 +242,25 @@ def test_who_is_slow_in_all_it_does_is_named_if_that_lasts(last, named):
     slow = tuple(Fault(stage, 1, factor=1.6, steps=from_step(200, last)) for stage in stages)
     found = verdicts(Job(n_steps=450).run(*slow, split=True))
     # THEN it is named if it lasts, and nobody else is
+    assert names(found) == ({((1,), None)} if named else set())
+
+
+@pytest.mark.parametrize(
+    ("counted", "named"),
+    [({"stopped_s": 0.06, "queued_s": 0.0}, True), ({"queued_s": 0.06}, False), ({}, False)],
+    ids=["stopped", "waiting", "nobody counts"],
+)
+def test_who_is_held_up_now_and_then_is_named_where_it_is_counted_that_it_did_not_wait(counted, named):
+    # GIVEN a rank that is held up in all it does, in a good fifth of the steps: by pulses, say, of a period of their own
+    held_N = np.diff(np.floor(0.22 * np.arange(401))) > 0
+    stages = ("data", "forward", "backward", "optimizer", "other")
+    slow = tuple(Fault(stage, 1, 0.012, lambda n: held_N[:n]) for stage in stages)
+    window = Job(n_ranks=4, n_steps=400).run(*slow, split=True)
+    # AND what the system counted meanwhile
+    known_NR = held_N[:, None] * (np.arange(4) == 1)
+    if counted:
+        window = replace(window, counted_NRC=counted_of({name: known_NR * each_s for name, each_s in counted.items()}))
+    # WHEN it is judged
+    found = verdicts(window)
+    # THEN it is named where it did not wait for a CPU: neighbours come and go
     assert names(found) == ({((1,), None)} if named else set())
