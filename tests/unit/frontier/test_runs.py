@@ -251,7 +251,7 @@ def test_who_is_slow_in_all_it_does_is_named_if_that_lasts(last, named):
     ids=["stopped", "waiting", "nobody counts"],
 )
 def test_who_is_held_up_now_and_then_is_named_where_it_is_counted_that_it_did_not_wait(counted, named):
-    # GIVEN a rank that is held up in all it does, in a good fifth of the steps: by pulses, say, of a period of their own
+    # GIVEN a rank that is held up in all it does, in a good fifth of the steps: by pulses of a period of their own
     held_N = np.diff(np.floor(0.22 * np.arange(401))) > 0
     stages = ("data", "forward", "backward", "optimizer", "other")
     slow = tuple(Fault(stage, 1, 0.012, lambda n: held_N[:n]) for stage in stages)
