@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.options import JsonOption
+from sftriage.commands.options import JsonOption, meant
 from sftriage.commands.output import print_json, write
 from sftriage.errors import InputError, UsageError
 from sftriage.mitigate.advice import Messages, advice_of
@@ -44,7 +44,10 @@ def advise(
     """
     messages = None
     if gradients is not None:
-        messages = Messages(_size(gradients), Link(latency * 1e-6, 1e-9 / bandwidth))
+        reduced_bytes = meant("--gradients", size_bytes, gradients)
+        if reduced_bytes <= 0:
+            raise UsageError(f"--gradients {gradients}: nothing to reduce")
+        messages = Messages(reduced_bytes, Link(latency * 1e-6, 1e-9 / bandwidth))
     directory = find_run(run)
     view = RunSource(lambda: directory).view()
     if view.problem:
@@ -55,13 +58,3 @@ def advise(
         print_json(advice_values(advice))
         return
     write(*advice_lines(advice))
-
-
-def _size(text: str) -> float:
-    try:
-        found = size_bytes(text)
-    except ValueError as error:
-        raise UsageError(f"--gradients {text}: {error}") from error
-    if found <= 0:
-        raise UsageError(f"--gradients {text}: nothing to reduce")
-    return found

@@ -116,9 +116,11 @@ def step_s(pipeline: Pipeline, ahead_S: Sequence[int]) -> float:
         dependencies += pairwise(mine)
     for link, delay_s in enumerate(pipeline.delay_L):
         for microbatch in range(pipeline.microbatches):
-            for kind, source in (("F", link), ("B", link + 1)):
-                step = Step(kind, microbatch)  # type: ignore[arg-type]
-                ends = number[source, step], number[2 * link + 1 - source, step]
+            for step, source, target in (
+                (Step("F", microbatch), link, link + 1),
+                (Step("B", microbatch), link + 1, link),
+            ):
+                ends = number[source, step], number[target, step]
                 dependencies += [(ends[0], len(work)), (len(work), ends[1])]
                 work.append(delay_s)
     graph = graph_of(len(work), dependencies, [], [])

@@ -72,10 +72,13 @@ class Stragglar:
                 _Exchange(gradient, [*others, self._ranks[straggler]], self.group).run()
             done.set_result(gradient)
         except Exception as error:
-            done.set_exception(error)  # type: ignore[arg-type]
+            done.set_exception(error)  # type: ignore[arg-type]  # torch says that it takes a value
 
 
-def stragglar_hook(state: Stragglar, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+def stragglar_hook(
+    state: Stragglar,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch re-exports it by a star
+) -> torch.futures.Future[torch.Tensor]:
     """What DistributedDataParallel calls with each bucket of gradients."""
     return state.start(bucket.buffer())
 

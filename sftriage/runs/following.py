@@ -234,9 +234,13 @@ def row_of(verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger]
     first = verdict.named
     found = tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks)
     coverage, excess_s = (verdict.numbers.get(name, -1.0) for name in ("coverage", "excess_s"))
-    as_judged = ("attempt", "first_step", "last_step", "label", "reasons", "exposed_s", "clock")
     return WindowRow(
-        **_decided(decision, triggers) | {name: getattr(verdict, name) for name in as_judged},
+        **_decided(decision, triggers) | {"attempt": verdict.attempt},
+        first_step=verdict.first_step,
+        last_step=verdict.last_step,
+        label=verdict.label,
+        reasons=verdict.reasons,
+        exposed_s=verdict.exposed_s,
         stages=tuple(verdict.advances_s),
         advances_s=tuple(verdict.advances_s.values()),
         sentence=verdict_sentence(verdict)[:MAX_TEXT],
@@ -248,6 +252,7 @@ def row_of(verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger]
         candidates=found if first is None else (),
         coverage=coverage if 0.0 <= coverage <= 1.0 else None,
         excess_s=excess_s if 0.0 <= excess_s < MAX_S else None,
+        clock=verdict.clock,
         regression=None if verdict.regression is None else _regression(verdict.regression),
     )
 
@@ -261,7 +266,10 @@ def _regression(found: Regression) -> Regression:
 
 def _decided(decision: Decision, triggers: Mapping[str, Trigger]) -> dict[str, Any]:
     return {
-        **{name: getattr(decision, name) for name in ("time_s", "attempt", "outcome", "reason")},
+        "time_s": decision.time_s,
+        "attempt": decision.attempt,
+        "outcome": decision.outcome,
+        "reason": decision.reason,
         "words": reason_sentence(decision)[:MAX_TEXT],
         "resolves": resolution(decision)[:MAX_TEXT],
         "asked": tuple(_requested(one, triggers.get(one.capture_id)) for one in decision.requests[:_MAX_ASKED]),
@@ -288,7 +296,10 @@ def _named(suspect: Suspect) -> NamedSuspect:
         when=when(suspect)[:MAX_TEXT],
         ranks=suspect.ranks[:MAX_NAMED],
         stage=None if suspect.stage is None else suspect.stage[:MAX_TEXT],
-        **{name: getattr(suspect, name) for name in ("gain_s", "share", "persistence", "pattern")},
+        gain_s=suspect.gain_s,
+        share=suspect.share,
+        persistence=suspect.persistence,
+        pattern=suspect.pattern,
     )
 
 
