@@ -49,8 +49,8 @@ class Settings:
             be (0.65).
         most_fraction: what is most of something (half). A suspect must explain most of its lateness where it is the
             last, and of what all share; another may have less than that of its clear events, and a second named one of
-            its gain. Steps with work that the others do not have are special while most are without, and devices are
-            judged by their own clock where most steps have it, and take most of the host's time by it, or the reverse.
+            its gain. Devices are judged by their own clock where most steps have it, and take most of the host's time
+            by it, or the reverse.
 
     When it was there:
 
@@ -66,6 +66,7 @@ class Settings:
 
     Attributes:
         min_coverage_fraction: fraction of (step, rank) vectors that must be there (0.95).
+        max_special_fraction: steps with work that the others do not have are special while they are so few (a third).
         shift_sigmas: a change inside a window that has no baseline must stand this many standard errors out of the
             steps' own spread (5: steps are correlated, so nominal significance overstates).
         clear_sigmas: what is more than this many standard deviations out is no chance (3: one time in a thousand).
@@ -105,6 +106,7 @@ class Settings:
     min_persistence_fraction: float = 0.6
 
     min_coverage_fraction: float = 0.95
+    max_special_fraction: float = 1 / 3
     shift_sigmas: float = 5.0
     clear_sigmas: float = 3.0
 
