@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from sftriage.commands.output import say, write
 from sftriage.errors import UsageError
+from sftriage.policy.fields import Name
 from sftriage.words.amounts import place
 
 
@@ -52,19 +54,13 @@ def account(
     What is printed goes into `accounts { }` there. It is no secret: it names public keys, and what each may do.
     """
     from sftriage.fleet.hub import Places, token
-    from sftriage.fleet.permissions import AGENTS_FILE, CONTROLLER_FILE, agent_file, of_job, of_namespace
+    from sftriage.fleet.permissions import AGENTS_FILE, CONTROLLER_FILE, agent_file, of_job
     from sftriage.runs.directory import DEFAULT_ROOT
 
     if namespace and (job_id or host):
         raise UsageError("--namespace is of all jobs there are in it: no --job-id and no --host goes with it")
     if namespace:
-        directory = creds or Path(DEFAULT_ROOT) / "namespaces.keys"
-        made: dict[str, Any] = {}
-        for one in namespace:
-            controllers, told = (_public_key(directory / one / file) for file in (CONTROLLER_FILE, AGENTS_FILE))
-            made |= of_namespace(one, controllers, told)
-        write(json.dumps(made, indent=2))
-        say(f"the keys are in {place(directory)}, and belong into a Secret of their namespace each")
+        _of_namespaces(namespace, creds or Path(DEFAULT_ROOT) / "namespaces.keys")
         return
     if not job_id:
         raise UsageError("--job-id is missing: a name for this job alone, as its hosts are given it")
@@ -74,6 +70,20 @@ def account(
     keys = {agent: _public_key(directory / file) for agent, file in agents.items()}
     write(json.dumps(of_job(places, _public_key(directory / CONTROLLER_FILE), keys), indent=2))
     say(f"the keys are in {place(directory)}; the job is started with --nats URL --creds {place(directory)}")
+
+
+def _of_namespaces(names: list[str], directory: Path) -> None:
+    from sftriage.fleet.permissions import AGENTS_FILE, CONTROLLER_FILE, of_namespace
+
+    made: dict[str, Any] = {}
+    for name in names:
+        try:
+            TypeAdapter(Name).validate_python(name)
+        except ValidationError:
+            raise UsageError(f"--namespace {name}: no cluster has a namespace of that name") from None
+        made |= of_namespace(name, *(_public_key(directory / name / file) for file in (CONTROLLER_FILE, AGENTS_FILE)))
+    write(json.dumps(made, indent=2))
+    say(f"the keys are in {place(directory)}, and belong into a Secret of their namespace each")
 
 
 def _public_key(path: Path) -> str:
