@@ -182,7 +182,7 @@ class SwitchFile(files.OpenFile):
     @property
     def maker_alive(self) -> bool:
         """Whether the rank that made it is there."""
-        return files.start_ticks(self._maker[0]) == self._maker[1]
+        return bool(files.start_ticks(self._maker[0]) == self._maker[1])
 
     def status(self) -> SwitchStatus:
         """How the group stands."""
