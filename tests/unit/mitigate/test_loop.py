@@ -1,6 +1,7 @@
 """A remedy is tried on a straggler that stays where a policy allows it, measured in turns, and kept or undone."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -63,7 +64,7 @@ def test_a_remedy_that_helps_is_tried_in_turns_and_kept():
     # AND both kinds of steps lie between one another
     firsts = job.loop.trial.parts
     assert len(firsts) == len(PARTS)
-    assert all(later - first >= ALLOWED.steps for first, later in zip(firsts, firsts[1:], strict=False))
+    assert all(later - first >= ALLOWED.steps for first, later in pairwise(firsts))
 
 
 @pytest.mark.parametrize("helps_s", [0.0, -0.02, 0.009])

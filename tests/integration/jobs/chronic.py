@@ -1,0 +1,69 @@
+"""A job whose gradients go over slow links, and of which one rank is late in every step; it has taken StragglAR in.
+
+``chronic.py SPEC``: JSON with ``late_s`` of the ``late_rank``, ``whole_s``, which all gradients take on a link, and
+``steps``. Where the script says so, what is reduced around a straggler takes ``worse_s`` more; in round ``dies_at``,
+rank ``dies`` is killed as it begins. Without ``attach``, the hook is not taken in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from slow_links import Ring, hold_back
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sftriage.mitigate import stragglar
+from sftriage.recorder import Monitor
+
+WIDTH = 64
+TIMEOUT = timedelta(seconds=20)
+
+
+def main(spec: dict) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(5)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)))
+    size_bytes = sum(one.numel() * one.element_size() for one in model.parameters())
+    hold_back(0.0, spec["whole_s"] / size_bytes)
+    # Gloo's own is as fast as memory.
+    dist.all_reduce = lambda gradient, group: Ring(gradient, list(range(n)), group).run()
+    around = stragglar._Exchange.run
+
+    def worse(exchange: stragglar._Exchange) -> None:
+        time.sleep(spec.get("worse_s", 0.0))
+        around(exchange)
+
+    stragglar._Exchange.run = worse  # type: ignore[method-assign]
+    if spec.get("attach", True):
+        assert stragglar.attach(model, TIMEOUT) is not None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Monitor() as monitor:
+        for step in range(spec["steps"]):
+            if step == spec.get("dies_at") and rank == spec["dies"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with monitor.step():
+                with monitor.stage("data"):
+                    if rank == spec["late_rank"]:
+                        time.sleep(spec["late_s"])
+                    batch = torch.randn(4, WIDTH)
+                with monitor.stage("forward"):
+                    loss = model(batch).square().mean()
+                with monitor.stage("backward"):
+                    loss.backward()
+                with monitor.stage("optimizer"):
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    main(json.loads(sys.argv[1]))
+    os._exit(0)

@@ -1,0 +1,75 @@
+"""A real Gloo job with a rank that is late in every step: what triage does about it where its policy allows that."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.processes import FORKED, wait_until
+from tests.journals import entries
+
+JOB = Path(__file__).parent / "jobs" / "chronic.py"
+RANKS, LATE_RANK = 8, 5
+SPEC = {"late_rank": LATE_RANK, "late_s": 0.15, "whole_s": 0.1, "steps": 1000}
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: test}
+spec:
+  detection: {window_steps: 10, stride_steps: 5, warmup_steps: 3}
+  rules: [{name: slow, match: {}}]
+"""
+MITIGATE = "  mitigate: {remedies: [stragglar], min_saving: 1%, steps: 8}\n"
+
+
+@pytest.fixture
+def begin(start, tmp_path):
+    """Start the job under triage, with or without a word of remedies; its run directory."""
+
+    def begin(spec, policy):
+        (tmp_path / "policy.yaml").write_text(policy)
+        command = ["run", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--"]
+        start(*command, *FORKED, RANKS, JOB, json.dumps(SPEC | spec))
+        return tmp_path / "run"
+
+    return begin
+
+
+def remedies(run):
+    return entries(run / "decisions.jsonl", "remedy") if (run / "decisions.jsonl").exists() else []
+
+
+def states(run):
+    return [(one["state"], one["reason"], one["rank"]) for one in remedies(run)]
+
+
+def test_a_remedy_that_helps_is_switched_on_and_stays(begin):
+    # GIVEN a rank that is later than the break-even, and a policy that allows to do something about it
+    run = begin({}, POLICY + MITIGATE)
+    # WHEN the job goes on THEN gradients are reduced around that rank, in turns at first, and then for good
+    wait_until(lambda: len(states(run)) == 2)
+    assert states(run) == [("trying", "worthwhile", LATE_RANK), ("kept", "helps", LATE_RANK)]
+    trying, kept = (one["numbers"] for one in remedies(run))
+    # AND what it saves is on record, beside what it was expected to
+    assert trying["late_s"] > trying["break_even_s"] > 0
+    assert kept["off_s"] - kept["on_s"] == pytest.approx(kept["saves_s"])
+    assert kept["saves_s"] > 2 * kept["error_s"]
+    assert min(kept["on_steps"], kept["off_steps"]) >= 8
+
+
+def test_a_remedy_that_does_not_help_is_undone(begin):
+    # GIVEN the same, but what its model promises does not come true
+    run = begin({"worse_s": 0.1}, POLICY + MITIGATE)
+    # WHEN it is tried THEN it is undone, with what was measured
+    wait_until(lambda: len(states(run)) == 2)
+    assert states(run)[1] == ("undone", "no_help", LATE_RANK)
+    assert remedies(run)[1]["numbers"]["saves_s"] < 0
+
+
+def test_without_the_policys_word_there_is_advice_alone(begin):
+    # GIVEN a policy that does not speak of remedies WHEN the straggler is known for long
+    run = begin({}, POLICY)
+    wait_until(lambda: len(entries(run / "decisions.jsonl", "window") if states(run) else []) > 15)
+    # THEN it is said once that there is a remedy, and it is not tried
+    assert states(run) == [("advised", "not_allowed", LATE_RANK)]
+    assert remedies(run)[0]["numbers"]["expected_s"] > 0
