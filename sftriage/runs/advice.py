@@ -33,8 +33,13 @@ def advice_lines(advice: Advice) -> list[str]:
     return lines + [line for remedy in advice.remedies for line in _remedy(remedy)]
 
 
+def remedy_line(remedy: Remedy) -> str:
+    """A remedy in words: what, what it saves, and from where on."""
+    return f"{TITLES[remedy.code]}. {_sentence(remedy)}"
+
+
 def _remedy(remedy: Remedy) -> tuple[str, str]:
-    return f"{TITLES[remedy.code]}. {_sentence(remedy)}", f"  Taken for granted: {ASSUMPTIONS[remedy.code]}."
+    return remedy_line(remedy), f"  Taken for granted: {ASSUMPTIONS[remedy.code]}."
 
 
 def _sentence(remedy: Remedy) -> str:

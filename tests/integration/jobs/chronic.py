@@ -1,18 +1,17 @@
 """A job whose gradients go over slow links, and of which one rank is late in every step; it has taken StragglAR in.
 
-``chronic.py SPEC``: JSON with ``late_s`` of the ``late_rank``, ``whole_s``, which all gradients take on a link, and
-``steps``. Where the script says so, what is reduced around a straggler takes ``worse_s`` more; in round ``dies_at``,
-rank ``dies`` is killed as it begins. Without ``attach``, the hook is not taken in.
+``chronic.py SPEC``: JSON with ``whom``, a file that says which rank is late, by ``late_s``; ``whole_s``, which all
+gradients take on a link; and ``steps``. Where it says so, what is reduced around a straggler takes ``worse_s`` more.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -42,16 +41,14 @@ def main(spec: dict) -> None:
         around(exchange)
 
     stragglar._Exchange.run = worse  # type: ignore[method-assign]
-    if spec.get("attach", True):
-        assert stragglar.attach(model, TIMEOUT) is not None
+    assert stragglar.attach(model, TIMEOUT) is not None
+    whom = Path(spec["whom"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with Monitor() as monitor:
-        for step in range(spec["steps"]):
-            if step == spec.get("dies_at") and rank == spec["dies"]:
-                os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(spec["steps"]):
             with monitor.step():
                 with monitor.stage("data"):
-                    if rank == spec["late_rank"]:
+                    if whom.read_text() == str(rank):
                         time.sleep(spec["late_s"])
                     batch = torch.randn(4, WIDTH)
                 with monitor.stage("forward"):
