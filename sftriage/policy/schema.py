@@ -304,7 +304,7 @@ class Mitigate(PolicyModel):
         max_length=1,
         description="Which: `stragglar` reduces gradients around the straggler, where the job has taken its hook in "
         "(docs/mitigate.md).",
-        json_schema_extra={"minItems": 1},
+        json_schema_extra={"minItems": 1, "items": {"type": "string", "enum": ["stragglar"]}},
     )
     min_saving: Share = Field(
         default="2%", description="Share of a step that a remedy must save: by its model to be tried, measured to stay."
