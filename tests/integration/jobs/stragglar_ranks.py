@@ -92,6 +92,8 @@ def ddp() -> None:
         state = Stragglar()
         if around:
             model.register_comm_hook(state, stragglar_hook)
+        else:
+            assert attach(model) is None, "nobody watches this job"
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(6):
             if around:
