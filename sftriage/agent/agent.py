@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sftriage.agent.captures import Captures
 from sftriage.agent.evidence import EvidenceSampler, slowed_fraction
@@ -13,13 +14,15 @@ from sftriage.agent.executors import Places
 from sftriage.agent.reading import RankRings
 from sftriage.agent.switches import Switches
 from sftriage.capture.nsys import NsysPlace
-from sftriage.mitigate.switching import SwitchStatus
 from sftriage.recorder import RingInfo
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture, plain
 from sftriage.traces.disk import Do, at_once
 from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.steplog import KeptSteps
+
+if TYPE_CHECKING:
+    from sftriage.mitigate.switching import SwitchStatus
 
 STORING_S = 60.0
 """How long it is waited for a trace to be checked and stored. After that, what else there is to do is done."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError
-from sftriage.mitigate.switching import SwitchFile, SwitchStatus, find_switches
+
+if TYPE_CHECKING:
+    from sftriage.mitigate.switching import SwitchFile, SwitchStatus
 
 log = logging.getLogger("sftriage")
 
@@ -21,6 +24,10 @@ class Switches:
 
     def statuses(self) -> list[SwitchStatus]:
         """How each group stands whose first rank is there."""
+        if not (self._files or any(self._rings.glob("*.switch"))):
+            return []
+        from sftriage.mitigate.switching import SwitchFile, find_switches  # not above: most jobs have no such group
+
         there = {path.name: path for path in find_switches(self._rings)}
         for name in self._files.keys() - there.keys():
             self._files.pop(name).close()
