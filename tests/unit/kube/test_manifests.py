@@ -9,6 +9,7 @@ import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -61,6 +62,7 @@ OVERLAYS = {
     ".": ALL,
     "cert-manager": ALL | {"Certificate"},
     "nats": {"StatefulSet", "Service", "NetworkPolicy"},
+    "cert-manager-nats": ALL | {"Certificate", "StatefulSet"},
     "dashboards": {"ConfigMap"},
     "prometheus": {"PodMonitor"},
     "samples": {"Namespace", "Job", "TriagePolicy"},
@@ -84,7 +86,16 @@ def test_what_the_operator_makes_for_a_job_is_valid():
             validate(one.body)
 
 
-@pytest.mark.parametrize("overlay", [".", "cert-manager", "nats"])
+def test_a_shared_hub_has_the_certificate_that_its_address_and_its_pod_want():
+    bodies = {(one["kind"], one["metadata"]["name"]): one for one in built("cert-manager-nats")}
+    made = bodies["Certificate", "sftriage-nats"]["spec"]
+    said = yaml.safe_load(bodies["ConfigMap", "sftriage-injection"]["data"]["settings.yaml"])
+    assert urlsplit(InjectionSettings.model_validate(said).nats).hostname in made["dnsNames"]
+    volumes = bodies["StatefulSet", "sftriage-nats"]["spec"]["template"]["spec"]["volumes"]
+    assert made["secretName"] in {one.get("secret", {}).get("secretName") for one in volumes}
+
+
+@pytest.mark.parametrize("overlay", [".", "cert-manager", "cert-manager-nats"])
 def test_pods_of_ours_are_restricted_and_bounded(overlay):
     """GIVEN our own pods THEN they keep to the pod security standard "restricted", and ask for what they take."""
     specs = list(_pod_specs(built(overlay)))
