@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,11 @@ class Platform:
         for one in self.server.get("configmaps", namespace=namespace)["items"]:
             data = {name: value.encode() for name, value in one.get("data", {}).items()}
             found.config_maps[one["metadata"]["name"]] = data
-        if account is not None:
-            token = self.server.kubectl("create", "token", "-n", namespace, account).stdout.strip()
-            found.account = {"token": token.encode(), "ca.crt": self._certificate, "namespace": namespace.encode()}
-        return found
+        if account is None:
+            return found
+        token = self.server.kubectl("create", "token", "-n", namespace, account).stdout.strip()
+        mounted = {"token": token.encode(), "ca.crt": self._certificate, "namespace": namespace.encode()}
+        return replace(found, account=mounted)
 
     def place(self, number: int) -> Place:
         return Place(f"node-{'abc'[number]}", self.hosts.addresses[number])
