@@ -44,17 +44,19 @@ def built(overlay: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-@pytest.mark.parametrize(("user", "version"), [(None, VERSIONS[0]), (0, VERSIONS[1])])
+@pytest.mark.parametrize("user", [None, 0])
 @pytest.mark.parametrize(
     "body", [one for one, found in JOBS.values() if found], ids=[n for n, (_, f) in JOBS.items() if f]
 )
-def test_an_injected_pod_of_any_job_is_valid(body, user, version):
+def test_an_injected_pod_of_any_job_is_valid(body, user):
+    """GIVEN a pod of root's or of whoever its image has THEN it is valid, and goes through the webhook a second time"""
     found = job_of(body, "ml")
     assert found is not None
     if user is not None:
         body = {**body, "spec": {**body["spec"], "securityContext": {"runAsUser": user}}}
     out = applied(body, injection(body, found.job, SETTINGS, (1, 29)).patch)
-    validate(out, (version,))
+    assert injection(out, found.job, SETTINGS, (1, 29)).patch == ()
+    validate(out)
 
 
 ALL = {"MutatingWebhookConfiguration", "Deployment", "PodDisruptionBudget", "NetworkPolicy"}
