@@ -64,6 +64,8 @@ class Lease:
     def __init__(self, hub: Hub, places: Places, leader: Leader) -> None:
         self._hub, self._places, self._leader = hub, places, leader
         self._revision, self.epoch, self.lost = 0, 0, ""
+        # A renewal that is under way when the lease is let go would take it once more.
+        self._turn = asyncio.Lock()
         self.run_id = leader.run_id
         self._value = msgspec.json.encode(leader)
         hub.call(self._take(), TTL_S + 4 * RENEW_S)
@@ -111,12 +113,17 @@ class Lease:
         self._revision, self.epoch = revision, max(self.epoch + 1, at_us)
 
     async def _hold(self) -> None:
-        from nats.js.errors import KeyWrongLastSequenceError, NotFoundError
-
         while not self.lost:
             await asyncio.sleep(RENEW_S)
-            if self._hub.connected_s is None or self.lost:
-                continue
+            if self._hub.connected_s is not None:
+                await self._renew()
+
+    async def _renew(self) -> None:
+        from nats.js.errors import KeyWrongLastSequenceError, NotFoundError
+
+        async with self._turn:
+            if self.lost:
+                return
             try:
                 try:
                     bucket = await self._hub.js.key_value(self._places.lease)
@@ -147,8 +154,9 @@ class Lease:
         await self._hold_from(revision)
 
     async def _remove(self) -> None:
-        bucket = await self._hub.js.key_value(self._places.lease)
-        await bucket.delete(_KEY, last=self._revision)
+        async with self._turn:
+            bucket = await self._hub.js.key_value(self._places.lease)
+            await bucket.delete(_KEY, last=self._revision)
 
 
 def _leader(value: bytes | None) -> Leader | None:

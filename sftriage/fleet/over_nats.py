@@ -118,6 +118,8 @@ class NatsFleet:
         self._rows = Together(SILENT_S + FETCH_S)
         self._once = Once()
         self._gpus: tuple[tuple[int, ...], list[Future[GpuFindings]]] | None = None
+        # Of hosts that are quiet, whether they answer.
+        self._called: dict[str, Future[GpuFindings]] = {}
 
     @property
     def lost(self) -> str:
@@ -133,7 +135,10 @@ class NatsFleet:
         connected_s = self._hub.connected_s
         if connected_s is None or self._asking.busy:
             return False
-        return all_over(self._hosts, self._incoming.agents, self._generations, self._clock(), connected_s)
+        if not all_over(self._hosts, self._incoming.agents, self._generations, self._clock(), connected_s):
+            return False
+        answers = [self._answers(agent) for agent, host in self._hosts.items() if not host.over]
+        return not any(answers)
 
     @property
     def hosts(self) -> dict[str, HostLook]:
@@ -226,6 +231,21 @@ class NatsFleet:
     def _is_silent(self, host: Host) -> bool:
         connected_s = self._hub.connected_s
         return connected_s is not None and host.quiet_s(self._clock(), connected_s) > SILENT_S
+
+    def _answers(self, agent: str) -> bool:
+        """Whether a host that is quiet may still be there: it answers, or is being asked.
+
+        A hub that stores nothing, as on a full disk, passes questions on all the same.
+        """
+        if agent not in self._called:
+            self._called[agent] = self._hub.later(self._ask_gpus(agent, ()))
+        if not self._called[agent].done():
+            return True
+        if self._called[agent].result().problem:
+            return False
+        del self._called[agent]
+        self._hosts[agent].seen_s = self._clock()
+        return True
 
     def _take_in(self) -> None:
         """Take what has come, in the order of the stream."""

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from sftriage.fleet import over_nats
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.hub import Hub, HubAddress, Places
@@ -16,12 +17,15 @@ from sftriage.fleet.leading import Leader, Lease, make_places
 from sftriage.fleet.messages import Shipment
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.wire import encode
+from sftriage.records import GpuFindings
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.runtime.kept_rows import KeptRows
 from sftriage.traces.disk import Disk
 from tests.integration.processes import wait_until
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+from nats.js.errors import NoKeysError  # once it is known to be there
+
 PLACES = Places.of("job")
 
 
@@ -180,3 +184,40 @@ def test_what_agents_tell_after_something_has_befallen_the_hub_is_heard(told, be
     wait_until(told.heard, 40.0)
     # AND the job is led on, by somebody who is no older than before
     assert (told.fleet.lost, told.lease.epoch >= before) == ("", True)
+
+
+def test_a_host_that_only_its_hub_stores_nothing_of_is_not_gone(told, monkeypatch):
+    """GIVEN a host of which nothing comes for so long that it counts as gone, as while the hub's disk is full.
+
+    WHEN it answers, THEN its job is not over; AND once it does not, the job is.
+    """
+    monkeypatch.setattr(over_nats, "GONE_S", 1.0)
+    told.tell(1)
+    wait_until(told.heard, 20.0)
+
+    async def answer(message):
+        await message.respond(encode(GpuFindings(0.0)))
+
+    async def listen():
+        return await told.agent.client.subscribe(PLACES.ask("host-0"), cb=answer)
+
+    listening = told.agent.call(listen(), 10.0)
+    heard_s = told.fleet._hosts["host-0"].seen_s
+    wait_until(lambda: told.fleet.over or told.fleet._hosts["host-0"].seen_s > heard_s + 1.0, 20.0)
+    assert not told.fleet.over
+    told.agent.call(listening.unsubscribe(), 10.0)
+    wait_until(lambda: told.fleet.over, 20.0)
+
+
+def test_a_lease_that_is_let_go_while_it_is_renewed_is_free(told):
+    """GIVEN a renewal that is under way WHEN the lease is let go THEN nobody has it: the next one waits for nothing."""
+
+    async def keys():
+        renewal = asyncio.ensure_future(told.lease._renew())
+        await asyncio.sleep(0)
+        await told.lease._remove()
+        await renewal
+        return await (await told.hub.js.key_value(PLACES.lease)).keys()
+
+    with pytest.raises(NoKeysError):
+        told.hub.call(keys(), 10.0)
