@@ -37,12 +37,12 @@ class Walk:
     """One pass through a segment, in seconds.
 
     Attributes:
-        arrivals_M: row by row when each rank (R) was through with the local columns.
+        arrivals_M: for each row the time at which each rank (R) was through with the local columns.
         leader_M: the rank that arrived last, at ``last_M``.
-        runner_up_M: the last of the others, at ``second_M`` (0 where there is one rank).
-        end_M: when the segment ended: its exposed time.
-        boundaries: for each column its stage, and row by row the frontier's advance over it and the rank in front.
-        some_KNX: for each local column the times of the ranks that were asked for, taken in passing (single precision).
+        runner_up_M: the second last, at ``second_M`` (0 if there is one rank).
+        end_M: the end of the segment, which is its exposed time.
+        boundaries: for each column its stage, and for each row the frontier's advance over it and the rank in front.
+        some_KNX: for each local column the times of some ranks, in single precision.
     """
 
     segment: Segment
@@ -57,23 +57,23 @@ class Walk:
 
     @property
     def arrival_MR(self) -> FloatArray:
-        """The arrivals of all rows, copied."""
+        """A copy of the arrivals of all rows."""
         return np.stack(self.arrivals_M)
 
 
 NO_RANKS: RankArray = np.zeros(0, dtype=np.intp)
 
 BLOCK_BYTES = 1 << 20
-"""Rows that are walked together: what the ranks have reached in them stays in the cache from column to column."""
+"""Rows are walked in blocks of this size, which stay in the cache from column to column."""
 
 
 def walk(segment: Segment, some_X: RankArray = NO_RANKS) -> Walk:
-    """Go through a segment's columns once, keeping the frontier."""
+    """Walk through a segment's columns once and compute the frontier; ``some_X`` are the ranks of ``some_KNX``."""
     n_rows, n_ranks, n_local = segment.n_rows, segment.n_ranks, len(segment.local)
     some_KNX = tuple(np.empty((column.n_steps, len(some_X)), np.float32) for column in segment.local)
     # The first local column writes all of it.
     arrival_MR = (np.empty if n_local else np.zeros)((n_rows, n_ranks))
-    # After each column the frontier, and who leads; before the first column, everybody is at the start.
+    # The frontier and the leader after each column; index 0 is the start.
     frontier_KM = np.zeros((len(segment.columns) + 1, n_rows))
     ahead_KM = np.zeros(frontier_KM.shape, dtype=np.intp)
     second_M, runner_up_M = np.zeros(n_rows), np.zeros(n_rows, dtype=np.intp)
@@ -113,7 +113,7 @@ def walk(segment: Segment, some_X: RankArray = NO_RANKS) -> Walk:
 
 
 def joined(parts: Sequence[tuple[Walk, slice]], segment: Segment) -> Walk:
-    """The walk through a segment of which other walks have gone through some rows each, these in order."""
+    """The walk through a segment, put together from rows of other walks, in order."""
 
     def rows_of(values: Callable[[Walk], NDArray[Any]]) -> NDArray[Any]:
         return np.concatenate([values(one)[rows] for one, rows in parts])
@@ -123,7 +123,7 @@ def joined(parts: Sequence[tuple[Walk, slice]], segment: Segment) -> Walk:
 
     some_KNX = []
     for k, column in enumerate(segment.local):
-        # A column's steps are as many rows later as its offset says.
+        # A column's steps are ``offset`` rows later.
         steps = [slice(*(max(0, row - column.offset) for row in (rows.start, rows.stop))) for _, rows in parts]
         some_KNX.append(np.concatenate([one.some_KNX[k][at] for (one, _), at in zip(parts, steps, strict=True)]))
     return Walk(
@@ -140,20 +140,20 @@ def joined(parts: Sequence[tuple[Walk, slice]], segment: Segment) -> Walk:
 
 
 def _overlap(column: SegmentColumn, rows: slice) -> tuple[slice, slice]:
-    """Of some rows of a segment those that a column has, counted from the first of them, and which of its steps."""
+    """The part of some rows that a column has: relative to the first of these rows, and as steps of the column."""
     first, last = (min(max(row - column.offset, 0), column.n_steps) for row in (rows.start, rows.stop))
     start = first + column.offset - rows.start
     return slice(start, start + last - first), slice(first, last)
 
 
 def _in_front(reached_BR: FloatArray) -> tuple[FloatArray, RankArray]:
-    """For each row how far the rank in front has come, and which it is."""
+    """For each row the time of the rank in front, and which it is."""
     ahead_B = reached_BR.argmax(axis=1)
     return reached_BR[np.arange(len(ahead_B)), ahead_B], ahead_B
 
 
 def _second(arrival_BR: FloatArray, leader_B: RankArray) -> tuple[FloatArray, RankArray]:
-    """For each row the last arrival but the leader's, and whose; 0 where there is one rank: nobody is waited for."""
+    """For each row the second last arrival, and whose it is; 0 if there is one rank."""
     if arrival_BR.shape[1] == 1:
         return np.zeros(len(leader_B)), leader_B
     rows = np.arange(len(leader_B))
@@ -167,7 +167,7 @@ def _second(arrival_BR: FloatArray, leader_B: RankArray) -> tuple[FloatArray, Ra
 def walked(window: Window, some_X: RankArray = NO_RANKS) -> tuple[list[Walk], BoolArray]:
     """The walks through a window's segments, with the times of some ranks, and its complete steps (N).
 
-    Mostly all steps are complete, and no pass is spent on looking: what is missing is NaN, and in front of everybody.
+    First all steps are taken to be complete, which saves a pass: a missing time is NaN, and shows in the frontier.
     """
     complete_N = np.ones(len(window.durations_NRS), dtype=np.bool_)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -187,7 +187,7 @@ def anchored(window: Window) -> Accounting:
 def by_step(window: Window) -> tuple[FloatArray, BoolArray]:
     """Each step's (N) advances by stage (S) in seconds, and which steps are complete; the others have none.
 
-    Over the steps they sum to what `anchored` says. What came after a step's last sync is the step's own.
+    They sum to those of `anchored`. What came after a step's last sync belongs to that step.
     """
     walks, complete_N = walked(window)
     advances_NS = np.zeros((len(window.durations_NRS), len(window.schema.stages)))
@@ -198,7 +198,7 @@ def by_step(window: Window) -> tuple[FloatArray, BoolArray]:
 
 
 def account(walks: list[Walk], window: Window, n_steps: int) -> Accounting:
-    """What the walks through a window's segments add up to, in ``n_steps`` complete steps."""
+    """The sums of the walks through a window's segments, over ``n_steps`` complete steps."""
     advances_S = np.zeros(len(window.schema.stages))
     led_S: list[list[tuple[RankArray, FloatArray]]] = [[] for _ in window.schema.stages]
     exposed_s = 0.0
@@ -211,7 +211,7 @@ def account(walks: list[Walk], window: Window, n_steps: int) -> Accounting:
 
 
 def _leader(parts: Sequence[tuple[RankArray, FloatArray]]) -> int | None:
-    """The rank that led most of what a frontier advanced, the first of equals; None where it did not."""
+    """The rank that led most of a frontier's advance, the lowest of equals; None if there was none."""
     if not parts:
         return None
     led = np.bincount(np.concatenate([leader_M for leader_M, _ in parts]), np.concatenate([one for _, one in parts]))

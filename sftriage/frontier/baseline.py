@@ -1,9 +1,8 @@
-"""The job's own healthy profile, against which a slowdown of every rank alike is seen.
+"""The job's healthy profile, the reference for a slowdown of all ranks alike.
 
-Peers in the same step are no reference for what all of them share; the job's past is. It is learned
-from windows that were not slow, one profile for each regime (kind of step, and size of its work), and slowly: what is
-known is a median over windows spread evenly over all that has been seen, so that a creeping slowdown does not become
-the norm.
+Peers in the same step are no reference for what they all share; the job's past is. It is learned from healthy windows,
+one profile for each regime (kind of step, and size of its work), as a median over windows spread evenly over the whole
+past, so that a creeping slowdown does not become the norm.
 """
 
 from __future__ import annotations
@@ -23,32 +22,31 @@ from sftriage.frontier.whatif import MAD_TO_SIGMA, SegmentReplay, arrivals, jitt
 from sftriage.records import Verdict, Window
 
 MAX_SAMPLES = 32
-"""Windows that are remembered of a regime."""
+"""Windows that are kept for a regime."""
 
 MAX_REGIMES = 64
-"""Regimes that are remembered; of more, the one that was met least."""
+"""Regimes that are kept; the one that was met least is dropped."""
 
 BUCKETS_AN_OCTAVE = 4
-"""How finely work is told apart: steps whose work is within about a fifth of each other are alike."""
+"""Buckets of work size: steps whose work is within about a fifth of each other are in one regime."""
 
 Regime = tuple[str, int | None]
-"""What is compared with like: the kind of a step, and the bucket of its work (None where nobody said how much)."""
+"""Steps that can be compared: their kind, and the bucket of their work (None if no work was given)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What a window's steps are like, in seconds. N steps, C cohorts, S stages.
+    """The times of a window's steps, in seconds. N steps, C cohorts, S stages.
 
-    (It has no slots: what is typical of it is worked out once.)
+    (Without slots, for the cached property.)
 
     Attributes:
-        level_NCS: local time by stage of the median rank but for the one that arrived last, step by step.
-        common_NCS: local time by stage that three quarters of the ranks take at least.
+        level_NCS: local time by stage of the median rank, without the one that arrived last.
+        common_NCS: local time by stage that three quarters of the ranks at least take.
         sync_NS: the sync stages' own work, past the last arrival.
         lateness_N: the last arrival past the median one, summed over the step's segments.
         jitter_s: scale of a rank's ordinary jitter in arrival, summed over the step's segments as lateness is.
-        own_NR: each rank's own local time, where a cohort has two ranks and so only its past to be compared with; no
-            ranks otherwise.
+        own_NR: each rank's local time, if there is a cohort of two ranks; otherwise of no ranks.
     """
 
     level_NCS: FloatArray
@@ -71,7 +69,7 @@ class Profile:
 
     @cached_property
     def typical(self) -> Typical:
-        """The window in a few numbers: medians over its steps, but a mean of lateness, where rare delays count."""
+        """Medians over the steps; the mean of lateness, in which rare delays count."""
         return Typical(
             level_CS=medians(self.level_NCS, axis=0),
             common_CS=medians(self.common_NCS, axis=0),
@@ -81,13 +79,13 @@ class Profile:
 
     @property
     def lateness_s(self) -> float:
-        """The last arrival past the median one in the mean step."""
+        """The mean lateness of the last arrival."""
         return float(self.lateness_N.mean())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Typical:
-    """A typical step, in seconds: by cohort and stage the local level and what is common of it; sync work; lateness."""
+    """A typical step, in seconds (see `Profile`)."""
 
     level_CS: FloatArray
     common_CS: FloatArray
@@ -96,7 +94,7 @@ class Typical:
 
     @property
     def total_s(self) -> float:
-        """All of it, where cohorts are side by side."""
+        """Its length; cohorts run in parallel."""
         return float(self.level_CS.sum(axis=1).max() + self.sync_S.sum()) + self.lateness_s
 
 
@@ -105,9 +103,9 @@ Sampled = TypeVar("Sampled")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples(Generic[Sampled]):
-    """Some of all that was ``seen``, spread evenly over it: every ``stride``-th is ``kept``.
+    """Samples spread evenly over all that was ``seen``: every ``stride``-th is ``kept``.
 
-    Once there are more than `MAX_SAMPLES`, every second one is forgotten.
+    Beyond `MAX_SAMPLES`, every second one is dropped and the stride doubles.
     """
 
     kept: tuple[Sampled, ...] = ()
@@ -115,7 +113,7 @@ class Samples(Generic[Sampled]):
     stride: int = 1
 
     def after(self, one: Sampled) -> Samples[Sampled]:
-        """With one more."""
+        """The samples with one more."""
         kept = self.kept if self.seen % self.stride else (*self.kept, one)
         if len(kept) > MAX_SAMPLES:
             return Samples(kept[::2], self.seen + 1, 2 * self.stride)
@@ -124,20 +122,20 @@ class Samples(Generic[Sampled]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnTimes:
-    """Each rank's own local time in the job's steps so far, where a cohort has two ranks: the other one is no measure.
+    """Each rank's local time in the past, for cohorts of two ranks, where the other rank is no reference.
 
-    Of each regime, the medians of the last windows in which nobody was named, healthy or not.
+    For each regime the medians of the last windows before any likely fault, healthy or not.
     """
 
     samples: Mapping[Regime, tuple[FloatArray, ...]] = field(default_factory=dict)
 
     def known(self, regime: Regime, n_ranks: int) -> FloatArray:
-        """The local times by window and rank (K × R); of no windows where they are not known."""
+        """The local times by window and rank (K × R); of no windows if none are known."""
         known = [one for one in self.samples.get(regime, ()) if len(one) == n_ranks]
         return np.array(known).reshape(len(known), n_ranks)
 
     def after(self, regime: Regime, seen: Profile) -> OwnTimes:
-        """With one more window."""
+        """The times with one more window."""
         if not seen.own_NR.shape[1]:
             return self
         kept = (*self.samples.get(regime, ()), medians(seen.own_NR, axis=0))[-MAX_SAMPLES:]
@@ -147,12 +145,12 @@ class OwnTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Baseline:
-    """The job's healthy steps, regime by regime: what is typical of some of its healthy windows."""
+    """The job's typical healthy steps, by regime."""
 
     known: Mapping[Regime, Samples[Typical]] = field(default_factory=dict)
 
     def typical(self, regime: Regime) -> Typical | None:
-        """A typical healthy step of a regime, the median over its samples, or None before there was one."""
+        """The median over the samples of a regime; None if it has none."""
         known = self.known.get(regime)
         if known is None:
             return None
@@ -165,7 +163,7 @@ class Baseline:
 
     @property
     def n_windows(self) -> int:
-        """How many healthy windows taught it."""
+        """How many windows it was learned from."""
         return sum(known.seen for known in self.known.values())
 
 
@@ -182,7 +180,7 @@ def regimes_of(window: Window) -> tuple[Regime, ...]:
 
 
 def profile(replays: list[SegmentReplay], n_steps: int, roles: Roles) -> Profile:
-    """The profile of a window's steps from its replay. What came after a step's last sync is that step's."""
+    """The profile of a window's steps from its replay. What came after a step's last sync belongs to that step."""
     n_stages = replays[0].excess_MS.shape[1]
     level_NCS, common_NCS = (np.zeros((n_steps, len(roles.members), n_stages)) for _ in range(2))
     sync_NS, lateness_N = np.zeros((n_steps, n_stages)), np.zeros(n_steps)
@@ -202,11 +200,10 @@ def profile(replays: list[SegmentReplay], n_steps: int, roles: Roles) -> Profile
 
 
 def learned(baseline: Baseline, verdict: Verdict, regime: Regime, seen: Typical) -> Baseline:
-    """The baseline after one more window of the job.
+    """The baseline after one more window of the job: learned from healthy windows only.
 
-    A healthy window teaches all there is. One whose only fault is that the last rank to arrive keeps changing still
-    teaches what the ranks have in common, so that a job that jitters from its first step gets a baseline at all; its
-    lateness is not taken for normal. No other window teaches anything.
+    From a window that is only ``roaming``, all but its lateness is learned, so that a job that jitters from its first
+    step on gets a baseline at all.
     """
     if verdict.reasons == ("roaming",):
         known = baseline.typical(regime)
@@ -221,13 +218,13 @@ def learned(baseline: Baseline, verdict: Verdict, regime: Regime, seen: Typical)
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Exposed seconds a step over what is normal, by where they are.
+    """Exposed time over what is normal, in seconds a step.
 
     Attributes:
-        late_s: the last arrival past the median one, over what jitter alone explains.
-        group_s: local stages of the median rank over the baseline, in the cohort where they are most over it.
+        late_s: lateness of the last arrival, over what jitter alone explains.
+        group_s: local stages of the median rank over the baseline, in the cohort with the most.
         sync_s: the sync stages' own work over the baseline.
-        from_baseline: the last two are against a baseline; without one, against the window's own earlier steps.
+        from_baseline: whether the last two are against a baseline; otherwise, against the window's earlier steps.
     """
 
     late_s: float
@@ -242,7 +239,7 @@ class Excess:
 
 
 def normal_lateness_s(seen: Profile, normal: Typical | None, n_ranks: int) -> float:
-    """Lateness that is nobody's fault: what jitter explains, and what the job has when it is healthy.
+    """Lateness that is nobody's fault: that of jitter, or that of the healthy job if it is more.
 
     The largest of R normal deviations is near σ·sqrt(2 ln R).
     """
@@ -251,9 +248,9 @@ def normal_lateness_s(seen: Profile, normal: Typical | None, n_ranks: int) -> fl
 
 
 def excess_of(seen: Profile, like: Profile, normal: Typical | None, n_ranks: int, settings: Settings) -> Excess:
-    """The excess of a window whose profile is ``seen``; of those of its steps that can be compared, it is ``like``.
+    """The excess of a window with the profile ``seen``, and ``like`` of its steps in the most frequent regime.
 
-    ``normal`` is a typical healthy step of the job in the same regime, where one is known.
+    ``normal`` is a typical healthy step of the job in that regime, if one is known.
     """
     late_s = max(0.0, seen.lateness_s - normal_lateness_s(seen, normal, n_ranks))
     if normal is None:
@@ -271,8 +268,8 @@ def excess_of(seen: Profile, like: Profile, normal: Typical | None, n_ranks: int
 def _shift(seen: Profile, settings: Settings) -> tuple[float, float]:
     """By how much the later part of a window is slower than its earlier part: (local level, sync work), seconds.
 
-    The cut is the one with the largest step between the medians of the two sides. A step within what the window's own
-    spread explains is none. A fall is no slowdown: jobs warm up.
+    The cut is the one with the largest rise between the medians of its two sides. A rise that the spread of the steps
+    explains does not count, and neither does a fall: jobs warm up.
     """
     local_N, sync_N = seen.level_NCS.sum(axis=2).max(axis=1), seen.sync_NS.sum(axis=1)
     total_N = local_N + sync_N

@@ -1,6 +1,6 @@
-"""Who could be the suspect: ranks, hosts, cohorts and all, in a stage or as a whole, each with its gain.
+"""Candidates for the suspect: ranks, hosts, cohorts and all ranks, in one stage or as a whole, each with its gain.
 
-Only who arrives last can have a gain: so the ranks and hosts that led are looked at, and no others.
+Only the rank that arrives last can have a gain, so that only ranks and hosts that did are examined.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, medians
 from sftriage.frontier.baseline import Profile, Typical
-from sftriage.frontier.course import Course, Onset, course_of, recurring
+from sftriage.frontier.course import Course, Onset, course_of, recurring_course
 from sftriage.frontier.roles import Roles
-from sftriage.frontier.sequential import Rhythm, UnitName
+from sftriage.frontier.sequential import Recurrence, UnitName
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Scope, StageSchema, Suspect
@@ -22,10 +22,15 @@ from sftriage.records import Scope, StageSchema, Suspect
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A suspect, and when it was there.
+    """A possible suspect.
 
-    ``gain_N`` is what mending it would have saved, step by step, and ``total_s`` over the window; ``lateness_N`` how
-    late the last of all was where it was the last. ``exposed_s`` is the mean exposed time of the steps that it fills.
+    Attributes:
+        suspect: who, in which stage, with its numbers.
+        gain_N: what mending it would have saved in each step, in seconds.
+        lateness_N: its lateness in the steps in which it arrived last, 0 in the others, in seconds.
+        total_s: the sum of ``gain_N``.
+        course: when it was present; None if the evidence of the run has not named it.
+        exposed_s: the mean exposed time of the steps that it fills.
     """
 
     suspect: Suspect
@@ -38,10 +43,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """One rank, or the ranks of one host, and what mending it would have saved.
+    """One rank, or the ranks of one host, in seconds.
 
-    ``gain_NS`` is by step and stage, and in its last column for all local stages together; ``over_NS`` is the local
-    time over that of the peers; ``lateness_N`` how late the last of all was where it was the last.
+    Attributes:
+        gain_NS: what mending each stage would have saved; the last column is of all local stages together.
+        over_NS: its local time over its peers'.
+        lateness_N: its lateness in the steps in which it arrived last, 0 in the others.
     """
 
     name: UnitName
@@ -52,16 +59,20 @@ class Unit:
 
     @property
     def scope(self) -> Scope:
-        """What it is."""
+        """``rank`` or ``host``."""
         return "host" if isinstance(self.name, str) else "rank"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scene:
-    """What every candidate of a window is measured against: names, the steps that count (``used_N``), the thresholds.
+class WindowContext:
+    """What all candidates of a window are measured against.
 
-    A suspect is present in a step where its gain is at least ``present_s``. ``onsets`` are those of the units that the
-    evidence of the run has named, and ``rhythms`` what comes back of them.
+    Attributes:
+        used_N: the steps that count.
+        exposed_N: the exposed time of each step, in seconds.
+        present_s: a candidate is present in a step if its gain there is at least this.
+        onsets: the onset of each unit that the evidence of the run has named.
+        recurrences: those of units whose fault is recurring.
     """
 
     schema: StageSchema
@@ -70,12 +81,12 @@ class Scene:
     first_step: int
     present_s: float
     onsets: Mapping[UnitName, Onset]
-    rhythms: Mapping[UnitName, Rhythm]
+    recurrences: Mapping[UnitName, Recurrence]
     settings: Settings
 
 
 def rank_units(replays: Sequence[SegmentReplay], ranks: Sequence[int], roles: Roles, n_steps: int) -> list[Unit]:
-    """Some ranks, each with its gains."""
+    """The units of some ranks."""
     n_stages = replays[0].excess_MS.shape[1]
     over_NXS = np.sum([one.over_NXS(np.asarray(ranks, np.intp), roles, n_steps) for one in replays], axis=0)
     units = []
@@ -91,7 +102,7 @@ def rank_units(replays: Sequence[SegmentReplay], ranks: Sequence[int], roles: Ro
 
 
 def by_step(gain_MS: FloatArray, offset_S: RankArray, n_steps: int) -> FloatArray:
-    """Gains of a segment's rows as gains of steps: what came after a step's last sync held up the next step's row."""
+    """Gains by row of a segment as gains by step: a delay after a step's last sync shows in the next step's row."""
     gain_NS = np.zeros((n_steps, gain_MS.shape[1]))
     total_S = gain_MS[:, :-1].sum(axis=0)
     # The whole belongs to the step to which most of it does.
@@ -106,38 +117,38 @@ def by_step(gain_MS: FloatArray, offset_S: RankArray, n_steps: int) -> FloatArra
     return gain_NS
 
 
-def suspects_of(unit: Unit, scene: Scene) -> list[Candidate]:
-    """A unit's candidates: each stage of it that gains, and the whole of it where no stage tells.
+def candidates_of(unit: Unit, context: WindowContext) -> list[Candidate]:
+    """A unit's candidates: each stage with a gain, and the unit as a whole where no stage dominates.
 
-    Which it is is judged by its time over all steps: gains are cut off at the next rank's arrival, where two slow
-    stages look the same, and jitter does not cancel out of the rows that a rank happened to lead.
+    Whether one dominates is judged by the local time over all steps. Gains would mislead: they end at the next rank's
+    arrival, so that two slow stages look alike, and jitter does not cancel in the rows that a rank happened to lead.
     """
     found = []
-    n_stages = len(scene.schema.stages)
-    whole_N = scene.used_N & (unit.gain_NS[:, -1] >= scene.present_s)
-    course = _course(unit, whole_N, scene)
-    tells = stage_tells(unit.over_NS[scene.used_N].mean(axis=0), scene.settings)
+    n_stages = len(context.schema.stages)
+    whole_N = context.used_N & (unit.gain_NS[:, -1] >= context.present_s)
+    course = _course(unit, whole_N, context)
+    tells = one_stage_dominates(unit.over_NS[context.used_N].mean(axis=0), context.settings)
     for s in range(n_stages + 1):
-        gain_N = unit.gain_NS[:, s] * scene.used_N
-        led_N = (gain_N >= scene.present_s) & (gain_N > 0.0)
+        gain_N = unit.gain_NS[:, s] * context.used_N
+        led_N = (gain_N >= context.present_s) & (gain_N > 0.0)
         if led_N.any() and (s < n_stages or not tells):
-            stage = scene.schema.stages[s] if s < n_stages else None
-            found.append(_candidate(unit, stage, gain_N, led_N, course, scene))
+            stage = context.schema.stages[s] if s < n_stages else None
+            found.append(_candidate(unit, stage, gain_N, led_N, course, context))
     return found
 
 
-def _course(unit: Unit, present_N: BoolArray, scene: Scene) -> Course | None:
-    """When a unit that the evidence of the run has named was there; None of any other, and where it was not."""
-    rhythm = scene.rhythms.get(unit.name)
-    if rhythm is not None:
-        back = recurring(rhythm, scene.first_step, scene.used_N)
-        between_N = scene.used_N & ~back.filled_N
+def _course(unit: Unit, present_N: BoolArray, context: WindowContext) -> Course | None:
+    """The course of a unit that the evidence of the run has named; None of any other, and if it was not present."""
+    recurrence = context.recurrences.get(unit.name)
+    if recurrence is not None:
+        back = recurring_course(recurrence, context.first_step, context.used_N)
+        between_N = context.used_N & ~back.filled_N
         if 2 * (present_N & between_N).sum() <= between_N.sum():
             return back if back.filled_N.any() else None
-    if unit.name not in scene.onsets:
+    if unit.name not in context.onsets:
         return None
-    course = course_of(present_N, scene.first_step, scene.onsets[unit.name], scene.settings)
-    filled_N = scene.used_N if course is None else course.filled_N & scene.used_N
+    course = course_of(present_N, context.first_step, context.onsets[unit.name], context.settings)
+    filled_N = context.used_N if course is None else course.filled_N & context.used_N
     return None if course is None or not filled_N.any() else replace(course, filled_N=filled_N)
 
 
@@ -147,10 +158,10 @@ def _candidate(
     gain_N: FloatArray,
     present_N: BoolArray,
     course: Course | None,
-    scene: Scene,
+    context: WindowContext,
 ) -> Candidate:
-    filled_N = scene.used_N if course is None else course.filled_N
-    gain_s, exposed_s = float(gain_N[filled_N].mean()), float(scene.exposed_N[filled_N].mean())
+    filled_N = context.used_N if course is None else course.filled_N
+    gain_s, exposed_s = float(gain_N[filled_N].mean()), float(context.exposed_N[filled_N].mean())
     suspect = Suspect(
         scope=unit.scope,
         ranks=unit.ranks,
@@ -159,8 +170,8 @@ def _candidate(
         stage=stage,
         gain_s=gain_s,
         # (what comes after a step's last sync is that step's, and held up the next one)
-        share=min(1.0, _added_s(unit, stage, gain_s, course, scene) / exposed_s) if exposed_s > 0.0 else 0.0,
-        persistence=float(present_N[scene.used_N].mean()),
+        share=min(1.0, _added_s(unit, stage, gain_s, course, context) / exposed_s) if exposed_s > 0.0 else 0.0,
+        persistence=float(present_N[context.used_N].mean()),
         pattern=course.pattern if course is not None else "one-off",
         period_steps=course.period if course is not None else None,
         onset_step=course.onset.step if course is not None else None,
@@ -169,51 +180,53 @@ def _candidate(
     return Candidate(suspect, gain_N, unit.lateness_N, float(gain_N.sum()), course, exposed_s)
 
 
-def _added_s(unit: Unit, stage: str | None, gain_s: float, course: Course | None, scene: Scene) -> float:
+def _added_s(unit: Unit, stage: str | None, gain_s: float, course: Course | None, context: WindowContext) -> float:
     """What a suspect adds to a step that it fills, in seconds: its gain.
 
-    Where it is steadily over its peers, up to what is just worth a capture, that is added however much of its gain the
-    jitter of others hides.
+    The jitter of others hides part of the gain. So if the unit is steadily over its peers, this is its time over them,
+    up to what is just worth a capture.
     """
     if course is None or course.pattern != "chronic":
         return gain_s
-    worth_s = scene.settings.min_gain_fraction * float(scene.exposed_N[course.filled_N].mean())
-    if not scene.settings.min_seen_fraction * worth_s <= gain_s < worth_s:
+    worth_s = context.settings.min_gain_fraction * float(context.exposed_N[course.filled_N].mean())
+    if not context.settings.min_seen_fraction * worth_s <= gain_s < worth_s:
         return gain_s
     over_NS = unit.over_NS[course.filled_N]
-    over_N = over_NS.sum(axis=1) if stage is None else over_NS[:, scene.schema.stages.index(stage)]
+    over_N = over_NS.sum(axis=1) if stage is None else over_NS[:, context.schema.stages.index(stage)]
     return max(gain_s, min(float(medians(over_N)), worth_s))
 
 
-def stage_tells(over_S: FloatArray, settings: Settings) -> bool:
-    """Whether one stage has nearly all of what a scope is over its peers."""
+def one_stage_dominates(over_S: FloatArray, settings: Settings) -> bool:
+    """Whether one stage has nearly all of a unit's time over its peers."""
     over_S = np.clip(over_S, 0.0, None)
     return bool(over_S.max() >= settings.min_part_fraction * over_S.sum())
 
 
-def group_candidates(seen: Profile, normal: Typical, roles: Roles, scene: Scene, exposed_s: float) -> list[Candidate]:
-    """Local stages slower on (nearly) every rank of a cohort, or of all of them, than the baseline, and all together.
+def group_candidates(
+    seen: Profile, normal: Typical, roles: Roles, context: WindowContext, exposed_s: float
+) -> list[Candidate]:
+    """Candidates of scope cohort and all: local stages that are slower than the baseline on (nearly) all their ranks.
 
-    Levels are medians over the window's steps, so what is found here is in most of them; ``persistence`` is the
-    fraction of steps whose own level is nearer to the window's than to the baseline's. ``seen`` are the steps that can
-    be compared with ``normal``, a typical healthy step of the job in the same regime.
+    Levels are medians over the window's steps; ``persistence`` is the fraction of steps whose own level is nearer to
+    the window's than to the baseline's. ``seen`` is the profile of the steps that can be compared with ``normal``, a
+    typical healthy step of the job in the same regime.
     """
     common_CS = seen.typical.common_CS
-    # A median of few steps may be over their mean, and what is saved is no more than what was spent.
+    # A median of few steps may exceed their mean, and no more can be saved than was spent.
     mean_rise_CS = np.clip(seen.common_NCS - normal.common_CS, 0.0, None).mean(axis=0)
     rise_CS = np.minimum(np.clip(common_CS - normal.common_CS, 0.0, None), mean_rise_CS)
-    min_s = scene.settings.min_group_fraction * exposed_s
+    min_s = context.settings.min_group_fraction * exposed_s
     slow_C = rise_CS.sum(axis=1) >= min_s / 2
     if slow_C.all():
-        return _group("all", "", tuple(range(len(roles.role_R))), rise_CS.min(axis=0), seen, normal, scene, exposed_s)
+        return _group("all", "", tuple(range(len(roles.role_R))), rise_CS.min(axis=0), seen, normal, context, exposed_s)
     found = []
     for c in np.flatnonzero(slow_C):
-        # Only what it has over the other cohorts' total can be saved: they all wait for the slowest.
+        # All wait for the slowest cohort: only its lead over the others can be saved.
         others_s = float(np.delete(seen.typical.level_CS.sum(axis=1), c).max())
         ahead_s = max(0.0, float(seen.typical.level_CS[c].sum()) - others_s)
         rise_S = np.minimum(rise_CS[c], ahead_s)
         ranks = tuple(int(rank) for rank in roles.members[c])
-        found += _group("cohort", roles.names[c], ranks, rise_S, seen, normal, scene, exposed_s, int(c))
+        found += _group("cohort", roles.names[c], ranks, rise_S, seen, normal, context, exposed_s, int(c))
     return found
 
 
@@ -224,7 +237,7 @@ def _group(
     rise_S: FloatArray,
     seen: Profile,
     normal: Typical,
-    scene: Scene,
+    context: WindowContext,
     exposed_s: float,
     cohort: int = 0,
 ) -> list[Candidate]:
@@ -240,16 +253,16 @@ def _group(
             gain_s / exposed_s,
             float(slow_N.mean()),
             cohort=name or None,
-            onset_step=scene.first_step + (int(slow_N.argmax()) if slow_N.any() else 0),
+            onset_step=context.first_step + (int(slow_N.argmax()) if slow_N.any() else 0),
         )
-        course = Course("chronic", slow_N, Onset(*(scene.first_step,) * 3))
-        gain_N = np.full(len(scene.used_N), gain_s)
+        course = Course("chronic", slow_N, Onset(*(context.first_step,) * 3))
+        gain_N = np.full(len(context.used_N), gain_s)
         found.append(Candidate(suspect, gain_N, np.zeros(len(gain_N)), gain_s * len(slow_N), course, exposed_s))
 
     for s in np.flatnonzero(rise_S):
         half_s = (medians(level_NS[:, s]) + normal_S[s]) / 2
-        add(scene.schema.stages[s], float(rise_S[s]), level_NS[:, s] > half_s)
-    if found and not stage_tells(rise_S, scene.settings):
+        add(context.schema.stages[s], float(rise_S[s]), level_NS[:, s] > half_s)
+    if found and not one_stage_dominates(rise_S, context.settings):
         total_N = level_NS.sum(axis=1)
         add(None, float(rise_S.sum()), total_N > (medians(total_N) + normal_S.sum()) / 2)
     return found

@@ -1,4 +1,4 @@
-"""The clear events of a window: the steps that one rank, or one host, held up alone."""
+"""The clear events of a window: the steps that one rank, or one host, alone delayed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from sftriage.frontier.sequential import MIN_TIMES, ClearEvent, Evidence, UnitNa
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
 
-MAX_LOOKED_AT = 16
-"""Ranks, and hosts, that are looked at closely: those that held up most."""
+MAX_EXAMINED = 16
+"""Ranks, and hosts, whose gains are worked out stage by stage: those that delayed the others most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
-    """Who arrived last in a window, among ranks or among hosts, and by how much that one alone held up the others.
+    """Which unit arrived last in each row of each segment, and what mending that unit alone would have saved.
 
-    ``last`` has for each segment the number of the last (M) and what mending it would have saved (M, seconds);
-    ``places`` the hosts, None where ranks are the units.
+    Attributes:
+        n_units: how many ranks, or hosts, the job has.
+        last: for each segment the number of the last unit (M) and its gain in seconds (M).
+        places: the hosts; None where the units are ranks.
     """
 
     n_units: int
@@ -31,41 +33,41 @@ class Arrivals:
     places: Roles | None = None
 
     def unit(self, number: int) -> UnitName:
-        """The name of a unit."""
+        """The name of the unit of this number."""
         return number if self.places is None else self.places.names[number]
 
 
 def arrivals_of_ranks(replays: Sequence[SegmentReplay], n_ranks: int) -> Arrivals:
-    """Ranks."""
+    """The arrivals of ranks."""
     return Arrivals(n_ranks, tuple((one.walk.leader_M, one.whole_gain_M) for one in replays))
 
 
 def arrivals_of_hosts(
     replays: Sequence[SegmentReplay], last_elsewhere: Sequence[FloatArray], places: Roles, settings: Settings
 ) -> Arrivals:
-    """Hosts; ``last_elsewhere`` has for each segment the last arrival on another host than the leader's (M).
+    """The arrivals of hosts; ``last_elsewhere`` is for each segment the last arrival on any host but the leader's (M).
 
-    Where the last rank alone explains what its host held up, it was the rank's doing and not the host's.
+    Where the last rank alone explains most of its host's delay, the row counts for the rank and not for the host.
     """
     last = []
     for one, elsewhere_M in zip(replays, last_elsewhere, strict=True):
-        held_M = np.minimum(one.walk.last_M - elsewhere_M, np.maximum(one.lateness_M, 0.0))
-        alone_M = one.margin_M >= settings.most_fraction * held_M
-        last.append((places.role_R[one.walk.leader_M], np.where(alone_M, 0.0, held_M)))
+        gain_M = np.minimum(one.walk.last_M - elsewhere_M, np.maximum(one.lateness_M, 0.0))
+        alone_M = one.margin_M >= settings.most_fraction * gain_M
+        last.append((places.role_R[one.walk.leader_M], np.where(alone_M, 0.0, gain_M)))
     return Arrivals(len(places.names), tuple(last), places)
 
 
-def who_held_up(arrivals: Arrivals, evidence: Evidence, least_s: float) -> list[int]:
-    """The numbers of the units to be looked at closely: those that held the others up most, not more than a few.
+def units_to_examine(arrivals: Arrivals, evidence: Evidence, least_s: float) -> list[int]:
+    """The numbers of the units that may be candidates: those that delayed the others most, `MAX_EXAMINED` at most.
 
-    Whoever did for less than ``least_s`` is no candidate, unless it is one that comes back.
+    One that delayed them by less than ``least_s`` over the window is none, unless it may be recurring.
     """
-    led_U = np.zeros(arrivals.n_units)
-    for number_M, held_M in arrivals.last:
-        led_U += np.bincount(number_M, held_M, len(led_U))
+    total_U = np.zeros(arrivals.n_units)
+    for number_M, gain_M in arrivals.last:
+        total_U += np.bincount(number_M, gain_M, len(total_U))
     times = Counter(one.unit for one in evidence.events)
-    first = [n for n in np.argsort(-led_U, kind="stable")[:MAX_LOOKED_AT].tolist() if led_U[n] > 0.0]
-    return [n for n in first if led_U[n] >= least_s or times[arrivals.unit(n)] >= MIN_TIMES]
+    first = [n for n in np.argsort(-total_U, kind="stable")[:MAX_EXAMINED].tolist() if total_U[n] > 0.0]
+    return [n for n in first if total_U[n] >= least_s or times[arrivals.unit(n)] >= MIN_TIMES]
 
 
 def clear_events(
@@ -76,21 +78,21 @@ def clear_events(
     usual_s: float,
     min_share: float,
 ) -> list[ClearEvent]:
-    """The events in the rows that count, in order: at most one a step, that of whoever held it up most.
+    """The clear events in the rows that count, in order: at most one a step, that of the unit with the largest gain.
 
-    ``usual_s`` is what a step takes that nobody holds up. An event belongs to the step in which the leader lost most of
-    it: what came after the last sync stage of a step shows in the row of the next.
+    ``usual_s`` is the length of a step that nobody delays. An event belongs to the step in which the leader lost most
+    of the time: a delay after a step's last sync stage shows in the row of the next step.
     """
     n_steps = len(counted_N)
     found: dict[int, dict[int, float]] = {}
-    for one, (number_M, held_M) in zip(replays, arrivals.last, strict=True):
-        for row in np.flatnonzero((held_M[:n_steps] > 0.0) & counted_N):
+    for one, (number_M, gain_M) in zip(replays, arrivals.last, strict=True):
+        for row in np.flatnonzero((gain_M[:n_steps] > 0.0) & counted_N):
             step = int(row) - int(one.offset_S[one.excess_MS[row].argmax()])
             of_step = found.setdefault(step, {})
-            of_step[int(number_M[row])] = of_step.get(int(number_M[row]), 0.0) + float(held_M[row])
+            of_step[int(number_M[row])] = of_step.get(int(number_M[row]), 0.0) + float(gain_M[row])
     events = []
     for step in sorted(found):
-        number, held_s = max(found[step].items(), key=lambda one: one[1])
-        if held_s > min_share * usual_s:
-            events.append(ClearEvent(first_step + step, arrivals.unit(number), held_s / usual_s))
+        number, gain_s = max(found[step].items(), key=lambda one: one[1])
+        if gain_s > min_share * usual_s:
+            events.append(ClearEvent(first_step + step, arrivals.unit(number), gain_s / usual_s))
     return events

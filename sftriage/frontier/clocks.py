@@ -1,9 +1,9 @@
-"""Which clock a window is judged on, and what the host's can tell of ranks that run on devices.
+"""Which clock a window is judged on, and what the host's clock can tell of ranks that run on devices.
 
-A host that runs ahead of its device sees launches, and waits for the device wherever it next has to: in whatever stage
-that is, and for whatever the device was doing. Boundaries put into the device's own stream have no such trouble. The
-device reaches one when it is through with what was launched before, and no sooner than the host has launched it: a host
-that is late shows there too, in its own stage, as far as the device had to wait for it.
+The host runs ahead of its device: it sees launches, and waits for the device in whatever stage it next has to. Stage
+boundaries in the device's own stream do not have this problem. The device reaches one when it has finished what was
+launched before, and not before the host has launched it. So a late host shows there too, in its own stage, as far as
+the device had to wait for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sftriage.frontier.settings import Settings
 from sftriage.records import Clock, Verdict, Window
 
 HOST_STAGES = frozenset({"data"})
-"""Stages that are the host's own work. In any other its time is of launches, or of waiting for the device."""
+"""Stages of the host's own work. In all others, the host's time is launches or waiting for the device."""
 
 NOT_OF_TIME = frozenset({"low_coverage", "self_inflicted", "mixed_roles"})
 """Reasons that hold on any clock."""
@@ -27,9 +27,14 @@ NOT_OF_TIME = frozenset({"low_coverage", "self_inflicted", "mixed_roles"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timed:
-    """A window as it is to be judged, and the numbers that decided on which clock.
+    """A window with the times of the clock that it is judged on.
 
-    ``limited``: the clock is the host's where the device's would be needed. ``agree``: the clocks do not contradict.
+    Attributes:
+        window: with that clock's times as durations.
+        clock: which it is.
+        limited: whether it is the host's though the device's would be needed.
+        agree: whether the clocks do not contradict each other.
+        numbers: what decided.
     """
 
     window: Window
@@ -40,7 +45,7 @@ class Timed:
 
 
 def timed(window: Window, settings: Settings) -> Timed:
-    """The window on the clock that it is judged on: the device's, where enough of it is known, and else the host's."""
+    """The window on the clock that it is judged on: the device's if it is known in enough steps, else the host's."""
     if window.device_NRS is None:
         if not window.on_device:
             return Timed(window)
@@ -61,12 +66,11 @@ def timed(window: Window, settings: Settings) -> Timed:
 
 
 def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings: Settings) -> Verdict:
-    """The verdict on what was timed, with its clock: held where its clock cannot tell it.
+    """The verdict with its clock: held if that is the host's and cannot show it.
 
-    On the host's clock a rank or a host that is late in a stage of the host's own work stands, and so does it that
-    nothing is to be seen. Of what all ranks share nothing does: where all wait for their devices there too, or their
-    devices have enough to do meanwhile, nobody sees it. Devices that have enough to do can hide one host's delay as
-    well; where the job's healthy step is known, it shows by the step's being no longer than that (``longer_s``).
+    On the host's clock, ``healthy`` stands, and so does a rank or host that is late in a stage of the host's own work.
+    What all ranks share does not: it may be waiting for the devices. Devices that have enough to do can also hide the
+    delay of one host; if a healthy step is known, the step is then no longer than that (``longer_s``).
     """
     if seen.clock == "host" and not seen.limited:
         return verdict
@@ -87,11 +91,10 @@ def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings
 
 
 def _on_device(window: Window) -> Window:
-    """The window as the devices saw it.
+    """The window with the devices' times as durations.
 
-    The host's ready moments are when the last gradient's work was launched, and say nothing here. What passed before a
-    step is not known where the step before is not, and a step without that is not complete: no row of the accounting is
-    half there.
+    The host's ready moments are those of the last gradient's launch, and are not used. The time before a step is
+    unknown if the step before is, and a step without it is not complete: no row of the accounting is half there.
     """
     assert window.device_NRS is not None
     between_NR = window.device_between_NR
@@ -114,7 +117,7 @@ def _on_device(window: Window) -> Window:
 
 
 def _step_s(window: Window, steps_N: BoolArray) -> float:
-    """What a step takes, with what is between two, as a mean over the ranks and some of the steps."""
+    """The mean length of some steps over the ranks, with the time between steps."""
     total_NR = window.durations_NRS[steps_N].sum(axis=2)
     return float((total_NR if window.between_NR is None else total_NR + window.between_NR[steps_N]).mean())
 

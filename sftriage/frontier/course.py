@@ -1,4 +1,4 @@
-"""When a fault was there: the steps of a window that it fills, what sort of fault that makes it, and since when."""
+"""The course of a fault: which steps of a window it fills, its pattern, and its onset."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.frontier.arrays import BoolArray
-from sftriage.frontier.sequential import Rhythm
+from sftriage.frontier.sequential import Recurrence
 from sftriage.frontier.settings import Settings
 from sftriage.records import Pattern
 
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """The step a fault most likely began at, and the earliest and latest that are nearly as likely.
+    """The most likely first step of a fault, and the earliest and latest that are nearly as likely.
 
-    ``pause_steps`` is for how long it has been away since, at most.
+    ``pause_steps``: the longest gap between two of its events since then.
     """
 
     step: int
@@ -30,7 +30,7 @@ class Onset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Course:
-    """How a suspect went over a window: the steps it fills (N), what sort of fault that makes it, and since when."""
+    """The pattern of a suspect's fault, the steps of the window that it fills (N), and its onset."""
 
     pattern: Pattern
     filled_N: BoolArray
@@ -39,10 +39,10 @@ class Course:
 
 
 def onset_of(events: Sequence[int], since: int, last_step: int, settings: Settings) -> Onset:
-    """When the fault began that shows in these steps (in order), ``since`` one of them.
+    """The onset of a fault with events at these steps (sorted); it is estimated near ``since``, one of them.
 
-    The change point of largest likelihood between steps that hardly ever have an event and steps that mostly do, each
-    as often as the events of the other side say.
+    The maximum-likelihood change point between steps that rarely have an event and steps that mostly do. Both rates are
+    estimated from the events before and after ``since``.
     """
     first = events[0] - 1
     steps_N = np.arange(first, last_step + 1)
@@ -50,12 +50,12 @@ def onset_of(events: Sequence[int], since: int, last_step: int, settings: Settin
     after = float(np.clip(there_N[steps_N >= since].mean(), 0.3, 0.95))
     before = float(np.clip(there_N[steps_N < since].mean(), 0.02, 0.5 * after))
     hit, miss = math.log(after / before), math.log((1.0 - after) / (1.0 - before))
-    # That it began at a step: from there on everything is of the fault.
+    # The log likelihood of each step as the onset: all steps from there on have the higher rate.
     total_N: NDArray[np.float64] = np.cumsum(np.where(there_N, hit, miss)[::-1])[::-1]
     total_N = np.where(there_N, total_N, -np.inf)
     best = int(total_N.argmax())
     as_likely = steps_N[total_N >= total_N[best] - settings.onset_log_likelihood]
-    # Steps without an event before the first of them cost little each.
+    # An onset some steps without an event earlier is nearly as likely.
     slack = int(settings.onset_log_likelihood / -miss)
     began = int(steps_N[best])
     pause = int(np.diff([step for step in events if step >= began]).max(initial=1))
@@ -63,10 +63,10 @@ def onset_of(events: Sequence[int], since: int, last_step: int, settings: Settin
 
 
 def course_of(present_N: BoolArray, first_step: int, onset: Onset, settings: Settings) -> Course | None:
-    """The course of one suspect over the steps of a window that count; None where it is in none of them.
+    """The course of a suspect over the steps of a window that count; None if it is present in none of them.
 
-    ``present_N``: its gain was there. It has passed where it has been away for longer than it ever was while it lasted,
-    and for as many steps as show that.
+    ``present_N``: whether its gain was there. The fault is over once it has been absent for `min_away_steps`, and for
+    twice as long as it ever was while it lasted.
     """
     n_steps = len(present_N)
     there = np.flatnonzero(present_N)
@@ -81,8 +81,8 @@ def course_of(present_N: BoolArray, first_step: int, onset: Onset, settings: Set
     return Course("one-off" if over else "chronic", filled_N, onset)
 
 
-def recurring(rhythm: Rhythm, first_step: int, used_N: BoolArray) -> Course:
-    """The course of what comes back, over those steps of a window that count."""
-    at_phase_N = (first_step + np.arange(len(used_N))) % rhythm.period == rhythm.phase
-    onset = Onset(rhythm.onset, max(0, rhythm.onset - rhythm.period + 1), rhythm.onset)
-    return Course("recurring", used_N & at_phase_N, onset, rhythm.period)
+def recurring_course(recurrence: Recurrence, first_step: int, used_N: BoolArray) -> Course:
+    """The course of a recurring fault over the steps of a window that count."""
+    at_phase_N = (first_step + np.arange(len(used_N))) % recurrence.period == recurrence.phase
+    onset = Onset(recurrence.onset, max(0, recurrence.onset - recurrence.period + 1), recurrence.onset)
+    return Course("recurring", used_N & at_phase_N, onset, recurrence.period)

@@ -1,6 +1,6 @@
-"""Why a verdict is what it is: its numbers against their thresholds, and what would have changed the label.
+"""Explaining a verdict: its numbers against their thresholds, and what would have changed the label.
 
-Nothing is looked at again: all that decided is in the verdict, so one that was recorded is explained as it was taken.
+Everything that decided is in the verdict, so that a recorded one is explained without its window.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why: the checks that were made, who came second, and what would have changed the label."""
+    """The checks that were made, the runner-up, and what would have changed the label."""
 
     checks: tuple[Check, ...]
     runner_up: Suspect | None
@@ -83,7 +83,7 @@ def explain(verdict: Verdict) -> Explanation:
 
 
 def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
-    """What would have to be different for another label."""
+    """What would have changed the label, in words."""
     of_clock = [check for check in checks if check.name in {name for name, *_ in CLOCK}]
     of_excess = [check for check in checks if check.name in {name for name, *_ in EXCESS}]
     of_first = [check for check in checks if check.name.startswith("first_")]

@@ -1,4 +1,4 @@
-"""Hosts as suspects: the ranks of a bad node are late together, so that mending one of them alone saves nothing."""
+"""Hosts as suspects: the ranks of a slow host are late together, so that mending one of them alone saves nothing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
 
 Peers = Sequence[FloatArray]
-"""For each local column of a segment the medians on hosts other than the one looked at, by step and cohort."""
+"""For each local column of a segment, the medians of the ranks on other hosts, by step and cohort."""
 
 
 def places_of(hosts: tuple[str, ...] | None) -> Roles | None:
-    """The ranks by host; None where nobody says which, or there is one host only."""
+    """The ranks by host; None if hosts are not known, or there is only one."""
     places = None if hosts is None else grouped(hosts)
     return None if places is None or len(places.names) < 2 else places
 
@@ -31,9 +31,9 @@ def host_units(
     n_steps: int,
     settings: Settings,
 ) -> list[Unit]:
-    """Of some hosts those of several ranks, each with its gains, if its ranks are slow alike.
+    """The units of those of some ``hosts`` that have several ranks, which are slow alike.
 
-    ``elsewhere`` has for each segment what `last_elsewhere` says.
+    ``elsewhere`` is `last_elsewhere` of each segment.
     """
     units = []
     for h in hosts:
@@ -62,9 +62,9 @@ def host_units(
 
 
 def last_elsewhere(one: SegmentReplay, places: Roles) -> FloatArray:
-    """For each row the last arrival on a host other than the leader's (M): only that host has something to gain in it.
+    """The last arrival of each row (M) on any host but the leader's, which is the only one with a gain in that row.
 
-    Mostly that is the second last of all; where that is on the leader's host too, the host is hidden meanwhile.
+    It is mostly the second last of all ranks; where that is on the leader's host too, the host is masked meanwhile.
     """
     host_M, last_M = places.role_R[one.walk.leader_M], one.walk.second_M.copy()
     for m in np.flatnonzero(places.role_R[one.walk.runner_up_M] == host_M):
@@ -77,9 +77,9 @@ def last_elsewhere(one: SegmentReplay, places: Roles) -> FloatArray:
 
 
 def _apart(ranks: RankArray, roles: Roles) -> dict[int, RankArray] | None:
-    """The ranks elsewhere of each cohort that a host is much of; None where a cohort of its ranks is nowhere else.
+    """The ranks on other hosts, for each cohort that the host is a large part of; None if a cohort has none there.
 
-    A host that is little of a large cohort hardly moves its median, and need not be left out of it.
+    A small part of a large cohort hardly moves its median, and is not left out of it.
     """
     apart = {}
     elsewhere_R = np.ones(len(roles.role_R), dtype=np.bool_)
@@ -105,9 +105,9 @@ def _peers(one: SegmentReplay, apart: dict[int, RankArray], n_steps: int) -> Pee
 def _gains(
     one: SegmentReplay, peers: Peers, ranks: RankArray, roles: Roles, led_L: RankArray, second_L: FloatArray
 ) -> FloatArray:
-    """What mending each stage of a host, and in the last column all of them, would have saved in the rows that it led.
+    """What mending each stage of a host, and in the last column all of them, would have saved in the rows it led.
 
-    Stage by stage, for a host may have any number of ranks (L × S + 1; X ranks).
+    L × (S + 1), seconds; X are the host's ranks. One stage at a time, as a host may have many ranks.
     """
     n_stages = one.excess_MS.shape[1]
     arrival_LX = np.array([one.walk.arrivals_M[m][ranks] for m in led_L]).reshape(len(led_L), len(ranks))

@@ -1,4 +1,4 @@
-"""A window's steps as the test of the job against itself takes them."""
+"""The measures of a window's steps for the test of the job against its own best."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sftriage.records import Window
 
 
 def measured(window: Window, walks: list[Walk], whole: Profile, valid_N: BoolArray) -> StepMeasures:
-    """What a window's steps took: of its walks, of the profile of all its steps, and of those that are complete.
+    """The measures of a window's steps, from its walks, the profile of all steps, and which steps are complete.
 
-    What came after a step's last sync is the step's own. Of cohorts side by side, the one counts that takes longest. A
-    step of another kind than the one before it begins with what that has left behind, and does not count.
+    What came after a step's last sync belongs to that step. The slowest cohort counts. A step of another kind than the
+    one before it does not count, for it begins with what that one left behind.
     """
     n_steps = len(window.durations_NRS)
     step_N, counts_N = np.zeros(n_steps), valid_N.copy()

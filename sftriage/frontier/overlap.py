@@ -1,8 +1,7 @@
-"""Windows overlap: what a window has in common with the one before it is not looked at again, where that is much.
+"""Reuse of the replay of the window before, for the steps that two overlapping windows share. Of large jobs only.
 
-A row of a replay depends on its own step, and on what the step before left behind. So of a window that goes on where
-another left off, the rows of the steps that both have are taken over, but for the first: there, what the step before it
-left behind is no part of the window.
+A row of a replay depends on its own step, and on what came after the last sync of the step before. So the rows of
+shared steps are the same in both windows, except the first: the step before it is not part of the window.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from sftriage.frontier.whatif import SegmentReplay, joined, replay
 from sftriage.records import StageSchema, Window
 
 TOLD_BY_RANKS = 8
-"""That two windows have the same times in the steps that they share is told by so many ranks."""
+"""Ranks whose times are compared to check that two windows agree in the steps that they share."""
 
 Parts = tuple[StageSchema, int, Roles, tuple[tuple[object, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """The replays of a window, for the next one. Of the window itself it keeps the times of a few ranks (N × X × S)."""
+    """The replays of a window, kept for the next one, with the times of a few ranks (N × X × S)."""
 
     first_step: int
     parts: Parts
@@ -35,7 +34,7 @@ class Replayed:
 
 
 def remembered(window: Window, roles: Roles, replays: list[SegmentReplay]) -> Replayed | None:
-    """What is kept for the next window; None of a job so small that looking again is quicker."""
+    """What is kept for the next window; None for a small job, where replaying again is faster."""
     if window.durations_NRS.shape[1] <= SAMPLE_RANKS:
         return None
     emptied = [
@@ -46,7 +45,7 @@ def remembered(window: Window, roles: Roles, replays: list[SegmentReplay]) -> Re
 
 
 def resumed(window: Window, roles: Roles, before: Replayed | None) -> list[SegmentReplay] | None:
-    """The replays of a complete window with what is known of the one before; None if that is of no use."""
+    """The replays of a complete window, reusing those of the one before; None if they cannot be reused."""
     n_steps = len(window.durations_NRS)
     if before is None or window.durations_NRS.shape[1] <= SAMPLE_RANKS:
         return None
@@ -82,7 +81,7 @@ def resumed(window: Window, roles: Roles, before: Replayed | None) -> list[Segme
 
 
 def _parts(window: Window, roles: Roles, found: list[Segment]) -> Parts:
-    """What two windows must have in common for their rows to be alike: ranks, and columns made in the same way."""
+    """What two windows must have in common for their rows to be the same: ranks and columns."""
     columns = tuple(
         (column.stage, column.offset, column.over_NR is None, column.up_to_NR is None)
         for segment in found

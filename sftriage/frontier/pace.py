@@ -1,7 +1,6 @@
-"""What is normal for a job that is looked at while it runs: its step, and how long it may stand still.
+"""What is normal for a running job: the length of its steps, and how long it may stand still.
 
-Learned from what looks at the ranks' status have shown, for that is what a stall is judged from, and from windows what
-only they know.
+Learned from the ranks' status, which stalls are judged by, and from windows.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from sftriage.records import JobStatus, Window
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobSince:
-    """A `JobStatus` with its times on the clock of who looks: since when, in nanoseconds."""
+    """A `JobStatus` with ages converted to times on the observer's clock, in nanoseconds."""
 
     status: JobStatus
     since_ns_R: IntArray
     step_since_ns_R: IntArray
 
     def begun(self, at: int) -> tuple[int, int]:
-        """How many steps a rank has begun, and since when it is in the last of them."""
+        """How many steps a rank has begun, and when it began the last of them."""
         in_step = bool(self.status.stage_R[at] >= 0)
         return int(self.status.published_R[at]) + in_step, int(self.step_since_ns_R[at])
 
 
 SAME_NS = 50_000_000
-"""Ages travel: what began this much earlier or later than it seemed to, by the look before, began then."""
+"""Ages take time to travel: two times within this of each other are the same event."""
 
 
 def on_clock(job: JobStatus, before: JobSince | None, now_ns: int) -> JobSince:
-    """What the ranks are doing, with ages told on our own clock."""
+    """What the ranks are doing, on the observer's clock; times that were known ``before`` are kept."""
     since = JobSince(job, now_ns - job.stage_age_ns_R, now_ns - job.step_age_ns_R)
     if before is None or (before.status.attempt, before.status.schema) != (job.attempt, job.schema):
         return since
@@ -54,19 +53,19 @@ def on_clock(job: JobStatus, before: JobSince | None, now_ns: int) -> JobSince:
 
 NS = 1e-9
 PERIODS_KEPT = 63
-"""Steps whose median is the typical one: enough that a checkpoint among them does not count."""
+"""The last steps, whose median is the typical one: enough for a checkpoint among them not to count."""
 PAUSES_KEPT = 256
 KINDS_KEPT = 32
-"""A job that invents kinds of steps without end must not fill the memory."""
+"""Bounds the memory of a job that keeps inventing kinds of steps."""
 
 Wait = Literal["step", "outside", "start", "idle"]
-"""What is waited for: a rank in an ordinary stage or a sync stage; one outside of them, as for an evaluation or a
-checkpoint; the job's first steps, before it has a pace; or nothing, for no rank is in a step."""
+"""Kinds of waits: for a rank in an ordinary stage or a sync stage; for one outside of them, as in an evaluation or a
+checkpoint; for the job's first steps; or idle, with no rank in a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A time in which no rank moved, and which ended by itself."""
+    """A time in which no rank moved, which ended by itself."""
 
     wait: Wait
     seconds: float
@@ -75,13 +74,13 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What is known of a job's own time.
+    """The normal times of a job.
 
     Attributes:
-        periods_s: from the start of one step to that of the next, the latest ones, the first step left out.
+        periods_s: from the start of a step to that of the next; the latest ones, without the first step.
         pauses: those long enough to matter.
-        kinds_s: the longest step of every kind but the ordinary one.
-        unused: stages that most steps do not enter, as one for a checkpoint now and then.
+        kinds_s: the longest step of each kind but the ordinary one.
+        unused: stages that most steps do not enter, such as one for checkpoints.
     """
 
     periods_s: tuple[float, ...] = ()
@@ -91,30 +90,30 @@ class Pace:
 
     @property
     def typical_s(self) -> float:
-        """The typical step; 0 as long as nothing is known."""
+        """The typical step; 0 if none is known."""
         return median_low(self.periods_s) if self.periods_s else 0.0
 
     def longest_s(self, wait: Wait, since_ns: int) -> float:
-        """The longest that the job has stood still in this way since a moment, and gone on, or taken over a step."""
+        """The longest pause of a kind since ``since_ns``, or the longest step with a kind if that is more."""
         pauses = (pause.seconds for pause in self.pauses if pause.wait == wait and pause.ended_ns >= since_ns)
         return max((*pauses, *self.kinds_s.values()), default=0.0)
 
     def with_steps(self, before: tuple[int, int], after: tuple[int, int]) -> Pace:
-        """The pace after a second look at a rank (`JobSince.begun`). Its first step is no measure: it compiles."""
+        """The pace with the steps between two looks at a rank (`JobSince.begun`), but for its first, which compiles."""
         starts, period_s = after[0] - before[0], (after[1] - before[1]) * NS
         if before[0] <= 1 or starts < 1 or period_s <= 0:
             return self
         return replace(self, periods_s=(*self.periods_s, period_s / starts)[-PERIODS_KEPT:])
 
     def with_pause(self, pause: Pause, min_s: float, memory_s: float) -> Pace:
-        """The pace after a pause; one under ``min_s`` would never matter, one older than ``memory_s`` is forgotten."""
+        """The pace with a pause, unless it is under ``min_s``; pauses older than ``memory_s`` are dropped."""
         if pause.seconds < min_s:
             return self
         fresh = [one for one in self.pauses if (pause.ended_ns - one.ended_ns) * NS <= memory_s]
         return replace(self, pauses=(*fresh, pause)[-PAUSES_KEPT:])
 
     def with_window(self, window: Window) -> Pace:
-        """The pace after one more window: how long steps of each kind take, and which stages they enter."""
+        """The pace with a window: the longest step of each kind, and the stages that steps enter."""
         durations_NRS = window.durations_NRS
         if not durations_NRS.size:
             return self
@@ -123,7 +122,7 @@ class Pace:
         kinds_s = dict(self.kinds_s)
         for row, kind in enumerate(window.kinds or ()):
             if kind and (kind in kinds_s or len(kinds_s) < KINDS_KEPT):
-                # (R) fmax passes over missing ranks, and a step that nobody has takes no time.
+                # fmax ignores missing ranks; a step that no rank has takes no time.
                 lengths_R = durations_NRS[row].sum(axis=1)
                 kinds_s[kind] = float(np.fmax.reduce(lengths_R, initial=kinds_s.get(kind, 0.0)))
         return replace(self, unused=unused, kinds_s=kinds_s)

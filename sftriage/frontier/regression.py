@@ -1,13 +1,12 @@
 """The job against itself: a sequential test of its steps against the best that it has shown.
 
-Peers in the same step cannot tell what all of them share, and a baseline that follows the job follows it down. So each
-step's time, each stage's level and the sync stages' own work are held against the best that the job has kept to, and a
-slower one is evidence that adds up from step to step until faster ones speak against it (a CUSUM, Page 1954, over the
-signs: how far a hiccup is out, and how the job's times are distributed, do not matter). The *best* is learned from
-blocks of steps, and never from those of a job that is slower than it: the level that one block in four has kept to, two
-at least, so that neither one lucky block nor the luckiest of a month is what the job is held to.
+Peers in the same step cannot show what they all share, and a baseline that follows the job follows it down. So each
+step's time, each stage's level and the sync stages' own work are compared with the job's best. Slower steps add to the
+evidence and others take from it: a CUSUM (Page 1954) over the signs, so that neither the size of a hiccup nor the
+distribution of the times matters. The *best* is the level that one block of steps in four has kept to, and two blocks
+at least; blocks of a job that has become slower do not count.
 
-Like is compared with like: each kind of step and size of work has a best of its own, each kind of step its evidence.
+Each kind of step and size of work has a best of its own, and each kind of step its evidence.
 """
 
 from __future__ import annotations
@@ -29,37 +28,37 @@ from sftriage.records import Regression
 StepArray = NDArray[np.int64]
 
 STEP, COMMON, STAGES = 0, 1, 2
-"""What is tested (Q): the step, all that is common to the ranks, then each stage's level and each one's sync work."""
+"""The quantities that are tested (Q): the step, all that the ranks share, each stage's level, and its sync work."""
 
 MAX_KINDS = 16
-"""Kinds of steps whose evidence is kept; of more, those met last."""
+"""Kinds of steps whose evidence is kept: those met last."""
 
 RECENT_STEPS = 50
-"""Steps that say how much slower the job is, and in which stages: their median stands on as many as a window."""
+"""The last steps, whose median says how much slower the job is, and in which stages: as many as a window has."""
 
 ALL_FRACTION = 0.5
-"""Of what the step is slower by, what the ranks must have in common for the regression to be on all of them."""
+"""The part of the slowdown that the ranks must share for a regression of scope ``all``."""
 
 MOST = 1e6
-"""No step is taken to be slower by more, as a multiple of the best: every number stays one."""
+"""The largest slowdown of a step, as a multiple of the best: keeps all numbers finite."""
 
 ONSET_EVIDENCE = 2.0
-"""The onset is where the evidence began to rise, give or take this much (natural logarithm of the odds: about 95 %)."""
+"""The range of the onset: where the evidence was within this of its lowest (log odds; about 95 %)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMeasures:
-    """Consecutive steps as they are tested, in seconds. N steps, S stages.
+    """The measures of consecutive steps, in seconds. N steps, S stages.
 
     Attributes:
-        first_step: the number of the first of them.
+        first_step: the number of the first one.
         stages: the names of the stages.
-        step_N: what a step took the job.
-        level_NS: local time by stage that the ranks have in common, so that no single rank can raise it.
+        step_N: the length of each step.
+        level_NS: local time by stage that the ranks share, so that no single rank can raise it.
         sync_NS: the sync stages' own work, past the last arrival.
-        counts_N: the steps that count: complete, and without a profiler or what another kind of step left behind.
-        regimes: of each step its kind, and the size of its work.
-        work_N: how much work each step was; none, or 0, where nobody said.
+        counts_N: the steps that count: complete, without a profiler, and not after a step of another kind.
+        regimes: the kind and the size of work of each step.
+        work_N: the work of each step; None, or 0, if it was not given.
     """
 
     first_step: int
@@ -73,7 +72,7 @@ class StepMeasures:
 
     @property
     def times_NQ(self) -> FloatArray:
-        """All that is tested, side by side."""
+        """All quantities, side by side."""
         common_N = self.level_NS.sum(axis=1) + self.sync_NS.sum(axis=1)
         return np.column_stack([self.step_N, common_N, self.level_NS, self.sync_NS])
 
@@ -83,12 +82,12 @@ class Level:
     """The best of one regime.
 
     Attributes:
-        best_Q: what a typical step takes there, in seconds.
-        line_Q: from how much over it on a step is slower, as a fraction of the best step: more in a job that wanders
-            from block to block anyway.
-        alike_Q: how much further that is than steps would wander which have nothing to do with each other: a step that
-            is like the one before it says so much less. 1 at least.
-        work: how much work such a step is.
+        best_Q: a typical step, in seconds.
+        line_Q: by how much over it a step counts as slower, as a fraction of the best step: more in a job whose blocks
+            differ by chance.
+        alike_Q: by how much more blocks differ than independent steps would make them, 1 at least: the evidence of
+            correlated steps is divided by this.
+        work: the work of such a step.
     """
 
     best_Q: FloatArray
@@ -99,8 +98,8 @@ class Level:
     def over_NQ(self, times_NQ: FloatArray, work_N: FloatArray) -> FloatArray:
         """By how much steps are over the best, as a fraction of the best step.
 
-        Work is told apart by about a fifth only. A step that is more work than the best one was may take as much more,
-        squared: nothing that is trained takes longer than that by its length.
+        The work of one regime's steps differs by up to a fifth. A step with more work than the best one may take longer
+        by the square of the ratio: no training step grows faster with its length.
         """
         ratio_N = np.maximum(1.0, work_N / self.work) if self.work > 0.0 else np.ones(len(work_N))
         with np.errstate(over="ignore"):
@@ -110,14 +109,14 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Best:
-    """What is known of one regime's best: medians of blocks of steps, with the work of a step behind the times (K).
+    """The samples of one regime: medians of blocks of steps; a row is the quantities and, last, the work (K).
 
     Attributes:
         block: the steps of the block that is not full yet.
-        samples: the medians of some of those before it.
-        last: the medians of the last one.
-        changes: from one block to the next, the latest; beside each how far the steps of a block lie apart.
-        level: what enough of the samples have kept to; None before there are any.
+        samples: the medians of some of the blocks before.
+        last: the medians of the last block.
+        changes: the latest changes from one block to the next, each with the spread of the steps in its block.
+        level: the best; None before there are enough samples.
     """
 
     block: tuple[FloatArray, ...] = ()
@@ -127,9 +126,9 @@ class Best:
     level: Level | None = None
 
     def after(self, rows: Sequence[FloatArray], slower: bool, settings: Settings) -> Best:
-        """The best after more steps, no more than the block has room for.
+        """The samples after more steps, at most as many as the block has room for.
 
-        Of a job that is ``slower`` it stays what it is; by how much blocks differ is learned all the same.
+        While the job is ``slower``, no samples are taken, but changes are.
         """
         block = (*self.block, *rows)
         if len(block) < settings.best_steps:
@@ -147,9 +146,9 @@ class Best:
         if best[STEP] <= 0.0:
             return known
         change_Q, spread_Q = np.sort(np.array(changes), axis=0)[(len(changes) - 1) // 2] * MAD_TO_SIGMA
-        # Of two blocks that differ by chance, each has its half in the difference.
+        # The variance of a difference is that of both blocks.
         wander_Q = change_Q / math.sqrt(2.0)
-        # The standard error of a median is 1.25 σ/√n; twice that is no chance.
+        # The standard error of a median is 1.25 σ/√n; up to twice that, steps count as independent.
         alone_Q = np.maximum(1.25 * spread_Q / math.sqrt(settings.best_steps), np.finfo(np.float64).tiny)
         alike_Q = np.where(wander_Q > 2.0 * alone_Q, wander_Q / alone_Q, 1.0)
         line_Q = np.maximum(settings.slower_fraction, settings.clear_sigmas * wander_Q / best[STEP])
@@ -158,19 +157,19 @@ class Best:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """The evidence that one kind of step has become slower, for each of Q (natural logarithm of the odds).
+    """The evidence that one kind of step has become slower, for each quantity (log odds).
 
     Attributes:
-        evidence_Q: from 0, as good as the best, up to what is enough.
-        since_Q, first_Q, last_Q: the step from which on it has been above 0, and between which that may have begun.
-        until_Q: the step from which on it has been less than enough, where it was enough.
-        stands_Q: it was enough, and has not been 0 since.
+        evidence_Q: from 0 up to the threshold.
+        since_Q, first_Q, last_Q: the step since which it has been above 0, and the range of that step.
+        until_Q: the last step at which it was at the threshold.
+        stands_Q: whether it has been at the threshold, and not at 0 since.
         over_KQ, steps_K: by how much the last steps were over the best, and their numbers.
-        best_Q: the best that the last of them was held against.
-        onset: of what stands, the step it began at, and between which.
-        full: what stood when its evidence was last enough: it may take long until that is 0.
-        ended: the last one that stood and does so no longer, which was known by step ``ended_by``.
-        n_steps: steps that were tested.
+        best_Q: the best that the last of them was compared with.
+        onset: of the regression that stands: its first step, and the range of that step.
+        full: that regression when its evidence was last at the threshold, which may be long before it is 0.
+        ended: the last regression that has ended, which was known at step ``ended_by``.
+        n_steps: how many steps were tested.
     """
 
     evidence_Q: FloatArray
@@ -191,9 +190,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnBest:
-    """What the job's steps so far have shown: the best of each regime, and the evidence of each kind of step.
+    """The best of each regime, and the evidence of each kind of step.
 
-    The next step that is wanted is ``next_step``: windows overlap, and each step is taken once.
+    ``next_step`` is the first step that has not been tested: windows overlap, and each step is tested once.
     """
 
     stages: tuple[str, ...] = ()
@@ -201,11 +200,11 @@ class OwnBest:
     bests: Mapping[Regime, Best] = field(default_factory=dict)
     tests: Mapping[str, Evidence] = field(default_factory=dict)
 
-    def told(self, first_step: int, new_from: int) -> Regression | None:
-        """The regression that is to be told of a window from ``first_step`` on; steps from ``new_from`` on are new.
+    def reported(self, first_step: int, new_from: int) -> Regression | None:
+        """The regression to report with a window from ``first_step`` on, whose steps from ``new_from`` on are new.
 
-        That is the one that stands, of the kind of step met most often; or one that has ended, once. None while the
-        job is as good as its best.
+        The one that stands, of the most frequent kind of step; or one that has just ended. None while the job is as
+        good as its best.
         """
         here = self._met(first_step)
         for kind, test in here:
@@ -215,7 +214,7 @@ class OwnBest:
         return max(ended, key=lambda test: test.ended_by).ended if ended else None
 
     def numbers(self, first_step: int, settings: Settings) -> dict[str, float]:
-        """What decides beside its thresholds, for the kind of step met most often of those met from a step on."""
+        """The numbers and thresholds of the most frequent kind of step, of the steps from ``first_step`` on."""
         here = self._met(first_step)
         if not here:
             return {}
@@ -228,15 +227,15 @@ class OwnBest:
         }
 
     def _met(self, first_step: int) -> list[tuple[str, Evidence]]:
-        """The evidence of each kind of step that was met from a step on, of the one met most often first."""
+        """The evidence of each kind of step that was met from a step on, the most frequent one first."""
         here = [(kind, test) for kind, test in self.tests.items() if test.steps_K[-1] >= first_step]
         return sorted(here, key=lambda one: -one[1].n_steps)
 
 
 def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings) -> OwnBest:
-    """What is known after more steps, of which those taken before are left out.
+    """The state after more steps, without those that were tested before.
 
-    However the same steps are split into windows, overlapping or not, the same is known in the end.
+    It does not depend on how the steps are split into windows, overlapping or not.
     """
     if before is None or before.stages != measures.stages:
         before = OwnBest(measures.stages)
@@ -277,34 +276,34 @@ def _tested(
     stages: tuple[str, ...],
     settings: Settings,
 ) -> Evidence:
-    """The evidence after more steps of one kind, which were over their best by so much.
+    """The evidence after more steps of one kind, which were over their best by ``over_NQ``.
 
-    In a job that is as good as its best, at most half of the steps take noticeably longer than that; in one that has
-    become slower most do. Each step's odds of the one against the other are the evidence.
+    In a job as good as its best, at most half of the steps are slower than the line; in one that has become slower,
+    ``slower_steps_fraction`` are. The evidence is the log likelihood ratio.
     """
-    test = test or _nothing(over_NQ.shape[1], int(steps_N[0]))
+    test = test or _no_evidence(over_NQ.shape[1], int(steps_N[0]))
     rises = math.log(settings.slower_steps_fraction / 0.5)
     falls = math.log((1.0 - settings.slower_steps_fraction) / 0.5)
     changes_NQ = np.where(over_NQ > level.line_Q, rises, falls) / level.alike_Q
     over_KQ, steps_K = np.concatenate([test.over_KQ, over_NQ]), np.concatenate([test.steps_K, steps_N])
-    # Arrays of its own, which nobody else knows yet: they are counted on in place.
+    # Copies, which are updated in place.
     names = ("evidence_Q", "since_Q", "first_Q", "last_Q", "until_Q", "stands_Q")
     test = replace(test, best_Q=level.best_Q, **{name: getattr(test, name).copy() for name in names})
     for n, step in enumerate(steps_N.tolist()):
-        _count(test, step, changes_NQ[n], settings)
+        _add_step(test, step, changes_NQ[n], settings)
         if not (test.stands_Q.any() or (test.evidence_Q == settings.naming_log_odds).any()):
             continue
         before = len(steps_K) - len(steps_N) + n
         test = replace(test, over_KQ=over_KQ[:before], steps_K=steps_K[:before])
         if (test.stands_Q & (test.until_Q == step) & (test.evidence_Q < settings.naming_log_odds)).any():
             test = replace(test, full=_regression(test, kind, stages))
-        test = _ended(test, step)
-        test = _begun(replace(test, over_KQ=over_KQ[: before + 1], steps_K=steps_K[: before + 1]), settings)
+        test = _with_ended(test, step)
+        test = _with_begun(replace(test, over_KQ=over_KQ[: before + 1], steps_K=steps_K[: before + 1]), settings)
     n_steps = test.n_steps + len(steps_N)
     return replace(test, over_KQ=over_KQ[-RECENT_STEPS:], steps_K=steps_K[-RECENT_STEPS:], n_steps=n_steps)
 
 
-def _nothing(n_quantities: int, step: int) -> Evidence:
+def _no_evidence(n_quantities: int, step: int) -> Evidence:
     step_Q, none_Q = np.full(n_quantities, step, dtype=np.int64), np.zeros(n_quantities)
     return Evidence(
         evidence_Q=none_Q,
@@ -319,7 +318,7 @@ def _nothing(n_quantities: int, step: int) -> Evidence:
     )
 
 
-def _count(test: Evidence, step: int, changes_Q: FloatArray, settings: Settings) -> None:
+def _add_step(test: Evidence, step: int, changes_Q: FloatArray, settings: Settings) -> None:
     """Add one step's evidence, in place."""
     evidence_Q = test.evidence_Q
     none_Q = evidence_Q == 0.0
@@ -333,8 +332,8 @@ def _count(test: Evidence, step: int, changes_Q: FloatArray, settings: Settings)
     np.minimum(evidence_Q, settings.naming_log_odds, out=evidence_Q)
 
 
-def _ended(test: Evidence, step: int) -> Evidence:
-    """The evidence without what has come to nothing: once that is all of it, the regression has ended."""
+def _with_ended(test: Evidence, step: int) -> Evidence:
+    """The evidence without quantities that are at 0 again; once all are, the regression has ended."""
     over_Q = test.stands_Q & (test.evidence_Q == 0.0)
     test.stands_Q[over_Q] = False
     if test.onset is None or test.full is None or test.stands_Q.any():
@@ -343,11 +342,11 @@ def _ended(test: Evidence, step: int) -> Evidence:
     return replace(test, onset=None, full=None, ended=ended, ended_by=step)
 
 
-def _begun(test: Evidence, settings: Settings) -> Evidence:
-    """The evidence with what is enough by now, and worth telling."""
+def _with_begun(test: Evidence, settings: Settings) -> Evidence:
+    """The evidence with quantities that have reached the threshold, if they are worth reporting."""
     for q in np.flatnonzero((test.evidence_Q == settings.naming_log_odds) & ~test.stands_Q).tolist():
         recent_Q = _recent_Q(test, int(test.since_Q[q]))
-        # What became slower must be most of it: time may also have moved from one stage to another.
+        # The quantity must be most of the slowdown: time may also move from one stage to another.
         mostly = recent_Q[q] >= settings.most_fraction * recent_Q[STEP]
         if mostly and recent_Q[STEP] >= settings.min_over_best_fraction:
             test.stands_Q[q] = True
@@ -357,13 +356,13 @@ def _begun(test: Evidence, settings: Settings) -> Evidence:
 
 
 def _recent_Q(test: Evidence, since: int) -> FloatArray:
-    """By how much the last steps since one were over the best, in the median (Q)."""
+    """The median of how much the last steps, from ``since`` on, were over the best (Q)."""
     kept_KQ = test.over_KQ[-RECENT_STEPS:][test.steps_K[-RECENT_STEPS:] >= since]
     return medians(kept_KQ.T.copy()) if len(kept_KQ) else np.zeros(test.over_KQ.shape[1])
 
 
 def _regression(test: Evidence, kind: str, stages: tuple[str, ...]) -> Regression:
-    """What stands since its onset, in the job's own words."""
+    """The regression that stands."""
     assert test.onset is not None
     since, first, last = test.onset
     recent_Q = _recent_Q(test, since)
@@ -384,7 +383,7 @@ def _regression(test: Evidence, kind: str, stages: tuple[str, ...]) -> Regressio
 
 
 def _slower_stages(over_S: FloatArray, best_S: FloatArray, stages: tuple[str, ...]) -> tuple[str, ...]:
-    """The fewest stages without which the job would be half as much slower at most; none where it is all of them."""
+    """The fewest stages without which the slowdown would be at most half; none if it is in all of them."""
     slower = over_S.sum() / best_S.sum() if best_S.sum() > 0.0 else 0.0
     rest = list(range(len(stages)))
     for s in np.argsort(-over_S).tolist():

@@ -1,4 +1,4 @@
-"""Was the fault there while it was captured? The steps inside a capture, held against what had led to it."""
+"""Whether the fault was present while it was captured: the captured steps against the trigger of the capture."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from sftriage.frontier.whatif import replay
 from sftriage.records import Reproduced, Trigger, Window
 
 THERE_FRACTION = 0.5
-"""A step has the fault where its suspect is over its peers by this much of the gain that led to the capture."""
+"""A step has the fault if the suspect is over its peers by this much of the gain that led to the capture."""
 
 
 def reproduced(window: Window, trigger: Trigger, settings: Settings | None = None) -> Reproduced | None:
-    """Whether the captured steps have what the window before them was suspected for.
+    """Whether the captured steps have the fault that the capture was triggered by.
 
-    Which of them have it is read off the steps themselves. Of what comes back, so many are expected to as there are
-    whole periods among the captured steps, and one at least, for the capture was laid over one; in which steps they
-    lie is not asked: its phase may have drifted, and an onset says when a suspicion began and is no phase.
+    Each captured step is looked at. A recurring fault is expected as often as whole periods fit into the captured
+    steps, once at least, in any of them: its phase may have drifted.
 
-    The profiler itself slows the rank that it is on: half of the gain is more than it costs a coarse stage, and the
-    numbers are there to be looked at.
+    The profiler slows the rank itself, but a coarse stage by less than half of the gain; the numbers are returned.
 
     Returns:
-        None where it cannot be told: no step is complete, or of what comes back all that it was due in may be missing;
-        the suspect has no peers (a cohort, everybody), nothing was suspected, or only the host's clock is known of
-        what a device does.
+        None if it cannot be told: no step is complete, or all steps in which a recurring fault was due may be missing;
+        the suspect has no peers (a cohort, all ranks); nothing was suspected; or a device's time is not known.
     """
     settings = settings or Settings()
     # On the clock that a window of these steps would be judged on.
@@ -44,11 +41,11 @@ def reproduced(window: Window, trigger: Trigger, settings: Settings | None = Non
         return None
     there_N = valid_N & (over_N >= THERE_FRACTION * trigger.gain_s) & (over_N > 0.0)
     n_steps, n_valid, n_there = len(valid_N), int(valid_N.sum()), int(there_N.sum())
-    if not n_there and _comes_back(trigger) and n_steps - n_valid >= _due(n_steps, trigger):
+    if not n_there and _is_recurring(trigger) and n_steps - n_valid >= _due(n_steps, trigger):
         return None
     n_expected = max(_due(n_valid, trigger), n_there)
     enough = n_there >= settings.min_persistence_fraction * n_expected
-    # The steps that are furthest over are those that it was there in, and after them those that it may have been in.
+    # Those with the fault, and after them the likeliest others.
     furthest_X = np.sort(over_N[valid_N])[-n_expected:]
     return Reproduced(
         answer="no" if not n_there else "yes" if enough else "partly",
@@ -61,9 +58,9 @@ def reproduced(window: Window, trigger: Trigger, settings: Settings | None = Non
 
 
 def _over(window: Window, trigger: Trigger) -> FloatArray | None:
-    """How far the suspect was over its peers in what it was suspected for, by step (N); None where it has no peers.
+    """By how much the suspect was over its peers in its stage, by step (N); the median one of several ranks.
 
-    Of several ranks, the median one.
+    None if it has no peers.
     """
     stages, n_ranks = window.schema.stages, window.durations_NRS.shape[1]
     ranks = np.asarray([rank for rank in trigger.ranks if rank < n_ranks], dtype=np.intp)
@@ -81,12 +78,12 @@ def _over(window: Window, trigger: Trigger) -> FloatArray | None:
     return np.asarray(over_NS.sum(axis=1) if trigger.stage is None else over_NS[:, stages.index(trigger.stage)])
 
 
-def _comes_back(trigger: Trigger) -> bool:
+def _is_recurring(trigger: Trigger) -> bool:
     return trigger.pattern == "recurring" or bool(trigger.period_steps)
 
 
 def _due(n_steps: int, trigger: Trigger) -> int:
-    """In how many of so many captured steps the fault is expected at least."""
-    if not _comes_back(trigger):
+    """In how many of ``n_steps`` captured steps the fault is expected at least."""
+    if not _is_recurring(trigger):
         return n_steps
     return max(1, n_steps // trigger.period_steps) if trigger.period_steps else 1

@@ -12,24 +12,24 @@ from sftriage.frontier.arrays import FloatArray, RankArray
 from sftriage.records import Window
 
 SAMPLE_RANKS = 512
-"""What many ranks have in common is taken from so many of them, drawn once.
+"""Ranks of a large cohort that its medians are taken from, drawn once.
 
-The error of a median is then 1.25 / √512, 6 %, of one rank's jitter; and so many single-precision numbers are sorted
-in one go, several times as quickly as a few more (x86-simd-sort, which numpy uses)."""
+The error of such a median is 1.25 / √512, 6 %, of one rank's jitter; and numpy sorts up to this many single-precision
+numbers several times faster than a few more (x86-simd-sort)."""
 
 ALL_SAMPLES_RANKS, LEAST_SAMPLE_RANKS = 1024, 64
-"""Of several cohorts together so many ranks at most, and so many of each, or all that it has: then one rank more or
-less does not move the median, nor does single precision."""
+"""The most ranks of all samples together, and the fewest of one cohort: enough that neither one rank more or less nor
+single precision moves the median."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """The ranks that stand for their cohorts, of some cohorts of which as many are looked at.
+    """The ranks that stand for their cohorts; of cohorts whose samples have the same size.
 
     Attributes:
-        roles_C: which cohorts.
-        ranks_CX: of each cohort the ranks.
-        whole: whether these are all that the cohorts have.
+        roles_C: the numbers of the cohorts.
+        ranks_CX: the ranks of each.
+        whole: whether these are all of their ranks.
     """
 
     roles_C: RankArray
@@ -39,9 +39,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roles:
-    """The cohorts of a window's ranks (C of them), by name: the role of each rank, and the ranks of each role.
+    """A grouping of a window's ranks, into cohorts or hosts.
 
-    ``samples`` has the ranks that stand for each of them. Hosts are told apart in the same way.
+    Attributes:
+        names: of the groups (C).
+        role_R: the number of each rank's group.
+        members: the ranks of each group.
+        samples: the ranks that stand for each group.
     """
 
     names: tuple[str, ...]
@@ -51,13 +55,13 @@ class Roles:
 
     @property
     def some_X(self) -> RankArray:
-        """The ranks of the samples that are not whole, one sample after the other."""
+        """The ranks of the samples that are not whole, in their order."""
         parts = [one.ranks_CX.ravel() for one in self.samples if not one.whole]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.intp)
 
 
 def roles_of(window: Window) -> Roles:
-    """The window's cohorts; one nameless cohort where none are declared."""
+    """The window's cohorts; one nameless cohort if none are declared."""
     n_ranks = window.durations_NRS.shape[1]
     return _alike(n_ranks) if window.cohorts is None else grouped(window.cohorts)
 
@@ -70,9 +74,9 @@ def _alike(n_ranks: int) -> Roles:
 
 @lru_cache(maxsize=8)
 def grouped(names: tuple[str, ...]) -> Roles:
-    """The ranks by the name that each of them has, in the order in which the names appear.
+    """The ranks grouped by name, in the order in which the names appear.
 
-    Remembered, for a job's windows have the same names, and a large job has many.
+    Cached, because all windows of a job have the same names.
     """
     number: dict[str, int] = {}
     role_R = np.asarray([number.setdefault(name, len(number)) for name in names], dtype=np.intp)
@@ -96,7 +100,7 @@ def _roles(names: tuple[str, ...], role_R: RankArray, members: tuple[RankArray, 
 
 
 def sampled(ranks: RankArray, at_most: int = SAMPLE_RANKS) -> RankArray:
-    """The ranks themselves, or so many of them: always the same ones, in no step with any numbering of hosts."""
+    """At most so many of the ranks: always the same random ones, so that they do not align with the hosts."""
     return ranks if len(ranks) <= at_most else ranks[_sample(len(ranks), at_most)]
 
 
@@ -105,10 +109,10 @@ def _sample(count: int, size: int) -> RankArray:
     return np.sort(np.random.default_rng(0).choice(count, size, replace=False))
 
 
-def without_relief(level_X: Mapping[str, FloatArray], late: str) -> dict[str, FloatArray]:
-    """Levels by stage, in the order of the segment, without those that come after the one in which somebody is late.
+def without_stages_after(level_X: Mapping[str, FloatArray], late: str) -> dict[str, FloatArray]:
+    """Levels by stage, in the order of the segment, without the stages after ``late``.
 
-    They stay where ranks differ in them by more than half of what they differ by in that one.
+    These stay if ranks differ in them by more than half of what they differ by in ``late``.
     """
     stages = list(level_X)
     after = stages[stages.index(late) + 1 :]
@@ -120,10 +124,9 @@ def without_relief(level_X: Mapping[str, FloatArray], late: str) -> dict[str, Fl
 def differ(level_SX: FloatArray, min_s: float) -> bool:
     """Whether ranks look like several roles: each is high in some local stage in which another is low.
 
-    A straggler is high somewhere and low nowhere, and its peers are neither; of ranks with different roles (pipeline
-    stages, a rank that also evaluates) every one is high in what is its own, and low in what is the others'. A local
-    stage tells ranks apart where they differ by at least ``min_s`` in the typical step (``level_SX``: of some
-    ranks), and by half.
+    A straggler is high in some stage and low in none, and its peers are neither. Ranks with different roles (pipeline
+    stages, a rank that also evaluates) are each high in their own work, and low in that of others. Only stages count in
+    which ranks differ by at least ``min_s`` in the typical step (``level_SX``, of some ranks), and by half.
     """
     low_S, high_S = level_SX.min(axis=1, initial=np.inf), level_SX.max(axis=1, initial=0.0)
     tells_S = (high_S - low_S >= min_s) & (low_S <= 0.5 * high_S)

@@ -25,11 +25,15 @@ Index = slice | tuple[slice | RankArray, ...]
 class SegmentColumn:
     """One stage's part of a segment: N steps × R ranks, seconds.
 
-    Step n is in the segment's row ``n + offset``: what came after the last sync belongs to the row of the next step.
-    What is not a stage's whole time is worked out where it is looked at: a large job's window is not copied.
+    It is computed when it is used, so that a large job's window is not copied.
 
-    Of ``whole_NR``, its time as recorded, only what is over ``over_NR`` is in the column, and up to ``up_to_NR``, where
-    these are given; what is not ``valid_NR`` is left out and takes no time.
+    Attributes:
+        stage: the index of the stage.
+        whole_NR: the stage's time as recorded.
+        offset: step n is in row ``n + offset`` of the segment: what came after the last sync is in the next step's row.
+        over_NR: only time over this is in the column, if given.
+        up_to_NR: only time up to this is in the column, if given.
+        valid_NR: where False, the time is 0.
     """
 
     stage: int
@@ -41,20 +45,20 @@ class SegmentColumn:
 
     @property
     def n_steps(self) -> int:
-        """How many steps it has."""
+        """The number of steps."""
         return len(self.whole_NR)
 
     @property
     def values_NR(self) -> FloatArray:
-        """All of it."""
+        """The times of all steps and ranks."""
         return self.at(slice(None))
 
     def at(self, index: Index) -> FloatArray:
-        """The column's times at an index into it; not to be written to."""
+        """The times at an index; not to be written to."""
         return self._part(lambda whole_NR: whole_NR[index])
 
     def of(self, ranks: RankArray) -> FloatArray:
-        """The times of some ranks, N × as many: much quicker than indexing is."""
+        """The times of some ranks; much faster than indexing."""
         return self._part(lambda whole_NR: whole_NR.take(ranks, axis=1))
 
     def _part(self, part: Callable[[NDArray[Any]], NDArray[Any]]) -> FloatArray:
@@ -88,8 +92,8 @@ class Segment:
 
 
 def complete_steps(window: Window) -> BoolArray:
-    """Steps (N) for which every rank's vector is there, and what refines it. Others are left out, never filled in."""
-    # Times are not negative: the largest is finite where all are.
+    """Steps (N) whose vectors, and what refines them, are there for all ranks. Others are left out, never filled in."""
+    # NaN propagates through max, so that the largest time is finite only if all are.
     n_steps = len(window.durations_NRS)
     valid_N = np.ones(n_steps, dtype=np.bool_)
     if not window.durations_NRS.shape[1]:
@@ -123,7 +127,7 @@ def segments(window: Window, valid_N: BoolArray | None = None) -> list[Segment]:
 
 
 def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
-    """Columns of each sync stage's segment in order, the sync stage's own last, and after them those of the tail."""
+    """The columns of each sync stage's segment, the sync stage's own last; and in the last list those of the tail."""
     schema, outside_NRG = window.schema, window.outside_NRG
     groups: list[list[SegmentColumn]] = [[]]
     if window.between_NR is not None:
@@ -146,7 +150,7 @@ def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
 
 
 def _split_when_ready(column: SegmentColumn, window: Window) -> list[SegmentColumn]:
-    """The sync stage's columns: with the moment of the last ready gradient, a local part and the part that waits."""
+    """The columns of a sync stage: split at the moment of the last ready gradient, if known, into local and waiting."""
     ready_NR = _ready(window)
     if ready_NR is None or window.schema.stages[column.stage] != window.schema.split_sync:
         return [column]
@@ -158,11 +162,11 @@ def _split_when_ready(column: SegmentColumn, window: Window) -> list[SegmentColu
 
 
 MIN_READY_FRACTION = 0.5
-"""A split known in fewer of the steps is not used: the steps without it would have to be left out."""
+"""Fraction of the steps in which the split must be known to be used: the other steps are then left out."""
 
 
 def _ready(window: Window) -> FloatArray | None:
-    """The ready moments, or None where too few steps have theirs for all ranks."""
+    """The ready moments; None if too few steps have those of all ranks."""
     ready_NR = window.ready_NR
     if ready_NR is None or not window.schema.sync:
         return None

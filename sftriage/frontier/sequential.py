@@ -1,14 +1,17 @@
-"""Who holds the others up, told step by step along the run: a sequential likelihood-ratio test.
+"""Sequential likelihood-ratio tests along the run: which rank, or which host, delays the others.
 
-A step in which one unit alone holds the others up by more than some share of it is a *clear event* of that unit. Where
-nothing is wrong, whoever causes a clear event does so by chance, each as often as any other; who is guilty causes most
-of them. The logarithm of the odds of the second against the first adds up from event to event and is never below zero
-(Page's test). With a threshold h it passes that by chance once in e^h events at most (Lorden 1971), where events are
-independent. Ranks are units, and so are hosts, which arrive with their last rank.
+A *unit* is a rank or a host (which arrives with its last rank). A *clear event* of a unit is a step that this unit
+alone delayed by more than some share of the step. Two hypotheses are compared at each event:
 
-What every unit does alike (an evaluation, a checkpoint) makes somebody last, another one each time: the odds go
-nowhere, however regular it is. What one unit does at regular steps has the odds of that rhythm besides: it is asked
-how likely chance lays so many of its events into one phase of a period (Fisher's exact test).
+- nothing is wrong: each unit is equally likely to cause the event;
+- the unit is at fault: it causes most of the events.
+
+The log likelihood ratio is summed over the events and never falls below zero (CUSUM, Page 1954). If events are
+independent, chance alone reaches a threshold h at most once in e^h events (Lorden 1971).
+
+Work that all units do (an evaluation, a checkpoint) makes a different unit last each time, so that no unit's sum grows,
+however regular the work is. If a unit's events also fall into one phase of a period, the odds of that are added: how
+unlikely it is that chance puts so many of them there (Fisher's exact test).
 """
 
 from __future__ import annotations
@@ -31,19 +34,17 @@ HISTORY_STEPS = 512
 """Steps whose events are remembered."""
 
 MAX_PERIOD_STEPS = 64
-"""The longest period that is looked for: it fits eight times into what is remembered.
-
-A fault that stays away for longer has ended, and the next one is another."""
+"""The longest period that is searched for, an eighth of `HISTORY_STEPS`. A fault absent for longer has ended."""
 
 MIN_TIMES = 4
-"""What comes back has been there four times: three gaps that agree."""
+"""Events that a recurrence has at least: three gaps that agree."""
 
 _LOG_FACTORIALS = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, HISTORY_STEPS + 1)))])
 
 
 @dataclass(frozen=True, slots=True)
 class ClearEvent:
-    """A step that one unit alone held up, by this share of the usual step."""
+    """A step that one unit alone delayed, by ``share`` of the usual step."""
 
     step: int
     unit: UnitName
@@ -51,8 +52,8 @@ class ClearEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
-    """What one unit does at every step whose number is ``phase`` over a multiple of ``period``, since ``onset``."""
+class Recurrence:
+    """A unit's events at every step n with ``n % period == phase``, since the step ``onset``."""
 
     period: int
     phase: int
@@ -61,8 +62,14 @@ class Rhythm:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What there is against one unit: for each test the log odds, and the event at which they rose from nothing."""
+class UnitOdds:
+    """The state of the tests of one unit.
+
+    Attributes:
+        log_odds: the sum of each test, natural logarithm, 0 at least.
+        since: for each test the step of the event at which its sum last rose from 0.
+        named: whether one of them has reached the threshold, and the fault is not known to have ended.
+    """
 
     log_odds: tuple[float, ...]
     since: tuple[int, ...]
@@ -70,33 +77,37 @@ class Standing:
 
     @property
     def onset(self) -> int:
-        """The event with which the test that says most rose from nothing."""
+        """The step at which the largest sum rose from 0."""
         return self.since[max(range(len(self.since)), key=self.log_odds.__getitem__)]
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the steps before ``next_step`` say of a job's ranks, or of its hosts: of so many of them.
+    """The tests of all of a job's ranks, or of all its hosts, after the steps before ``next_step``.
 
-    Of who is not in ``units`` they say nothing. ``events`` are the clear ones of the last `HISTORY_STEPS` steps.
+    Attributes:
+        n_units: how many ranks, or hosts, the job has.
+        next_step: the first step that has not been taken into account.
+        units: the state of each unit whose sums are not all 0.
+        events: the clear events of the last `HISTORY_STEPS` steps, in order.
     """
 
     n_units: int = 0
     next_step: int = 0
-    units: Mapping[UnitName, Standing] = field(default_factory=dict)
+    units: Mapping[UnitName, UnitOdds] = field(default_factory=dict)
     events: tuple[ClearEvent, ...] = ()
 
     def named(self, unit: UnitName) -> bool:
-        """Whether the odds have named a unit, and its fault is not known to have ended."""
+        """Whether a test has named the unit, and its fault is not known to have ended."""
         return unit in self.units and self.units[unit].named
 
     def log_odds(self, unit: UnitName) -> float:
-        """The best that any test says against a unit."""
+        """The largest log odds of any test of the unit."""
         return max(self.units[unit].log_odds, default=0.0) if unit in self.units else 0.0
 
 
 def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, settings: Settings) -> Evidence:
-    """The evidence after the steps before ``next_step``, in which there were these events, in order."""
+    """The evidence after the steps before ``next_step``, whose clear events were ``events``, in order."""
     if evidence.n_units < 2:
         return replace(evidence, next_step=next_step)
     tests = _tests(evidence.n_units, settings)
@@ -104,13 +115,13 @@ def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, s
     last_step = {event.unit: event.step for event in evidence.events}
     for event in events:
         units = {unit: one for unit, one in units.items() if event.step - last_step[unit] <= MAX_PERIOD_STEPS}
-        own = units.pop(event.unit, None) or Standing((0.0,) * len(tests), (event.step,) * len(tests))
+        own = units.pop(event.unit, None) or UnitOdds((0.0,) * len(tests), (event.step,) * len(tests))
         units = {
             unit: lowered
             for unit, one in units.items()
-            if any((lowered := _after(one, event, tests, settings, own=False)).log_odds)
+            if any((lowered := _updated(one, event, tests, settings, own=False)).log_odds)
         }
-        units[event.unit] = _after(own, event, tests, settings, own=True)
+        units[event.unit] = _updated(own, event, tests, settings, own=True)
         last_step[event.unit] = event.step
     units = {unit: one for unit, one in units.items() if next_step - last_step[unit] <= MAX_PERIOD_STEPS}
     kept = tuple(one for one in (*evidence.events, *events) if one.step >= next_step - HISTORY_STEPS)
@@ -118,19 +129,22 @@ def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, s
 
 
 Tests: TypeAlias = "tuple[tuple[float, float, float], ...]"
-"""Of each test: from which share of the step on an event counts; the log odds it adds for its own, and for another."""
+"""For each test: the share of a step from which an event counts, the log odds that an event of the unit adds, and those
+that an event of another unit adds (negative)."""
 
 
-def _after(one: Standing, event: ClearEvent, tests: Tests, settings: Settings, *, own: bool) -> Standing:
-    """What there is against a unit after an event, which was its own or another's."""
+def _updated(state: UnitOdds, event: ClearEvent, tests: Tests, settings: Settings, *, own: bool) -> UnitOdds:
+    """A unit's state after an event, which was its ``own`` or another's."""
     cap = settings.whole_factor * settings.naming_log_odds
-    since = tuple(event.step if own and odds == 0.0 else at for odds, at in zip(one.log_odds, one.since, strict=True))
+    since = tuple(
+        event.step if own and odds == 0.0 else at for odds, at in zip(state.log_odds, state.since, strict=True)
+    )
     log_odds = tuple(
         min(cap, max(0.0, odds + (hit if own else miss))) if event.share > size else odds
-        for odds, (size, hit, miss) in zip(one.log_odds, tests, strict=True)
+        for odds, (size, hit, miss) in zip(state.log_odds, tests, strict=True)
     )
-    least = settings.naming_log_odds * (settings.keep_fraction if one.named else 1.0)
-    return Standing(log_odds, since, (own or one.named) and max(log_odds) >= least)
+    least = settings.naming_log_odds * (settings.keep_fraction if state.named else 1.0)
+    return UnitOdds(log_odds, since, (own or state.named) and max(log_odds) >= least)
 
 
 @lru_cache(maxsize=32)
@@ -143,15 +157,15 @@ def _tests(n_units: int, settings: Settings) -> Tests:
     )
 
 
-def rhythm(evidence: Evidence, unit: UnitName, settings: Settings) -> Rhythm | None:
-    """What a unit does at regular steps, where its odds name the unit; None where there is no such thing.
+def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Recurrence | None:
+    """The recurrence of a unit's events that is likely enough to name it; None if there is none.
 
-    Most of its events fall into one phase, and those of the others do not: else the rhythm is the job's. Who causes the
-    events and when they come are two things, and their odds add up. It is looked for among events from each size on,
-    for smaller ones may be ordinary hiccups.
+    Most of the unit's events fall into one phase of the period, and the others' events do not: else the recurrence is
+    the job's. Who causes the events and when they come are independent, so the log odds of both are added. Events from
+    each size on are searched, because smaller ones may be ordinary hiccups.
     """
-    found: list[Rhythm] = []
-    standing = evidence.units.get(unit)
+    found: list[Recurrence] = []
+    state = evidence.units.get(unit)
     n_tries = evidence.n_units * sum(range(2, MAX_PERIOD_STEPS + 1))
     n_guilty = len(settings.guilty_fractions)
     folded: tuple[NDArray[np.intp], tuple[int, int, float] | None] = (np.zeros(0, np.intp), None)
@@ -167,27 +181,27 @@ def rhythm(evidence: Evidence, unit: UnitName, settings: Settings) -> Rhythm | N
         ended = evidence.next_step - own[-1] > 2 * period
         mostly = 2 * len(own) >= (steps >= own[0]).sum()
         log_odds = -log_chance - math.log(n_tries)
-        if ended or not mostly or log_odds < settings.rhythm_log_odds:
+        if ended or not mostly or log_odds < settings.recurrence_log_odds:
             continue
         others = _steps(one for one in evidence.events if one.unit != unit and one.step >= own[0] - period)
         n_steps = int(min(evidence.next_step - own[0] + period, HISTORY_STEPS))
         hits = np.asarray([(others % period == phase).sum()])
         times = np.maximum(-(-n_steps // period), hits)
-        if _log_chance(hits, times, len(others), n_steps)[0] < -settings.rhythm_log_odds:
-            continue  # it is everybody's
-        log_odds += 0.0 if standing is None else max(standing.log_odds[n_guilty * i : n_guilty * (i + 1)])
+        if _log_chance(hits, times, len(others), n_steps)[0] < -settings.recurrence_log_odds:
+            continue  # the job's recurrence, not this unit's
+        log_odds += 0.0 if state is None else max(state.log_odds[n_guilty * i : n_guilty * (i + 1)])
         if log_odds >= settings.naming_log_odds:
-            found.append(Rhythm(period, phase, int(own[0]), log_odds))
+            found.append(Recurrence(period, phase, int(own[0]), log_odds))
     return max(found, key=lambda one: one.log_odds, default=None)
 
 
 def _steps(events: Iterable[ClearEvent]) -> NDArray[np.intp]:
-    """The steps that have such an event, in order and once: what came after a step's last sync stage is told later."""
+    """The distinct steps of events, sorted: a delay after a step's last sync stage becomes known with the next step."""
     return np.asarray(sorted({one.step for one in events}), np.intp)
 
 
 def _fold(steps: NDArray[np.intp], next_step: int) -> tuple[int, int, float] | None:
-    """The period and phase into which the steps fall least likely by chance, and the logarithm of that chance."""
+    """The period and phase in which these steps are least likely by chance, and the log of that probability."""
     if len(steps) < MIN_TIMES:
         return None
     n_steps = int(min(next_step - steps[0], HISTORY_STEPS))
@@ -209,9 +223,10 @@ def _fold(steps: NDArray[np.intp], next_step: int) -> tuple[int, int, float] | N
 
 
 def _log_chance(hits: NDArray[np.intp], times: NDArray[np.intp], n_drawn: int, n_steps: int) -> NDArray[np.float64]:
-    """Log of the chance that of ``n_drawn`` of ``n_steps`` steps just ``hits`` are among certain ``times``.
+    """Log probability that ``hits`` of ``n_drawn`` steps, drawn from ``n_steps``, are among ``times`` given ones.
 
-    (That of as many or more is hardly larger, where it is small. Where chance alone would bring more, it is 0.)
+    The hypergeometric probability of exactly that many, a close approximation to the tail where it is small. 0 where
+    chance alone is expected to give more.
     """
 
     def log_choose(a: NDArray[np.intp] | int, b: NDArray[np.intp] | int) -> NDArray[np.float64]:

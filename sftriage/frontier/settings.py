@@ -8,82 +8,79 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What decides a label. Fractions are of the exposed step time unless they say otherwise.
+    """Thresholds of the label. Fractions are of the exposed step time unless stated otherwise.
 
-    How much is worth looking at:
+    What is worth a capture:
 
     Attributes:
-        min_gain_fraction: a rank or a host that adds less to a step is not worth a capture (4 %: above the jitter of a
-            calm job, and low enough that a fault of 5 %, part of which jitter hides, is found).
-        min_seen_fraction: of ``min_gain_fraction``, the gain that is enough for who is steadily later than its peers by
-            the whole of it (0.35: the peers' own jitter hides part of what mending it would save, and their lateness
-            hides it in some steps altogether).
-        min_group_fraction: ``min_gain_fraction`` for what all ranks share, measured against the job's past instead of
-            against peers in the same step (15 %: a machine's clock, neighbours and caches drift by several percent in
-            minutes).
-        min_lateness_fraction: lateness of the last rank over the median one, beyond jitter, that wants a reason where
-            no single one is worth looking at (10 %: ranks that share cores, switches or a file system take turns at
-            being last all day).
-        keep_fraction: who was named stays named down to this fraction of the thresholds it had to pass, in evidence and
-            in size (0.7: what lies at a threshold must not make the verdict flap).
+        min_gain_fraction: the least that a rank or a host adds to a step to be a suspect (4 %: above the jitter of a
+            calm job, and low enough to find a fault of 5 %, part of which jitter hides).
+        min_seen_fraction: fraction of ``min_gain_fraction`` that is enough as the gain of a unit that is steadily later
+            than its peers by all of it (0.35: the peers' jitter hides part of the gain, and in some steps all of it).
+        min_group_fraction: ``min_gain_fraction`` for what all ranks share, against the job's past instead of peers in
+            the same step (15 %: a machine's clock, neighbours and caches drift by several percent within minutes).
+        min_lateness_fraction: lateness of the last rank over the median one, beyond jitter, that needs a reason where
+            no single rank or host is worth a capture (10 %: ranks that share cores, switches or a file system take
+            turns at being last).
+        keep_fraction: a unit that was named stays named down to this fraction of the thresholds, in evidence and in
+            size (0.7: hysteresis, so that a verdict near a threshold does not flap).
 
     Who it is (docs/verdicts.md, "The evidence"):
 
     Attributes:
-        false_names_per_million_steps: how often chance alone may name somebody, in a job whose every step has a clear
-            event that comes by chance (0.1: once in 10⁷ steps, a month at four a second). `naming_log_odds` is its
-            logarithm.
-        event_fractions: from which shares of a step on that one unit alone held up an event is clear, besides half of
-            ``min_gain_fraction``: larger ones tell a fault amid hiccups (10 %, 30 %, a whole step).
-        guilty_fractions: of the clear events, how many the guilty one causes: nearly all, or, amid the hiccups of
-            others, most (90 %, 65 %).
-        min_chance: of many ranks an event says no more than of eight: a hiccup lasts for several steps, and all of them
-            are its own (1/8).
-        whole_factor: of the log odds that name, those that it takes to name a rank or a host without a stage, or which
-            mostly waited for a CPU (2: whose core another process has for a second or two is slow in all it does, for a
-            dozen steps). They stand no higher than this: a name must be possible to lose.
-        rhythm_log_odds: of a unit's events, that their falling into one phase is no chance; and of the others', that
-            the rhythm is theirs too (5: one time in 150).
-        min_part_fraction: a stage with this much of its rank's excess, or a rank with this much of its host's gain, is
-            the better name for it: a smaller place to look; and so many of a host's ranks must be slow for the host to
-            be (0.65).
-        most_fraction: what is most of something (half). A suspect must explain most of its lateness where it is the
-            last, and of what all share; another may have less than that of its clear events, and a second named one of
-            its gain. Devices are judged by their own clock where most steps have it, and take most of the host's time
-            by it, or the reverse.
+        false_names_per_million_steps: how often chance alone may name a unit, in a job with a clear event in every step
+            (0.1: once in 10⁷ steps, a month at four a second). `naming_log_odds` is its logarithm.
+        event_fractions: the shares of a step from which a delay is a clear event of a larger size, besides
+            ``min_gain_fraction`` / 2 (10 %, 30 %, a whole step: a large fault stands out from small hiccups).
+        guilty_fractions: the fraction of clear events that a unit at fault causes, one test each (90 %; 65 % amid the
+            hiccups of others).
+        min_chance: the probability that chance makes a given unit last, at least: 1 / R, but not below this (1/8: a
+            hiccup lasts for several steps, whose events are not independent).
+        whole_factor: multiple of ``naming_log_odds`` to name a unit in all its stages, or one that mostly waited for a
+            CPU, and the most that any log odds can be (2: a process that has the unit's core for a second or two makes
+            it slow in all its stages for a dozen steps; and a bounded sum can fall again).
+        recurrence_log_odds: log odds against chance from which a unit's events fall into one phase of a period; and
+            from which the others' events do so too, so that the period is the job's (5: one time in 150).
+        min_part_fraction: a stage with this much of its rank's excess is named instead of the rank, and a rank with
+            this much of its host's gain instead of the host; at least so many of a host's ranks must be slow (0.65: the
+            smallest scope that explains most of it).
+        most_fraction: "most of it" (half): what a suspect's gain must be of its lateness where it is last, and of what
+            all ranks share; a rival may have less than this of the suspect's clear events, and of its gain. The device
+            clock is used if so many steps have it, and if it disagrees with the host's by less than this factor.
 
-    When it was there:
+    When it was present:
 
     Attributes:
-        onset_log_likelihood: onsets whose log likelihood is this little under the best one's may be the true one (2;
-            95 % are 1.92, by Wilks).
-        min_away_steps: a fault that has been away for fewer steps may come back (8: a hiccup lasts a few), and so may
-            one that has been away for twice as long before.
-        min_persistence_fraction: fraction of a window's steps in which there must be what all ranks share (0.6), or who
-            may have waited for a CPU; or in which one rank is most of the lateness, or captured steps have the fault.
+        onset_log_likelihood: onsets whose log likelihood is at most this much below the best one's are given as its
+            range (2; 95 % are 1.92, by Wilks).
+        min_away_steps: steps without it after which a fault may be over (8: a hiccup lasts a few), if it was never
+            absent for half as long before.
+        min_persistence_fraction: fraction of a window's steps in which something must be present (0.6): what all ranks
+            share; a unit that may have waited for a CPU; one rank's share of the lateness (else it is roaming); the
+            fault in the captured steps.
 
-    What can be judged at all:
+    What can be judged:
 
     Attributes:
         min_coverage_fraction: fraction of (step, rank) vectors that must be there (0.95).
-        max_special_fraction: steps with work that the others do not have are special while they are so few (a third).
-        shift_sigmas: a change inside a window that has no baseline must stand this many standard errors out of the
-            steps' own spread (5: steps are correlated, so nominal significance overstates).
-        clear_sigmas: what is more than this many standard deviations out is no chance (3: one time in a thousand).
+        max_special_fraction: fraction of a window's steps up to which steps with other work are special (a third).
+        shift_sigmas: standard errors by which a change within a window stands out, where there is no baseline (5: steps
+            are correlated, so that nominal significance overstates).
+        clear_sigmas: standard deviations beyond which a difference is not chance (3: one time in a thousand).
 
     Whether the job has become slower than its own best:
 
     Attributes:
-        best_steps: steps whose median is one sample of what the job is at its best (50: a checkpoint, an evaluation
-            and the slow start of an epoch among them do not count).
-        best_fraction: of these samples, those that must have been as good for it to be the job's best (a quarter, and
-            two at least: the luckiest of a month is not what the job is held to).
-        min_over_best_fraction: how much slower than its best a job must be to be told so, of its step (5 %).
-        slower_fraction: a step is slower than the best if it, or a stage of it, takes this much of a step longer (3 %:
-            under the 5 % that is told, so that these are found as well; more where blocks of ``best_steps`` differ by
-            chance, ``clear_sigmas`` of their standard deviations).
-        slower_steps_fraction: of a job that has become slower, the steps that are (0.85; of one that has not, half of
-            them at most: whatever its times are distributed like).
+        best_steps: steps whose median is one sample of the job's speed (50: a checkpoint, an evaluation and the slow
+            start of an epoch among them do not count).
+        best_fraction: fraction of these samples, two at least, that must be as good for a level to be the job's best (a
+            quarter: not the luckiest sample of a month).
+        min_over_best_fraction: how much slower than its best a job must be to be called regressed (5 %).
+        slower_fraction: a step counts as slower if it, or one stage of it, takes this much of a step longer than the
+            best (3 %: below the 5 % that are reported; more where blocks of ``best_steps`` differ by chance,
+            ``clear_sigmas`` of their standard deviations).
+        slower_steps_fraction: the fraction of slower steps in a job that has become slower (0.85; in one that has not,
+            at most half, whatever the distribution of its times).
     """
 
     min_gain_fraction: float = 0.04
@@ -97,7 +94,7 @@ class Settings:
     guilty_fractions: tuple[float, ...] = (0.9, 0.65)
     min_chance: float = 0.125
     whole_factor: float = 2.0
-    rhythm_log_odds: float = 5.0
+    recurrence_log_odds: float = 5.0
     min_part_fraction: float = 0.65
     most_fraction: float = 0.5
 

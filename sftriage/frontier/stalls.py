@@ -1,7 +1,7 @@
-"""A step in progress that does not end: told from what every rank is doing now, and since when (docs/verdicts.md).
+"""Stalls: a step in progress that does not end, from what each rank is doing now and since when (docs/verdicts.md).
 
-A job stands still as long as no rank enters or leaves a stage or a step. That, and not the length of the step, is held
-against the thresholds: a long step in which the ranks still move is slow, which is for the windows to say.
+A job stands still as long as no rank enters or leaves a stage or a step. That time, and not the length of the step, is
+compared with the thresholds: a long step in which ranks still move is slow, which windows show.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ from sftriage.frontier.pace import NS, JobSince, Pace, Pause, Wait
 from sftriage.records import OTHER, JobStatus, RankStatus, Suspect, Verdict, Window
 
 MAX_NAMED = 16
-"""Suspects that a verdict lists at most; ``missing_ranks`` counts them all."""
+"""The most suspects that a verdict lists; ``missing_ranks`` is the number of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class StallSettings:
-    """From when on standing still is a stall: past the floor, and past what is normal for the job.
+    """When standing still becomes a stall: after the floor, and after what is normal for the job.
 
     Attributes:
-        floor_s: seconds, where ranks wait for others in an ordinary stage, or all of them for each other (60: a
-            storage system's hiccup or a retry of the network is over by then; collectives give up after 600 or 1800).
-        outside_floor_s: seconds, where who is missing is outside the ordinary stages (between steps, in ``other``, in a
-            stage that most steps do not enter, in a step that was given a kind), or where no rank waits (300:
-            evaluations and checkpoints of one rank are there, and so is a compilation on all of them; half of the time
-            after which NCCL gives up).
-        start_floor_s: seconds, until every rank has ended its first step and a second one has shown the job's pace
-            (1800: large models compile, and load, for many minutes).
-        idle_floor_s: seconds, where no rank is in a step (3600: an evaluation of everything, before a release).
-        typical_factor: times the job's typical step (10: steps vary by batch, but no ordinary step takes ten).
-        longest_factor: times the longest that the job has stood still in the same way and gone on (3: the next
-            evaluation may find a busier file system than the last).
-        memory_s: seconds, how far back that goes (7200: evaluations and checkpoints come back within two hours; one
-            long pause must not hide stalls for the rest of a job).
-        max_gap_s: seconds between two looks, over which what was before the gap does not count (10: looks come once a
-            second; we, and perhaps the whole machine, were stopped).
+        floor_s: where ranks wait for others in an ordinary stage, or all for each other (60: a storage hiccup or a
+            network retry is over by then; collectives time out after 600 or 1800).
+        outside_floor_s: where the missing ranks are outside the ordinary stages (between steps, in ``other``, in a
+            stage that most steps do not enter, in a step with a kind), or where no rank waits (300: for evaluations and
+            checkpoints of one rank, or a compilation on all; half of NCCL's timeout).
+        start_floor_s: until every rank has ended its first step and a second one has shown the job's pace (1800: large
+            models compile and load for many minutes).
+        idle_floor_s: where no rank is in a step (3600: a full evaluation).
+        typical_factor: multiple of the job's typical step (10: steps vary by batch, but not tenfold).
+        longest_factor: multiple of the longest that the job has stood still in the same way before (3: the next
+            evaluation may find a busier file system).
+        memory_s: how far back that goes (7200: evaluations and checkpoints come back within two hours, and one long
+            pause must not hide stalls for the rest of the job).
+        max_gap_s: the longest gap between two looks; after a longer one, time counts from anew (10: looks come once a
+            second, so that the agent, or the whole machine, was stopped).
     """
 
     floor_s: float = 60.0
@@ -53,7 +52,7 @@ class StallSettings:
     max_gap_s: float = 10.0
 
     def floor_of(self, wait: Wait) -> float:
-        """The floor for a wait, in seconds: never under that of an ordinary stage."""
+        """The floor for a kind of wait, in seconds: at least ``floor_s``."""
         floors = {"outside": self.outside_floor_s, "start": self.start_floor_s, "idle": self.idle_floor_s}
         return max(self.floor_s, floors.get(wait, 0.0))
 
@@ -63,10 +62,12 @@ NOBODY = np.zeros(0, dtype=np.intp)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitState:
-    """Who waits for whom, whether or not it has been for long.
+    """Which ranks wait for which others at one look.
 
     Attributes:
-        missing_M: where among the ranks those are that are waited for; none where nothing tells them from the others.
+        wait: the kind of wait, which says how long it may take.
+        missing_M: the positions of the ranks that are waited for; empty if all ranks look alike.
+        reasons: why it is these.
         waiting: how many ranks wait in a sync stage.
         step: the step in progress, or the last one.
         lasts_since_ns: when that step began, or the last one ended.
@@ -82,7 +83,7 @@ class WaitState:
     moved_ns: int
 
     def still_s(self, now_ns: int, watched_since_ns: int) -> float:
-        """For how long no rank has moved, as far as somebody looked; in seconds."""
+        """For how many seconds no rank has moved, counted from when the job is watched."""
         return (now_ns - max(self.moved_ns, watched_since_ns)) * NS
 
 
@@ -97,8 +98,8 @@ def stall_verdict(
 ) -> Verdict | None:
     """The verdict on the step in progress, if it is a stall.
 
-    Before ``watched_since_ns`` nobody looked, and nothing counts. A profiler may hold the ranks that are ``capturing``
-    up for as long as its time-box lasts.
+    Time before ``watched_since_ns`` does not count. Ranks that are ``capturing`` may be delayed by the profiler, for as
+    long as its time-box lasts.
     """
     if standing is None or np.isin(job.status.rank_R[standing.missing_M], list(capturing)).any():
         return None
@@ -136,9 +137,9 @@ def stall_verdict(
 
 
 def wait_state_of(job: JobSince, pace: Pace, now_ns: int) -> WaitState | None:
-    """Who waits for whom; None where the job has ended, or is about to."""
+    """The wait state of a job at one look; None if the job has ended, or is about to."""
     status, since_ns_R = job.status, job.since_ns_R
-    # A time that has not come yet is damage, and tells nothing.
+    # A time in the future is damage, and is ignored.
     seen_R = since_ns_R <= now_ns
     live_R = seen_R & (status.alive_R != 0) & (status.closed_R == 0)
     stepping_R = live_R & (status.stage_R >= 0)
@@ -173,8 +174,8 @@ def _in_stages(job: JobStatus, names: Collection[str]) -> BoolArray:
 def _waited_for(job: JobStatus, seen_R: BoolArray, waiting_R: BoolArray) -> tuple[RankArray, tuple[str, ...]]:
     """The ranks that have not arrived where the others wait, and why it is these.
 
-    A blocking exchange lets nobody go before all have come, so that who is not in it has not come, wherever its stage
-    stands in the order: stages may repeat within a step.
+    No rank leaves a blocking exchange before all have entered it. So a rank that is not inside has not arrived,
+    wherever its stage is in the order: stages may repeat within a step.
     """
     here_R = seen_R & (job.closed_R == 0)
     died_M = np.flatnonzero(here_R & (job.alive_R == 0))
@@ -185,7 +186,7 @@ def _waited_for(job: JobStatus, seen_R: BoolArray, waiting_R: BoolArray) -> tupl
     behind_M = _furthest_behind(job, waiting_R)
     if len(behind_M) < waiting_R.sum():
         return behind_M, ("not_arrived",)
-    # All are inside: one that has left for good may be missing, or one that was never seen.
+    # All are inside: a rank that has ended for good may be missing, or one that was never seen.
     left_M = np.flatnonzero(seen_R & (job.closed_R != 0))
     if len(left_M):
         return left_M, ("left_early",)
@@ -193,16 +194,16 @@ def _waited_for(job: JobStatus, seen_R: BoolArray, waiting_R: BoolArray) -> tupl
 
 
 def _furthest_behind(job: JobStatus, some_R: BoolArray) -> RankArray:
-    """The ranks that have got least far, by step and then by stage; between two steps is before the next one."""
+    """The ranks furthest behind, by step and then by stage; between two steps counts as before the next one."""
     step_R = job.step_R + (job.stage_R < 0)
     some_R = some_R & (step_R == step_R[some_R].min())
     return np.flatnonzero(some_R & (job.stage_R == job.stage_R[some_R].min()))
 
 
 def _wait(job: JobStatus, live_R: BoolArray, missing_M: RankArray, reasons: tuple[str, ...], pace: Pace) -> Wait:
-    """What is waited for, which says how long that may take."""
+    """The kind of wait."""
     if "died" in reasons:
-        return "step"  # who is dead does not come, in a first step either
+        return "step"  # a dead rank will not arrive, in a first step either
     if not pace.periods_s or (job.published_R[live_R] == 0).any():
         return "start"
     missing = job.only(missing_M)
@@ -214,7 +215,7 @@ def _wait(job: JobStatus, live_R: BoolArray, missing_M: RankArray, reasons: tupl
 
 
 def _suspects(standing: WaitState, job: JobSince, still_s: float, lasted_s: float) -> tuple[Suspect, ...]:
-    """Who is missing: all ranks, whole hosts, and else rank by rank; the dead first, then who has not moved longest."""
+    """The missing ranks as suspects: all ranks, whole hosts, or single ranks; dead ones first, then the stillest."""
 
     def suspect(ranks: Sequence[RankStatus], *, host: str | None = None) -> Suspect:
         stages = {one.stage or OTHER for one in ranks}
@@ -248,10 +249,13 @@ def _suspects(standing: WaitState, job: JobSince, still_s: float, lasted_s: floa
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What has to be kept from one look at a job to the next.
+    """The state that is carried from one look at a job to the next.
 
-    ``job`` and ``standing`` are what the last look showed, at ``looked_ns``; since ``since_ns`` no gap was between two
-    looks. ``reported`` is the stall last reported, at ``reported_ns``, as long as it lasts, and what was waited for.
+    Attributes:
+        pace: what is normal for the job.
+        job, standing: what the last look showed, at ``looked_ns``.
+        since_ns: since when there has been no gap between two looks.
+        reported: the stall that was last reported, at ``reported_ns``, while it lasts, and its kind of wait.
     """
 
     pace: Pace = Pace()  # noqa: RUF009  # frozen
@@ -272,9 +276,9 @@ class Watch:
 def look(
     job: JobSince, watch: Watch, settings: StallSettings, now_ns: int, capturing: Collection[int] = ()
 ) -> tuple[Verdict | None, Watch]:
-    """The verdict where a stall has begun, or its suspects have changed, and what to keep for the next look.
+    """The verdict if a stall has begun or its suspects have changed, and the state for the next look.
 
-    A stall lasts until any rank ends a step; after that, the next one is another one.
+    A stall lasts until any rank ends a step.
     """
     if watch.job is not None and watch.job.status.attempt != job.status.attempt:
         watch = Watch()
@@ -287,25 +291,24 @@ def look(
     if ended > before:
         reported = None
     verdict = stall_verdict(standing, job, pace, settings, now_ns, watch.since_ns, capturing)
-    if verdict is None or standing is None or (reported is not None and _told(verdict) == _told(reported[0])):
+    if verdict is None or standing is None or (reported is not None and _identity(verdict) == _identity(reported[0])):
         return None, Watch(pace, job, standing, now_ns, watch.since_ns, reported, watch.reported_ns)
     return verdict, Watch(pace, job, standing, now_ns, watch.since_ns, (verdict, standing.wait), now_ns)
 
 
 STILL_S = 5.0
-"""A step that lasts so long, and far longer than is usual, is one that a rank asked about does not come out of."""
+"""A step that lasts this long, and far longer than usual, is one that a rank does not come out of."""
 
 
 def still_ranks(job: JobStatus, typical_s: float, settings: StallSettings = StallSettings()) -> frozenset[int]:
-    """The ranks that take no steps now, as far as that matters to whoever asks to look into one.
+    """The ranks that take no steps now, of which a capture of the next steps would never begin.
 
-    That is far sooner than a stall: what a rank stands at can be seen at once, and what its next step is made of only
-    once that comes.
+    That is known far sooner than a stall.
 
     Args:
         job: what the ranks are doing.
-        typical_s: what a step of the job takes; 0 where that is not known.
-        settings: of which the factor by which a step may be longer.
+        typical_s: a typical step of the job, in seconds; 0 if it is not known.
+        settings: for ``typical_factor``.
     """
     longest_ns = max(STILL_S, settings.typical_factor * typical_s) / NS
     in_step_R = np.where(job.stage_R < 0, job.stage_age_ns_R, job.step_age_ns_R)
@@ -313,23 +316,23 @@ def still_ranks(job: JobStatus, typical_s: float, settings: StallSettings = Stal
 
 
 def _learned(job: JobSince, watch: Watch, settings: StallSettings) -> Pace:
-    """The pace after a look: from how far the ranks have come since the last, and from a pause that is over."""
+    """The pace after a look: with the steps that have ended since the last one, and a pause that is over."""
     pace, was = watch.pace, watch.standing
     if watch.job is None:
         return pace
-    # Ranks keep step with each other: one tells the job's pace. A step that stalled does not.
+    # Ranks keep in step, so that one of them shows the pace; a step that stalled does not count.
     known, here_K, there_K = np.intersect1d(job.status.rank_R, watch.job.status.rank_R, return_indices=True)
     if len(known) and watch.job.step_since_ns_R[there_K[0]] >= watch.reported_ns:
         pace = pace.with_steps(watch.job.begun(there_K[0]), job.begun(here_K[0]))
     if was is None or (job.since_ns_R <= was.moved_ns).all():
         return pace
-    # Nor is a stall that ended what the job does by itself; an evaluation that was taken for one is.
+    # A stall that has ended is not normal either; an evaluation that was reported as one is.
     if watch.reported is not None and watch.reported[1] == "step":
         return pace
     pause = Pause(was.wait, was.still_s(watch.looked_ns, watch.since_ns), watch.looked_ns)
     return pace.with_pause(pause, settings.floor_of(was.wait) / settings.longest_factor, settings.memory_s)
 
 
-def _told(verdict: Verdict) -> tuple[object, ...]:
-    """What makes one stall another one to whoever reads of it."""
+def _identity(verdict: Verdict) -> tuple[object, ...]:
+    """What distinguishes one report of a stall from another."""
     return verdict.reasons, tuple((one.scope, one.ranks, one.stage) for one in verdict.suspects)

@@ -1,4 +1,4 @@
-"""Which steps of a window are compared: whole ones of one kind, without those that do other work or were disturbed."""
+"""Which steps of a window are compared: complete ones of one kind, without special steps and disturbed ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sftriage.records import Window
 
 
 def undisturbed_steps(window: Window, valid_N: BoolArray) -> BoolArray:
-    """The complete steps in which no profiler ran, nor in the one before them."""
+    """The complete steps in which no profiler ran, nor in the step before."""
     return valid_N if window.capturing_N is None else valid_N & ~_with_next(window.capturing_N)
 
 
 def steps_of_a_kind(window: Window, valid_N: BoolArray) -> BoolArray:
-    """The complete steps of the kind that most of them are; what a step of another kind leaves behind is left out too.
+    """The complete steps of the most frequent kind, without those right after a step of another kind.
 
-    A checkpoint is no slow training step, and the rank that wrote it arrives late in the step after it.
+    A checkpoint is not a slow training step, and the rank that wrote it arrives late in the next step.
     """
     if window.kinds is None or len(set(window.kinds)) == 1:
         return valid_N
@@ -32,10 +32,10 @@ def steps_of_a_kind(window: Window, valid_N: BoolArray) -> BoolArray:
 
 
 def ordinary_steps(used_N: BoolArray, whole: Profile, exposed_N: FloatArray, settings: Settings) -> BoolArray:
-    """The steps without those that do other work, though nobody has said so, and those right after them.
+    """The steps without *special* ones, which do other work though no kind was given, and those right after them.
 
-    In such a step (nearly) all ranks spend time in a stage that the other steps do not have: an evaluation, a
-    checkpoint, a collection of garbage. Where many steps are like that, they are ordinary.
+    In a special step (nearly) all ranks spend time in a stage that the other steps do not have: an evaluation, a
+    checkpoint, garbage collection. If many steps are like that, they are ordinary.
     """
     common_NS = whole.common_NCS.min(axis=1)
     usual_S = medians(common_NS[used_N], axis=0)

@@ -1,8 +1,8 @@
-"""How much of a suspect's lateness was the system's doing: what the kernel counted, held against what was lost.
+"""How much of a suspect's lateness the system caused: the kernel's counters against the time that was lost.
 
-A rank whose thread is ready to run while another one has its core, whose cgroup keeps it from running, or that somebody
-stops, is late through no fault of its code. It holds up the job all the same, so it stays a suspect; but what would
-mend it is on its host, and no profiler of the rank shows it.
+A rank whose core another process has, that its cgroup throttles, or that is stopped by a signal, is late through no
+fault of its code. It delays the job all the same and stays a suspect, but the remedy is on its host, and no profiler of
+the rank would show the cause.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sftriage.frontier.settings import Settings
 from sftriage.records import Suspect, Verdict, Window
 
 MIN_KNOWN_FRACTION = 0.5
-"""Of the steps in question, how many must have a counter known: of fewer, nothing is said of them all."""
+"""Fraction of the steps in which a counter must be known for a statement about all of them."""
 
 MOST_TIMES = 4.0
-"""How much more than its peers a rank may have had to run for as much more waiting for a CPU to be its own work's."""
+"""The largest factor, by how much more a rank ran than its peers, that its wait for a CPU is divided by."""
 
 SAID: Mapping[str, tuple[str, ...]] = {
     "cgroup_throttled": ("throttled_s",),
@@ -33,17 +33,17 @@ SAID: Mapping[str, tuple[str, ...]] = {
     "page_faults": ("major_faults", "disk_s"),
     "memory_pressure": ("memory_s",),
 }
-"""The numbers that go into a verdict with what the system did, beside those of waiting for a CPU."""
+"""The counters whose numbers are in the verdict, for each cause but waiting for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemCounts:
-    """What the kernel counted of some ranks in some steps, as means over the ranks and steps. Of what is known alone.
+    """The known counters of some ranks in some steps, as means over ranks and steps.
 
     Attributes:
-        late_s: by how much a rank's time until the syncs was over its peers'.
+        late_s: by how much a rank's time before the syncs was over its peers'.
         own: each counter.
-        over: by how much it was over its peers', in the part of the step before the syncs.
+        over: by how much it was over the peers', in the part of the step before the syncs.
     """
 
     late_s: float
@@ -52,7 +52,7 @@ class SystemCounts:
 
     @property
     def descheduled_fraction(self) -> float | None:
-        """How much of the lateness was waiting for a CPU that the cgroup did not forbid; None where it was not late."""
+        """The part of the lateness that was waiting for a CPU, without throttling; None if it was not late."""
         queued_s = self.over.get("queued_s")
         if queued_s is None or self.late_s <= 0.0:
             return None
@@ -60,7 +60,7 @@ class SystemCounts:
 
     @property
     def system(self) -> tuple[SystemCode, float] | None:
-        """What else the system did that accounts for most of the lateness, where no line of the program has to."""
+        """What else accounts for most of the lateness without a line of the program, and for which part of it."""
         found = accounting(self.over, self.late_s)
         if found is None or found.alone is None or found.alone == "descheduled":
             return None
@@ -68,17 +68,16 @@ class SystemCounts:
 
 
 def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> SystemCounts | None:
-    """What the kernel counted of some ranks in some steps (N), beside their peers.
+    """The counters of some ranks in some steps (N), against the medians of their peers: the rest of their cohort.
 
-    Peers are the other ranks of the same cohort; a rank is held against their medians. A counter is known by step, and
-    not by stage: that part of it counts which the rank's time until the syncs is of its step, as if it was spread
-    evenly. What happens inside a sync stage holds up everybody alike, and makes nobody late.
+    A counter is known by step and not by stage. It is taken to be spread evenly over the step, and only the part before
+    the syncs counts: what happens inside a sync stage delays all ranks alike.
 
-    The sums over all of the steps are compared: a counter is known as exactly as readings lie apart, which may be
-    several steps (see `sftriage.windows.counting`).
+    Sums over all of the steps are compared, because two readings of a counter may be several steps apart
+    (`sftriage.windows.counting`).
 
     Returns:
-        None where no counter is known in enough of the steps, or the ranks have no peers of whom it is.
+        None if no counter is known in enough of the steps, or for the peers.
     """
     if window.counted_NRC is None or not ranks:
         return None
@@ -87,7 +86,7 @@ def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> S
     known = [one for one in found if one is not None]
     if not known or len(known) < len(found):
         return None
-    # (what is not known of the ranks of one cohort is not known of all)
+    # (all cohorts of the ranks must be known)
     late_s, n_vectors = sum(one[0] for one in known), sum(one[1] for one in known)
     sums_2C = np.sum([one[2] for one in known], axis=0)
     own, over = (
@@ -101,16 +100,15 @@ def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> S
 def _of_role(
     window: Window, members: RankArray, chosen: RankArray, steps_N: BoolArray
 ) -> tuple[float, int, FloatArray] | None:
-    """Of the ranks in question those of one cohort: by how much they were late (seconds), in how many steps of ranks.
+    """Sums over the ranks in question of one cohort: lateness in seconds, vectors, and counters (2 × C).
 
-    And their counters (2 x C), whole and over their peers'. All are sums; those of a counter that is known in fewer
-    steps are made up to all of them.
+    The counters are the ranks' own, and those over their peers.
     """
     asked = np.isin(members, chosen)
     peers, n_own = sampled(members[~asked]), int(asked.sum())
     if not len(peers):
         return None
-    # Of a large job no more is looked at than is asked for.
+    # (a large job is not copied whole)
     window = window.of_ranks([*members[asked].tolist(), *peers.tolist()])
     assert window.counted_NRC is not None
     valid_N = complete_steps(window)
@@ -121,7 +119,7 @@ def _of_role(
     known_NC = np.asarray(known_NRC[:, :n_own].all(axis=1) & known_NRC[:, n_own:].any(axis=1))
     least = max(1.0, MIN_KNOWN_FRACTION * steps_N.sum())
     enough_C = known_NC.sum(axis=0) >= least
-    # Lateness and counters are of the same steps.
+    # Lateness and counters are taken over the same steps.
     seen_N = np.asarray(known_NC[:, enough_C].all(axis=1))
     if not enough_C.any() or seen_N.sum() < least:
         return None
@@ -141,10 +139,9 @@ def _of_role(
 
 
 def _as_much(counted_NX: FloatArray, n_own: int) -> float:
-    """How many times as much as its peers a rank has of a counter, from 1 on; 1 where that is not known.
+    """The ratio of a counter of a rank to its peers', 1 at least and `MOST_TIMES` at most; 1 if it is not known.
 
-    Who has more to run on a busy host, or is woken more often, waits for as much longer. Of peers that hardly run,
-    nothing follows: what they wait is what being woken takes.
+    On a busy host, a rank that runs more or is woken more often waits for a CPU in proportion.
     """
     if np.isnan(counted_NX).all(axis=0).any():
         return 1.0
@@ -153,7 +150,7 @@ def _as_much(counted_NX: FloatArray, n_own: int) -> float:
 
 
 def _times(window: Window, valid_N: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """The time of the ranks until the syncs and in them, by step (N x R each)."""
+    """The time of the ranks before the syncs and inside them, by step (N × R each)."""
     local_NR, synced_NR = np.zeros(window.durations_NRS.shape[:2]), np.zeros(window.durations_NRS.shape[:2])
     for part in segments(window, valid_N):
         for column in part.local:
@@ -164,14 +161,14 @@ def _times(window: Window, valid_N: BoolArray) -> tuple[FloatArray, FloatArray]:
 
 
 def with_system(verdict: Verdict, window: Window, settings: Settings) -> Verdict:
-    """The verdict, with how much of each suspect's lateness the system accounts for, where that is known.
+    """The verdict, with the part of each suspect's lateness that the system caused, where that is known.
 
-    The numbers of the first one's are in the verdict's: ``queued_s`` and ``preempted`` a step, and those of what else
-    the system did.
+    The first suspect's counters are in the verdict's numbers: ``queued_s`` and ``preempted`` a step, and those of any
+    other cause.
     """
     if window.counted_NRC is None or not verdict.suspects:
         return verdict
-    # The lateness is that on the clock of the verdict.
+    # Lateness is on the clock of the verdict.
     seen = timed(window, settings).window if verdict.clock == "device" else window
     found = [_of(suspect, seen) for suspect in verdict.suspects]
     suspects = tuple(
@@ -187,7 +184,7 @@ def with_system(verdict: Verdict, window: Window, settings: Settings) -> Verdict
 
 
 def waited(suspect: Suspect, window: Window) -> bool | None:
-    """Whether most of a suspect's lateness was waiting for a CPU; None where that is not known."""
+    """Whether most of a suspect's lateness was waiting for a CPU; None if that is not known."""
     counts = _of(suspect, window)
     if counts is None or counts.descheduled_fraction is None:
         return None
@@ -195,14 +192,14 @@ def waited(suspect: Suspect, window: Window) -> bool | None:
 
 
 def _of(suspect: Suspect, window: Window) -> SystemCounts | None:
-    """What is known of a suspect, from where it began; steps without its fault add next to nothing to the sums."""
+    """A suspect's counters from its onset on; steps without its fault add next to nothing to the sums."""
     if suspect.scope not in ("rank", "host"):
         return None
     step_N = window.first_step + np.arange(len(window.durations_NRS))
     began = window.first_step if suspect.onset_step is None else suspect.onset_step
     steps_N = step_N >= min(began, window.last_step)
     if window.kinds is not None:
-        # Other work is late, or waits, for its own reasons.
+        # Only ordinary steps: other work waits for reasons of its own.
         usual = Counter(window.kinds).most_common(1)[0][0]
         steps_N &= np.asarray(window.kinds) == usual
     return system_counts(window, suspect.ranks, steps_N)

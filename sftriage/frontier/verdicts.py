@@ -12,9 +12,9 @@ import numpy as np
 from sftriage.frontier.accounting import Walk, account, walked
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.candidates import Candidate
-from sftriage.frontier.evidence import Past, WindowEvidence, named_one, single, weigh
+from sftriage.frontier.evidence import Past, WindowEvidence, gather_evidence, is_named, is_single
 from sftriage.frontier.overlap import resumed
-from sftriage.frontier.roles import differ, roles_of, without_relief
+from sftriage.frontier.roles import differ, roles_of, without_stages_after
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import undisturbed_steps
 from sftriage.frontier.whatif import replay
@@ -27,9 +27,9 @@ MAX_SUSPECTS = 8
 def assess_times(
     window: Window, past: Past, settings: Settings, coverage: float | None = None
 ) -> tuple[Verdict, WindowEvidence | None]:
-    """The verdict on a window's durations, and what it was taken from; None where the window was not looked into.
+    """The verdict on a window's durations, and the evidence for it; None if no evidence was gathered.
 
-    ``coverage`` is the fraction of (step, rank) vectors that are there, where it is not that of these durations.
+    ``coverage`` is the fraction of (step, rank) vectors that are there, if it is not that of these durations.
     """
     roles = roles_of(window)
     replays = resumed(window, roles, past.replayed)
@@ -68,11 +68,11 @@ def assess_times(
         # The steps without it are evidence as any others.
         valid_N = undisturbed_steps(window, valid_N)
         there = accounting.exposed_s > 0.0 and valid_N.any()
-        evidence = weigh(window, roles, replays, accounting, valid_N, past, settings) if there else None
+        evidence = gather_evidence(window, roles, replays, accounting, valid_N, past, settings) if there else None
         return verdict("needs_evidence", ("self_inflicted",)), evidence
     if accounting.exposed_s == 0.0:
         return verdict("healthy"), None
-    evidence = weigh(window, roles, replays, accounting, valid_N, past, settings)
+    evidence = gather_evidence(window, roles, replays, accounting, valid_N, past, settings)
     first = unambiguous(evidence)
     if first is not None:
         others = tuple(one for one in evidence.candidates if one is not first)
@@ -95,11 +95,11 @@ def coverage_of(window: Window) -> float:
 
 
 def _roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence) -> bool:
-    """Whether the lateness of this window is that of ranks which do different work, and nobody has said so.
+    """Whether ranks are late because they do different work, and no cohorts are declared.
 
-    A job whose healthy steps are known has shown that its ranks are alike. And whoever is late has the machine to
-    itself while the others wait, and is quicker in the stages after the slow one: that is no other work. Work is done
-    in most steps, so that neither hiccups nor pulses count, which may lie in any stage: levels are medians.
+    Not if the job's healthy steps are known, for those have shown that its ranks are alike. Stages after the slow one
+    do not count: a late rank has the machine to itself while the others wait, and is faster there. Levels are medians
+    over the steps, so that neither hiccups nor pulses count, which may lie in any stage.
     """
     min_s = evidence.settings.min_gain_fraction * evidence.exposed_s
     if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
@@ -114,14 +114,15 @@ def _roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidenc
     level_X = {stage: medians(some_NX, axis=0) for stage, some_NX in times_NX.items()}
     late = evidence.candidates[0].suspect.stage if evidence.candidates else None
     if late in level_X:
-        level_X = without_relief(level_X, late)
+        level_X = without_stages_after(level_X, late)
     return bool(level_X) and differ(np.stack(list(level_X.values())), min_s)
 
 
 def unambiguous(evidence: WindowEvidence) -> Candidate | None:
-    """The candidate that qualifies, and nobody else nearly does; None where there is none. What has passed comes last.
+    """The candidate that qualifies and has no rival; None if there is none. A fault that is over comes last.
 
-    Ranks that take turns by the clock each come back, and of two that are equal either may have been named.
+    A rival is another rank or host that is named too, with a comparable gain: of two equal ones either may have been
+    named first, and ranks that take turns are each recurring.
     """
     found = [one for one in evidence.candidates if qualifies(one, evidence)]
     first = min(found, key=lambda one: (one.suspect.pattern == "one-off", -one.total_s), default=None)
@@ -129,46 +130,48 @@ def unambiguous(evidence: WindowEvidence) -> Candidate | None:
         return first
     rivals = (one for one in evidence.candidates if not set(one.suspect.ranks) & set(first.suspect.ranks))
     again = [one for one in rivals if one.course is not None and one.suspect.pattern != "one-off"]
-    second_s = max((one.total_s for one in again if single(one.suspect)), default=0.0)
+    second_s = max((one.total_s for one in again if is_single(one.suspect)), default=0.0)
     return first if second_s < evidence.settings.most_fraction * first.total_s else None
 
 
 def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
-    """Whether a candidate is the suspect: it is worth a capture, and explains the excess of the steps that it fills.
-
-    A rank or a host has a course only where the evidence of the run has named it. What all share, and who may
-    have waited for a CPU, as many do for a second or two on a busy host, must be there in most of the steps.
-    """
+    """Whether a candidate is worth a capture, and explains the excess of the steps that it fills."""
     suspect, settings = candidate.suspect, evidence.settings
     keep = evidence.keep_fraction(suspect)
     if candidate.course is None:
         return False
-    if evidence.of_two(suspect):
-        pair = evidence.of_pair(candidate)
+    if evidence.is_one_of_two(suspect):
+        pair = evidence.pair_history(candidate)
         if pair is None or pair.alone_s < settings.most_fraction * keep * suspect.gain_s:
             return False
-    return all(number >= threshold for number, threshold in _asked(candidate, evidence, keep).values())
+    return all(number >= threshold for number, threshold in _requirements(candidate, evidence, keep).values())
 
 
-def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[tuple[str, str], tuple[float, float]]:
-    """What a candidate has to reach: the numbers and their thresholds, by the names that both have in a verdict."""
+def _requirements(
+    candidate: Candidate, evidence: WindowEvidence, keep: float
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """What a candidate has to reach: numbers and their thresholds, under the names that both have in a verdict.
+
+    ``keep`` lowers the thresholds of who was named before. What all ranks share must be present in most of the steps,
+    and so must a unit that may have waited for a CPU, as any does for a second or two on a busy host.
+    """
     suspect, settings = candidate.suspect, evidence.settings
-    worth = settings.min_gain_fraction if single(suspect) else settings.min_group_fraction
-    wanted_s = settings.most_fraction * keep * _weighty_s(candidate, evidence)
+    worth = settings.min_gain_fraction if is_single(suspect) else settings.min_group_fraction
+    wanted_s = settings.most_fraction * keep * _excess_to_explain_s(candidate, evidence)
     asked = {
         ("first_share", "min_share"): (suspect.share, worth * keep),
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
     }
     whole = _is_whole(suspect, evidence)
-    # Of one that is stopped, or slow by itself, it is counted that it did not wait.
+    # The counters say of a unit that is stopped, or slow by itself, that it did not wait.
     may_have_waited = whole and evidence.waited.get(suspect.ranks) is not False and suspect.pattern != "recurring"
-    if not single(suspect) or may_have_waited:
+    if not is_single(suspect) or may_have_waited:
         least = settings.min_persistence_fraction * keep
         asked["first_persistence", "min_persistence"] = suspect.persistence, least
-    if single(suspect):
+    if is_single(suspect):
         wanted = settings.naming_log_odds * (settings.whole_factor if whole else 1.0)
         asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
-    if named_one(candidate):
+    if is_named(candidate):
         # Of the clear events of a suspect and of the next one.
         own = 1.0 / (1.0 + settings.most_fraction / keep)
         asked["first_own_fraction", "min_own_fraction"] = evidence.own_fraction(candidate), own
@@ -176,30 +179,30 @@ def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[
 
 
 def _is_whole(suspect: Suspect, evidence: WindowEvidence) -> bool:
-    """Whether a rank or a host is slow in all it does, or mostly waited for a CPU, wherever in the step that was."""
+    """Whether a rank or a host is slow in all its stages, or mostly waited for a CPU, in whatever stage."""
     mine = (one.suspect.stage for one in evidence.candidates if one.suspect.ranks == suspect.ranks)
     return bool(evidence.waited.get(suspect.ranks)) or None in mine
 
 
-def _weighty_s(candidate: Candidate, evidence: WindowEvidence) -> float:
-    """The excess that wants explaining in the steps that the candidate fills.
+def _excess_to_explain_s(candidate: Candidate, evidence: WindowEvidence) -> float:
+    """The excess that a candidate has to explain, in the steps that it fills.
 
-    Of lateness that where it was the last itself: else another was almost as late, and either may be the cause. Who
-    else was late in other steps is another matter. What all ranks share counts from its threshold on, and is drift
-    below it.
+    Lateness counts where the candidate itself arrived last: if its gain is little of that, another was almost as late,
+    and either may be the cause. Others' lateness in other steps does not count. What all ranks share counts from its
+    threshold on, and is drift below it.
     """
     late_s, shared_s = evidence.excess.late_s, evidence.shared_s
-    if candidate.course is not None and single(candidate.suspect):
+    if candidate.course is not None and is_single(candidate.suspect):
         lateness_F = candidate.lateness_N[candidate.course.filled_N]
         late_s = max(0.0, float(lateness_F.mean()) - evidence.normal_late_s * float((lateness_F > 0.0).mean()))
     return late_s + (shared_s if shared_s >= evidence.settings.min_group_fraction * evidence.exposed_s else 0.0)
 
 
 def _explained_s(suspect: Suspect, evidence: WindowEvidence) -> float:
-    """A suspect's gain, and the sync work that goes with it.
+    """A suspect's gain, and the excess of sync work that goes with it.
 
-    Who is slow in its local stages is slow in its sync stages' own part too, and holds everybody up there: a slow GPU
-    is slow in `backward`. By the same factor, that is explained.
+    A rank that is slow in its local stages is slow in its part of the sync stages too, and delays everybody there: a
+    slow GPU is slow in `backward`. As much as the same factor gives is explained.
     """
     typical, sync_excess_s = evidence.like.typical, evidence.excess.sync_s
     normal_local_s = float(typical.level_CS.sum(axis=1).max()) - evidence.excess.group_s
@@ -210,16 +213,15 @@ def _explained_s(suspect: Suspect, evidence: WindowEvidence) -> float:
 
 
 def _reasons(evidence: WindowEvidence) -> tuple[str, ...]:
-    """Why there is excess and no suspect, the largest part of it first; nothing where all is under its thresholds.
+    """Why there is excess and no suspect, the largest part first; empty if every part is under its threshold.
 
-    The parts are what one rank or host adds, how late the last of all is, and what they share: a level that rises with
-    the sync work is no finding about either.
+    The parts are what one rank or host adds, the lateness of the last rank, and what all ranks share.
     """
     settings, late_s, parts = evidence.settings, evidence.excess.late_s, []
     if evidence.shared_s >= settings.min_group_fraction * evidence.exposed_s:
         parts.append((evidence.shared_s, _shared_reason(evidence)))
-        if any(map(named_one, evidence.candidates)):
-            return (parts[0][1],)  # the lateness has a suspect, which explains too little of all
+        if any(map(is_named, evidence.candidates)):
+            return (parts[0][1],)  # the lateness has a named unit, which explains too little of the whole
     alone = evidence.single_s >= settings.min_gain_fraction * evidence.exposed_s
     if alone or late_s >= settings.min_lateness_fraction * evidence.exposed_s:
         parts.append((late_s, _late_reason(evidence)))
@@ -229,11 +231,11 @@ def _reasons(evidence: WindowEvidence) -> tuple[str, ...]:
 def _late_reason(evidence: WindowEvidence) -> str:
     """Why lateness has no suspect.
 
-    ``co_critical``: step by step, mending whoever came last would save little of the lateness, for another comes almost
-    as late. ``roaming``: it would save most, but who comes last changes. ``intermittent``: mostly it is one rank, but
-    too seldom to tell it from chance. Of two ranks that always differ: ``mixed_roles``, where the other one has less to
-    do in one stage than it ever had; ``co_critical``, where both are slower than they were; ``no_baseline``, where one
-    was slow before, or what they were before is not known.
+    ``co_critical``: mending the last rank of each step would save little of the lateness, as another arrives almost as
+    late. ``roaming``: it would save most, but the last rank changes. ``intermittent``: it is mostly one rank, but too
+    rarely to tell that from chance. If one of two ranks is named: ``mixed_roles`` where the other has less to do in one
+    stage than it ever had; ``co_critical`` where both are slower than they were; ``no_baseline`` where one was slow
+    before, or their past is not known.
     """
     settings = evidence.settings
     if evidence.best_gains_s < settings.most_fraction * evidence.excess.late_s:
@@ -242,9 +244,9 @@ def _late_reason(evidence: WindowEvidence) -> str:
     if float(evidence.gain_R.max()) < settings.min_persistence_fraction * total_s:
         return "roaming"
     named = next((one for one in evidence.candidates if one.course is not None), None)
-    if named is None or not evidence.of_two(named.suspect) or named.suspect.rank is None:
+    if named is None or not evidence.is_one_of_two(named.suspect) or named.suspect.rank is None:
         return "intermittent"
-    pair, explained_s = evidence.of_pair(named), settings.most_fraction * named.suspect.gain_s
+    pair, explained_s = evidence.pair_history(named), settings.most_fraction * named.suspect.gain_s
     if pair is None:
         return "no_baseline"
     if pair.alone_s >= explained_s:
@@ -255,13 +257,13 @@ def _late_reason(evidence: WindowEvidence) -> str:
 
 
 def _shared_reason(evidence: WindowEvidence) -> str:
-    """Why what all ranks share has no suspect."""
+    """Why excess that all ranks share has no suspect."""
     excess, settings = evidence.excess, evidence.settings
     if excess.sync_s >= excess.group_s:
         return "sync_ambiguous"
     if not excess.from_baseline:
         return "no_baseline"
-    best = next((one.suspect for one in evidence.candidates if not single(one.suspect)), None)
+    best = next((one.suspect for one in evidence.candidates if not is_single(one.suspect)), None)
     if best is None or best.gain_s < settings.most_fraction * excess.group_s:
         return "co_critical"  # the group is slower, but not all of it in one stage
     return "intermittent" if best.persistence < settings.min_persistence_fraction else "co_critical"
@@ -291,9 +293,9 @@ def _numbers(evidence: WindowEvidence) -> dict[str, float]:
 
 
 def _numbers_of_first(evidence: WindowEvidence) -> dict[str, float]:
-    """What the first candidate was asked, see `qualifies`."""
+    """The first candidate's numbers and thresholds (`_requirements`)."""
     if not evidence.candidates:
         return {}
     first = evidence.candidates[0]
-    asked = _asked(first, evidence, evidence.keep_fraction(first.suspect))
+    asked = _requirements(first, evidence, evidence.keep_fraction(first.suspect))
     return {name: number for both in asked.items() for name, number in zip(*both, strict=True)}

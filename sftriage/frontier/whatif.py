@@ -25,7 +25,7 @@ MAD_TO_SIGMA = 1.4826
 """Standard deviations in one median absolute deviation, for normal noise."""
 
 JITTER_RANKS = 128
-"""So many ranks say how much all of them jitter: some thousand residuals."""
+"""Ranks that jitter is estimated from: some thousand residuals."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,11 +35,11 @@ class SegmentReplay:
     Attributes:
         lateness_M: the last arrival less the median arrival of the leader's peers.
         reference_KMC: for each local column, the median of each cohort, the leader left out.
-        common_KMC: for each local column, what three quarters of each cohort's ranks take at least: what raises it
-            slows the group, and not some of its ranks.
-        excess_KM: the leader's time in each local column over its peers' median (negative where it was quicker).
+        common_KMC: for each local column, what three quarters of each cohort's ranks at least take: it rises only if
+            the whole group is slower.
+        excess_KM: the leader's time in each local column over its peers' median (negative where it was faster).
         excess_MS: the same by stage.
-        offset_S: how many rows after its own step a stage is: 1 for what came after the last sync.
+        offset_S: the row offset of each stage: 1 for what came after the last sync.
     """
 
     walk: Walk
@@ -109,7 +109,7 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
 def joined(
     parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment, roles: Roles, n_stages: int
 ) -> SegmentReplay:
-    """The replay of a segment of which others have some rows each, these in order."""
+    """The replay of a segment, put together from rows of other replays, in order."""
     walk = joined_walks([(one.walk, rows) for one, rows in parts], segment)
     columns = range(len(segment.local))
     return _by_stage(
@@ -130,7 +130,7 @@ def _by_stage(
     excess_KM: FloatArray,
     n_stages: int,
 ) -> SegmentReplay:
-    """A replay, from what it is by column: a stage may be in a segment twice, and is where it has most."""
+    """The replay from its columns. A stage may have two in one segment; its offset is that of the larger one."""
     excess_MS = np.zeros((excess_KM.shape[1], n_stages))
     weight_S, offset_S = np.zeros(n_stages), np.zeros(n_stages, dtype=np.intp)
     for column, excess_M in zip(walk.segment.local, excess_KM, strict=True):
@@ -142,11 +142,11 @@ def _by_stage(
 
 
 Samples = list[NDArray[Any]]
-"""Times of the ranks that stand for their cohorts, of each of `Roles.samples`: by row, cohort and rank."""
+"""For each of `Roles.samples`, the times of its ranks by row, cohort and rank."""
 
 
 def _by_sample(take: Callable[[RankArray], FloatArray], some_NX: SingleArray, roles: Roles) -> Samples:
-    """Times by sample: of whole cohorts as ``take`` has them, of the others those that were taken in passing."""
+    """Times by sample: ``take`` those of whole cohorts; those of the others are in ``some_NX``."""
     found: Samples = []
     begin = 0
     for sample in roles.samples:
@@ -168,9 +168,9 @@ def arrivals(walk: Walk, roles: Roles) -> Samples:
 
 
 def _levels(times: Samples, own_N: FloatArray, leader_N: RankArray, roles: Roles) -> tuple[FloatArray, FloatArray]:
-    """For each step and cohort the median without the leader, and what three quarters reach: (N × C, N × C).
+    """For each step and cohort the median without the leader, and what three quarters at least take (N × C each).
 
-    ``own_N`` is the leader's time. Of a sample the median is the lower one, and nobody is left out.
+    ``own_N`` is the leader's time. Of a sampled cohort it is the lower median, with the leader.
     """
     median_NC, common_NC = (np.empty((len(own_N), len(roles.members))) for _ in range(2))
     for sample, times_NCX in zip(roles.samples, times, strict=True):
@@ -203,9 +203,9 @@ def median_without(sorted_X: FloatArray, own: FloatArray, leave_out: BoolArray) 
 
 
 def jitter_s(times: Samples) -> float:
-    """Scale (σ) of arrivals when the level of each step and of each rank is taken out; robust to rare large delays.
+    """Scale (σ) of arrivals without the level of each step and of each rank; robust to rare large delays.
 
-    Rows in which nobody was anywhere (steps left out) do not count.
+    Empty rows (steps left out) do not count.
     """
     residuals = []
     for arrival_MCX in times:

@@ -58,7 +58,7 @@ def test_slow_windows_teach_neither_the_best_nor_the_baseline():
         baselines.append(past.baseline.n_windows)
     # THEN neither has moved since it was known
     assert baselines[35:] == [baselines[35]] * len(baselines[35:])
-    assert past.own_best.told(850, 0).best_step_s == pytest.approx(0.1015, abs=0.003)
+    assert past.own_best.reported(850, 0).best_step_s == pytest.approx(0.1015, abs=0.003)
 
 
 def test_its_end_is_told_once_and_the_job_is_healthy_again():

@@ -55,7 +55,7 @@ def watched(measures, state=None):
         window = part(measures, last - WINDOW, last)
         new_from = 0 if state is None else state.next_step
         state = advanced(state, window, SETTINGS)
-        told.append((measures.first_step + last - 1, state.told(window.first_step, new_from)))
+        told.append((measures.first_step + last - 1, state.reported(window.first_step, new_from)))
     return told, state
 
 
@@ -244,7 +244,7 @@ def test_a_hundred_thousand_steps_of_jitter_say_nothing():
     for n in range(10):
         state = advanced(state, replace(measured(steady(10_000), seed=n), first_step=n * 10_000), SETTINGS)
         # THEN nothing is told of it
-        assert state.told(0, 0) is None
+        assert state.reported(0, 0) is None
     # AND what is kept of it is no more than of a short one
     best = state.bests["", None]
     assert len(best.samples.kept) <= 32
@@ -258,7 +258,7 @@ def test_a_slow_job_never_becomes_its_own_best():
     # GIVEN a job that became slower after 300 steps, WHEN it runs on for forty times as long
     state = advanced(None, measured(slower(12_000, STAGES, 1.2, 300)), SETTINGS)
     # THEN that is told as on the first day
-    one = state.told(0, 0)
+    one = state.reported(0, 0)
     assert one.fraction == pytest.approx(0.2, abs=0.02)
     assert one.since_step == pytest.approx(300, abs=5)
 
@@ -311,7 +311,7 @@ def test_steps_that_are_no_numbers_or_take_no_time_are_left_out():
     state = advanced(None, measures, SETTINGS)
     # THEN they are neither best nor evidence
     assert np.isfinite(state.bests["", None].level.best_Q).all()
-    assert state.told(0, 0) is None
+    assert state.reported(0, 0) is None
 
 
 def test_other_stages_begin_anew():
@@ -410,7 +410,7 @@ def test_slower_clocks_tell_the_same(measures, octaves):
     # GIVEN a job, and the same on a machine that takes twice, or half as long for all of it, WHEN taken in
     factor = 2.0**octaves
     scaled = {name: factor * getattr(measures, name) for name in ("step_N", "level_NS", "sync_NS")}
-    one, other = (advanced(None, m, SETTINGS).told(0, 0) for m in (measures, replace(measures, **scaled)))
+    one, other = (advanced(None, m, SETTINGS).reported(0, 0) for m in (measures, replace(measures, **scaled)))
     # THEN the same is told, but for how long a step takes
     if one is not None:
         one = replace(one, best_step_s=factor * one.best_step_s)

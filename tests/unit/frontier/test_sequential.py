@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.frontier import Settings
-from sftriage.frontier.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, ClearEvent, Evidence, advanced, rhythm
+from sftriage.frontier.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, ClearEvent, Evidence, advanced, recurrence_of
 
 SETTINGS = Settings()
 RANK = 1
@@ -128,18 +128,18 @@ def test_what_comes_back_is_named_in_fewer_steps_than_chance_would_need(period, 
     steps = 100 + period * np.arange(times)
     evidence = after(events(*steps), steps[-1] + 1)
     # THEN it comes back, with its period, and since the first of them; the sequence alone does not name it yet
-    found = rhythm(evidence, RANK, SETTINGS)
+    found = recurrence_of(evidence, RANK, SETTINGS)
     assert (found.period, found.phase, found.onset) == (period, 100 % period, 100)
     assert not evidence.named(RANK)
-    # AND three are no rhythm
-    assert rhythm(after(events(*steps[:3]), steps[2] + 1), RANK, SETTINGS) is None
+    # AND three are no recurrence
+    assert recurrence_of(after(events(*steps[:3]), steps[2] + 1), RANK, SETTINGS) is None
 
 
 def test_a_rhythm_stands_out_of_ordinary_hiccups():
     # GIVEN hiccups of all ranks in every third step, and a rank that comes back every ninth step
     found = in_order(by_chance(300, 1, rate=1 / 3), events(*range(4, 300, 9), share=0.5))
     # THEN it does
-    assert rhythm(after(found, 300), RANK, SETTINGS).period == 9
+    assert recurrence_of(after(found, 300), RANK, SETTINGS).period == 9
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -156,7 +156,7 @@ def test_the_rhythm_of_all_is_nobodys(period, seed):
     for event in found:
         evidence = advanced(evidence, [event], event.step + 1, SETTINGS)
         # THEN nobody comes back, at any time, and nobody is named
-        assert all(rhythm(evidence, (rank,), SETTINGS) is None for rank in range(4)), event
+        assert all(recurrence_of(evidence, (rank,), SETTINGS) is None for rank in range(4)), event
         assert not any(one.named for one in evidence.units.values())
 
 
@@ -165,18 +165,18 @@ def test_a_step_may_be_told_twice_and_counts_once(steps, rate):
     # GIVEN events in any steps, and steps that have two of one rank: in time before its sync, and after it
     found = [event for step in range(0, 512, rate) for event in events(step, step)]
     twice = sorted(found + events(*steps, rank=(2,)), key=lambda one: one.step)
-    # WHEN a rhythm is looked for, however many there are, THEN it is that of the steps
+    # WHEN a period is looked for, however many there are, THEN it is that of the steps
     evidence, once = after(twice, 512), after(sorted(set(twice), key=lambda one: one.step), 512)
     for rank in (RANK, (2,)):
-        one, other = rhythm(evidence, rank, SETTINGS), rhythm(once, rank, SETTINGS)
+        one, other = recurrence_of(evidence, rank, SETTINGS), recurrence_of(once, rank, SETTINGS)
         if one is not None and other is not None:
             assert (one.period, one.phase, one.onset) == (other.period, other.phase, other.onset)
 
 
 def test_what_came_back_and_has_ended_is_no_rhythm():
     steps = range(100, 300, 10)
-    assert rhythm(after(events(*steps), 305), RANK, SETTINGS) is not None
-    assert rhythm(after(events(*steps), 330), RANK, SETTINGS) is None
+    assert recurrence_of(after(events(*steps), 305), RANK, SETTINGS) is not None
+    assert recurrence_of(after(events(*steps), 330), RANK, SETTINGS) is None
 
 
 @given(
