@@ -27,8 +27,8 @@ class Once:
         # (mostly a few steps of each: a loop is over before numpy has begun)
         before = {rank: self._last_seq.get(one) for rank, one in of.items()}
         told = list(zip(steps.rank_B.tolist(), steps.seq_B.tolist(), strict=True))
-        if (last := _followed(before, told)) is not None:
-            self._last_seq.update((of[rank], seq) for rank, seq in last.items())
+        if (ends := _followed(before, told)) is not None:
+            self._last_seq.update((of[rank], seq) for rank, seq in ends.items())
             self.steps += len(told)
             return steps
         new: list[bool] = []

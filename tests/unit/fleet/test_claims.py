@@ -11,6 +11,8 @@ from sftriage.fleet.claims import FRESH_S, Claims
 from sftriage.fleet.messages import Block
 from tests.unit.fleet.shipments import info, rows, shipment, status
 
+A_HAS_IT = "it tells of rank 1, which host a has"
+
 
 def told(agent, ranks, *, alive=None, pid=None):
     """What an agent tells of ranks that are processes of its host."""
@@ -25,13 +27,17 @@ def told(agent, ranks, *, alive=None, pid=None):
     [
         # whom another host has told of, with when; who tells of whom now; and which rank that is refused for
         ([("a", (0, 1), 10.0)], ("b", (2, 3), 10.5), ""),
-        ([("a", (0, 1), 10.0)], ("b", (1, 2), 10.5), "it tells of rank 1, which host a has"),
+        ([("a", (0, 1), 10.0)], ("b", (1, 2), 10.5), A_HAS_IT),
         ([("a", (0, 1), 10.0)], ("a", (0, 1), 10.5), ""),
         # a host that says nothing more of it has it no longer
         ([("a", (0, 1), 10.0)], ("b", (1, 2), 10.0 + FRESH_S), ""),
         ([("a", (0, 1), 10.0), ("a", (0,), 10.2)], ("b", (1, 2), 10.5), ""),
         # of two that have it, as after a network was parted, it is one that has told of it lately
-        ([("a", (1,), 5.0), ("b", (1,), 9.0), ("a", (1,), 10.0)], ("c", (1,), 10.5), "it tells of rank 1, which host a has"),
+        (
+            [("a", (1,), 5.0), ("b", (1,), 9.0), ("a", (1,), 10.0)],
+            ("c", (1,), 10.5),
+            "it tells of rank 1, which host a has",
+        ),
         ([("a", (1,), 5.0), ("b", (1,), 9.0)], ("c", (1,), 10.5), "it tells of rank 1, which host b has"),
         ([("a", (1,), 5.0), ("b", (1,), 9.0)], ("b", (1,), 10.5), ""),
     ],
