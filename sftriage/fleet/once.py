@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,14 +26,9 @@ class Once:
         """Those steps of some ranks, each of which is ``of`` a process, that have not been told, in whatever order."""
         # (mostly a few steps of each: a loop is over before numpy has begun)
         before = {rank: self._last_seq.get(one) for rank, one in of.items()}
-        told = list(zip(steps.rank_B.tolist(), steps.seq_B.tolist(), strict=True))
-        if (ends := _followed(before, told)) is not None:
-            self._last_seq.update((of[rank], seq) for rank, seq in ends.items())
-            self.steps += len(told)
-            return steps
         new: list[bool] = []
         came: dict[int, list[int]] = {}
-        for rank, seq in told:
+        for rank, seq in zip(steps.rank_B.tolist(), steps.seq_B.tolist(), strict=True):
             is_new = rank in before and seq > (before[rank] or 0)
             new.append(is_new)
             if is_new:
@@ -46,13 +41,3 @@ class Once:
             self.missed += highest - first + 1 - len(seqs)
             self._last_seq[of[rank]] = highest
         return steps if all(new) else steps[np.array(new, dtype=np.bool_)]
-
-
-def _followed(before: Mapping[int, int | None], told: Sequence[tuple[int, int]]) -> dict[int, int] | None:
-    """The last step of each rank where these are the very next ones of each, in order; None where they are not."""
-    last: dict[int, int] = {}
-    for rank, seq in told:
-        if last.get(rank, before.get(rank)) != seq - 1:
-            return None
-        last[rank] = seq
-    return last

@@ -274,8 +274,7 @@ def _plain_block(block: Block) -> _Block:
 def _checked(found: _Shipment) -> Shipment:
     if len(found.blocks) > MAX_BLOCKS or max(len(found.reports), len(found.problems)) > MAX_TOLD:
         raise WireError("more than one message tells")
-    names = found.agent, found.boot_id, found.process, found.release, found.rings_id
-    if max(map(len, names)) > MAX_NAME or not _are_printable(names):
+    if not all(_is_name(name) for name in (found.agent, found.boot_id, found.process, found.release, found.rings_id)):
         raise WireError("names that cannot be")
     if min(*found.counts, found.mono_ns) < 0 or max(*found.counts, found.mono_ns) >= MAX_COUNT:
         raise WireError("counts that cannot be")
@@ -330,12 +329,6 @@ def _checked_report(report: Report) -> Report:
     if not all(_is_name(name) for name in (*result.clock, *result.timings_s)):
         raise WireError("a report with names that cannot be")
     return replace(report, result=replace(result, detail=_printable(result.detail)))
-
-
-@lru_cache(maxsize=1 << 14)
-def _are_printable(names: tuple[str, ...]) -> bool:
-    # (the same with every message)
-    return all(map(str.isprintable, names))
 
 
 def _is_name(text: str) -> bool:
