@@ -39,8 +39,7 @@ def packed(steps: StepArrays) -> Columns:
     words = shuffled(np.diff(words_WB.astype("<i8"), axis=1, prepend=0))
     if steps.counted_BC is None:
         return Columns(ranks, words)
-    # (to seven digits, as whoever gathers them keeps them: zeros for the other half)
-    return Columns(ranks, words, shuffled(steps.counted_BC.T.astype("<f4").astype("<f8")), COUNTERS)
+    return Columns(ranks, words, shuffled(steps.counted_BC.T.astype("<f8")), COUNTERS)
 
 
 def unpacked(columns: Columns, schema: StageSchema, here: Set[int]) -> StepArrays:
