@@ -35,6 +35,7 @@ PARTS = {
     "nats/config.yaml": NATS,
     "nats/statefulset.yaml": NATS,
     "nats/network.yaml": NATS,
+    "cert-manager-nats/certificate.yaml": f"and {NATS} ({CERT_MANAGER})",
 }
 """What of the manifests is in the chart, and under which condition. The namespace is who installs it to make."""
 

@@ -174,9 +174,48 @@ class CauseFound(_Event, tag="cause", frozen=True):
     left_open: LeftOpen = ""
 
 
+RemedyState = Literal["advised", "trying", "kept", "undone"]
+RemedyReason = Literal[
+    "worthwhile", "helps", "no_help", "moved", "gone", "not_allowed", "not_switched", "restarted", "interrupted"
+]
+"""Why a remedy is in a state: its model has it worth the trouble; measured, it helps, or does not; it is another
+straggler, or none; the policy does not allow it; the ranks did not switch; they began anew; or its trial was cut off.
+"""
+
+
+class RemedyChanged(_Event, tag="remedy", frozen=True):
+    """A remedy against the straggler ``rank`` is in another state: no more than advised, tried, kept, or undone.
+
+    ``switch`` is the file of the ranks that it is switched on (`sftriage.mitigate.switching`), and ``numbers`` are what
+    it was decided from: of its model ``late_s``, ``step_s``, ``ring_s``, ``break_even_s``, ``expected_s``; of its trial
+    the typical step with it and without, ``on_s`` and ``off_s``, what it saves, ``saves_s``, give or take ``error_s``,
+    and of how many steps, ``on_steps`` and ``off_steps``.
+    """
+
+    time_s: float
+    attempt: int
+    step: int
+    remedy: Literal["stragglar"]
+    state: RemedyState
+    reason: RemedyReason
+    rank: int
+    who: str
+    where: str
+    switch: str = ""
+    numbers: Mapping[str, float] = {}
+
+
 Decided = WindowJudged | ManualRequestDecided | FollowUpDecided
 Event = (
-    Decided | CaptureChanged | PolicyChanged | CostMeasured | EvidenceGathered | TakenOver | DiskRecovered | CauseFound
+    Decided
+    | CaptureChanged
+    | PolicyChanged
+    | CostMeasured
+    | EvidenceGathered
+    | TakenOver
+    | DiskRecovered
+    | CauseFound
+    | RemedyChanged
 )
 
 _ENCODER = msgspec.json.Encoder()

@@ -30,6 +30,7 @@ JOBS_OF_THEIR_OWN = (
     "nsys_armed",
     "remote_store",
     "run",
+    "site",
 )
 """Files of integration tests each of which has a job of its own: these go one by one to whichever process is free."""
 OF_THE_DEMO = ("demo", "reduce_real", "ui")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sftriage.agent.captures import Captures
 from sftriage.agent.evidence import EvidenceSampler, slowed_fraction
 from sftriage.agent.executors import Places
 from sftriage.agent.reading import RankRings
+from sftriage.agent.switches import Switches
 from sftriage.capture.nsys import NsysPlace
 from sftriage.recorder import RingInfo
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture, plain
@@ -18,6 +20,9 @@ from sftriage.traces.disk import Do, at_once
 from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.steplog import KeptSteps
+
+if TYPE_CHECKING:
+    from sftriage.mitigate.switching import SwitchStatus
 
 STORING_S = 60.0
 """How long it is waited for a trace to be checked and stored. After that, what else there is to do is done."""
@@ -54,6 +59,7 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rings = RankRings(rings, steps, kept, do)
+        self._switches = Switches(rings)
         self._captures = Captures(self._rings, Places(rings, spool, nsys), store, job=job, run=run)
         self._do = partial(do, lane="captures", latest=True, patience_s=STORING_S)
         self._gpus = EvidenceSampler()
@@ -72,6 +78,14 @@ class Agent:
         """All captures that are wanted of the host now. Told again, nothing happens again."""
         self._rings.look()
         self._do(partial(self._captures.want, wanted, self._clock()))
+
+    def switches(self) -> list[SwitchStatus]:
+        """The groups of ranks that a remedy can be switched on, as they stand."""
+        return self._switches.statuses()
+
+    def switch(self, wanted: Mapping[str, int]) -> None:
+        """What is to be in force in each of them."""
+        self._switches.want(wanted)
 
     def reports(self) -> list[Report]:
         """What there is to say of captures since the last call."""
@@ -112,4 +126,5 @@ class Agent:
         """Close every file, and end what has not ended."""
         self._gpus.close()
         self._do(self._captures.close)
+        self._switches.close()
         self._rings.close()

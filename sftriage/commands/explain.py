@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import typer
 
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import print_json, write
 from sftriage.frontier.explaining import explain
 from sftriage.reports.explanation import explanation_lines, resolves
-from sftriage.runs.decisions import window_of
+from sftriage.runs.decisions import remedy_by, window_of
 from sftriage.runs.directory import find_run
+from sftriage.words.advice import remedy_told
 from sftriage.words.decisions import decision_values
 
 
@@ -26,10 +28,13 @@ def explain_decision(
 
     A step means the last window that holds it. The verdict is explained from what was recorded when it was taken.
     """
-    event = window_of(find_run(run), what)
+    directory = find_run(run)
+    event = window_of(directory, what)
+    remedy = remedy_by(directory, event)
     if as_json:
         verdict, decision = event.verdict, event.decision
         values = {"verdict": verdict, "explanation": explain(verdict), "decision": decision_values(decision)}
-        print_json({**values, "resolves": resolves(verdict, decision)})
+        told = {} if remedy is None else {"remedy": {"says": remedy_told(remedy), **msgspec.to_builtins(remedy)}}
+        print_json({**values, "resolves": resolves(verdict, decision), **told})
         return
-    write(*explanation_lines(event))
+    write(*explanation_lines(event, remedy))

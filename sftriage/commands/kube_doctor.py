@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -18,6 +19,14 @@ _STYLES = {"ok": "green", "wrong": "red", "unknown": "yellow"}
 
 def doctor(
     namespace: NamespaceOption = None,
+    operator_namespace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The namespace that sftriage is installed in.",
+            show_default="looked for in all that you may look at",
+        ),
+    ] = None,
     context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -28,7 +37,7 @@ def doctor(
     wrong.
     """
     objects, namespace = connected(namespace, context)
-    findings = diagnose(gather(objects, namespace, time.time()))
+    findings = diagnose(gather(objects, namespace, time.time(), operator_namespace))
     if as_json:
         print_json(findings)
     else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,9 @@ from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.pace import on_clock
 from sftriage.frontier.reproducing import reproduced
 from sftriage.frontier.stalls import StallSettings, Watch, look, still_ranks
+from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, straggler_in
+from sftriage.mitigate.loop import JobNow, Loop
+from sftriage.mitigate.switching import SwitchStatus
 from sftriage.policy.choosing import Situation
 from sftriage.policy.engine import decide
 from sftriage.policy.explanations import labelled, trigger
@@ -53,6 +57,7 @@ from sftriage.records import (
     Verdict,
     Window,
 )
+from sftriage.words.verdicts import where, who
 
 log = logging.getLogger("sftriage")
 
@@ -77,6 +82,13 @@ def settings_of(detection: Detection) -> Settings:
         min_persistence_fraction=detection.min_persistence,
         min_coverage_fraction=detection.min_coverage,
     )
+
+
+def _chronic(verdict: Verdict) -> Chronic | None:
+    one = verdict.named
+    if one is None or one.pattern != "chronic":
+        return None
+    return Chronic(who(one), where(one), one.ranks, one.gain_s, verdict.exposed_s)
 
 
 def in_force(policy: LoadedPolicy | PolicySet | PolicyFiles) -> PolicySet:
@@ -132,6 +144,10 @@ class Controller:
         self.losses = self._left.losses
         self._triggers = {capture_id: why for capture_id, (_, why) in self._left.unended.items()}
         self._learnt: dict[int, int] = {}
+        self._loop = Loop.resumed(self._left.remedies)
+        # Of the newest attempt: whom the last windows name, and of how many ranks.
+        self._recent: deque[Chronic | None] = deque(maxlen=RECENT_WINDOWS)
+        self._attempt = self._n_ranks = 0
         try:
             self._state = State.from_json(state_file.read_text(encoding="utf-8")) if state_file.exists() else State()
         except OSError as error:
@@ -175,6 +191,10 @@ class Controller:
         self._watch = self._watch.with_window(window)
         # (what the kernel counted is most of it, and asked of no window but the one that is judged)
         self._last = replace(window, counted_NRC=None)
+        if window.attempt != self._attempt:
+            self._recent.clear()
+        self._attempt, self._n_ranks = window.attempt, window.durations_NRS.shape[1]
+        self._recent.append(_chronic(verdict))
         return verdict
 
     def _note_split(self, window: Window, now_s: float) -> None:
@@ -237,6 +257,27 @@ class Controller:
         decision = self._known(decision, triggers)
         self.record(FollowUpDecided(hung.capture_id, decision, triggers))
         return decision
+
+    def mitigate(self, switches: Sequence[SwitchStatus], now_s: float) -> Mapping[str, int]:
+        """Go on with what is done about a straggler that stays, on record first; what is to be in force in each group.
+
+        ``switches`` are the groups of ranks that a remedy can be switched on.
+        """
+        ledger = self._ledgers.get(self._attempt, Ledger())
+        now = JobNow(
+            time_s=now_s,
+            attempt=self._attempt,
+            last_step=max(ledger.steps, default=0),
+            step_s={n: one.took_s for n, one in ledger.steps.items() if one.is_usual},
+            switches=switches,
+            straggler=straggler_in(self._recent, self._n_ranks),
+            is_known=len(self._recent) == RECENT_WINDOWS,
+            allowed=self.policies.mitigate,
+        )
+        self._loop, told = self._loop.after(now)
+        if told is not None:
+            self.record(told)
+        return self._loop.wanted(switches)
 
     def answered(self, ask: ManualRequest) -> bool:
         """Whether an earlier controller has decided about what a person asks for."""

@@ -53,6 +53,11 @@ class Step:
     part: int = 0
     over_s: float = 0.0
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is an ordinary step that nothing disturbed, as far as is known."""
+        return isfinite(self.took_s) and not self.capturing and not self.kind
+
     def place(self, usual_s: float) -> tuple[int, int] | None:
         """Where it was longer than usual; None for what all ranks share, or nobody alone explains."""
         # (of two ranks, the median is half way between them)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from sftriage.events import Event
+from sftriage.mitigate.switching import SwitchStatus
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.shipped import ReadCounts, Rows
 
@@ -22,6 +23,12 @@ class Fleet(Protocol):
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """All captures that are wanted now: what is new is begun, what is there no more is called off."""
+
+    def switches(self) -> Sequence[SwitchStatus]:
+        """The groups of ranks that a remedy can be switched on, as they stand."""
+
+    def switch(self, wanted: Mapping[str, int]) -> None:
+        """What is to be in force in each group, by its name; told again, nothing happens again."""
 
     def reports(self) -> Sequence[Report]:
         """What became of captures since the last call."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sftriage.events import CaptureChanged, Event, FollowUpDecided, ManualRequestDecided, WindowJudged
+from sftriage.events import CaptureChanged, Event, FollowUpDecided, ManualRequestDecided, RemedyChanged, WindowJudged
 from sftriage.policy.losses import Losses
 from sftriage.records import ENDED, CaptureRequest, Trigger
 
@@ -18,6 +18,7 @@ class ResumeState:
         decided: for each attempt, the last step of the last window that was decided.
         judged: and its first one.
         losses: what stragglers have cost by then.
+        remedies: what was done about them.
         unended: captures that were asked for and have not ended, with why they exist, by id.
         attempts: of which attempt's ranks these, and others, were asked.
         request_ids: the manual requests that were decided.
@@ -29,6 +30,7 @@ class ResumeState:
     attempts: Mapping[str, int] = field(default_factory=dict)
     judged: Mapping[int, int] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
+    remedies: tuple[RemedyChanged, ...] = ()
 
 
 def resume_state(events: Iterable[Event]) -> ResumeState:
@@ -39,10 +41,13 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
     request_ids: set[str] = set()
     attempts: dict[str, int] = {}
     losses = Losses()
+    remedies: list[RemedyChanged] = []
     for event in events:
         if isinstance(event, CaptureChanged):
             if event.result.state in ENDED:
                 unended.pop(event.result.capture_id, None)
+        elif isinstance(event, RemedyChanged):
+            remedies.append(event)
         elif isinstance(event, WindowJudged | ManualRequestDecided | FollowUpDecided):
             unended |= {
                 one.capture_id: (one, event.triggers[one.capture_id])
@@ -57,4 +62,4 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
             losses = losses.after(event.verdict)
         elif isinstance(event, ManualRequestDecided):
             request_ids.add(event.request.request_id)
-    return ResumeState(decided, unended, frozenset(request_ids), attempts, judged, losses)
+    return ResumeState(decided, unended, frozenset(request_ids), attempts, judged, losses, tuple(remedies))

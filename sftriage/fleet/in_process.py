@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
+from sftriage.mitigate.switching import SwitchStatus
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.statuses import together
@@ -22,6 +23,12 @@ class HostAgent(Protocol):
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """All captures that are wanted of the host."""
+
+    def switches(self) -> Sequence[SwitchStatus]:
+        """The host's groups of ranks that a remedy can be switched on, as they stand."""
+
+    def switch(self, wanted: Mapping[str, int]) -> None:
+        """What is to be in force in each of them."""
 
     def reports(self) -> Sequence[Report]:
         """What there is to say of captures since the last call."""
@@ -67,6 +74,15 @@ class InProcess:
         }
         for number, agent in enumerate(self._agents):
             agent.want([one for one in wanted if self._asked[one.request.capture_id] == number])
+
+    def switches(self) -> Sequence[SwitchStatus]:
+        """See `controller.needs.Fleet`."""
+        return [status for agent in self._agents for status in agent.switches()]
+
+    def switch(self, wanted: Mapping[str, int]) -> None:
+        """See `controller.needs.Fleet`."""
+        for agent in self._agents:
+            agent.switch(wanted)
 
     def reports(self) -> Sequence[Report]:
         """See `controller.needs.Fleet`."""

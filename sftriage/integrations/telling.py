@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sftriage.events import CaptureChanged, CauseFound, Event, WindowJudged
+from sftriage.events import CaptureChanged, CauseFound, Event, RemedyChanged, WindowJudged
 from sftriage.records import Verdict
 from sftriage.sinks.terminal import Teller
 
@@ -44,6 +44,8 @@ class Told(Teller):
                 if result.state == "stored" and result.last_step is not None:
                     self._step = max(self._step, result.last_step)
                     numbers = {"sftriage/captured_rank": float(result.rank)}
+            case RemedyChanged():
+                self._step, name = max(self._step, event.step), "sftriage/remedy"
             case CauseFound():
                 name = "sftriage/cause"
         self._lines.clear()

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
+from sftriage.kube import installed
 from sftriage.kube.conditions import condition, status_of
-from sftriage.kube.crds import KINDS
+from sftriage.kube.findings import (
+    MAX_NAMED,
+    PATIENCE_S,
+    Finding,
+    age_s,
+    available,
+    moment,
+    named,
+    not_seen,
+    said,
+    seconds,
+    some,
+)
 from sftriage.kube.injecting import SIDECARS_SINCE, injection
 from sftriage.kube.jobs import (
     ENABLED,
@@ -21,34 +32,7 @@ from sftriage.kube.jobs import (
 )
 from sftriage.kube.pods import annotations_of, items, labels_of, mapping, text
 from sftriage.kube.settings import InjectionSettings
-from sftriage.kube.snapshot import ACCOUNT, SYSTEM, Body, Snapshot
-from sftriage.words.amounts import clock, lasted
-
-PATIENCE_S = 60.0
-"""How long what was just made may take until somebody has looked at it."""
-SOON_S = 7 * 86_400.0
-"""A certificate that is over this soon is nearly over: it should have been renewed by now."""
-_INSTALL = "kubectl apply -k k8s"
-_MAX_NAMED = 3
-
-State = Literal["ok", "wrong", "unknown"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        code: what was looked at, for programs.
-        state: whether it is as it should be; ``unknown`` where that could not be seen.
-        says: how it is.
-        do: what to do about it; "" where there is nothing to do.
-    """
-
-    code: str
-    state: State
-    says: str
-    do: str = ""
+from sftriage.kube.snapshot import Body, Snapshot
 
 
 def diagnose(seen: Snapshot) -> list[Finding]:
@@ -56,102 +40,9 @@ def diagnose(seen: Snapshot) -> list[Finding]:
     return [finding for check in _CHECKS for finding in check(seen)]
 
 
-def _rights(seen: Snapshot) -> Iterator[Finding]:
-    lacking = [what for what, may in seen.may.items() if not may]
-    if lacking:
-        do = f"ask for the rights, in namespace {seen.namespace}, of whoever looks after the cluster"
-        yield Finding("rights", "wrong", f"you may not {_some(lacking)}", do)
-    elif seen.may:
-        yield Finding("rights", "ok", "you may see reports and captures, and ask for captures")
-
-
-def _version(seen: Snapshot) -> Iterator[Finding]:
-    if seen.version is None:
-        yield Finding("version", "unknown", f"the server does not tell its version{_why(seen, 'version')}")
-        return
-    told = ".".join(map(str, seen.version))
-    if seen.version < SIDECARS_SINCE:
-        says = f"Kubernetes {told} has no native sidecars (they came with 1.29): nothing is injected into any pod"
-        yield Finding("version", "wrong", says, "upgrade the cluster; until then, jobs on many hosts need no operator")
-    else:
-        yield Finding("version", "ok", f"Kubernetes {told} has native sidecars")
-
-
-def _definitions(seen: Snapshot) -> Iterator[Finding]:
-    if "definitions" in seen.unread:
-        yield _not_seen(seen, "definitions", "the custom resource definitions")
-        return
-    there = {one["metadata"]["name"]: one for one in seen.definitions}
-    missing = [kind.kind for kind in KINDS if kind.crd not in there]
-    if missing:
-        yield Finding("definitions", "wrong", f"the cluster does not know {_some(missing)}", _INSTALL)
-    else:
-        yield Finding("definitions", "ok", "the custom resource definitions are there")
-
-
-def _operator(seen: Snapshot) -> Iterator[Finding]:
-    yield from _deployment(seen, "operator", "no controller is started for any job, and no policy is looked at")
-    lacking = [what for what, may in seen.operator_may.items() if not may]
-    if lacking:
-        says = f"the operator ({ACCOUNT}) may not {_some(lacking)}"
-        yield Finding("operator_rights", "wrong", says, "kubectl apply -f k8s/rbac")
-
-
-def _webhook(seen: Snapshot) -> Iterator[Finding]:
-    if "webhooks" in seen.unread:
-        yield _not_seen(seen, "webhooks", "webhook configurations")
-    elif not seen.webhooks:
-        says = "there is no webhook configuration of sftriage: pods are created as they are"
-        yield Finding("webhook_configuration", "wrong", says, _INSTALL)
-    for one in seen.webhooks:
-        name, hooks = one["metadata"]["name"], list(items(one, "webhooks"))
-        bare = [text(hook, "name") for hook in hooks if not mapping(hook, "clientConfig").get("caBundle")]
-        if not hooks:
-            yield Finding("webhook_configuration", "wrong", f"webhook configuration {name} has no webhooks", _INSTALL)
-        elif bare:
-            says = (
-                f"webhook configuration {name} has no caBundle ({_some(bare)}): no pod is injected, and nobody says so"
-            )
-            do = f"look at what fills it in: cert-manager, or the Job in {SYSTEM} that makes certificates"
-            yield Finding("ca_bundle", "wrong", says, do)
-        else:
-            yield Finding("webhook_configuration", "ok", f"webhook configuration {name} is there")
-    yield from _deployment(seen, "webhook", "pods are created as they are, and nobody says so")
-    if seen.serving == 0:
-        says = "nobody answers behind the service of the webhook: no pod of it is ready"
-        yield Finding("webhook_service", "wrong", says, f"kubectl get pods -n {SYSTEM}")
-
-
-def _certificate(seen: Snapshot) -> Iterator[Finding]:
-    one = seen.certificate
-    if one is None:
-        if "certificate" in seen.unread:
-            yield _not_seen(seen, "certificate", "the webhook's certificate")
-        return
-    renew = f"kubectl create job renew --from=cronjob/sftriage-certificates -n {SYSTEM}, unless cert-manager renews it"
-    if seen.now_s > one.not_after_s:
-        yield Finding(
-            "certificate",
-            "wrong",
-            f"the webhook's certificate (Secret {one.secret}) ended at {clock(one.not_after_s)}",
-            renew,
-        )
-    elif seen.now_s < one.not_before_s:
-        says = f"the webhook's certificate is good from {clock(one.not_before_s)} on: a clock is wrong"
-        yield Finding("certificate", "wrong", says, "set the clock of this machine, or of who made it")
-    elif not one.trusted:
-        says = "the webhook's certificate is signed by none whom its configuration trusts (caBundle)"
-        yield Finding("certificate", "wrong", says, renew)
-    elif one.not_after_s - seen.now_s < SOON_S:
-        says = f"the webhook's certificate is good for {lasted(one.not_after_s - seen.now_s)} yet"
-        yield Finding("certificate", "wrong", says, renew)
-    else:
-        yield Finding("certificate", "ok", f"the webhook's certificate is good until {clock(one.not_after_s)}")
-
-
 def _labels(seen: Snapshot) -> Iterator[Finding]:
     if "pods" in seen.unread:
-        yield _not_seen(seen, "pods", f"the pods of namespace {seen.namespace}")
+        yield not_seen(seen, "pods", f"the pods of namespace {seen.namespace}")
         return
     if not seen.about and "about" not in seen.unread:
         yield Finding("namespace", "wrong", f"there is no namespace {seen.namespace}", "kubectl get namespaces")
@@ -160,14 +51,14 @@ def _labels(seen: Snapshot) -> Iterator[Finding]:
     label = f"kubectl label namespace {seen.namespace} {INJECT_LABEL}={ENABLED} --overwrite"
     odd = [pod for pod in seen.pods if labels_of(pod).get(INJECT_LABEL, ENABLED) not in (ENABLED, "disabled")]
     if odd:
-        says = f"{_named(odd)} ha{'s' * (len(odd) == 1) or 've'} the label {INJECT_LABEL} with another value"
+        says = f"{named(odd)} ha{'s' * (len(odd) == 1) or 've'} the label {INJECT_LABEL} with another value"
         yield Finding("label_value", "wrong", says, f"{INJECT_LABEL}: {ENABLED} is what asks for it")
     if namespace not in (None, ENABLED, "disabled"):
         says = f"namespace {seen.namespace} has the label {INJECT_LABEL}={namespace}"
         yield Finding("label_value", "wrong", says, label)
     without = [pod for pod in _training(seen) if not _asks(seen, pod)]
     if without:
-        says = f"{_named(without)} train{'s' * (len(without) == 1)}, without the label {INJECT_LABEL}={ENABLED}"
+        says = f"{named(without)} train{'s' * (len(without) == 1)}, without the label {INJECT_LABEL}={ENABLED}"
         do = f"put it into the job's pod template, or on all of them: {label}; then create the job anew"
         yield Finding("label", "wrong", says, do)
     elif not any(_asks(seen, pod) for pod in _training(seen)):
@@ -183,7 +74,7 @@ def _injected(seen: Snapshot) -> Iterator[Finding]:
     for pod in lacking:
         by_reason.setdefault(_not_injected(seen, pod), []).append(pod)
     for (why, do), pods in by_reason.items():
-        yield Finding("injected", "wrong", f"{_named(pods)}: labelled, but not injected: {why}", do)
+        yield Finding("injected", "wrong", f"{named(pods)}: labelled, but not injected: {why}", do)
     if asking and not lacking:
         yield Finding("injected", "ok", f"all {len(asking)} labelled pods are injected")
 
@@ -193,8 +84,8 @@ _ANEW = "create the pods anew (they are changed at their creation alone)"
 
 def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
     """Why a labelled pod is not injected, and what to do."""
-    created = _moment(pod)
-    hooks = [one for one in map(_moment, seen.webhooks) if one is not None]
+    created = moment(pod)
+    hooks = [one for one in map(moment, seen.webhooks) if one is not None]
     if seen.version is not None and seen.version < SIDECARS_SINCE:
         return "the cluster is too old", "see above"
     if "webhooks" not in seen.unread and not hooks:
@@ -208,7 +99,7 @@ def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
     would = injection(pod, None if found is None else found.job, InjectionSettings(), seen.version)
     if not would.patch and would.warnings:
         return would.warnings[0].removeprefix("sftriage: not injected: "), "change that, and create the pods anew"
-    do = f"kubectl logs -n {SYSTEM} deployment/sftriage-webhook says what it did; create the pods anew"
+    do = f"kubectl logs -n {seen.system} deployment/sftriage-webhook says what it did; create the pods anew"
     return "the webhook was away when they were created, or the namespace had no room for sidecars", do
 
 
@@ -222,10 +113,10 @@ def _controllers(seen: Snapshot) -> Iterator[Finding]:
             break
         if deployment is None:
             if job.object_name not in reported:
-                do = f"kubectl logs -n {SYSTEM} deployment/sftriage-operator"
+                do = f"kubectl logs -n {seen.system} deployment/sftriage-operator"
                 yield Finding("controller", "wrong", f"{of} has no controller", do)
-        elif not _available(deployment):
-            says = f"the controller of {of} does not run{_said(deployment)}"
+        elif not available(deployment):
+            says = f"the controller of {of} does not run{said(deployment)}"
             yield Finding(
                 "controller", "wrong", says, f"kubectl describe deployment {job.object_name} -n {seen.namespace}"
             )
@@ -233,22 +124,22 @@ def _controllers(seen: Snapshot) -> Iterator[Finding]:
             says = f"{of} has no report: its controller has not said anything"
             yield Finding("report", "wrong", says, f"kubectl logs -n {seen.namespace} deployment/{job.object_name}")
     if "controllers" in seen.unread and jobs:
-        yield _not_seen(seen, "controllers", "the controllers of jobs")
+        yield not_seen(seen, "controllers", "the controllers of jobs")
 
 
 def _objects(seen: Snapshot) -> Iterator[Finding]:
     invalid = [one for one in seen.policies if (found := condition(one, "Accepted")) and found.status == "False"]
     if invalid:
-        yield Finding("policies", "wrong", f"{_named(invalid)} not valid", f"sftriage kube policy -n {seen.namespace}")
+        yield Finding("policies", "wrong", f"{named(invalid)} not valid", f"sftriage kube policy -n {seen.namespace}")
     for code, bodies, noun in (("policies", seen.policies, "policy"), ("captures", seen.captures, "capture")):
-        late = [one for one in bodies if _unanswered(one) and _age_s(seen, one) > PATIENCE_S]
+        late = [one for one in bodies if _unanswered(one) and age_s(seen, one) > PATIENCE_S]
         if late:
-            says = f"nobody has looked at {noun} {_named(late)}"
+            says = f"nobody has looked at {noun} {named(late)}"
             yield Finding(code, "wrong", says, "the operator does, see above")
     asked = [one for one in seen.captures if status_of(one).get("state") == "requested" and not _unanswered(one)]
-    if late := [one for one in asked if _age_s(seen, one) > PATIENCE_S]:
-        jobs = _some(sorted({str(mapping(one, "spec").get("job")) for one in late}))
-        says = f"nobody carries out {_named(late)}: does job {jobs} run, under this name?"
+    if late := [one for one in asked if age_s(seen, one) > PATIENCE_S]:
+        jobs = some(sorted({str(mapping(one, "spec").get("job")) for one in late}))
+        says = f"nobody carries out {named(late)}: does job {jobs} run, under this name?"
         yield Finding("captures", "wrong", says, f"sftriage kube status -n {seen.namespace}")
 
 
@@ -256,12 +147,12 @@ def _store(seen: Snapshot) -> Iterator[Finding]:
     stored = [one for one in seen.captures if status_of(one).get("state") == "stored"]
     kept = [one for one in stored if not mapping(status_of(one), "stored")]
     if kept:
-        says = f"{_named(kept)}: the trace is with the job's controller alone, and goes with it: it has no store"
+        says = f"{named(kept)}: the trace is with the job's controller alone, and goes with it: it has no store"
         yield Finding(
             "store",
             "wrong",
             says,
-            f"set store in ConfigMap sftriage-injection of {SYSTEM} (docs/kubernetes.md, Settings)",
+            f"set store in ConfigMap sftriage-injection of {seen.system} (docs/kubernetes.md, Settings)",
         )
     for url, problem in seen.stores.items():
         if not problem:
@@ -279,7 +170,7 @@ def _quota(seen: Snapshot) -> Iterator[Finding]:
         hard, used = mapping(one, "status", "hard"), mapping(one, "status", "used")
         full = [f"{what} ({used.get(what)} of {most})" for what, most in hard.items() if used.get(what) == most]
         if full:
-            says = f"the quota {one['metadata']['name']} of namespace {seen.namespace} is used up: {_some(full)}"
+            says = f"the quota {one['metadata']['name']} of namespace {seen.namespace} is used up: {some(full)}"
             yield Finding(
                 "quota", "wrong", says, "raise it, or end what uses it; a controller and sidecars need a little"
             )
@@ -288,19 +179,14 @@ def _quota(seen: Snapshot) -> Iterator[Finding]:
     for one in refused:
         of = mapping(one, "involvedObject")
         told[f"{of.get('kind', '')} {of.get('name', '')}".strip()] = text(one, "message")
-    for name, message in list(told.items())[:_MAX_NAMED]:
+    for name, message in list(told.items())[:MAX_NAMED]:
         over = "exceeded quota" in message
         do = "raise the quota, or end what uses it" if over else f"kubectl get events -n {seen.namespace}"
         yield Finding("quota" if over else "events", "wrong", f"{name}: {message}", do)
 
 
 _CHECKS: Sequence[Callable[[Snapshot], Iterator[Finding]]] = (
-    _rights,
-    _version,
-    _definitions,
-    _operator,
-    _webhook,
-    _certificate,
+    *installed.CHECKS,
     _labels,
     _injected,
     _controllers,
@@ -308,33 +194,6 @@ _CHECKS: Sequence[Callable[[Snapshot], Iterator[Finding]]] = (
     _quota,
     _store,
 )
-
-
-def _deployment(seen: Snapshot, part: str, without: str) -> Iterator[Finding]:
-    """Whether a part of sftriage itself runs, and what comes of it where it does not."""
-    if "deployments" in seen.unread:
-        yield _not_seen(seen, "deployments", f"the {part}")
-        return
-    found = [one for one in seen.deployments if part in str(one["metadata"]["name"])]
-    if not found:
-        yield Finding(part, "wrong", f"there is no {part} in {SYSTEM}: {without}", _INSTALL)
-    for one in found:
-        name = one["metadata"]["name"]
-        if _available(one):
-            yield Finding(part, "ok", f"the {part} runs")
-        else:
-            do = f"kubectl describe deployment {name} -n {SYSTEM}"
-            yield Finding(part, "wrong", f"the {part} does not run{_said(one)}: {without}", do)
-
-
-def _available(deployment: Body) -> bool:
-    return bool(status_of(deployment).get("availableReplicas"))
-
-
-def _said(deployment: Body) -> str:
-    """Why a deployment does not run, as it says itself."""
-    found = [one for one in items(status_of(deployment), "conditions") if one.get("type") == "ReplicaFailure"]
-    return f" ({text(found[0], 'message')})" if found and text(found[0], "message") else ""
 
 
 def _training(seen: Snapshot) -> list[Body]:
@@ -346,7 +205,7 @@ def _training(seen: Snapshot) -> list[Body]:
 def _watched_jobs(seen: Snapshot) -> list[JobRef]:
     """The jobs of injected pods, but for those that have only begun."""
     injected = [one for one in _training(seen) if annotations_of(one).get(STATUS_ANNOTATION) == INJECTED]
-    found = (job_of(one, seen.namespace) for one in injected if _age_s(seen, one) > PATIENCE_S)
+    found = (job_of(one, seen.namespace) for one in injected if age_s(seen, one) > PATIENCE_S)
     return list(dict.fromkeys(one.job for one in found if one is not None))
 
 
@@ -359,44 +218,11 @@ def _unanswered(body: Body) -> bool:
     return bool(status_of(body).get("observedGeneration") != body["metadata"].get("generation"))
 
 
-def _age_s(seen: Snapshot, body: Body) -> float:
-    created = _moment(body)
-    return 0.0 if created is None else seen.now_s - created
-
-
-def _moment(body: Body) -> float | None:
-    return _seconds(body["metadata"].get("creationTimestamp"))
-
-
-def _seconds(told: Any) -> float | None:
-    try:
-        return datetime.fromisoformat(str(told).replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None
-
-
 def _labelled_s(body: Body) -> float | None:
     """When somebody last wrote the label of an object, as far as its server kept that."""
     found = []
     for one in items(mapping(body, "metadata"), "managedFields"):
         labels: Mapping[str, Any] = mapping(one, "fieldsV1", "f:metadata", "f:labels")
-        if f"f:{INJECT_LABEL}" in labels and (when := _seconds(one.get("time"))) is not None:
+        if f"f:{INJECT_LABEL}" in labels and (when := seconds(one.get("time"))) is not None:
             found.append(when)
     return max(found, default=None)
-
-
-def _not_seen(seen: Snapshot, part: str, what: str) -> Finding:
-    return Finding(part, "unknown", f"you may not look at {what}{_why(seen, part)}")
-
-
-def _why(seen: Snapshot, part: str) -> str:
-    return f": {seen.unread[part]}" if part in seen.unread else ""
-
-
-def _named(bodies: Sequence[Body]) -> str:
-    return _some([str(one["metadata"]["name"]) for one in bodies])
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -15,14 +15,16 @@ from sftriage.kube.conditions import status_of
 from sftriage.kube.crds import KINDS
 from sftriage.kube.jobs import JOB_LABEL
 from sftriage.kube.objects import GROUP
-from sftriage.kube.pods import items, mapping, text
-from sftriage.kube.snapshot import ACCOUNT, SYSTEM, Body, Certificate, Snapshot
+from sftriage.kube.pods import items, labels_of, mapping, text
+from sftriage.kube.snapshot import PART_LABEL, SYSTEM, Body, Certificate, Snapshot
 from sftriage.traces.objects import checked_url
 from sftriage.traces.remote import RemoteStore
 
 MAX_OBJECTS = 500
 """So many of each kind are looked at: what is wrong with all of them is wrong with the first."""
 _MAX_STORES = 3
+_OPERATORS = "sftriage-operator"
+"""What an operator's deployment is labelled as, and its service account called."""
 _MINE = tuple(f"{what}.{GROUP}" for what in ("list triagereports", "list tracecaptures", "create tracecaptures"))
 _OPERATOR = (
     *(f"list triagepolicies.{GROUP}", f"patch tracecaptures.{GROUP}", f"update tracecaptures.{GROUP}/status"),
@@ -54,8 +56,14 @@ class _Reader:
         return list(self.get(part, path, limit=MAX_OBJECTS, **query).get("items") or ())
 
 
-def gather(objects: ClusterObjects, namespace: str, now_s: float) -> Snapshot:
+def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | None = None) -> Snapshot:
     """A snapshot of a namespace, and of sftriage in its cluster.
+
+    Args:
+        objects: the cluster.
+        namespace: whose jobs are meant.
+        now_s: seconds since the epoch.
+        system: the namespace that sftriage is installed in; by default it is looked for.
 
     Raises:
         ClusterError: the server cannot be reached.
@@ -64,7 +72,7 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float) -> Snapshot:
     told = reader.get("version", "/version")
     hooks = reader.list("webhooks", path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations"))
     ours = [one for one in hooks if any(text(hook, "name").endswith(GROUP) for hook in items(one, "webhooks"))]
-    deployments = reader.list("deployments", path_of("apps/v1", "deployments", SYSTEM))
+    system, account, deployments = _installed(reader, system)
     policies, captures, reports = (_ours(reader, kind.plural, namespace) for kind in KINDS)
     quoted = quote(namespace, safe="")
     return Snapshot(
@@ -80,15 +88,34 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float) -> Snapshot:
         captures=captures,
         reports=reports,
         controllers=reader.list("controllers", path_of("apps/v1", "deployments", quoted), labelSelector=JOB_LABEL),
+        system=system,
+        account=account,
         deployments=deployments,
         webhooks=ours,
         serving=_serving(reader, ours),
         certificate=_certificate(reader, ours, deployments),
         may=_may(reader, _MINE, namespace, None),
-        operator_may=_may(reader, _OPERATOR, namespace, ACCOUNT),
+        operator_may=_may(reader, _OPERATOR, namespace, account),
         stores=_stores(captures),
         unread=reader.unread,
     )
+
+
+def _installed(reader: _Reader, said: str | None) -> tuple[str, str, list[dict[str, Any]]]:
+    """The namespace that sftriage is installed in, the user that its operator is, and its deployments.
+
+    Where nobody has ``said`` it and not all namespaces may be looked at, it is the one that `k8s/` has.
+    """
+    selector = f"{PART_LABEL} in ({_OPERATORS}, sftriage-webhook)"
+    found = reader.list("deployments", path_of("apps/v1", "deployments", said), labelSelector=selector)
+    if said is None and (refused := reader.unread.pop("deployments", None)):
+        reader.unread["elsewhere"] = refused
+        found = reader.list("deployments", path_of("apps/v1", "deployments", SYSTEM), labelSelector=selector)
+    operators = [one for one in found if labels_of(one)[PART_LABEL] == _OPERATORS]
+    first = next(iter(operators or found), {})
+    system = said or text(mapping(first, "metadata"), "namespace") or SYSTEM
+    account = text(mapping(first, "spec", "template", "spec"), "serviceAccountName") if operators else ""
+    return system, f"system:serviceaccount:{system}:{account or _OPERATORS}", found
 
 
 def _version(told: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -151,13 +178,13 @@ def _certificate(reader: _Reader, hooks: Sequence[Body], deployments: Sequence[B
     """What the webhook serves with: the certificate in the first secret that its deployment mounts."""
     bundles = [mapping(hook, "clientConfig").get("caBundle") for one in hooks for hook in items(one, "webhooks")]
     for deployment in deployments:
-        if "webhook" not in str(deployment["metadata"]["name"]):
+        if labels_of(deployment)[PART_LABEL] == _OPERATORS:
             continue
         for volume in items(mapping(deployment, "spec", "template", "spec"), "volumes"):
             name = mapping(volume, "secret").get("secretName")
             if not name:
                 continue
-            secret = reader.get("certificate", path_of("v1", "secrets", SYSTEM, str(name)))
+            secret = reader.get("certificate", path_of("v1", "secrets", deployment["metadata"]["namespace"], str(name)))
             if "tls.crt" in mapping(secret, "data"):
                 try:
                     return certificate(str(name), secret["data"]["tls.crt"], [str(one) for one in bundles if one])

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from sftriage.events import RemedyState
 from sftriage.kube.fields import (
     Count,
     Line,
@@ -186,6 +187,27 @@ class StragglerCost(ObjectModel):
     captures_s: Number = Field(default=None, description="What captures cost, as far as that was measured.")
 
 
+class ReportedAdvice(ObjectModel):
+    """What would help against a straggler that stays, and what is done about it."""
+
+    straggler: Word = Field(description="Who it is, and where.")
+    late_s: Number = Field(default=None, description="By how much of a step.")
+    remedy: Word | None = Field(default=None, description="What would help most; not there where nothing would.")
+    saves_s: Number = Field(default=None, description="What that saves of a step, by its model.")
+    break_even_s: Number = Field(default=None, description="From how late a straggler on it pays.")
+    words: Line | None = Field(default=None, description="It in a sentence.")
+
+
+class ReportedRemedy(ObjectModel):
+    """What was done by itself about a straggler that stays, as the policy allows it."""
+
+    remedy: Word = Field(description="What.")
+    state: RemedyState = Field(description="Advised alone, being tried, kept, or undone.")
+    rank: Count = Field(description="The straggler.")
+    saves_s: Number = Field(default=None, description="What it saves of a step, as far as that was measured.")
+    words: Line = Field(description="It in a sentence.")
+
+
 class TriageReportStatus(ObservedStatus):
     """How the job stands. `Healthy`: nothing is over its threshold. `Watched`: somebody judges its steps now."""
 
@@ -205,6 +227,10 @@ class TriageReportStatus(ObservedStatus):
     )
     captures_total: Count = Field(default=0, description="How many captures there are.")
     cost: StragglerCost = Field(default=StragglerCost(), description="What stragglers and captures have cost.")
+    advice: ReportedAdvice | None = Field(
+        default=None, description="What would help against a straggler that stays; not there while there is none."
+    )
+    remedy: ReportedRemedy | None = Field(default=None, description="What was done about one last.")
 
 
 def capture_of(body: dict[str, Any]) -> tuple[TraceCaptureSpec | None, str]:

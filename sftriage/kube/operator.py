@@ -318,6 +318,8 @@ def run(objects: ClusterObjects, after: Looked, leader: Leader | None = None) ->
         kopf.run(
             registry=registry(objects, Remover(after.stores), making, begun, after.namespaces),
             settings=wanted,
+            # (by default kopf asks what its user is called, who in an image has no name)
+            identity=_PREFIX,  # type: ignore[arg-type]  # a str by another name
             standalone=True,
             namespaces=after.namespaces,
             clusterwide=not after.namespaces,

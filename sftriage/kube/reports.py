@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
+from sftriage.events import RemedyChanged
 from sftriage.kube.conditions import Answer, Now, dated, readable, status_of
 from sftriage.kube.objects import (
     MAX_CAPTURES,
     MAX_HOLDS,
     Hold,
     LastVerdict,
+    ReportedAdvice,
     ReportedCapture,
+    ReportedRemedy,
     StragglerCost,
     TriageReportStatus,
 )
+from sftriage.mitigate.advice import advice_of
+from sftriage.runs.advice import remedy_line, straggler_of
 from sftriage.runs.following import WindowRow
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.outlook import Outlook
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest
+from sftriage.words.advice import NOTHING, remedy_told
 from sftriage.words.amounts import clock
 from sftriage.words.captures import caused
 from sftriage.words.objects import REPORTS
@@ -56,6 +62,8 @@ def report_status(body: Mapping[str, Any], view: View, now_s: float) -> TriageRe
         captures=tuple(captures[:MAX_CAPTURES]),
         captures_total=len(captures),
         cost=_cost(view),
+        advice=_advice(view),
+        remedy=next((_remedy(one) for one in reversed(view.notes) if isinstance(one, RemedyChanged)), None),
     )
 
 
@@ -125,6 +133,34 @@ def _captures(view: View) -> Iterator[ReportedCapture]:
             reproduced=None if manifest is None or manifest.reproduced is None else manifest.reproduced.answer,
             cause=None if cause is None or cause.code == "unknown" else caused(cause),
         )
+
+
+def _advice(view: View) -> ReportedAdvice | None:
+    straggler = straggler_of(view)
+    if straggler is None:
+        return None
+    best = advice_of(straggler, None, None).best
+    about = f"{straggler.who} in {straggler.where}"
+    if best is None:
+        return ReportedAdvice(straggler=about, late_s=straggler.late_s, words=NOTHING)
+    return ReportedAdvice(
+        straggler=about,
+        late_s=straggler.late_s,
+        remedy=best.code,
+        saves_s=best.saves_s,
+        break_even_s=best.pays_from_s,
+        words=remedy_line(best),
+    )
+
+
+def _remedy(told: RemedyChanged) -> ReportedRemedy:
+    return ReportedRemedy(
+        remedy=told.remedy,
+        state=told.state,
+        rank=told.rank,
+        saves_s=told.numbers.get("saves_s"),
+        words=remedy_told(told),
+    )
 
 
 def _cost(view: View) -> StragglerCost:

@@ -10,8 +10,9 @@ Body = Mapping[str, Any]
 """An object as the API server has it."""
 
 SYSTEM = "sftriage-system"
-"""The namespace that sftriage itself is installed in."""
-ACCOUNT = f"system:serviceaccount:{SYSTEM}:sftriage-operator"
+"""The namespace that `k8s/` installs sftriage in. A chart is installed anywhere."""
+PART_LABEL = "app.kubernetes.io/name"
+"""By which sftriage's own deployments are known: ``sftriage-operator``, ``sftriage-webhook``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,15 @@ class Snapshot:
         version: the server's, major and minor; None where it is not told.
         about: the namespace's own object.
         webhooks: the MutatingWebhookConfigurations that are ours.
+        system: the namespace that sftriage is installed in, as far as that is known.
+        account: the user that the operator is.
         deployments: those of sftriage itself; ``controllers``: those of the namespace's jobs.
         serving: addresses at which somebody answers for the webhook's service; None where that is not known.
         certificate: what the webhook serves with; None where that is not known.
         may: what the person may do, by verb and resource; ``operator_may``: what the operator may.
         stores: why a store that captures name cannot be reached from here, by URL; "" where it can.
-        unread: the parts that could not be read, by their names here, each with the reason.
+        unread: the parts that could not be read, by their names here, each with the reason; ``elsewhere`` is any
+            namespace but ``system`` that sftriage might be installed in.
     """
 
     now_s: float
@@ -54,6 +58,8 @@ class Snapshot:
     captures: Sequence[Body] = ()
     reports: Sequence[Body] = ()
     controllers: Sequence[Body] = ()
+    system: str = SYSTEM
+    account: str = f"system:serviceaccount:{SYSTEM}:sftriage-operator"
     deployments: Sequence[Body] = ()
     webhooks: Sequence[Body] = ()
     serving: int | None = None

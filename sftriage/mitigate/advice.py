@@ -5,11 +5,13 @@ Each remedy says from where on it pays, and what it takes for granted (`sftriage
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from statistics import median
+from typing import Literal, NamedTuple
 
-from sftriage.mitigate.costs import Link, under_straggler
+from sftriage.mitigate.costs import Link, UnderStraggler, under_straggler
 from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, step_s
 
 RemedyCode = Literal["take_out", "rebalance", "stragglar", "pipeline", "host_transfers"]
@@ -28,6 +30,35 @@ class Straggler:
     n_ranks: int
     late_s: float
     step_s: float
+
+
+RECENT_WINDOWS = 10
+MIN_WINDOWS = 4
+"""Of the recent windows at least so many, and half of them, name who is there to stay."""
+
+
+class Chronic(NamedTuple):
+    """Whom a window names as slow for long, what that costs in a step, and what a step takes."""
+
+    who: str
+    where: str
+    ranks: tuple[int, ...]
+    gain_s: float
+    step_s: float
+
+
+def straggler_in(recent: Sequence[Chronic | None], n_ranks: int) -> Straggler | None:
+    """Who has been slow for long, and is still, by the last `RECENT_WINDOWS` windows; None for nobody.
+
+    ``recent`` has for each window the first suspect if that is a chronic one.
+    """
+    most = Counter((one.ranks, one.where) for one in recent if one is not None).most_common(1)
+    if not most or most[0][1] < max(MIN_WINDOWS, len(recent) / 2):
+        return None
+    (ranks, where), _ = most[0]
+    named = [one for one in recent if one is not None and (one.ranks, one.where) == (ranks, where)]
+    late_s, step_s = median(one.gain_s for one in named), median(one.step_s for one in named)
+    return Straggler(named[-1].who, where, ranks, max(n_ranks, 1 + max(ranks)), min(late_s, step_s), step_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +143,13 @@ def _around(straggler: Straggler, messages: Messages | None) -> Iterator[Remedy]
             break_even, most = cost.break_even_s / cost.ring_s, 1.0 - cost.after_s / cost.ring_s
             yield Remedy("stragglar", None, None, {"break_even_of_ring": break_even, "most_of_ring": most})
         return
-    cost = under_straggler(n, messages.size_bytes, messages.link)
+    yield around(straggler, under_straggler(n, messages.size_bytes, messages.link))
+
+
+def around(straggler: Straggler, cost: UnderStraggler) -> Remedy:
+    """StragglAR, of what an exchange of gradients costs."""
     numbers = {"ring_s": cost.ring_s, "after_s": cost.exposed_s(straggler.late_s), "early_s": cost.early_s}
-    yield Remedy("stragglar", cost.ring_s - cost.exposed_s(straggler.late_s), cost.break_even_s, numbers)
+    return Remedy("stragglar", cost.ring_s - cost.exposed_s(straggler.late_s), cost.break_even_s, numbers)
 
 
 def _of_pipeline(pipeline: Pipeline) -> Iterator[Remedy]:

@@ -4,20 +4,31 @@
     model.register_comm_hook(state, stragglar_hook)   # an all-reduce, until somebody is named
     state.switch(3)                                   # between two steps, on all ranks
 
+or, for a policy's ``mitigate`` to name the straggler, on all ranks at once (`sftriage.mitigate.switching`)::
+
+    attach(model)
+
 Tried on Gloo with gradients on the CPU, and refused elsewhere.
 """
 # Annotations as they are, not as text: torch compares those of a hook with its own types.
 
+import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from sftriage.errors import UsageError
+from sftriage.errors import RingError, UsageError
 from sftriage.mitigate.schedule import schedule_of
+from sftriage.mitigate.switching import Switch, make_switch
+from sftriage.recorder.log import warn
+from sftriage.recorder.monitor import RINGS_ENV
+from sftriage.recorder.recording import step_now
 
 
 class Stragglar:
@@ -40,6 +51,23 @@ class Stragglar:
         self.group = dist.new_group(ranks, timeout, use_local_synchronization=True)
         self._ranks = ranks
         self._worker = ThreadPoolExecutor(1, "sftriage-stragglar")
+        self._switch: Switch | None = None
+        # Of the round in progress: what its exchanges have taken, and how much they were.
+        self._took_ns = self._size_bytes = 0
+
+    def follow(self, switch: Switch) -> None:
+        """Let the straggler be who the group's file says, from one backward to the next."""
+        self._switch = switch
+
+    def begin(self) -> None:
+        """A backward's first gradients are there: the last one's have all been exchanged."""
+        if self._switch is None:
+            return
+        if self.straggler is None and self._took_ns:
+            self._switch.exchanged(self._took_ns, self._size_bytes)
+        self._took_ns = self._size_bytes = 0
+        value = self._switch.begin(step_now())
+        self.straggler = value - 1 if value else None
 
     def switch(self, straggler: int | None) -> None:
         """Name the straggler, or nobody: between two steps, on all ranks. What the first rank says holds for all.
@@ -63,6 +91,7 @@ class Stragglar:
         return done
 
     def _reduce(self, gradient: torch.Tensor, straggler: int | None, done: torch.futures.Future[torch.Tensor]) -> None:
+        began_ns = monotonic_ns()
         try:
             gradient.div_(len(self._ranks))
             if straggler is None or len(self._ranks) < 2:
@@ -70,6 +99,8 @@ class Stragglar:
             else:
                 others = [rank for at, rank in enumerate(self._ranks) if at != straggler]
                 _Exchange(gradient, [*others, self._ranks[straggler]], self.group).run()
+            self._took_ns += monotonic_ns() - began_ns
+            self._size_bytes += gradient.numel() * gradient.element_size()
             done.set_result(gradient)
         except Exception as error:
             done.set_exception(error)  # type: ignore[arg-type]  # torch says that it takes a value
@@ -80,7 +111,50 @@ def stragglar_hook(
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch re-exports it by a star
 ) -> torch.futures.Future[torch.Tensor]:
     """What DistributedDataParallel calls with each bucket of gradients."""
+    if bucket.index() == 0:
+        state.begin()
     return state.start(bucket.buffer())
+
+
+def attach(model: torch.nn.parallel.DistributedDataParallel, timeout: timedelta | None = None) -> Stragglar | None:
+    """Take the hook in, so that a policy's ``mitigate`` may have gradients reduced around a straggler. On all ranks.
+
+    Nothing is done, and None returned, where sftriage does not watch the job; nor, with a warning, where the ranks of
+    the group are on several hosts, or gradients on a GPU.
+    """
+    group = model.process_group
+    ranks = dist.get_process_group_ranks(group)
+    place = ranks.index(dist.get_rank())
+    directory = os.environ.get(RINGS_ENV)
+    on_cpu = all(one.device.type == "cpu" for one in model.parameters())
+    made: list[Any] = [_made(directory, ranks) if directory and on_cpu and place == 0 else None]
+    dist.broadcast_object_list(made, ranks[0], group=group)
+    switch = _opened(directory, made[0], place) if made[0] is not None else None
+    has_R: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(has_R, switch is not None, group=group)
+    if switch is None or not all(has_R):
+        if directory and place == 0:
+            warn("gradients are reduced as before: StragglAR is here for ranks of one host, with gradients on the CPU")
+        return None
+    state = Stragglar(group, timeout)
+    state.follow(switch)
+    model.register_comm_hook(state, stragglar_hook)
+    return state
+
+
+def _made(directory: str, ranks: list[int]) -> str | None:
+    try:
+        return make_switch(Path(directory), ranks).name
+    except (OSError, RingError) as error:
+        warn("no straggler can be named from outside: %s", error)
+        return None
+
+
+def _opened(directory: str | None, name: str, place: int) -> Switch | None:
+    try:
+        return Switch(Path(directory) / name, place) if directory else None
+    except (OSError, RingError):
+        return None
 
 
 class _Exchange:

@@ -43,6 +43,8 @@ def contradictions(document: Any) -> Iterator[tuple[Location, str]]:
     yield from _in_limits(_mapping(spec, "limits"))
     if spec.get("retention") == {}:
         yield ("spec", "retention"), "says neither age nor bytes; without retention traces are kept for ever"
+    if _mapping(spec, "mitigate").get("remedies") in ([], ()):
+        yield ("spec", "mitigate", "remedies"), "names no remedy; without mitigate there is advice alone"
     rules = spec.get("rules")
     if rules in ([], ()):
         yield ("spec", "rules"), "no rule; a policy that captures nothing has rules without a capture"

@@ -15,7 +15,7 @@ from sftriage.policy.fields import Location
 from sftriage.policy.loading import LoadedPolicy, find, load
 from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.quantities import AT_ONCE, Lasting
-from sftriage.policy.schema import Detection, Limits, Rule, Spec
+from sftriage.policy.schema import Detection, Limits, Mitigate, Rule, Spec
 from sftriage.records import Suspect
 
 _MOST_TURNS = 100
@@ -79,6 +79,19 @@ class PolicySet:
             captures_per_run=min((one.captures_per_run for one in every if one.captures_per_run), default=None),
             concurrent_ranks=min(one.concurrent_ranks for one in every),
             overhead_budget=min(every, key=lambda one: one.overhead_fraction).overhead_budget,
+        )
+
+    @cached_property
+    def mitigate(self) -> Mitigate | None:
+        """What may be done about a straggler: what all allow that say something of it, under the strictest bounds."""
+        every = [spec.mitigate for spec in self._specs if spec.mitigate is not None]
+        if not every:
+            return None
+        return Mitigate(
+            remedies=tuple(one for one in every[0].remedies if all(one in other.remedies for other in every)),
+            min_saving=max(every, key=lambda one: one.min_saving_fraction).min_saving,
+            steps=max(one.steps for one in every),
+            cooldown=max(every, key=lambda one: one.cooldown_s).cooldown,
         )
 
     @property

@@ -297,6 +297,39 @@ class Active(PolicyModel):
         return None if self.cron.split() == ["*"] * 5 else cron.trigger(self.cron, cron.zone(self.timezone))
 
 
+class Mitigate(PolicyModel):
+    """What may be done by itself about a straggler that stays: tried, and undone where it does not help."""
+
+    remedies: Listed[Literal["stragglar"]] = Field(
+        max_length=1,
+        description="Which: `stragglar` reduces gradients around the straggler, where the job has taken its hook in "
+        "(docs/mitigate.md).",
+        json_schema_extra={"minItems": 1, "items": {"type": "string", "enum": ["stragglar"]}},
+    )
+    min_saving: Share = Field(
+        default="2%", description="Share of a step that a remedy must save: by its model to be tried, measured to stay."
+    )
+    steps: int = Field(
+        default=50,
+        ge=5,
+        le=10_000,
+        description="Steps that each part of a trial takes: with the remedy and without, twice in turn.",
+    )
+    cooldown: Cooldown = Field(
+        default="1h", description="Time after a remedy was undone in which it is not tried again on the same straggler."
+    )
+
+    @cached_property
+    def min_saving_fraction(self) -> float:
+        """``min_saving`` as a fraction."""
+        return quantities.fraction(self.min_saving)
+
+    @cached_property
+    def cooldown_s(self) -> float:
+        """``cooldown`` in seconds."""
+        return quantities.seconds(self.cooldown)
+
+
 class Retention(PolicyModel):
     """How long traces are kept. What is not said is not limited."""
 
@@ -330,6 +363,11 @@ class Spec(PolicyModel):
     )
     limits: Limits = Field(default=Limits(), description="What captures may cost a job.")
     active: Active = Field(default=Active(), description="When captures are allowed.")
+    mitigate: Mitigate | None = Field(
+        default=None,
+        description="What may be done by itself about a straggler that stays; without it, there is advice alone.",
+        json_schema_extra=left_out,
+    )
     retention: Retention | None = Field(
         default=None, description="How long traces are kept; for ever without it.", json_schema_extra=left_out
     )

@@ -364,6 +364,11 @@ class Recording:
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
 
 
+def step_now() -> int:
+    """The number of the step that this process records, or was the last one; -1 where it records none."""
+    return max((one.log.number for one in _recordings if not one.off), default=-1)
+
+
 def _abandon_all() -> None:
     forget_locks()
     for recording in list(_recordings):

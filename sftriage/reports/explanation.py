@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sftriage.events import WindowJudged
+from sftriage.events import RemedyChanged, WindowJudged
 from sftriage.frontier.explaining import Check, explain
 from sftriage.records import Decision, Verdict
+from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import milliseconds
 from sftriage.words.decisions import advice, reason_sentence, resolution
 from sftriage.words.verdicts import system_sentence, verdict_sentence, when, where, who
@@ -17,8 +18,11 @@ def resolves(verdict: Verdict, decision: Decision) -> str:
     return advice(verdict.reasons) if verdict.reasons else resolution(decision)
 
 
-def explanation_lines(event: WindowJudged) -> Iterator[str]:
-    """The verdict, its numbers against their thresholds, the runner-up, and what would have changed the label."""
+def explanation_lines(event: WindowJudged, remedy: RemedyChanged | None = None) -> Iterator[str]:
+    """The verdict, its numbers against their thresholds, the runner-up, and what would have changed the label.
+
+    ``remedy`` is what had been done about a straggler by then.
+    """
     verdict, decision = event.verdict, event.decision
     explanation = explain(verdict)
     yield verdict_sentence(verdict)
@@ -42,6 +46,8 @@ def explanation_lines(event: WindowJudged) -> Iterator[str]:
     if what := resolves(verdict, decision):
         yield f"What would resolve it: {what}"
     yield f"Decided: {decision.outcome}: {reason_sentence(decision)}"
+    if remedy is not None:
+        yield f"Remedy: {remedy_told(remedy)}"
 
 
 def _amount(value: float, check: Check) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sftriage.events import CauseFound
+from sftriage.events import CauseFound, RemedyChanged
 from sftriage.records import CaptureResult, plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
@@ -16,6 +16,7 @@ from sftriage.runs.outlook import DISTURBED, telling_row
 from sftriage.runs.picture import CaptureView, captures_of, window_values
 from sftriage.runs.source import View
 from sftriage.sinks.terminal import Said
+from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import clock_time, counted
 from sftriage.words.captures import caused, ended_sentence
 
@@ -77,16 +78,16 @@ def news(told: Told, view: View, now_s: float) -> tuple[Told, list[str]]:
             lines.append(f"{clock_time(row.time_s)}  {clean(_said(row))}")
     lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
     lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
-    lines += [f"{clock_time(one.time_s)}  {clean(caused(one))}" for one in _causes(told, view) if one.code != "unknown"]
+    lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in _notes(told, view) if (text := _note_said(one))]
     return all_of(view, said), lines
 
 
 def events(told: Told, view: View) -> tuple[Told, list[dict[str, Any]]]:
-    """Every window, end of a capture and cause that is new, as JSON values, and what has been told with them."""
+    """Every window, end of a capture, cause and remedy that is new, as JSON values, and what is told with them."""
     rows, _, ended = _since(told, view)
     values = [window_values(row) for row in rows]
     values += [{"type": "capture", **plain(one)} for one in ended]
-    values += [msgspec.to_builtins(one) for one in _causes(told, view)]
+    values += [msgspec.to_builtins(one) for one in _notes(told, view)]
     return all_of(view), values
 
 
@@ -99,10 +100,16 @@ def _since(told: Told, view: View) -> tuple[Sequence[WindowRow], Sequence[Reques
     return view.rows[told.windows :], view.asks[told.asks :], ended
 
 
-def _causes(told: Told, view: View) -> list[CauseFound]:
-    """What is new of why captured ranks are slow; all of it where the journal began anew."""
+def _notes(told: Told, view: View) -> list[CauseFound | RemedyChanged]:
+    """What is new of why captured ranks are slow, and what is done about it; all where the journal began anew."""
     notes = view.notes[told.notes if len(view.notes) >= told.notes else 0 :]
-    return [one for one in notes if isinstance(one, CauseFound)]
+    return [one for one in notes if isinstance(one, CauseFound | RemedyChanged)]
+
+
+def _note_said(one: CauseFound | RemedyChanged) -> str:
+    if isinstance(one, RemedyChanged):
+        return remedy_told(one)
+    return caused(one) if one.code != "unknown" else ""
 
 
 def _kind(row: WindowRow) -> tuple[object, ...]:

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from statistics import median
 from typing import Any
 
-from sftriage.mitigate.advice import Advice, Remedy, Straggler
+from sftriage.mitigate.advice import RECENT_WINDOWS, Advice, Chronic, Remedy, Straggler, straggler_in
 from sftriage.records import plain
+from sftriage.runs.following import WindowRow
 from sftriage.runs.source import View
 from sftriage.words.advice import ASSUMPTIONS, NOBODY, NOTHING, TITLES, remedy_sentence, straggler_sentence
-
-RECENT_WINDOWS = 10
-MIN_WINDOWS = 4
-"""Of the recent windows at least so many, and half of them, name who is there to stay."""
 
 
 def straggler_of(view: View) -> Straggler | None:
     """Who has been slow for long, and is still: the chronic first suspect of most recent windows; None for nobody."""
     recent = [row for row in view.rows[-RECENT_WINDOWS:] if row.label != "stalled"]
-    first = [(row, row.suspects[0]) for row in recent if row.suspects and row.suspects[0].pattern == "chronic"]
-    most = Counter((one.ranks, one.where) for _, one in first).most_common(1)
-    if not most or most[0][1] < max(MIN_WINDOWS, len(recent) / 2):
+    return straggler_in([_chronic(row) for row in recent], view.telemetry.world_size or 0)
+
+
+def _chronic(row: WindowRow) -> Chronic | None:
+    if not row.suspects or row.suspects[0].pattern != "chronic":
         return None
-    (ranks, where), _ = most[0]
-    named = [(row, one) for row, one in first if (one.ranks, one.where) == (ranks, where)]
-    n_ranks = max(view.telemetry.world_size or 0, 1 + max(ranks))
-    late_s, step_s = median(one.gain_s for _, one in named), median(row.exposed_s for row, _ in named)
-    return Straggler(named[-1][1].who, where, ranks, n_ranks, min(late_s, step_s), step_s)
+    first = row.suspects[0]
+    return Chronic(first.who, first.where, first.ranks, first.gain_s, row.exposed_s)
 
 
 def advice_lines(advice: Advice) -> list[str]:
@@ -39,8 +33,13 @@ def advice_lines(advice: Advice) -> list[str]:
     return lines + [line for remedy in advice.remedies for line in _remedy(remedy)]
 
 
+def remedy_line(remedy: Remedy) -> str:
+    """A remedy in words: what, what it saves, and from where on."""
+    return f"{TITLES[remedy.code]}. {_sentence(remedy)}"
+
+
 def _remedy(remedy: Remedy) -> tuple[str, str]:
-    return f"{TITLES[remedy.code]}. {_sentence(remedy)}", f"  Taken for granted: {ASSUMPTIONS[remedy.code]}."
+    return remedy_line(remedy), f"  Taken for granted: {ASSUMPTIONS[remedy.code]}."
 
 
 def _sentence(remedy: Remedy) -> str:

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.errors import InputError, UsageError
-from sftriage.events import CaptureChanged, CauseFound, CostMeasured, Decided, DiskRecovered, Event, WindowJudged
+from sftriage.events import (
+    CaptureChanged,
+    CauseFound,
+    CostMeasured,
+    Decided,
+    DiskRecovered,
+    Event,
+    RemedyChanged,
+    WindowJudged,
+)
 from sftriage.records import ENDED, CaptureResult, Decision, plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import Note, RequestRow, WindowRow, note_kind
@@ -197,6 +206,12 @@ def window_of(directory: RunDirectory, what: str) -> WindowJudged:
     lines = "1 line of its journal is" if len(damaged) == 1 else f"{len(damaged)} lines of its journal are"
     advice = "`sftriage decisions` lists its windows" + (f" ({lines} damaged)" if damaged else "")
     raise UsageError(f"{directory.path} has no window or capture {what}; {advice}")
+
+
+def remedy_by(directory: RunDirectory, window: WindowJudged) -> RemedyChanged | None:
+    """What had been done about a straggler when a window was decided; None for nothing."""
+    told = [one for one in read_journal(directory.decisions) if isinstance(one, RemedyChanged)]
+    return next((one for one in reversed(told) if one.time_s <= window.decision.time_s), None)
 
 
 def _unwritten(directory: RunDirectory, events: Sequence[Event], step: int) -> str | None:

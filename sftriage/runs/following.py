@@ -24,6 +24,7 @@ from sftriage.events import (
     NamedPolicy,
     Place,
     PolicyChanged,
+    RemedyChanged,
     TakenOver,
     WindowJudged,
 )
@@ -103,7 +104,7 @@ class RequestRow(_DecisionRow):
     request_id: str = ""
 
 
-Other = CostMeasured | PolicyChanged | EvidenceGathered | TakenOver | DiskRecovered | CauseFound
+Other = CostMeasured | PolicyChanged | EvidenceGathered | TakenOver | DiskRecovered | CauseFound | RemedyChanged
 Note = RequestRow | Other
 """What is on record beside windows and captures; of an `Other`, only as much of its texts as is shown."""
 
@@ -348,6 +349,11 @@ def note_of(event: Other) -> Other | None:
                 event.place.function[:MAX_TEXT], event.place.file[:MAX_TEXT], event.place.line
             )
             return msgspec.structs.replace(event, **texts, place=place)
+        case RemedyChanged():
+            texts = {name: getattr(event, name)[:MAX_TEXT] for name in ("who", "where", "switch")}
+            numbers = {name[:MAX_TEXT]: one for name, one in list(event.numbers.items())[:_MAX_LINES]}
+            _check(*map(abs, numbers.values()))
+            return msgspec.structs.replace(event, **texts, numbers=numbers)
         case TakenOver():
             return msgspec.structs.replace(event, host=event.host[:MAX_TEXT])
     return msgspec.structs.replace(event, remarks=_lines(event.remarks), gpus=None) if event.remarks else None

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sftriage.events import CostMeasured
+from sftriage.events import CostMeasured, RemedyChanged
 from sftriage.policy.losses import Losses
 from sftriage.runs.advice import straggler_of
 from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
 from sftriage.runs.source import View
 from sftriage.traces.manifest import CauseInfo, Manifest
+from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import hours_of_ranks, lasted, milliseconds, rank_hours
 from sftriage.words.captures import caused
 from sftriage.words.glance import (
@@ -304,5 +305,8 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | N
     if advice and newest.outcome != "capture":
         yield NextStep(advice)
     if straggler_of(view) is not None:
+        told = next((one for one in reversed(view.notes) if isinstance(one, RemedyChanged)), None)
+        if told is not None and told.state in ("trying", "kept"):
+            yield NextStep(remedy_told(told))
         yield NextStep(said("advise"), f"sftriage advise {shlex.quote(view.directory)}")
     yield NextStep(said("explain"), f"sftriage explain {window} {run}")

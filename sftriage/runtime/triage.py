@@ -135,7 +135,7 @@ class Triage:
             self._held = held.pop_all()
         # What a step takes, by the newest window.
         self._attempt, self._step_s = 0, USUAL_STEP_S
-        self._seen_s = self._tidied_s = self._looked_s = -TIDY_S
+        self._seen_s = self._tidied_s = self._looked_s = self._mitigated_s = -TIDY_S
         self._look_took_s = 0.0
         self._failed_windows = 0
         self._asks: deque[tuple[Path, ManualRequest]] = deque()
@@ -242,7 +242,16 @@ class Triage:
         """
         self._reads = reads or ended
         # Captures that have ended are taken before the rings are read: these have all of their steps then.
-        for act in (self._hear, self._judge, self._see_stall, self._gather, self._take_asks, self._note, self._show):
+        for act in (
+            self._hear,
+            self._judge,
+            self._see_stall,
+            self._gather,
+            self._take_asks,
+            self._note,
+            self._mitigate,
+            self._show,
+        ):
             try:
                 act(ended=ended)
             except Exception as error:
@@ -313,6 +322,13 @@ class Triage:
     def _find_asks(self) -> None:
         if not self._asks:
             self._asks += left(self.directory)
+
+    def _mitigate(self, *, ended: bool) -> None:
+        now_s = self._clock.monotonic_s()
+        if ended or now_s < self._mitigated_s + SEEN_S:
+            return
+        self._mitigated_s = now_s
+        self._fleet.switch(self._controller.mitigate(self._fleet.switches(), self._clock.wall_s()))
 
     def _annotate(self, act: Callable[[], None]) -> None:
         """Have something found out of captures and noted in their manifests, and wait for it, though not for long."""

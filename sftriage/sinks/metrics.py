@@ -7,11 +7,10 @@ as ``other``.
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -37,10 +36,8 @@ from sftriage.records import (
     ENDED,
     OTHER,
     CaptureRequest,
-    CaptureResult,
     Clock,
     Decision,
-    JobStatus,
     Label,
     Profiler,
     Regression,
@@ -48,6 +45,7 @@ from sftriage.records import (
     Window,
 )
 from sftriage.sinks.exposition import Exposed
+from sftriage.sinks.per_rank import Counters, Gauges, PerRank
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.sinks.tally import StepTally
 from sftriage.words.decisions import reasons_of
@@ -69,9 +67,6 @@ STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5,
 
 _UNKNOWN = "unknown"
 _OTHERS = ("(others)", "")
-Counters: TypeAlias = "partial[Counter]"
-Gauges: TypeAlias = "partial[Gauge]"
-"""Make a family of metrics of a name, a help text and the names of its labels."""
 _PHASES = frozenset({"import", "prepare", "probe", "start", "run", "stop", "export"})
 
 
@@ -408,42 +403,3 @@ def _reason_label(decision: Decision) -> str:
     first = next(iter(reasons_of(decision)), "")
     # What is counted must not have a thousand names.
     return first if first in RESOLVES else "other"
-
-
-class PerRank:
-    """Series of single ranks: as many as the job has ranks, and those of its suspects' stages. They are asked for."""
-
-    def __init__(self, counter: Counters, gauge: Gauges) -> None:
-        self._suspected = counter(
-            "sftriage_rank_suspect_verdicts", "Verdicts whose suspect is this rank, or holds it.", ["rank", "stage"]
-        )
-        self._gain = gauge(
-            "sftriage_rank_suspect_gain_seconds",
-            "What mending the newest verdict's suspect would save in each step, for each rank of it. Absent while "
-            "nobody is suspected.",
-            ["rank", "stage"],
-        )
-        self._captures = counter("sftriage_rank_captures", "Captures of a rank that have ended.", ["rank"])
-        self._step = gauge("sftriage_rank_step", "The number of the step that a rank is in.", ["rank"])
-        self._alive = gauge(
-            "sftriage_rank_alive", "1 while a rank's process is there, NaN where that cannot be told.", ["rank"]
-        )
-
-    def suspected(self, named: Suspect | None, label_of: Callable[[str | None], str]) -> None:
-        """This one is suspected now, or nobody."""
-        self._gain.clear()
-        if named is None:
-            return
-        for rank in named.ranks:
-            self._suspected.labels(str(rank), label_of(named.stage)).inc()
-            self._gain.labels(str(rank), label_of(named.stage)).set(named.gain_s)
-
-    def captured(self, result: CaptureResult) -> None:
-        """A capture has ended."""
-        self._captures.labels(str(result.rank)).inc()
-
-    def looked(self, job: JobStatus) -> None:
-        """What the ranks are doing."""
-        for one in job.ranks:
-            self._step.labels(str(one.rank)).set(one.step)
-            self._alive.labels(str(one.rank)).set(math.nan if one.alive is None else one.alive)

@@ -16,11 +16,13 @@ from sftriage.events import (
     Event,
     FollowUpDecided,
     ManualRequestDecided,
+    RemedyChanged,
     Sight,
     WindowJudged,
 )
 from sftriage.records import ENDED, CaptureResult, Decision, Verdict
 from sftriage.sinks.stream import Sink
+from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import counted, milliseconds
 from sftriage.words.captures import capturing_sentence, caused, ended_sentence
 from sftriage.words.decisions import outcome_sentence, reason_sentence
@@ -95,6 +97,8 @@ class Teller(Sink):
                 self._captured(seen.result, seen.stored_bytes)
             case CauseFound(code=code) if code != "unknown":
                 self.say(caused(seen))
+            case RemedyChanged():
+                self.say(remedy_told(seen))
             case DiskFailed():
                 self.say(disk_failed_sentence(seen.problem))
             case DiskRecovered():

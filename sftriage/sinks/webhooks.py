@@ -31,10 +31,11 @@ from urllib3.util import Retry, Url, make_headers, parse_url
 
 from sftriage import __version__
 from sftriage.errors import SftriageError
-from sftriage.events import CauseFound, Event, FollowUpDecided, PolicyChanged, Sight, WindowJudged
+from sftriage.events import CauseFound, Event, FollowUpDecided, PolicyChanged, RemedyChanged, Sight, WindowJudged
 from sftriage.policy.schema import Rule, Webhook
 from sftriage.records import Decision, Trigger, Verdict, plain
 from sftriage.sinks.stream import Sink, keep_newest
+from sftriage.words.advice import remedy_told
 from sftriage.words.captures import caused
 from sftriage.words.decisions import decision_values, reason_sentence
 from sftriage.words.verdicts import verdict_sentence
@@ -129,6 +130,19 @@ def slack_message(job: str, verdict: Verdict, decision: Decision, cause: CauseFo
 def cause_message(job: str, found: CauseFound, decision: Decision) -> bytes:
     """A cause as such a line."""
     return _line(f"{job}: Why, of {_steps(decision)}: {caused(found)} {found.next_step}")
+
+
+def remedy_event(job: str, run: str, told: RemedyChanged, decision: Decision) -> bytes:
+    """A remedy as a CloudEvent, about the same subject as the ``decision`` that was told before, whose id it has."""
+    about = {"job": job, "run": run, "rules": list(decision.notify), "decision_id": event_id(decision)}
+    data = {"remedy": {"says": remedy_told(told), **msgspec.to_builtins(told)}}
+    number = f"{told.attempt}-{told.rank}-{told.state}-{round(1000 * told.time_s)}"
+    return _event("remedy", number, told.time_s, _steps(decision), {**about, **data})
+
+
+def remedy_message(job: str, told: RemedyChanged) -> bytes:
+    """A remedy as such a line."""
+    return _line(f"{job}: {remedy_told(told)}")
 
 
 def _line(text: str) -> bytes:
@@ -260,6 +274,8 @@ class Webhooks(Sink):
                 self._asked_for(seen.triggers)
             case CauseFound() if seen.code != "unknown":
                 self._explained(seen)
+            case RemedyChanged():
+                self._remedied(seen)
 
     def _asked_for(self, triggers: Mapping[str, Trigger]) -> None:
         for capture_id, trigger in triggers.items():
@@ -284,6 +300,14 @@ class Webhooks(Sink):
         if decision is not None and (known is None or known.code != found.code):
             event = partial(cause_event, self.job, self.run, found, decision)
             self._post(decision, event, partial(cause_message, self.job, found, decision))
+
+    def _remedied(self, told: RemedyChanged) -> None:
+        """Who was told of a straggler last is told what is done about it."""
+        decisions = [one for (ranks, _), one in self._told.items() if ranks == (told.rank,)]
+        if decisions:
+            newest = max(decisions, key=lambda one: one.time_s)
+            event = partial(remedy_event, self.job, self.run, told, newest)
+            self._post(newest, event, partial(remedy_message, self.job, told))
 
     def _post(self, decision: Decision, event: Callable[[], bytes], line: Callable[[], bytes]) -> None:
         """Have those told whom a decision was to be told to, each once."""

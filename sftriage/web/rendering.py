@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sftriage import __version__
+from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import ago, clock_time, lasted, moment, size
 from sftriage.words.captures import CONTROL_PART, caused, choice_words, stage_suspected
 from sftriage.words.glance import LABEL_MEANINGS, OUTCOME_MEANINGS, QUESTIONS
@@ -22,6 +23,7 @@ NOTE_WORDS = {
     "beside": "after a capture",
     "cost": "cost",
     "cause": "cause",
+    "remedy": "remedy",
     "policy": "policy",
     "evidence": "evidence",
     "taken_over": "taken over",
@@ -72,6 +74,7 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         choice_words=choice_words,
         stage_suspected=stage_suspected,
         caused=caused,
+        remedy_told=remedy_told,
         colour=lambda number: number % COLOURS,
     )
     environment.globals.update(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sftriage.events import RemedyChanged, RemedyReason
 from sftriage.words.amounts import milliseconds
 
 TITLES = {
@@ -70,3 +71,29 @@ def _saves(saves_s: float | None) -> str:
 
 def _ms(seconds: float | None) -> str:
     return "any time" if seconds is None else milliseconds(seconds)
+
+
+REMEDY_REASONS: Mapping[RemedyReason, str] = {
+    "worthwhile": "it is worth the trouble by its model",
+    "helps": "it helps",
+    "no_help": "it does not help",
+    "moved": "another one is the straggler now",
+    "gone": "there is no straggler any more",
+    "not_allowed": "the policy does not allow it",
+    "not_switched": "not all ranks switched",
+    "restarted": "the ranks began anew",
+    "interrupted": "its trial was cut off",
+}
+
+
+def remedy_told(seen: RemedyChanged) -> str:
+    """What is done about a straggler that stays, and what has come of it."""
+    what, why = f"{TITLES[seen.remedy]}, {seen.who} in {seen.where}", REMEDY_REASONS[seen.reason]
+    numbers = {name: milliseconds(number) for name, number in seen.numbers.items() if name.endswith("_s")}
+    if seen.state in ("advised", "trying"):
+        done = "is tried" if seen.state == "trying" else f"not tried, for {why}"
+        return f"{what}: {done}; it would save {numbers.get('expected_s', 'something')} a step by its model."
+    measured = ""
+    if "on_s" in numbers:
+        measured = "; a step is {on_s} with it, and {off_s} without, give or take {error_s}".format_map(numbers)
+    return f"{what}: {seen.state}, for {why}{measured}."

@@ -5,6 +5,8 @@
 All-reduce around a late rank (StragglAR) against one in a ring, over how late it is, in units of what the whole message
 takes on a link (sβ): seconds from where it is there. A pipeline of four stages over the delay of its middle link, in
 units of a forward computation: torch's own 1F1B, 1F1B whose sends hold nothing up, and stages as far ahead as planned.
+The same where a slow link holds its sender up: torch's own 1F1B, stages as far ahead as planned, and these once what
+they send leaves from the host.
 
 Ranks are processes, and messages go over Gloo, held back for what the links take; computations sleep. So both are of
 the links and the schedules, and not of this machine's cores, whose share comes on top. Figures are medians.
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.mitigate.costs import Link, under_straggler
-from sftriage.mitigate.pipelines import Pipeline, one_f_one_b, planned, step_s
+from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, step_s
 
 TESTS = Path(__file__).parents[1]
 LAUNCH = TESTS / "integration" / "jobs" / "launch.py"
@@ -35,6 +37,10 @@ SIZE_BYTES, WHOLE_S = 1 << 20, 0.2
 DELAYS = (0.0, 0.25, 0.5, 0.75, 1.0, 2.0, 4.0)
 STAGES, MICROBATCHES, FORWARD_S, BACKWARD_S = 4, 16, 0.02, 0.04
 LINK_DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
+HELD_DELAYS = (0.0, 0.5, 1.0, 2.0)
+
+
+HELD = ("one_f_one_b_held", "ahead_held", "from_host")
 
 
 def told_by(ranks: int, job: Path, spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -94,6 +100,34 @@ def under_a_slow_link(rounds: int) -> dict[str, Any]:
     return {"stages": STAGES, "microbatches": MICROBATCHES, "forward_s": FORWARD_S, "curve": curve}
 
 
+def where_a_link_holds_up(rounds: int) -> dict[str, Any]:
+    curve = []
+    for delay in HELD_DELAYS:
+        delays = (0.0, delay * FORWARD_S, 0.0)
+        pipeline = Pipeline((FORWARD_S,) * STAGES, (BACKWARD_S,) * STAGES, delays, MICROBATCHES)
+        usual, ahead = one_f_one_b(pipeline), planned(pipeline)
+        spec = {"forward_s": FORWARD_S, "backward_s": BACKWARD_S, "delay_S": delays, "microbatches": MICROBATCHES}
+        took = {}
+        for how in ("held", "host"):
+            # (the first step of each schedule sets up what the others have)
+            several = {**spec, "transfers": how, "rounds": ["1F1B", ahead, *(["1F1B", ahead] * rounds)]}
+            steps = told_by(STAGES, PIPELINE, several)
+            took[how] = [statistics.median(one["step_s"] for one in steps[2 + which : -1 : 2]) for which in range(2)]
+        curve.append(
+            {
+                "delay_s": delays[1],
+                "ahead": ahead,
+                "one_f_one_b_held_s": took["held"][0],
+                "ahead_held_s": took["held"][1],
+                "from_host_s": took["host"][1],
+                "one_f_one_b_held_model_s": step_s(blocked(pipeline), usual),
+                "ahead_held_model_s": step_s(blocked(pipeline), ahead),
+                "from_host_model_s": step_s(pipeline, ahead),
+            }
+        )
+    return {"stages": STAGES, "microbatches": MICROBATCHES, "forward_s": FORWARD_S, "curve": curve}
+
+
 def shown(found: dict[str, Any]) -> None:
     for one in found["late_rank"]:
         even = "never" if one["break_even_s"] is None else f"at {one['break_even_s']:.3f} s"
@@ -110,6 +144,10 @@ def shown(found: dict[str, Any]) -> None:
         adapted = f"{at['adapted_s']:.2f} s ({at['adapted_model_s']:.2f})"
         own = f"{at['torchs_1f1b_s']:.2f} s"
         print(f"  {at['delay_s']:.2f} s   {own:12}  {usual:16}  {adapted:16}  {at['ideal_s']:.2f} s")
+    print("  link that holds its sender up: 1F1B (model)  ahead (model)     ahead, from the host (model)")
+    for at in found["held_up"]["curve"]:
+        told = (f"{at[f'{name}_s']:.2f} s ({at[f'{name}_model_s']:.2f})" for name in HELD)
+        print(f"  {at['delay_s']:.2f} s   {'  '.join(told)}")
 
 
 def main() -> None:
@@ -122,6 +160,7 @@ def main() -> None:
         "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
         "late_rank": [around_a_late_rank(ranks, options.rounds) for ranks in options.ranks],
         "slow_link": under_a_slow_link(options.rounds),
+        "held_up": where_a_link_holds_up(options.rounds),
     }
     if options.json:
         print(json.dumps(found, indent=2))

@@ -17,20 +17,16 @@ from typing import Any
 
 import pytest
 
-from sftriage.kube.captures import Seen, capture_status
-from sftriage.records import CaptureResult
-from sftriage.traces.manifest import Manifest, ReproducedInfo
+from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore
 from tests.integration.kube import Cluster, missing, prepared
+from tests.integration.kube_captures import CAPTURE_ID, captured, made, put_status, stored_trace
 from tests.integration.processes import wait_until
-from tests.unit.conftest import manifest_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 REPOSITORY = Path(__file__).parents[2]
 SOON_S = 60.0
-CAPTURE_ID = "w100-149-r2-slow-rank-1"
 REPORT = {
     "observedGeneration": 1,
     "health": "captured",
@@ -52,44 +48,12 @@ def server() -> Iterator[Cluster]:
 def stored(tmp_path) -> tuple[RemoteStore, Manifest]:
     """A store with one trace, and its manifest."""
     (tmp_path / "traces").mkdir()
-    trace = tmp_path / "exported.json"
-    trace.write_text('{"traceEvents": []}')
-    run = LocalStore(tmp_path / "run")
-    manifest = run.put(CAPTURE_ID, trace, lambda artefact: manifest_of(CAPTURE_ID, artefact))
-    found = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.02, expected_s=0.02)
-    manifest = manifest.model_copy(update={"reproduced": found})
-    store = RemoteStore.open(str(tmp_path / "traces"), job=manifest.job, run=manifest.run)
-    for artefact in manifest.artefacts:
-        store.put_artefact(CAPTURE_ID, artefact, run.path(CAPTURE_ID, artefact.name).read_bytes())
-    store.put_manifest(manifest)
-    return RemoteStore.open(str(tmp_path / "traces")), manifest
-
-
-def told(server: Cluster, namespace: str, plural: str, name: str, status: Any) -> None:
-    """Write a status as the operator does, through its subresource."""
-    body = {**server.get(plural, name, namespace=namespace), "status": status}
-    path = f"/apis/sftriage.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/status"
-    server.kubectl("replace", "--raw", path, "-f", "-", text=json.dumps(body))
-
-
-def made(kind: str, name: str, spec: Any, **metadata: Any) -> dict[str, Any]:
-    return {"apiVersion": "sftriage.dev/v1alpha1", "kind": kind, "metadata": {"name": name, **metadata}, "spec": spec}
-
-
-def captured(server: Cluster, namespace: str, store: RemoteStore, manifest: Manifest, place: str = "") -> str:
-    """A TraceCapture whose trace is stored, as the operator makes it; its name."""
-    why = {"policy": "default", "rule": "slow-rank", "stage": "data", "first_step": 100, "last_step": 149}
-    body = made("TraceCapture", "c", {"job": "resnet", "rank": 2, "reason": "slow", "trigger": why})
-    server.create(body, namespace)
-    result = CaptureResult(CAPTURE_ID, 2, "stored", first_step=160, last_step=164)
-    seen = Seen(result, manifest, place or store.place, f"resnet/run-1/{CAPTURE_ID}")
-    told(server, namespace, "tracecaptures", "c", capture_status(body, seen, 0.0).plain())
-    return "c"
+    return stored_trace(tmp_path, str(tmp_path / "traces"))
 
 
 def reported(server: Cluster, namespace: str) -> None:
     server.create(made("TriageReport", "resnet", {"job": "resnet"}), namespace)
-    told(server, namespace, "triagereports", "resnet", REPORT)
+    put_status(server, namespace, "triagereports", "resnet", REPORT)
 
 
 def cells(table: str) -> list[list[str]]:
@@ -104,7 +68,7 @@ def test_jobs_and_how_they_stand(server, namespace, laptop):
     expected = [namespace, "resnet", "captured", "rank 2 in data", "100", "12", "1", "Rank 2 is slow in data."]
     assert cells(laptop("status").stdout) == [expected]
     # AND what somebody wrote there does nothing to a terminal
-    told(server, namespace, "triagereports", "resnet", {**REPORT, "summary": "\x1b[2J[red]gone"})
+    put_status(server, namespace, "triagereports", "resnet", {**REPORT, "summary": "\x1b[2J[red]gone"})
     assert cells(laptop("status").stdout)[0][-1] == "?[2J[red]gone"
     (row,) = laptop.json("status", "resnet")
     assert (row["job"], row["suspect"], row["lost_s"], row["watched"]) == ("resnet", "rank 2 in data", 12.5, None)
@@ -218,8 +182,8 @@ def test_a_person_asks_for_a_capture_and_is_told_how_it_ended(server, namespace,
             "steps": 2,
             "max_bytes": "64Mi",
         }
-        told(server, namespace, "tracecaptures", name, {"state": "running"})
-        told(server, namespace, "tracecaptures", name, {"state": state, "detail": "that is why"})
+        put_status(server, namespace, "tracecaptures", name, {"state": "running"})
+        put_status(server, namespace, "tracecaptures", name, {"state": state, "detail": "that is why"})
         out, err = process.communicate(timeout=SOON_S)
     assert process.returncode == code, err
     found = json.loads(out)

@@ -17,15 +17,17 @@ import pytest
 import yaml
 
 from sftriage.kube.deploying import METRICS_PORT
+from sftriage.kube.settings import InjectionSettings
 from sftriage.runtime.hub_server import nats_server
 from sftriage.runtime.hub_waiting import is_up
 from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
 from tests.integration.beside_hub import free_port
 from tests.integration.kube import ANY, Cluster, OwnCluster, cluster, missing
+from tests.integration.kube_operators import Operators
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.integration.runs import captures, verdicts
-from tests.integration.test_kube_jobs import OBJECTS, Operators, TrainingJob
+from tests.integration.test_kube_jobs import OBJECTS, TrainingJob
 
 pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
@@ -83,7 +85,9 @@ class Job:
             "SFTRIAGE_RINGS": str(self.host / "rings"),
             "SFTRIAGE_SPOOL": str(self.host / "spool"),
         }
-        self.operators = Operators(server, folder, namespace, store=str(self.store), **settings)
+        said = {"image": "registry.example/sftriage@sha256:12", "store": str(self.store), **settings}
+        self.settings = InjectionSettings.model_validate(said)
+        self.operators = Operators(server, folder, namespace, self.settings)
         self._shared = "nats" in settings
         self._held.callback(self.operators.close)
         try:
@@ -97,7 +101,7 @@ class Job:
         self.server.create(yaml.safe_load(POLICY), namespace)
         self.operators.start()
         self.training = TrainingJob(self.server, namespace)
-        self.training.add_pod(0, self.operators.settings)
+        self.training.add_pod(0, self.settings)
         self.ref = self.training.ref
         wait_until(lambda: self.training.policies() == ["input"], 60.0)
         wanted = set(OBJECTS) - ({"secret", "service"} if self._shared else set())

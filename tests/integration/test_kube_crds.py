@@ -25,6 +25,7 @@ from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View
 from sftriage.traces.manifest import ReproducedInfo
 from tests.integration.kube import Cluster, missing, prepared
+from tests.integration.kube_captures import put_status
 from tests.integration.processes import wait_until
 from tests.structural_rules import BREAKS, KEEPS, findings
 from tests.unit.conftest import manifest_of
@@ -109,7 +110,7 @@ def test_a_policy_comes_back_from_the_server_as_it_was(server, namespace, name):
     # WHEN its status was written too
     (found,) = standings([served], NOW_S)
     assert found.in_force, found.error
-    put_status(server, namespace, served, found.status.plain())
+    put_status(server, namespace, "triagepolicies", said["metadata"]["name"], found.status.plain())
     # THEN it is that policy still, with all that the server keeps beside it
     again = server.get("triagepolicy", said["metadata"]["name"], namespace=namespace)
     assert again["status"] == found.status.plain()
@@ -132,7 +133,7 @@ def test_a_report_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
     losses = Losses({"rank 2 in data": SuspectLoss("rank 2", "data", lost_s=0.9, rank_s=3.6)})
     view = View("1", info=info, going=True, rows=rows, states=states, captures=(manifest_of("c1"),), losses=losses)
     status = report_status(served, view, NOW_S).plain()
-    put_status(server, namespace, served, status)
+    put_status(server, namespace, "triagereports", "r", status)
     assert server.get("triagereport", "r", namespace=namespace)["status"] == status
     shown = server.kubectl("get", "trep", "-n", namespace).stdout.splitlines()
     assert shown[0].split() == ["NAME", "JOB", "HEALTH", "SUSPECT", "SINCE", "LOST-S", "CAPTURES", "AGE"]
@@ -148,7 +149,7 @@ def test_a_capture_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
     manifest = manifest_of("c1").model_copy(update={"reproduced": found})
     took = CaptureResult("c1", 2, "stored", first_step=160, last_step=164)
     status = capture_status(served, Seen(took, manifest, "s3://traces", "resnet/run-1/c1"), NOW_S).plain()
-    put_status(server, namespace, served, status)
+    put_status(server, namespace, "tracecaptures", "c", status)
     assert server.get("tracecapture", "c", namespace=namespace)["status"] == status
     shown = server.kubectl("get", "tcap", "-n", namespace).stdout.splitlines()
     assert shown[0].split() == ["NAME", "JOB", "RANK", "STAGE", "STEP", "PROFILER", "STATE", "REPRODUCED", "AGE"]
@@ -167,13 +168,6 @@ def test_a_number_that_comes_back_without_its_point_is_the_same(server, namespac
     detection = loaded(served).policy.spec.detection
     assert (detection.min_coverage, detection.min_persistence) == (1.0, 0.5)
     assert detection.false_names_per_million_steps == 1e-06
-
-
-def put_status(server: Cluster, namespace: str, body: dict, status: dict) -> None:
-    """Write a status, as an operator does: kubectl of this age cannot say the subresource of any server."""
-    kind = next(kind for kind in KINDS if kind.kind == body["kind"])
-    path = f"/apis/sftriage.dev/v1alpha1/namespaces/{namespace}/{kind.plural}/{body['metadata']['name']}/status"
-    server.kubectl("replace", "--raw", path, "-f", "-", text=json.dumps({**body, "status": status}))
 
 
 @pytest.mark.parametrize("text", documented("TraceCapture").values(), ids=documented("TraceCapture"))
@@ -268,7 +262,7 @@ def test_what_no_schema_can_say_is_not_accepted_with_the_words_of_policy_validat
     assert sorted(accepted.message.splitlines()) == sorted(
         f"{one.path}: {one.message}" for one in refused.value.problems
     )
-    put_status(server, namespace, served, found.status.plain())
+    put_status(server, namespace, "triagepolicies", "default", found.status.plain())
     shown = server.kubectl("get", "tpol", "-n", namespace, "-o", "wide").stdout
     assert shown.splitlines()[1].split()[1:3] == ["False", "Unknown"]
 

@@ -138,3 +138,26 @@ def test_whoever_may_see_little_is_told_what_they_may_not(server, namespace, lap
     assert states["rights"] == "wrong"
     assert states["webhooks"] == "unknown"
     assert "create tracecaptures" in next(one["says"] for one in findings if one["code"] == "rights")
+
+
+def test_an_operator_is_found_wherever_it_was_installed(server, namespace, laptop, tmp_path):
+    """GIVEN sftriage in a namespace of its owner's choosing, as a chart has it, THEN it and its rights are found."""
+    with server.namespace() as chosen:
+        for file in ("rbac/operator.yaml", "operator/deployment.yaml", "webhook/deployment.yaml"):
+            text = (K8S / file).read_text().replace("sftriage-system", chosen)
+            # (an old server does not know disruption budgets, and takes the rest)
+            server.kubectl("apply", "-f", "-", text=text, check=False)
+        found = wrong(laptop)
+        assert found["operator"].startswith("the operator does not run")
+        assert "operator_rights" not in found
+        # WHEN the server is asked of a namespace in which it is not
+        elsewhere = laptop.json("doctor", "--operator-namespace", namespace, code=1)
+        assert ("operator", "wrong") in {(one["code"], one["state"]) for one in elsewhere}
+        # WHEN somebody asks who may not look at all namespaces THEN it may be elsewhere, or is where they say
+        server.kubectl("create", "serviceaccount", "jane", "-n", chosen)
+        server.kubectl("create", "role", "jane", "-n", chosen, "--verb=list", "--resource=deployments.apps")
+        server.kubectl("create", "rolebinding", "jane", "-n", chosen, "--role=jane", f"--serviceaccount={chosen}:jane")
+        jane = Laptop(server.as_account(tmp_path, "jane", chosen), laptop.home, namespace)
+        for more, state in (((), "unknown"), (("--operator-namespace", chosen), "wrong")):
+            findings = jane.json("doctor", *more, code=1)
+            assert next(one["state"] for one in findings if one["code"] == "operator") == state

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,8 @@ from sftriage.kube.mirrored import report_body
 from sftriage.kube.settings import InjectionSettings
 from sftriage.policy.loading import find, parse
 from tests.integration.kube import ANY, Cluster, missing, prepared
-from tests.integration.processes import DEADLINE_S, ended, wait_until
+from tests.integration.kube_operators import Operators
+from tests.integration.processes import DEADLINE_S, wait_until
 
 pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
@@ -43,36 +42,12 @@ def server() -> Iterator[Cluster]:
         yield one
 
 
-class Operators:
-    """`sftriage operator`, one or several, each as the operator's service account."""
-
-    def __init__(self, server: Cluster, folder: Path, namespace: str, **settings: object) -> None:
-        self._folder, self._namespace = folder, namespace
-        self.settings = InjectionSettings.model_validate({"image": "registry.example/sftriage@sha256:12", **settings})
-        self._environment = {**os.environ, "KUBECONFIG": str(server.as_operator(folder))}
-        self._held = contextlib.ExitStack()
-
-    def start(self, name: str = "operator", *more: str, everywhere: bool = False) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "sftriage", "operator"]
-        command += [] if everywhere else ["--namespace", self._namespace]
-        settings = self._folder / "settings.yaml"
-        settings.write_text(yaml.safe_dump(self.settings.plain()))
-        command += ["--settings", str(settings), "--grace-seconds", "1", *more]
-        with (self._folder / name).open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
-        self._held.enter_context(ended(process))
-        return process
-
-    def said(self, name: str = "operator") -> str:
-        return (self._folder / name).read_text()
-
-    def close(self) -> None:
-        self._held.close()
+SETTINGS = InjectionSettings(image="registry.example/sftriage@sha256:12")
 
 
 @pytest.fixture
 def operators(server, tmp_path, namespace) -> Iterator[Operators]:
-    with contextlib.closing(Operators(server, tmp_path, namespace)) as found:
+    with contextlib.closing(Operators(server, tmp_path, namespace, SETTINGS)) as found:
         yield found
 
 

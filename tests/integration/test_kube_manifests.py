@@ -42,7 +42,9 @@ def _definition(group: str, kind: str) -> dict[str, Any]:
     return {**about, "metadata": {"name": f"{names['plural']}.{group}"}, "spec": spec}
 
 
-@pytest.mark.parametrize("overlay", [".", "cert-manager", "nats", "dashboards", "prometheus", "samples"])
+@pytest.mark.parametrize(
+    "overlay", [".", "cert-manager", "cert-manager-nats", "nats", "dashboards", "prometheus", "samples"]
+)
 def test_the_manifests_are_taken_as_they_are(server, namespace, overlay):
     """GIVEN all of k8s/ WHEN it is applied, twice THEN the server takes it, but for kinds that are newer than it."""
     foreign = [_definition(group, kind) for group, kinds in FOREIGN.items() for kind in kinds]

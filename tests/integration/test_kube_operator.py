@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,15 @@ import pytest
 import yaml
 
 from sftriage.policy.loading import find
-from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore
 from tests.integration.kube import OPERATOR, Cluster, OwnCluster, missing, prepared
-from tests.integration.processes import ended, wait_until
-from tests.unit.conftest import manifest_of
+from tests.integration.kube_operators import Operators
+from tests.integration.processes import wait_until
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 REPOSITORY = Path(__file__).parents[2]
 DEFAULT = yaml.safe_load(find("default").read_text())
 SOON_S = 60.0
-CAPTURE_ID = "w100-149-r2-slow-rank-1"
 
 
 @pytest.fixture(scope="module")
@@ -35,32 +32,10 @@ def server() -> Iterator[Cluster]:
         yield one
 
 
-class Operator:
-    """`sftriage operator`, as somebody who is the operator's service account."""
-
-    def __init__(self, server: Cluster, folder: Path, namespace: str) -> None:
-        self._log, self._arguments = folder / "operator.log", ["--namespace", namespace]
-        self._environment = {**os.environ, "KUBECONFIG": str(server.as_operator(folder))}
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text()
-
-    @contextlib.contextmanager
-    def running(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        command = [sys.executable, "-m", "sftriage", "operator", *self._arguments, *arguments]
-        with (
-            self._log.open("ab") as log,
-            subprocess.Popen(command, stdout=log, stderr=log, env=self._environment) as process,
-            ended(process),
-        ):
-            yield process
-            assert process.poll() is None, self.said
-
-
 @pytest.fixture
-def operator(server, tmp_path, namespace) -> Operator:
-    return Operator(server, tmp_path, namespace)
+def operator(server, tmp_path, namespace) -> Iterator[Operators]:
+    with contextlib.closing(Operators(server, tmp_path, namespace)) as found:
+        yield found
 
 
 def policy(name: str, **spec: Any) -> dict[str, Any]:
@@ -171,7 +146,7 @@ def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path):
     with contextlib.closing(own), own.namespace() as namespace:
         own.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"), "-f", str(REPOSITORY / "k8s" / "rbac"))
         own.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-        operator = Operator(own, tmp_path, namespace)
+        operator = Operators(own, tmp_path, namespace)
         with operator.running("--watch-seconds", "2"):
             own.create(policy("a"), namespace)
             becomes(own, namespace, {"a": FINE})
@@ -263,48 +238,6 @@ def test_credentials_that_are_none_are_said_and_end_it(server, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.fixture
-def traces(tmp_path) -> RemoteStore:
-    """A store that hosts share, with one capture."""
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    trace = tmp_path / "exported.json"
-    trace.write_text("{}")
-    run = LocalStore(tmp_path / "run")
-    manifest = run.put(CAPTURE_ID, trace, lambda artefact: manifest_of(CAPTURE_ID, artefact))
-    store = RemoteStore.open(str(folder), job=manifest.job, run=manifest.run)
-    for artefact in manifest.artefacts:
-        store.put_artefact(CAPTURE_ID, artefact, (run.path(CAPTURE_ID, artefact.name)).read_bytes())
-    store.put_manifest(manifest)
-    return RemoteStore.open(str(folder))
-
-
-def stored_capture(server: Cluster, namespace: str, store: RemoteStore) -> str:
-    """A TraceCapture whose trace is in a store, whose finalizer is there; its name."""
-    spec = {"job": "resnet", "rank": 2, "reason": "why is the loader slow?"}
-    body = {"apiVersion": "sftriage.dev/v1alpha1", "kind": "TraceCapture", "metadata": {"name": "c"}, "spec": spec}
-    server.create(body, namespace)
-    finalizers = wait_until(
-        lambda: server.get("tracecapture", "c", namespace=namespace)["metadata"].get("finalizers"), SOON_S
-    )
-    assert finalizers == ["sftriage.dev/trace"]
-    place = {"store": store.place, "reference": f"resnet/run-1/{CAPTURE_ID}", "size_bytes": 7, "artefacts": []}
-
-    def told() -> bool:
-        served = server.get("tracecapture", "c", namespace=namespace)
-        status = {**served.get("status", {}), "state": "stored", "stored": place}
-        path = f"/apis/sftriage.dev/v1alpha1/namespaces/{namespace}/tracecaptures/c/status"
-        written = json.dumps({**served, "status": status})
-        return server.kubectl("replace", "--raw", path, "-f", "-", text=written, check=False).returncode == 0
-
-    wait_until(told, SOON_S)
-    return "c"
-
-
-def gone(server: Cluster, namespace: str) -> Callable[[], bool]:
-    return lambda: not server.get("tracecaptures", namespace=namespace)["items"]
-
-
 def test_a_person_is_told_at_once_whether_what_they_ask_for_makes_sense(server, namespace, operator):
     good = {"job": "resnet", "rank": 2, "reason": "why?"}
     made = {"apiVersion": "sftriage.dev/v1alpha1", "kind": "TraceCapture"}
@@ -322,54 +255,6 @@ def test_a_person_is_told_at_once_whether_what_they_ask_for_makes_sense(server, 
     assert shown[1:] == [["bad", "resnet", "2", "auto", "refused"], ["good", "resnet", "2", "auto", "requested"]]
     message = server.get("tracecapture", "bad", namespace=namespace)["status"]["conditions"][0]["message"]
     assert "options of torch do nothing where the profiler is nsys" in message
-
-
-def test_deleting_a_capture_deletes_its_trace(server, namespace, operator, traces):
-    with operator.running("--store", traces.place):
-        name = stored_capture(server, namespace, traces)
-        assert len(traces.ids()) == 1
-        server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
-        wait_until(gone(server, namespace), SOON_S)
-    assert traces.ids() == frozenset()
-
-
-def test_a_pinned_trace_stays(server, namespace, operator, traces):
-    traces.pin(CAPTURE_ID)
-    with operator.running("--store", traces.place):
-        name = stored_capture(server, namespace, traces)
-        server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
-        wait_until(gone(server, namespace), SOON_S)
-        assert "is pinned" in operator.said
-    assert len(traces.ids()) == 1
-
-
-def test_a_trace_is_deleted_though_whoever_should_was_away(server, namespace, operator, traces):
-    """GIVEN a capture that is deleted while no operator runs THEN it waits, and the next operator deletes its trace."""
-    with operator.running("--store", traces.place):
-        name = stored_capture(server, namespace, traces)
-    server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
-    assert server.get("tracecapture", name, namespace=namespace)["metadata"]["deletionTimestamp"]
-    assert len(traces.ids()) == 1
-    with operator.running("--store", traces.place):
-        wait_until(gone(server, namespace), SOON_S)
-    assert traces.ids() == frozenset()
-
-
-def test_a_trace_in_a_store_that_is_not_ours_is_left_and_that_is_said(server, namespace, operator, traces):
-    """GIVEN an operator that was given no store THEN the object waits, says why, and goes once somebody is given it."""
-    with operator.running():
-        name = stored_capture(server, namespace, traces)
-        server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
-
-        def said() -> bool:
-            status = server.get("tracecapture", name, namespace=namespace)["status"]
-            return any("is no store of this operator" in one["message"] for one in status["conditions"])
-
-        wait_until(said, SOON_S)
-    assert len(traces.ids()) == 1
-    with operator.running("--store", traces.place):
-        wait_until(gone(server, namespace), SOON_S)
-    assert traces.ids() == frozenset()
 
 
 def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_force(server, namespace, operator):

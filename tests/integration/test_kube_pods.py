@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ import yaml
 from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import job_of
 from sftriage.kube.settings import InjectionSettings
-from tests.integration.kube import OWN, OwnCluster, missing
+from tests.integration.kube import K8S, OWN, SYSTEM, OwnCluster, missing
+from tests.integration.kube_captures import captured as with_trace
+from tests.integration.kube_captures import stored_trace
 from tests.integration.namespaces import Hosts, hosts_of
 from tests.integration.pod_container import missing as no_containers
 from tests.integration.pod_runner import Pod, running
@@ -101,25 +104,22 @@ class Platform:
         self._certificate = (server.folder / "certs" / "apiserver.crt").read_bytes()
         self.variables = {"KUBERNETES_SERVICE_HOST": "kubernetes.default.svc", "KUBERNETES_SERVICE_PORT": str(port)}
 
-    def objects(self, names: Mapping[str, str], account: str | None = None) -> Objects:
-        """What a pod finds in the cluster; with the token of a service account, where it has one."""
+    def objects(self, names: Mapping[str, str], account: str | None = None, namespace: str = "") -> Objects:
+        """What a pod of a namespace finds in the cluster; with the token of a service account, where it has one."""
+        namespace = namespace or self.namespace
         found = Objects(images=IMAGES, variables=self.variables)
         found.names.update({"kubernetes.default.svc": self._address, **names})
-        self.refresh(found)
+        for one in self.server.get("secrets", namespace=namespace)["items"]:
+            data = {name: base64.b64decode(value) for name, value in one.get("data", {}).items()}
+            found.secrets[one["metadata"]["name"]] = data
+        for one in self.server.get("configmaps", namespace=namespace)["items"]:
+            data = {name: value.encode() for name, value in one.get("data", {}).items()}
+            found.config_maps[one["metadata"]["name"]] = data
         if account is None:
             return found
-        token = self.server.kubectl("create", "token", "-n", self.namespace, account).stdout.strip()
-        mounted = {"token": token.encode(), "ca.crt": self._certificate, "namespace": self.namespace.encode()}
-        return Objects(found.secrets, found.config_maps, found.images, {}, mounted, found.names, self.variables)
-
-    def refresh(self, objects: Objects) -> None:
-        """See what is in the cluster now."""
-        for one in self.server.get("secrets", namespace=self.namespace)["items"]:
-            data = {name: base64.b64decode(value) for name, value in one.get("data", {}).items()}
-            objects.secrets[one["metadata"]["name"]] = data
-        for one in self.server.get("configmaps", namespace=self.namespace)["items"]:
-            data = {name: value.encode() for name, value in one.get("data", {}).items()}
-            objects.config_maps[one["metadata"]["name"]] = data
+        token = self.server.kubectl("create", "token", "-n", namespace, account).stdout.strip()
+        mounted = {"token": token.encode(), "ca.crt": self._certificate, "namespace": namespace.encode()}
+        return replace(found, account=mounted)
 
     def place(self, number: int) -> Place:
         return Place(f"node-{'abc'[number]}", self.hosts.addresses[number])
@@ -351,3 +351,32 @@ def test_a_controller_that_is_drained_from_its_node_is_followed_by_another(platf
         job.ends()
         stored = job.capture(cluster)
     assert stored["spec"]["trigger"]["stage"] == "data"
+
+
+def test_the_operator_as_its_manifest_has_it_deletes_a_trace_in_a_store_that_asks_who_it_is(platform, monkeypatch):
+    """GIVEN the operator's own pod, and a store with credentials, WHEN a capture is deleted THEN so is its trace"""
+    cluster, credentials = platform
+    server, namespace = cluster.server, cluster.namespace
+    for name, value in credentials.items():
+        monkeypatch.setenv(name, value)
+    store, manifest = stored_trace(cluster.folder, STORE)
+    kept = f"{manifest.job}/{manifest.run}/{manifest.capture_id}"
+    assert kept in store.ids()
+    settings = {"settings.yaml": yaml.safe_dump(SETTINGS.plain())}
+    there = server.get("secret", CREDENTIALS, namespace=namespace)["data"]
+    for body in (
+        {"kind": "ConfigMap", "metadata": {"name": "sftriage-injection"}, "data": settings},
+        {"kind": "Secret", "metadata": {"name": "sftriage-store"}, "data": there},
+    ):
+        server.kubectl("apply", "-n", SYSTEM, "-f", "-", text=json.dumps({"apiVersion": "v1", **body}))
+    template = next(yaml.safe_load_all((K8S / "operator" / "deployment.yaml").read_text()))["spec"]["template"]
+    body = {"metadata": {"name": "operator", "namespace": SYSTEM, **template["metadata"]}, "spec": template["spec"]}
+    body["spec"]["containers"][0]["image"] = OURS
+    objects = cluster.objects({}, "sftriage-operator", SYSTEM)
+    with cluster.run(body, 2, objects) as pod:
+        with_trace(server, namespace, store, manifest)
+        pod.until(lambda: server.get("tracecapture", "c", namespace=namespace)["metadata"].get("finalizers"), 60)
+        server.kubectl("delete", "tracecapture", "c", "-n", namespace, "--wait=false")
+        pod.until(lambda: not server.get("tracecaptures", namespace=namespace)["items"], 60)
+    # (what other tests have stored stays)
+    assert kept not in store.ids()

@@ -3,13 +3,16 @@
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from torch.distributed.pipelining import schedules
 
 from sftriage.errors import UsageError
 from sftriage.mitigate.adapted import adapted_schedule
 from sftriage.mitigate.pipelines import Pipeline, absorbing, one_f_one_b, order_of, planned
+from sftriage.mitigate.transfers import _RECEIVES, _SENDS, HostTransfers
 from tests.integration.processes import FORKED
 
 JOB = Path(__file__).parent / "jobs" / "delayed_pipeline.py"
@@ -37,6 +40,41 @@ def test_stages_run_as_far_ahead_as_planned_from_one_step_to_the_next(environmen
     assert own["orders"] == steps[0]["orders"]
     # AND stages that would wait for each other are refused before they do
     assert "4 stages ahead by [1, 1, 1, 2]" in refused["refused"]
+
+
+def test_what_leaves_from_the_host_holds_nothing_up_that_is_computed_next(environment):
+    # GIVEN a pipeline whose middle link holds its senders up, and stages as far ahead as is planned for it
+    delays = (0.0, DELAY_S, 0.0)
+    ahead = planned(Pipeline((FORWARD_S,) * 4, (BACKWARD_S,) * 4, delays, MICROBATCHES))
+    spec = {"forward_s": FORWARD_S, "backward_s": BACKWARD_S, "delay_S": delays, "microbatches": MICROBATCHES}
+    for transfers, thread in (("held", "MainThread"), ("host", "sftriage-transfers")):
+        # WHEN it is trained so, and with what is sent leaving from the host
+        rounds = ["1F1B", ahead, ahead]
+        command = [*FORKED, "4", JOB, json.dumps({**spec, "rounds": rounds, "transfers": transfers})]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        own, *steps, _ = json.loads(done.stdout)
+        # THEN what is computed is the same (the job compares with torch's own schedule), in the planned order
+        for told in steps:
+            assert told["orders"] == [
+                [f"{step.kind}{step.microbatch}" for step in order_of(one, MICROBATCHES)] for one in ahead
+            ]
+            # AND what a stage sends leaves from the thread that computes, or from none such
+            assert told["sent_from"] == [[thread]] * 4
+        assert own["sent_from"] == [["MainThread"]] * 4
+
+
+@pytest.mark.parametrize("name", ["get_fwd_send_ops", "get_bwd_recv_ops"])
+def test_a_torch_whose_stages_send_in_another_way_is_left_alone(name):
+    stage = SimpleNamespace(**{one: lambda number: [] for one in (*_SENDS, *_RECEIVES) if one != name})
+    with pytest.raises(UsageError, match="sends activations in another way"):
+        HostTransfers(stage)
+
+
+def test_a_stage_on_a_device_is_refused():
+    calls = {one: lambda number: [] for one in (*_SENDS, *_RECEIVES)}
+    with pytest.raises(UsageError, match="a stage on cuda:0"):
+        HostTransfers(SimpleNamespace(**calls, device=torch.device("cuda:0")))
 
 
 @pytest.mark.parametrize("name", ["_PipelineScheduleRuntime", "_Action"])

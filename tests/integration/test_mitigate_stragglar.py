@@ -37,10 +37,10 @@ def test_groups_side_by_side_have_stragglers_of_their_own(environment):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", "stopped", "voting"])
 def test_a_rank_that_is_gone_while_all_switch_ends_the_others(environment, tmp_path, how):
-    # GIVEN three ranks with nobody to end them but themselves
-    meeting = {"WORLD_SIZE": "3", "MEETING": str(tmp_path / "meeting")}
+    # GIVEN three ranks that switch, by a word of their own or by their votes, with nobody to end them but themselves
+    meeting = {"WORLD_SIZE": "3", "MEETING": str(tmp_path / "meeting"), "SFTRIAGE_RINGS": str(tmp_path)}
     with ExitStack() as stack:
         ranks = []
         for rank in range(3):
@@ -53,7 +53,7 @@ def test_a_rank_that_is_gone_while_all_switch_ends_the_others(environment, tmp_p
             )
             stack.enter_context(ended(process))
             ranks.append(process)
-        # WHEN the second is gone where all switch THEN the others fail too, and say so
+        # WHEN the second is gone where all switch, or have voted THEN the others fail too, and say so
         others = ranks[::2]
         wait_until(lambda: all(one.poll() is not None for one in others), deadline_s=120)
         assert [one.returncode for one in others] == [1, 1]

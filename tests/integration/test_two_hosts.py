@@ -121,6 +121,12 @@ class Settling(InProcess):
         super().__init__(hosts)
         self.positions: list[int] = []
 
+    def switches(self):
+        return ()
+
+    def switch(self, wanted) -> None:
+        pass
+
     def settled(self, agent: str, position: int) -> None:
         self.positions.append(position)
 

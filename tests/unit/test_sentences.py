@@ -30,6 +30,7 @@ from sftriage.events import (
     ManualRequestDecided,
     NamedPolicy,
     PolicyChanged,
+    RemedyChanged,
     TakenOver,
     WindowJudged,
 )
@@ -67,6 +68,7 @@ from sftriage.runs.glance import losses_words
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
 from sftriage.web.rendering import templates
+from sftriage.words.advice import REMEDY_REASONS
 from sftriage.words.captures import capturing_sentence, cost_sentence, ended_sentence
 from sftriage.words.causes import COUNTED, COUNTED_STEP, DOES, NEXT_STEP
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, outcome_sentence, reason_sentence, resolution
@@ -336,6 +338,11 @@ TOLD: dict[type, list[Event]] = {
         DiskRecovered(NOON_S, NOON_S - 40.0, "No space left on device", late={"windows": 3}),
         DiskRecovered(NOON_S, NOON_S - 40.0, "No space left on device", late={"windows": 3}, lost={"windows": 1, "captures": 2}, lost_steps=(90, 139)),
         DiskRecovered(NOON_S, NOON_S - 40.0, "it does not answer", lost={"windows": 5}, lost_steps=(90, 189), over=False),
+    ],
+    RemedyChanged: [
+        RemedyChanged(time_s=NOON_S, attempt=0, step=139, remedy="stragglar", state=state, reason=reason, rank=2, who="rank 2", where="data", numbers=numbers)
+        for numbers in ({"expected_s": 0.046, "on_s": 0.281, "off_s": 0.325, "saves_s": 0.044, "error_s": 0.0016},)
+        for state, reason in (("advised", "not_allowed"), ("trying", "worthwhile"), ("kept", "helps"), *(("undone", why) for why in REMEDY_REASONS if why not in ("worthwhile", "helps")))
     ],
 }  # fmt: skip
 

@@ -2,9 +2,11 @@
 
 ``delayed_pipeline.py SPEC``: JSON with ``forward_s``, ``backward_s``, ``delay_S`` (of the link after each stage but the
 last), ``microbatches`` and ``rounds``: a list of how far ahead each stage is, each for a step; "1F1B" is torch's own
-schedule. Computations sleep, so that it does not matter how many cores there are. What is sent over a delayed link
-leaves so much later, in order. The first rank says, in JSON, what each step took, from its first begin to its last
-end, and the order in which each stage computed; that all gradients are those of the first round is checked.
+schedule. With ``transfers``, a link holds its sender up ("held"), or what is sent leaves from the host ("host").
+Computations sleep, so that it does not matter how many cores there are. What is sent over a delayed link leaves so much
+later, in order. The first rank says, in JSON, what each step took, from its first begin to its last end, the order in
+which each stage computed, and from which threads its results left; that all gradients are those of the first round is
+checked.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, schedules
 
 from sftriage.errors import UsageError
 from sftriage.mitigate.adapted import adapt, adapted_schedule
+from sftriage.mitigate.transfers import HostTransfers
 
 WIDTH = 8
 
@@ -57,6 +60,9 @@ class Sending:
         self.left = threading.Event()
         self.works: list[dist.Work] = []
 
+    def is_completed(self) -> bool:
+        return self.left.is_set() and all(work.is_completed() for work in self.works)
+
     def wait(self) -> None:
         self.left.wait()
         for work in self.works:
@@ -64,19 +70,32 @@ class Sending:
 
 
 really_exchange = schedules._batch_p2p
+sent_from: list[str] = []
+"""The threads from which this rank's results have left."""
 
 
-def delay(rank: int, delay_S: list[float]) -> None:
+def delay(rank: int, delay_S: list[float], transfers: str) -> None:
     """Have what this rank sends over delayed links leave later."""
-    links = {}
+    links: dict[int, Link] = {}
     for peer, link in ((rank + 1, rank), (rank - 1, rank - 1)):
         if 0 <= link < len(delay_S) and delay_S[link]:
             links[peer] = Link(delay_S[link])
+
+    def leave(mine: HostTransfers, tensor: torch.Tensor, peer: int) -> Sending | dist.Work:
+        sent_from.append(threading.current_thread().name.partition("_")[0])
+        operation = dist.P2POp(dist.isend, tensor, peer, mine.group)
+        return links[peer].send([operation])[0] if peer in links else really_leave(mine, tensor, peer)
+
+    really_leave, HostTransfers._leave = HostTransfers._leave, leave  # type: ignore[method-assign]
 
     def exchange(operations: list[dist.P2POp], desc: str | None = None) -> list[object]:
         peer = operations[0].peer if operations else rank
         sent = [one for one in operations if peer in links and one.op is dist.isend]
         at_once = [one for one in operations if one not in sent]
+        sent_from.extend(threading.current_thread().name for one in operations if one.op is dist.isend)
+        if transfers == "held" and sent:
+            time.sleep(links[peer].delay_s)
+            return really_exchange(operations)
         return [*(links[peer].send(sent) if sent else ()), *(really_exchange(at_once) if at_once else ())]
 
     schedules._batch_p2p = exchange
@@ -116,7 +135,8 @@ class Layer(nn.Module):
 
 def main(spec: dict) -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
-    delay(rank, spec["delay_S"])
+    transfers = spec.get("transfers", "")
+    delay(rank, spec["delay_S"], transfers)
     torch.manual_seed(rank)
     layer = Layer(spec["forward_s"], spec["backward_s"])
     microbatches = spec["microbatches"]
@@ -127,6 +147,7 @@ def main(spec: dict) -> None:
         for _ in range(2)
     )
     own = Schedule1F1B(own_stage, microbatches, loss_fn=nn.functional.mse_loss)
+    from_host = HostTransfers(stage, timedelta(seconds=60)) if transfers == "host" else None
     adapted = adapted_schedule(stage, microbatches, nn.functional.mse_loss, range(n, 0, -1))
     torch.manual_seed(99)
     inputs, targets = torch.randn(microbatches, WIDTH), torch.randn(microbatches, WIDTH)
@@ -137,6 +158,7 @@ def main(spec: dict) -> None:
             adapt(adapted, ahead)
         layer.zero_grad()
         layer.order.clear()
+        sent_from.clear()
         dist.barrier()
         began_s = time.monotonic()
         schedule.step(*([inputs] if rank == 0 else []), **({"target": targets} if rank == n - 1 else {}))
@@ -145,13 +167,16 @@ def main(spec: dict) -> None:
         first = gradient.clone() if first is None else first
         assert torch.equal(gradient, first), "the gradients depend on the schedule"
         of_all: list = [None] * n
-        dist.all_gather_object(of_all, (began_s, ended_s, list(layer.order)))
+        dist.all_gather_object(of_all, (began_s, ended_s, list(layer.order), sorted(set(sent_from))))
         step_s = max(one[1] for one in of_all) - min(one[0] for one in of_all)
-        told.append({"ahead": ahead, "step_s": step_s, "orders": [one[2] for one in of_all]})
+        orders, threads = ([one[which] for one in of_all] for which in (2, 3))
+        told.append({"ahead": ahead, "step_s": step_s, "orders": orders, "sent_from": threads})
     try:
         adapt(adapted, [1] * (n - 1) + [2])
     except UsageError as error:
         told.append({"refused": str(error)})
+    if from_host is not None:
+        from_host.finish()
     if rank == 0:
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()

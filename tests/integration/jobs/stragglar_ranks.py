@@ -1,6 +1,7 @@
 """Ranks that reduce gradients around a straggler, and say whether the sums are right. In as many ranks as launched.
 
-``stragglar_ranks.py sums|groups|ddp``, as a launcher starts them; ``killed|stopped``, where they meet in MEETING.
+``stragglar_ranks.py sums|groups|ddp``, as a launcher starts them; ``killed|stopped``, where they meet in MEETING, and
+``voting``, where one is killed between its vote for a straggler and the round from which that one was to be known.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import signal
 import sys
 from datetime import timedelta
 from itertools import product
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.stragglar import Stragglar, stragglar_hook
+from sftriage.mitigate.stragglar import Stragglar, attach, stragglar_hook
+from sftriage.mitigate.switching import SwitchFile, find_switches
 
 SIZES = (1, 5, 1000, 4099)
 WITHIN = {torch.float32: 1e-6, torch.bfloat16: 0.05}
@@ -89,6 +92,8 @@ def ddp() -> None:
         state = Stragglar()
         if around:
             model.register_comm_hook(state, stragglar_hook)
+        else:
+            assert attach(model) is None, "nobody watches this job"
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(6):
             if around:
@@ -124,11 +129,39 @@ def lost(by: signal.Signals) -> None:
         raise
 
 
+def voting() -> None:
+    """Rank 1 is killed once all have voted, before it switches: the others fail in their exchange, as without."""
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    state = attach(model, timedelta(seconds=LOST_TIMEOUT_S))
+    assert state is not None
+    (path,) = find_switches(Path(os.environ["SFTRIAGE_RINGS"]))
+    file, due, rounds = SwitchFile(path), None, 0
+    try:
+        while True:
+            rounds += 1
+            if rounds == 3 and dist.get_rank() == 0:
+                file.ask(file.status().next_request(3))
+            dist.barrier()
+            due = file.status().request.round if rounds == 3 else due
+            if rounds == due and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            model(torch.ones(8)).sum().backward()
+            assert (state.straggler == 2) == (due is not None and rounds >= due)
+    except RuntimeError as error:
+        sys.stdout.write(f"failed: {error}\n")
+        raise
+
+
 if __name__ == "__main__":
     what = sys.argv[1]
-    where = {"init_method": f"file://{os.environ['MEETING']}"} if what in LOST else {}
+    where = {"init_method": f"file://{os.environ['MEETING']}"} if "MEETING" in os.environ else {}
     dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), **where)
-    if what in LOST:
+    if what == "voting":
+        voting()
+    elif what in LOST:
         lost(LOST[what])
     else:
         {"sums": sums, "groups": groups, "ddp": ddp}[what]()

@@ -86,6 +86,14 @@ def test_the_chart_is_what_the_manifests_make_it():
         ((".",), {}),
         (("cert-manager",), {"certificates": "cert-manager"}),
         ((".", "nats", "dashboards"), {"nats": {"enabled": True}, "dashboards": True}),
+        (
+            ("cert-manager-nats",),
+            {
+                "certificates": "cert-manager",
+                "nats": {"enabled": True},
+                "settings": {"nats": "tls://sftriage-nats.sftriage-system:4222", "nats_ca": True},
+            },
+        ),
     ],
     ids=str,
 )

@@ -107,15 +107,21 @@ def looked():
             server, ControllerSettings(InjectionSettings()), lambda job: told.set(), grace_s=60.0, now=lambda: clock[0]
         )
         found.begin()
-        made.append(server)
+        made.append((server, found))
         assert told.wait(20.0)
         assert all(one.listed.wait(20.0) for one in found._watches)
         assert found.reconcile(JOB) is None
         return found, server, clock
 
     yield look
-    for server in made:
+    for server, found in made:
+        # (a watch that is only let go of lists and watches anew, as fast as it can)
+        for one in found._watches:
+            one.end()
         server.ended.set()
+        for one in found._watches:
+            one.join(20.0)
+            assert not one.is_alive()
 
 
 def kinds(server):

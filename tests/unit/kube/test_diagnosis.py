@@ -39,7 +39,8 @@ JOB = job_of(pod()).job  # type: ignore[union-attr]  # it is one
 
 
 def deployment(name: str, available: int = 1, **more: Any) -> dict[str, Any]:
-    return {"metadata": {"name": name, **more}, "status": {"availableReplicas": available}}
+    about = {"name": name, "namespace": "sftriage-system", "labels": {"app.kubernetes.io/name": name}}
+    return {"metadata": {**about, **more}, "status": {"availableReplicas": available}}
 
 
 def webhook(bundle: str = "Q0E=", created: str = LONG_AGO) -> dict[str, Any]:
@@ -106,11 +107,16 @@ WRONG = {
         "operator",
         "the operator does not run",
     ),
+    "two of it": (
+        {"deployments": [*WELL.deployments, deployment("sftriage-operator", namespace="other")]},
+        "operator",
+        "there is more than one operator, in other, sftriage-system",
+    ),
     "its rights": ({"operator_may": {"patch tracecaptures": False}}, "operator_rights", "may not patch tracecaptures"),
     "no webhook configuration": ({"webhooks": []}, "webhook_configuration", "there is no webhook configuration"),
     "an empty one": ({"webhooks": [{**webhook(), "webhooks": []}]}, "webhook_configuration", "has no webhooks"),
     "no caBundle": ({"webhooks": [webhook("")]}, "ca_bundle", "has no caBundle (pod.sftriage.dev)"),
-    "no webhook": ({"deployments": [deployment("sftriage-operator")]}, "webhook", "there is no webhook in"),
+    "no webhook": ({"deployments": [deployment("sftriage-operator")]}, "webhook", "there is no webhook: pods are"),
     "nobody behind its service": ({"serving": 0}, "webhook_service", "nobody answers"),
     "a certificate that is over": (
         {"certificate": certified(not_after_s=NOW_S - 1)},
@@ -222,6 +228,10 @@ UNKNOWN = {
     "pods that may not be read": ({"pods": [], "unread": {"pods": "forbidden"}}, "pods"),
     "definitions that may not be read": ({"definitions": [], "unread": {"definitions": "forbidden"}}, "definitions"),
     "deployments that may not be read": ({"deployments": [], "unread": {"deployments": "no"}}, "deployments"),
+    "an operator that may be elsewhere": (
+        {"deployments": WELL.deployments[1:], "unread": {"elsewhere": "forbidden"}},
+        "operator",
+    ),
     "webhooks that may not be read": ({"webhooks": [], "unread": {"webhooks": "forbidden"}}, "webhooks"),
     "a certificate that may not be read": ({"certificate": None, "unread": {"certificate": "no"}}, "certificate"),
     "controllers that may not be read": ({"controllers": [], "unread": {"controllers": "no"}}, "controllers"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.events import CostMeasured
+from sftriage.events import CostMeasured, RemedyChanged
 from sftriage.kube.objects import MAX_CAPTURES, MAX_HOLDS
 from sftriage.kube.reports import outdated, report_status
 from sftriage.policy.losses import Losses, SuspectLoss
@@ -95,6 +95,31 @@ def test_a_slow_job_is_reported_whole():
         "stragglers_rank_hours": pytest.approx(0.9 * 4 / 3600),
         "captures_s": 1.5,
     }
+
+
+def test_a_straggler_that_stays_is_reported_with_what_would_help_and_what_was_done():
+    # GIVEN a rank that is named in one window after the other, and a remedy that was kept
+    slow = [row(50 + 10 * n, "suspect", "throttle", "overhead_budget", onset=60) for n in range(6)]
+    kept = RemedyChanged(
+        time_s=1.0,
+        attempt=0,
+        step=90,
+        remedy="stragglar",
+        state="kept",
+        reason="helps",
+        rank=2,
+        who="rank 2",
+        where="data",
+        numbers={"on_s": 0.28, "off_s": 0.33, "saves_s": 0.05, "error_s": 0.002},
+    )
+    status, plain = status_of(view(*slow, notes=(kept,)))
+    # THEN both are there, in numbers and in words
+    assert (status.advice.straggler, status.advice.remedy) == ("rank 2 in data", "rebalance")
+    assert status.advice.saves_s > 0
+    assert status.advice.words.startswith("Give it less to do. Saves ")
+    assert (plain["remedy"]["state"], plain["remedy"]["rank"], plain["remedy"]["saves_s"]) == ("kept", 2, 0.05)
+    # AND neither is where nobody stays slow
+    assert {"advice", "remedy"}.isdisjoint(status_of(view(HEALTHY))[1])
 
 
 def test_a_report_is_bounded_however_long_its_run():

@@ -53,6 +53,18 @@ def test_of_each_limit_the_strictest_wins():
     assert (alone.retention_s, alone.retention_bytes) == (None, None)
 
 
+def test_what_may_be_done_about_a_straggler_is_what_all_allow_that_speak_of_it():
+    # GIVEN a policy that says nothing of remedies beside two that do, under bounds of their own
+    one = loaded("one", INPUT, "  mitigate: {remedies: [stragglar], min_saving: 5%, steps: 10}\n")
+    two = loaded("two", ANY, "  mitigate: {remedies: [stragglar], steps: 40, cooldown: 2h}\n")
+    silent = loaded("three", "{name: x, match: {}}")
+    found = PolicySet((silent, one, two)).mitigate
+    # THEN the strictest of each bound holds, and nothing is allowed where nobody speaks of it
+    assert found is not None
+    assert (found.remedies, found.min_saving, found.steps, found.cooldown) == (("stragglar",), "5%", 40, "2h")
+    assert PolicySet((silent,)).mitigate is None
+
+
 def test_captures_are_allowed_where_every_policy_allows_them():
     evening = loaded("one", INPUT, '  active: {cron: "* 18-21 * * *"}\n')
     night = loaded("two", ANY, '  active: {cron: "* 20-23 * * *"}\n')

@@ -119,6 +119,7 @@ FULL = {
         "overhead_budget": "0.5%",
     },
     "active": {"cron": "* * * * *", "timezone": "UTC"},
+    "mitigate": {"remedies": ["stragglar"], "min_saving": "3%", "steps": 20, "cooldown": "2h"},
     "retention": {"age": "14d", "bytes": "50Gi"},
 }
 
@@ -140,6 +141,8 @@ def test_the_whole_document_is_read():
     assert (spec.limits.overhead_fraction, spec.active.trigger) == (0.005, None)
     assert spec.retention is not None
     assert (spec.retention.age_s, spec.retention.size_bytes) == (14 * 86400, 50 * 2**30)
+    assert spec.mitigate is not None
+    assert (spec.mitigate.min_saving_fraction, spec.mitigate.cooldown_s) == (0.03, 7200.0)
 
 
 def test_a_policy_filled_in_says_the_same_and_is_valid():

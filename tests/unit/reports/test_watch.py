@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from sftriage.events import CauseFound, Place
+from sftriage.events import CauseFound, Place, RemedyChanged
 from sftriage.records import CaptureResult, ManualRequest, Regression, plain
 from sftriage.reports.watch_changes import Told, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
@@ -374,6 +374,18 @@ SENTENCE = "Rank 2 is slow in data: 38.0 of 40.0 ms in load (data.py:57), which 
 
 def found(code="sleep", sentence=SENTENCE, sure=True) -> CauseFound:
     return CauseFound(NOW_S, "c-1", 2, code, sure, sentence, Place("load", "/job/data.py", 57), 3, "Look there.")
+
+
+def test_what_is_done_about_a_straggler_is_news_once(run):
+    run.decide(verdict(20, "suspect"))
+    told = all_of(run.source.view())
+    of = {"attempt": 0, "remedy": "stragglar", "rank": 2, "who": "rank 2", "where": "data", "time_s": NOW_S}
+    with contextlib.closing(Recorder(run.directory.decisions)) as journal:
+        journal.append(RemedyChanged(**of, step=69, state="trying", reason="worthwhile", numbers={"expected_s": 0.05}))
+    after, (line,) = news(told, run.source.view(), NOW_S)
+    assert line.endswith("rank 2 in data: is tried; it would save 50.0 ms a step by its model.")
+    assert news(after, run.source.view(), NOW_S)[1] == []
+    assert events(told, run.source.view())[1][-1]["state"] == "trying"
 
 
 def test_why_is_news_once_as_a_line_and_as_an_event(run):

@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from sftriage.events import VERSION, CostMeasured, DiskRecovered, FollowUpDecided, NamedPolicy, PolicyChanged, TakenOver
+from sftriage.events import (
+    VERSION,
+    CostMeasured,
+    DiskRecovered,
+    FollowUpDecided,
+    NamedPolicy,
+    PolicyChanged,
+    RemedyChanged,
+    TakenOver,
+)
 from sftriage.records import CaptureResult, ManualRequest
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
 from sftriage.runs.following import JournalTail, request_row
@@ -47,6 +56,20 @@ def test_what_people_ask_for_is_on_record(run, journal):
     # AND the capture has a page while it runs, though no window led to it
     assert "ada asked for it" in text_of(run.get("/captures/a-1-r1"))
     assert "Capture of rank 1 is under way" in text_of(run.get())
+
+
+def test_what_was_done_about_a_straggler_is_on_record_with_its_effect(run, journal):
+    # GIVEN a remedy that was tried, and kept
+    of = {"attempt": 0, "remedy": "stragglar", "rank": 2, "who": f"rank 2 {NASTY}", "where": "data"}
+    numbers = {"on_s": 0.281, "off_s": 0.325, "saves_s": 0.044, "error_s": 0.0016}
+    run.decide(verdict(100, "suspect"))
+    journal.append(RemedyChanged(**of, time_s=NOW_S, step=109, state="trying", reason="worthwhile"))
+    journal.append(RemedyChanged(**of, time_s=NOW_S + 60, step=300, state="kept", reason="helps", numbers=numbers))
+    # WHEN the decisions are read THEN its effect is there, by itself too, and as text
+    seen = run.get("/decisions?outcome=remedy").text
+    assert seen.count("<li>") == 2
+    assert "a step is 281.0 ms with it, and 325.0 ms without, give or take 1.6 ms" in text_of(run.get("/decisions"))
+    assert NASTY not in seen
 
 
 def test_the_page_of_what_a_person_asked_for_says_who_and_why_and_no_rule(run, store, trace, make_manifest):

@@ -5,7 +5,6 @@ import copy
 import io
 import logging
 import pickle
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -648,39 +647,6 @@ def test_a_framework_says_where_steps_end_and_which_numbers_they_have(rings, mon
 def test_nobody_leads_where_nothing_is_recorded(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert patches.lead() is None
-
-
-COMPILED = """
-import sys, torch
-from sftriage.seams.patches import Seams
-torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-if "remaps first" in sys.argv:
-    import torch.distributed._functional_collectives
-seams = Seams()
-seams.install()
-if "remaps later" in sys.argv:
-    import torch.distributed._functional_collectives
-    seams.exchanges.remaps()
-
-def doubled(x):
-    torch.distributed.all_reduce(x)
-    return x * 2
-
-for again in range(2):
-    compiled = torch.compile(doubled, backend="eager", fullgraph=True)
-    assert compiled(torch.ones(2)).tolist() == [2, 2]
-    seams.stop()
-    torch.compiler.reset()
-"""
-
-
-@pytest.mark.parametrize("remaps", ["remaps first", "remaps later"])
-def test_a_collective_is_compiled_with_what_it_is_in_as_without_us(remaps, tmp_path):
-    # GIVEN a process that has imported what the compiler makes of collectives before the seams, or afterwards
-    # WHEN a function with one in it is compiled, with the seams in and without them
-    done = subprocess.run([sys.executable, "-c", COMPILED, remaps], cwd=tmp_path, capture_output=True, text=True)
-    # THEN it needs no break
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_framework_that_copies_batches_to_a_device_has_a_stage_for_it(put_in, rings, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 import urllib3
 from msgspec.structs import replace as replaced
 
-from sftriage.events import CauseFound, Place, PolicyChanged, WindowJudged
+from sftriage.events import CauseFound, Place, PolicyChanged, RemedyChanged, WindowJudged
 from sftriage.policy.schema import Rule, Webhook
 from sftriage.records import Decision, Suspect, Trigger, Verdict
 from sftriage.sinks import webhooks
@@ -489,7 +489,36 @@ def test_what_is_told_later_of_the_same_suspect_says_why_too(make, hook):
     assert hook.received.empty()
 
 
+REMEDY = RemedyChanged(
+    time_s=1_800_000_020.0,
+    attempt=0,
+    step=240,
+    remedy="stragglar",
+    state="kept",
+    reason="helps",
+    rank=2,
+    who="rank 2",
+    where="data",
+    numbers={"on_s": 0.28, "off_s": 0.33, "saves_s": 0.05, "error_s": 0.002},
+)
+
+
+def test_whoever_was_told_of_a_straggler_is_told_what_is_done_about_it(make, hook):
+    # GIVEN somebody who was told of a suspect WHEN a remedy against it is kept THEN they are told what it saves
+    webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD)
+    webhooks.take(judged())
+    told = hook.next()[2]
+    webhooks.take(REMEDY)
+    webhooks.close()
+    after = hook.next()[2]
+    assert (after["type"], after["subject"]) == ("dev.sftriage.remedy", told["subject"])
+    assert after["data"]["decision_id"] == told["id"]
+    assert after["data"]["remedy"]["numbers"] == dict(REMEDY.numbers)
+    assert "280.0 ms with it, and 330.0 ms without" in after["data"]["remedy"]["says"]
+
+
 NOBODY = {
+    "a remedy for another rank": ([judged()], replaced(REMEDY, rank=3)),
     "a cause that is not known": ([judged()], replaced(CAUSE, code="unknown")),
     "a suspect that nobody was told of": ([judged(notify=())], CAUSE),
     "another suspect": ([judged(suspects=(replace(SUSPECT, ranks=(3,)),))], CAUSE),

@@ -1,0 +1,57 @@
+"""The groups of ranks on one host that a remedy can be switched on, as they come and go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sftriage.errors import RingError
+
+if TYPE_CHECKING:
+    from sftriage.mitigate.switching import SwitchFile, SwitchStatus
+
+log = logging.getLogger("sftriage")
+
+
+class Switches:
+    """The files of groups in a directory of rings."""
+
+    def __init__(self, rings: Path) -> None:
+        self._rings = rings
+        self._files: dict[str, SwitchFile] = {}
+
+    def statuses(self) -> list[SwitchStatus]:
+        """How each group stands whose first rank is there."""
+        if not (self._files or any(self._rings.glob("*.switch"))):
+            return []
+        from sftriage.mitigate.switching import SwitchFile, find_switches  # not above: most jobs have no such group
+
+        there = {path.name: path for path in find_switches(self._rings)}
+        for name in self._files.keys() - there.keys():
+            self._files.pop(name).close()
+        found = []
+        for name, path in there.items():
+            try:
+                file = self._files[name] = self._files.get(name) or SwitchFile(path)
+                if file.maker_alive:
+                    found.append(file.status())
+            except RingError as error:
+                log.debug("%s", error)
+        return found
+
+    def want(self, wanted: Mapping[str, int]) -> None:
+        """Have values be in force, by the file of their group. Told again, nothing happens again."""
+        for name, value in wanted.items():
+            try:
+                if (file := self._files.get(name)) and (request := file.status().next_request(value)):
+                    file.ask(request)
+            except RingError as error:
+                log.warning("a remedy cannot be switched: %s", error)
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()

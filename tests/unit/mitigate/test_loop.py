@@ -1,0 +1,179 @@
+"""A remedy is tried on a straggler that stays where a policy allows it, measured in turns, and kept or undone."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.mitigate.advice import Straggler
+from sftriage.mitigate.loop import PARTS, SWITCH_S, JobNow, Loop
+from sftriage.mitigate.switching import Request, SwitchStatus
+from sftriage.policy.schema import Mitigate
+
+ALLOWED = Mitigate(remedies=("stragglar",), min_saving="2%", steps=10, cooldown="1h")
+LATE = Straggler("rank 5", "data", (5,), 8, 0.2, 0.5)
+GROUP = SwitchStatus("rank-0.0.switch", tuple(range(8)), 40, 40, 0, -1, Request(0, 0, 0), 0.175, 1 << 20)
+
+
+class Job:
+    """A job that takes its steps, of 8 ranks that switch when they are told to, and the loop beside it."""
+
+    def __init__(self, allowed=ALLOWED, *, helps_s=0.05, straggler=LATE, switches=True):
+        self.loop, self.told, self.allowed, self.straggler = Loop(), [], allowed, straggler
+        self.step, self.helps_s, self.switches = 100, helps_s, switches
+        self.group, self.steps_s, self.time_s = GROUP, {}, 1000.0
+
+    def turn(self, steps=3):
+        for _ in range(steps):
+            self.step += 1
+            jitter_s = 0.001 * (self.step * 7 % 5)
+            self.steps_s[self.step] = 0.5 + jitter_s - (self.helps_s if self.group.value else 0.0)
+        self.time_s += 1.0
+        self.loop, told = self.loop.after(self.now())
+        self.told += [] if told is None else [told]
+        value = self.loop.wanted([self.group])[self.group.name]
+        if self.switches and self.group.value != value:
+            self.group = replace(self.group, value=value, since_step=self.step + 1)
+
+    def now(self):
+        groups = [] if self.group is None else [self.group]
+        return JobNow(self.time_s, 0, self.step, self.steps_s, groups, self.straggler, True, self.allowed)
+
+    def turns(self, number):
+        for _ in range(number):
+            self.turn()
+        return [(one.state, one.reason) for one in self.told]
+
+
+def test_a_remedy_that_helps_is_tried_in_turns_and_kept():
+    # GIVEN a straggler beyond the break-even, in a job that has taken the hook in, under a policy that allows it
+    job = Job()
+    # WHEN time goes on
+    states = job.turns(40)
+    # THEN it is tried, and kept
+    assert states == [("trying", "worthwhile"), ("kept", "helps")]
+    assert job.loop.wanted([GROUP]) == {GROUP.name: 6}
+    # AND what is on record is what was expected, and what was measured of as many steps with it as without
+    trying, kept = job.told
+    assert trying.numbers["expected_s"] == pytest.approx(0.175 * (1 - (9 / 7) / 1.75))
+    assert trying.numbers["break_even_s"] == pytest.approx(0.0393, abs=1e-4)
+    assert kept.numbers["saves_s"] == pytest.approx(0.05, abs=1e-3)
+    assert kept.numbers["on_steps"] == kept.numbers["off_steps"] == 20
+    # AND both kinds of steps lie between one another
+    firsts = job.loop.trial.parts
+    assert len(firsts) == len(PARTS)
+    assert all(later - first >= ALLOWED.steps for first, later in pairwise(firsts))
+
+
+@pytest.mark.parametrize("helps_s", [0.0, -0.02, 0.009])
+def test_one_that_does_not_help_enough_is_undone_and_not_tried_again_for_a_while(helps_s):
+    job = Job(helps_s=helps_s)
+    assert job.turns(40) == [("trying", "worthwhile"), ("undone", "no_help")]
+    assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+    # AND once the cooldown is over, it is
+    job.time_s += ALLOWED.cooldown_s
+    assert job.turns(1)[2:] == [("trying", "worthwhile")]
+
+
+@pytest.mark.parametrize("allowed", [None, Mitigate.model_construct(remedies=(), min_saving="2%")])
+def test_without_the_policys_word_there_is_advice_once_and_nothing_else(allowed):
+    job = Job(allowed)
+    assert job.turns(20) == [("advised", "not_allowed")]
+    assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+
+
+@pytest.mark.parametrize(
+    ("straggler", "group"),
+    [
+        (None, GROUP),
+        (replace(LATE, ranks=(4, 5)), GROUP),  # a host: there is one straggler's place
+        (replace(LATE, late_s=0.03), GROUP),  # before the break-even
+        (LATE, replace(GROUP, exchange_s=0.0)),  # nothing has been exchanged yet
+        (LATE, replace(GROUP, ranks=tuple(range(8, 16)))),  # it is in no group
+        (LATE, replace(GROUP, ranks=(3, 4, 5))),  # of three, nobody wins
+        (LATE, replace(GROUP, exchange_s=0.01)),  # next to nothing of a step
+    ],
+)
+def test_what_a_remedy_is_not_tried_for(straggler, group):
+    job = Job(straggler=straggler)
+    job.group = group
+    assert job.turns(3) == []
+
+
+@pytest.mark.parametrize("turns", [3, 40])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"straggler": None}, "gone"),
+        ({"straggler": replace(LATE, ranks=(2,))}, "moved"),
+        ({"allowed": None}, "not_allowed"),
+    ],
+)
+def test_it_is_undone_where_what_it_was_for_is_no_longer_so(turns, change, reason):
+    # GIVEN a remedy that is being tried, or kept WHEN something changes THEN it is undone, whatever it had shown
+    job = Job()
+    job.turns(turns)
+    known = len(job.told)
+    for name, value in change.items():
+        setattr(job, name, value)
+    assert job.turns(1)[known:] == [("undone", reason)]
+    assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+    # AND a straggler that has moved is another one, which is tried
+    assert job.turns(1)[known + 1 :] == ([("trying", "worthwhile")] if reason == "moved" else []) or not job.allowed
+
+
+def test_a_job_that_began_anew_has_nothing_in_force():
+    job = Job()
+    job.turns(40)
+    job.group = replace(GROUP, name="rank-0.1.switch")
+    assert job.turns(1)[2:] == [("undone", "restarted")]
+    # AND it may be tried at once: nothing was shown against it
+    assert job.turns(1)[3:] == [("trying", "worthwhile")]
+
+
+def test_ranks_that_do_not_switch_are_not_waited_for_for_ever():
+    job = Job(switches=False)
+    job.turns(int(SWITCH_S))
+    assert [one.reason for one in job.told] == ["worthwhile"]
+    assert job.turns(3)[1:] == [("undone", "not_switched")]
+
+
+@pytest.mark.parametrize(("turns", "state"), [(3, "trying"), (40, "kept")])
+def test_another_controller_goes_on_with_what_is_kept_and_undoes_what_was_cut_off(turns, state):
+    # GIVEN a controller that was killed in a trial, or after it
+    job = Job()
+    job.turns(turns)
+    assert job.told[-1].state == state
+    # WHEN another one goes on by what is on record
+    job.loop = Loop.resumed(job.told)
+    known = len(job.told)
+    if state == "kept":
+        assert job.turns(3)[known:] == []
+        assert job.group.value == 6
+    else:
+        assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+        # THEN a trial of which steps are missing is begun anew
+        assert job.turns(2)[known:] == [("undone", "interrupted"), ("trying", "worthwhile")]
+
+
+@given(st.lists(st.sampled_from(["turn", "gone", "back", "forbid", "allow", "takeover", "restart"]), max_size=80))
+@settings(max_examples=60, deadline=None)
+def test_nothing_is_ever_in_force_that_is_not_on_record_as_tried_or_kept_under_a_policy(events):
+    job = Job()
+    for event in events:
+        if event == "takeover":
+            job.loop = Loop.resumed(job.told)
+        elif event == "restart":
+            job.group = replace(job.group, name=f"rank-0.{job.step}.switch", value=0, since_step=-1)
+        elif event in ("gone", "back"):
+            job.straggler = None if event == "gone" else LATE
+        elif event in ("forbid", "allow"):
+            job.allowed = None if event == "forbid" else ALLOWED
+        job.turn()
+        on = job.loop.wanted([job.group])[job.group.name]
+        if on:
+            assert job.allowed is not None
+            assert job.told[-1].state in ("trying", "kept")
+            assert job.told[-1].switch == job.group.name

@@ -1,0 +1,179 @@
+"""A remedy is switched on all ranks before the same round, or on none, whatever happens in between."""
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.errors import RingError
+from sftriage.mitigate.switching import (
+    REQUEST_AT,
+    ROUNDS_AHEAD,
+    Request,
+    Switch,
+    SwitchFile,
+    find_switches,
+    make_switch,
+)
+
+
+class Group:
+    """Ranks that begin rounds one by one, as an exchange lets them: none before all have begun the round before."""
+
+    def __init__(self, path, n):
+        self.switches = [Switch(path, place) for place in range(n)]
+        self.values = [[] for _ in range(n)]
+
+    def may_begin(self, rank):
+        return len(self.values[rank]) <= min(map(len, self.values))
+
+    def begin(self, rank):
+        self.values[rank].append(self.switches[rank].begin(step=100 + len(self.values[rank])))
+
+    def round(self):
+        for rank in range(len(self.switches)):
+            self.begin(rank)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return make_switch(tmp_path, (0, 1, 2))
+
+
+def test_what_is_asked_for_is_in_force_on_all_ranks_from_the_same_round_on(path):
+    # GIVEN a group that has gone a few rounds WHEN another value is asked for
+    group, file = Group(path, 3), SwitchFile(path)
+    for _ in range(4):
+        group.round()
+    file.ask(file.status().next_request(2))
+    for _ in range(5):
+        group.round()
+    # THEN it is in force from one round on, on all, and it is on record from which of the job's steps
+    assert group.values == [[0] * 6 + [2] * 3] * 3
+    status = file.status()
+    assert (status.value, status.since_step, status.round, status.all_begun) == (2, 106, 9, 9)
+    # AND nothing more is to be asked for, and then what is wanted instead
+    assert status.next_request(2) is None
+    assert status.next_request(0) == Request(2, 9 + ROUNDS_AHEAD, 0)
+
+
+def test_a_request_that_one_rank_sees_too_late_comes_to_nothing_on_all_and_is_made_again(path):
+    # GIVEN a request for a round before which two ranks are already
+    group, file = Group(path, 3), SwitchFile(path)
+    for _ in range(3):
+        group.round()
+    asked = file.status().next_request(1)
+    group.round()
+    group.begin(0)
+    group.begin(1)
+    # WHEN whoever asks was held up until now (the third rank alone sees it as the round before begins)
+    assert asked.round == 6
+    file.ask(asked)
+    group.begin(2)
+    group.round()
+    # THEN nobody has switched, and it is asked for again
+    assert [values[-1] for values in group.values] == [0, 0, 0]
+    again = file.status().next_request(1)
+    assert again == Request(2, 6 + ROUNDS_AHEAD, 1)
+    file.ask(again)
+    for _ in range(3):
+        group.round()
+    assert [values[-1] for values in group.values] == [1, 1, 1]
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_two_ranks_are_ever_in_one_round_with_different_values(tmp_path_factory, data):
+    # GIVEN ranks that begin rounds in any order that exchanges allow, and requests for any round at any moment, one
+    # over the other, as of several that ask, or of one that was stopped for long in between
+    n = data.draw(st.integers(1, 4))
+    path = make_switch(tmp_path_factory.mktemp("switch"), tuple(range(n)))
+    group, file = Group(path, n), SwitchFile(path)
+    for number in range(data.draw(st.integers(10, 80))):
+        now = max(map(len, group.values))
+        if data.draw(st.integers(0, 3)) == 0:
+            at = max(0, now + data.draw(st.integers(-1, 3)))
+            file.ask(Request(1 + number % 3, at, data.draw(st.integers(0, n))))
+        else:
+            group.begin(data.draw(st.sampled_from([rank for rank in range(n) if group.may_begin(rank)])))
+    # THEN in each round, all that have begun it have the same in force
+    for of_round in zip(*group.values, strict=False):
+        assert len(set(of_round)) == 1
+    file.close()
+
+
+def test_who_asks_may_be_gone_and_another_one_goes_on(path):
+    # GIVEN a request by somebody who is gone before it is in force
+    group = Group(path, 3)
+    group.round()
+    with SwitchFile(path) as file:
+        file.ask(file.status().next_request(3))
+    # WHEN another one looks meanwhile, who wants the same THEN there is nothing to ask for
+    with SwitchFile(path) as file:
+        assert file.status().next_request(3) is None
+        for _ in range(3):
+            group.round()
+        assert file.status().value == 3
+        assert file.status().next_request(3) is None
+
+
+def test_a_value_that_no_rank_has_is_never_in_force(path):
+    group = Group(path, 3)
+    with SwitchFile(path) as file:
+        file.ask(Request(1, 2, 4))
+    group.round()
+    group.round()
+    assert group.values == [[0, 0]] * 3
+
+
+def test_an_exchange_takes_what_it_takes_the_last_rank(path):
+    # GIVEN ranks of which the last waits for nobody THEN what an exchange takes is what it takes that one, smoothed
+    group, file = Group(path, 3), SwitchFile(path)
+    group.switches[0].exchanged(50_000_000, 4096)
+    group.switches[2].exchanged(20_000_000, 4096)
+    assert (file.status().exchange_s, file.status().exchanged_bytes) == (0.0, 4096)  # one has not said yet
+    group.switches[1].exchanged(30_000_000, 4096)
+    assert file.status().exchange_s == pytest.approx(0.02)
+    group.switches[2].exchanged(36_000_000, 4096)
+    assert file.status().exchange_s == pytest.approx(0.022)
+
+
+def test_files_of_groups_that_are_gone_are_removed_and_the_newest_is_found(tmp_path):
+    # GIVEN two groups, one of which has begun anew
+    first = make_switch(tmp_path, (0, 1))
+    other = make_switch(tmp_path, (2, 5, 9))
+    again = make_switch(tmp_path, (0, 1))
+    assert set(find_switches(tmp_path)) == {other, again}
+    with SwitchFile(other) as file:
+        assert (file.ranks, file.maker_alive) == ((2, 5, 9), True)
+    # WHEN who made the first is gone, and the group begins once more
+    content = bytearray(first.read_bytes())
+    child = os.fork()
+    if child == 0:
+        first.unlink()
+        make_switch(tmp_path, (0, 1)).rename(first)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert first.read_bytes() != content
+    make_switch(tmp_path, (0, 1))
+    # THEN its file is gone
+    assert again.exists()
+    with SwitchFile(next(one for one in find_switches(tmp_path) if one != other)) as file:
+        assert file.maker_alive
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: b"SOMEBODY" + content[8:],
+        lambda content: content[:20] + b"?" + content[21:],
+        lambda content: content[:-8],
+        lambda content: content[:REQUEST_AT],
+    ],
+)
+def test_what_is_no_such_file_is_refused(path, damage):
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(RingError):
+        SwitchFile(path)
