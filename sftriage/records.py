@@ -304,10 +304,10 @@ class Window:
     device_outside_NRG: FloatArray | None = None
     device_between_NR: FloatArray | None = None
     on_device: bool = False
-    counted_NRC: FloatArray | None = None
+    counted_NRC: NDArray[np.floating[Any]] | None = None
     device_ready_NR: FloatArray | None = None
 
-    def counted(self, name: str) -> FloatArray | None:
+    def counted(self, name: str) -> NDArray[np.floating[Any]] | None:
         """What the kernel counted under a name of `counters.COUNTERS` (N, R)."""
         return None if self.counted_NRC is None else self.counted_NRC[:, :, PLACE[name]]
 

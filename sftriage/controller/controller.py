@@ -189,7 +189,8 @@ class Controller:
         known = self._pasts.get(window.attempt)
         verdict, self._pasts[window.attempt] = judge(window, known, self._settings)
         self._watch = self._watch.with_window(window)
-        self._last = window
+        # (what the kernel counted is most of it, and asked of no window but the one that is judged)
+        self._last = replace(window, counted_NRC=None)
         if window.attempt != self._attempt:
             self._recent.clear()
         self._attempt, self._n_ranks = window.attempt, window.durations_NRS.shape[1]

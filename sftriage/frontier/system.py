@@ -127,7 +127,7 @@ def _of_role(
     own_NX, step_NX = local_NX[:, :n_own], (local_NX + synced_NX)[:, :n_own]
     late_NX = own_NX - np.median(local_NX[:, n_own:], axis=1)[:, None]
     share_NX = np.divide(own_NX, step_NX, out=np.zeros_like(step_NX), where=step_NX > 0.0)
-    counted_NXC = window.counted_NRC[chosen_N][seen_N]
+    counted_NXC = window.counted_NRC[chosen_N][seen_N].astype(np.float64)
     sums_2C = np.full((2, len(COUNTERS)), np.nan)
     for place in np.flatnonzero(enough_C):
         counted_NX = counted_NXC[:, :n_own, place]

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -96,7 +96,7 @@ class KeptRows:
         """Take steps, and device times where there are any, of ranks of one agent, which are of one generation."""
         with self._lock:
             held = self._held.get((generation, agent))
-            if held is not None and held.infos != infos:
+            if held is not None and held.infos is not infos and held.infos != infos:
                 self._have_written([self._pop((generation, agent))])
                 held = None
             if held is None:
@@ -104,7 +104,8 @@ class KeptRows:
             for kind, part in (("steps", steps), (LOG_KIND, device)):
                 if part is None:
                     continue
-                held.parts.setdefault(kind, []).append(part)
+                # (what was counted is in no log of steps)
+                held.parts.setdefault(kind, []).append(replace(part, counted_BC=None))
                 held.n_steps += len(part)
                 held.size_bytes += part.slots_BW.nbytes
                 self._held_bytes += part.slots_BW.nbytes

@@ -69,7 +69,8 @@ class Gatherer:
         self._next_first = _NEVER
         # A window is given up when a rank is one window past it: no step further than that is ever in the store.
         self._capacity_steps = 2 * shape.window_steps
-        self._rows = StepRows(schema, world_size, self._capacity_steps)
+        # (mostly ranks lie closer together, and of a large job that is much memory)
+        self._rows = StepRows(schema, world_size, min(shape.window_steps + shape.stride_steps, self._capacity_steps))
         self._complete: list[Window] = []
         self._hosts, self._cohorts = [""] * world_size, [""] * world_size
 
@@ -118,6 +119,7 @@ class Gatherer:
         np.maximum.at(self._latest_device_R, rank_B, step_B)
         held_B = (step_B >= self._next_first) & (step_B < self._next_first + self._capacity_steps)
         if held_B.any():
+            self._have_room(int(step_B[held_B].max()))
             self._rows.put_device(steps[held_B])
 
     def add_both(self, host: StepArrays, device: StepArrays) -> None:
@@ -160,6 +162,7 @@ class Gatherer:
         n_steps = last_step - first_step + 1
         if not self._started or n_steps < 1 or not self._next_first <= first_step <= last_step < self._room():
             return None
+        self._have_room(last_step)
         return self._window(first_step, n_steps) if self._rows.any_known(first_step, n_steps) else None
 
     def _start(self) -> None:
@@ -206,6 +209,11 @@ class Gatherer:
         """The first step that cannot be put into the store as things are."""
         return min(self._next_first + self._capacity_steps, self._fastest + MAX_GAP_STEPS + 1)
 
+    def _have_room(self, step: int) -> None:
+        """Have a row for a step that the store may hold."""
+        if step >= self._next_first + self._rows.n_rows:
+            self._rows.grow(self._next_first, self._capacity_steps)
+
     def _start_over(self, step: int) -> None:
         """What is in the store belongs to a part of the job that is over."""
         self._advance(ended=True)
@@ -218,6 +226,7 @@ class Gatherer:
         self._away_R[steps.rank_B] = False
         self._fastest = max(self._fastest, int(step_B.max()))
         late_B = step_B < self._next_first
+        self._have_room(int(step_B.max()))
         self._rows.put(steps[~late_B] if late_B.any() else steps)
 
     def _advance(self, *, ended: bool = False) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sftriage.counters import COUNTERS
 from sftriage.records import StageSchema
 from sftriage.windows.decoding import BoolArray, FloatArray, IntArray, StepArrays
 from sftriage.windows.slots import kind_of
 
+RefinedArray = NDArray[Any]
 NS = 1e-9
 _HOST = ("durations_NRS", "outside_NRG", "between_NR")
 _DEVICE = ("device_NRS", "device_outside_NRG", "device_between_NR")
@@ -31,21 +33,42 @@ class StepRows:
         schema: the stages.
         world_size: ranks.
         capacity_steps: rows. Steps that are in the store at the same time have to lie within so many of each other.
+
+    Attributes:
+        n_rows: the rows that there are by now.
     """
 
     def __init__(self, schema: StageSchema, world_size: int, capacity_steps: int) -> None:
-        self._n_stages, self._n_ranks, self._n_rows = len(schema.stages), world_size, capacity_steps
+        self._n_stages, self._n_ranks, self.n_rows = len(schema.stages), world_size, capacity_steps
         self._values_VCR = np.full((len(schema.stages) + len(schema.sync) + 1, capacity_steps, world_size), np.nan)
         # Device times, ready moments, work and counters: made when anybody says any, and most jobs do without some.
-        self._refined: dict[str, FloatArray] = {}
+        self._refined: dict[str, RefinedArray] = {}
         self._known_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._capturing_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._kind_C2 = np.zeros((capacity_steps, 2), dtype=np.int64)
         self._kind_rank_C = np.full(capacity_steps, world_size)
 
+    def grow(self, first_step: int, capacity_steps: int) -> None:
+        """Have more rows; the steps that are in the store are from ``first_step`` on."""
+        step_C = np.arange(first_step, first_step + self.n_rows)
+        before, after = step_C % self.n_rows, step_C % capacity_steps
+
+        def grown(values: RefinedArray, axis: int, fill: float) -> Any:
+            larger = np.full(
+                (*values.shape[:axis], capacity_steps, *values.shape[axis + 1 :]), fill, dtype=values.dtype
+            )
+            larger[(slice(None),) * axis + (after,)] = values.take(before, axis=axis)
+            return larger
+
+        self._values_VCR = grown(self._values_VCR, 1, np.nan)
+        self._refined = {name: grown(values_VCR, 1, np.nan) for name, values_VCR in self._refined.items()}
+        self._known_C, self._capturing_C = grown(self._known_C, 0, 0), grown(self._capturing_C, 0, 0)
+        self._kind_C2, self._kind_rank_C = grown(self._kind_C2, 0, 0), grown(self._kind_rank_C, 0, self._n_ranks)
+        self.n_rows = capacity_steps
+
     def put(self, steps: StepArrays) -> None:
         """Take steps; what a rank left half-way says what sort of step it was, and no times."""
-        row_B = steps.step_B % self._n_rows
+        row_B = steps.step_B % self.n_rows
         self._capturing_C[row_B[steps.capturing_B]] = True
         self._put_kinds(steps, row_B)
         complete_B = steps.complete_B
@@ -57,19 +80,20 @@ class StepRows:
         self._refine("ready", at_B, steps.ready_ns_B, steps.ready_ns_B >= 0, NS)
         self._refine("work", at_B, steps.work_B, steps.work_B > 0)
         if steps.counted_BC is not None:
-            counted_VCR = self._refinement("counted", len(COUNTERS))
+            # (to seven digits, with which no verdict is another one: they are more than all other values together)
+            counted_VCR = self._refinement("counted", len(COUNTERS), np.float32)
             for values_CR, column_B in zip(counted_VCR, steps.counted_BC.T, strict=True):
                 values_CR.reshape(-1)[at_B] = column_B
 
     def put_device(self, steps: StepArrays) -> None:
         """Take the device times of steps (see `sftriage.recorder.device`)."""
-        at_B = steps.step_B % self._n_rows * self._n_ranks + steps.rank_B
+        at_B = steps.step_B % self.n_rows * self._n_ranks + steps.rank_B
         _put_times(self._refinement("device", len(self._values_VCR)), at_B, steps)
         self._refine("device_ready", at_B, steps.ready_ns_B, steps.ready_ns_B >= 0, NS)
 
     def clear(self, first_step: int, n_steps: int) -> None:
         """Forget steps, so that their rows can be those of later ones."""
-        rows = self._rows(first_step, min(n_steps, self._n_rows))
+        rows = self._rows(first_step, min(n_steps, self.n_rows))
         for values_VCR in (self._values_VCR, *self._refined.values()):
             values_VCR[:, rows] = np.nan
         self._known_C[rows] = self._capturing_C[rows] = False
@@ -112,9 +136,9 @@ class StepRows:
         if said_B.any():
             self._refinement(name, 1).reshape(-1)[at_B[said_B]] = values_B[said_B] * unit
 
-    def _refinement(self, name: str, n_values: int) -> FloatArray:
+    def _refinement(self, name: str, n_values: int, kind: type[np.floating[Any]] = np.float64) -> RefinedArray:
         if name not in self._refined:
-            self._refined[name] = np.full((n_values, self._n_rows, self._n_ranks), np.nan)
+            self._refined[name] = np.full((n_values, self.n_rows, self._n_ranks), np.nan, dtype=kind)
         return self._refined[name]
 
     def _put_kinds(self, steps: StepArrays, row_B: IntArray) -> None:
@@ -132,10 +156,10 @@ class StepRows:
         self._kind_C2[rows] = kind_B2[lowest]
 
     def _rows(self, first_step: int, n_steps: int) -> IntArray:
-        return np.arange(first_step, first_step + n_steps) % self._n_rows
+        return np.arange(first_step, first_step + n_steps) % self.n_rows
 
 
-def _put_times(values_VCR: FloatArray, at_B: IntArray, steps: StepArrays) -> None:
+def _put_times(values_VCR: RefinedArray, at_B: IntArray, steps: StepArrays) -> None:
     """Put all times of steps to their places among the rows and ranks."""
     columns = (*steps.times_ns_BV.T, steps.between_ns_B)
     # One assignment a value: four times as fast as one for all, which numpy would make element by element.

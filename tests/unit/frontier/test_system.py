@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.counters import COUNTERS
 from sftriage.frontier import Settings
 from sftriage.frontier.system import system_counts, with_system
 from sftriage.windows.counting import counted_of
@@ -249,3 +250,31 @@ def test_whoever_mostly_waited_for_a_cpu_is_named_later_than_who_is_slow():
     # THEN a dozen steps are enough to name the one that sleeps, and the other takes twice as many
     assert (label(window, 14), label(waits, 14)) == ("suspect", "needs_evidence")
     assert (label(window, 30), label(waits, 30)) == ("suspect", "suspect")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(COUNTERS), st.floats(1e-6, 1e3)), max_size=12),
+    st.floats(0.0, 0.09),
+)
+def test_counters_to_seven_digits_make_the_same_verdict(counted, waited_s):
+    # GIVEN a slow rank, and what the kernel counted of all ranks
+    window = FOUR.run(*EVERYWHERE)
+    amounts = {name: [] for name in ("queued_s", "preempted", *(name for _, name, _ in counted))}
+    for rank, name, amount in [(1, "queued_s", waited_s), *counted]:
+        amounts[name].append((rank, always, amount))
+    whole = counting(window, **{name: per_step(window, some) for name, some in amounts.items()})
+    # WHEN it is sent and gathered, it has seven digits
+    sent = replace(whole, counted_NRC=whole.counted_NRC.astype(np.float32))
+    # THEN whom the verdict names, why, and what the system did are the same
+    one, other = (with_system(classify(some), some, Settings()) for some in (whole, sent))
+    assert replace(other, suspects=(), numbers={}) == replace(one, suspects=(), numbers={})
+    assert other.numbers == pytest.approx(one.numbers, rel=1e-5, abs=1e-9)
+    for mine, its in zip(one.suspects, other.suspects, strict=True):
+        assert replace(its, descheduled_fraction=None, system=None) == replace(
+            mine, descheduled_fraction=None, system=None
+        )
+        assert its.descheduled_fraction == pytest.approx(mine.descheduled_fraction, rel=1e-5, abs=1e-6)
+        assert (its.system is None) == (mine.system is None)
+        if mine.system is not None:
+            assert its.system[0] == mine.system[0]
+            assert its.system[1] == pytest.approx(mine.system[1], rel=1e-5)

@@ -231,6 +231,23 @@ def test_the_store_does_not_grow_with_the_distance_between_steps():
     tracemalloc.stop()
 
 
+def test_ranks_that_keep_together_take_no_rows_for_a_second_window():
+    # GIVEN windows of 60 steps of 40 ranks, of which 2 are new in each
+    took = []
+    for lag in (0, 50):
+        target = gatherer(ranks=40, window=60, stride=2)
+        tracemalloc.start()
+        # WHEN the ranks take their steps together, or one is 50 steps behind the others
+        for n in range(130):
+            ranks = [(rank, n) for rank in range(39)] + [(39, n - lag)] * (n >= lag)
+            target.add(batch(*[step(rank, number) for rank, number in ranks]))
+            target.ready()
+        took.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    # THEN only for those that lie apart there are as many rows again
+    assert took[1] - took[0] > 50 * 40 * 5 * 8
+
+
 @pytest.mark.parametrize(
     ("said", "kinds"),
     [
