@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,46 +115,58 @@ def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, s
     last_step = {event.unit: event.step for event in evidence.events}
     for event in events:
         units = {unit: one for unit, one in units.items() if event.step - last_step[unit] <= MAX_PERIOD_STEPS}
-        own = units.pop(event.unit, None) or UnitOdds((0.0,) * len(tests), (event.step,) * len(tests))
+        own = units.pop(event.unit, None) or UnitOdds((0.0,) * len(tests.weights), (event.step,) * len(tests.weights))
         units = {
             unit: lowered
             for unit, one in units.items()
-            if any((lowered := _updated(one, event, tests, settings, own=False)).log_odds)
+            if any((lowered := _updated(one, event, tests, own=False)).log_odds)
         }
-        units[event.unit] = _updated(own, event, tests, settings, own=True)
+        units[event.unit] = _updated(own, event, tests, own=True)
         last_step[event.unit] = event.step
     units = {unit: one for unit, one in units.items() if next_step - last_step[unit] <= MAX_PERIOD_STEPS}
     kept = tuple(one for one in (*evidence.events, *events) if one.step >= next_step - HISTORY_STEPS)
     return Evidence(evidence.n_units, next_step, units, kept)
 
 
-Tests: TypeAlias = "tuple[tuple[float, float, float], ...]"
-"""For each test: the share of a step from which an event counts, the log odds that an event of the unit adds, and those
-that an event of another unit adds (negative)."""
+class Tests(NamedTuple):
+    """The tests of a unit among so many.
+
+    Attributes:
+        weights: for each test the share of a step from which an event counts, the log odds that an event of the unit
+            adds, and those that an event of another unit adds (negative).
+        names_from, keeps_from: the log odds from which a test names a unit, and down to which it stays named.
+        most: the most that log odds can be.
+    """
+
+    weights: tuple[tuple[float, float, float], ...]
+    names_from: float
+    keeps_from: float
+    most: float
 
 
-def _updated(state: UnitOdds, event: ClearEvent, tests: Tests, settings: Settings, *, own: bool) -> UnitOdds:
+def _updated(state: UnitOdds, event: ClearEvent, tests: Tests, *, own: bool) -> UnitOdds:
     """A unit's state after an event, which was its ``own`` or another's."""
-    cap = settings.whole_factor * settings.naming_log_odds
-    since = tuple(
-        event.step if own and odds == 0.0 else at for odds, at in zip(state.log_odds, state.since, strict=True)
-    )
+    since = state.since
+    if own and 0.0 in state.log_odds:
+        pairs = zip(state.log_odds, since, strict=True)
+        since = tuple(event.step if odds == 0.0 else at for odds, at in pairs)
     log_odds = tuple(
-        min(cap, max(0.0, odds + (hit if own else miss))) if event.share > size else odds
-        for odds, (size, hit, miss) in zip(state.log_odds, tests, strict=True)
+        min(tests.most, max(0.0, odds + (hit if own else miss))) if event.share > size else odds
+        for odds, (size, hit, miss) in zip(state.log_odds, tests.weights, strict=True)
     )
-    least = settings.naming_log_odds * (settings.keep_fraction if state.named else 1.0)
+    least = tests.keeps_from if state.named else tests.names_from
     return UnitOdds(log_odds, since, (own or state.named) and max(log_odds) >= least)
 
 
 @lru_cache(maxsize=32)
 def _tests(n_units: int, settings: Settings) -> Tests:
-    chance = max(1.0 / n_units, settings.min_chance)
-    return tuple(
+    chance, enough = max(1.0 / n_units, settings.min_chance), settings.naming_log_odds
+    weights = tuple(
         (size, math.log(guilty / chance), math.log((1.0 - guilty) / (1.0 - chance)))
         for size in (settings.min_event_fraction, *settings.event_fractions)
         for guilty in settings.guilty_fractions
     )
+    return Tests(weights, enough, settings.keep_fraction * enough, settings.whole_factor * enough)
 
 
 def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Recurrence | None:
