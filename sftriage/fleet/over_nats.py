@@ -136,6 +136,7 @@ class NatsFleet:
         if connected_s is None or self._asking.busy:
             return False
         if not all_over(self._hosts, self._incoming.agents, self._generations, self._clock(), connected_s):
+            self._called.clear()
             return False
         answers = [self._answers(agent) for agent, host in self._hosts.items() if not host.over]
         return not any(answers)

@@ -207,6 +207,14 @@ def test_a_host_that_only_its_hub_stores_nothing_of_is_not_gone(told, monkeypatc
     assert not told.fleet.over
     told.agent.call(listening.unsubscribe(), 10.0)
     wait_until(lambda: told.fleet.over, 20.0)
+    # AND one that is heard again, and quiet again, is asked again
+    told.sent = 0
+    told.tell(1)
+    wait_until(lambda: told.heard() and not told.fleet.over, 20.0)
+    told.agent.call(listen(), 10.0)
+    heard_s = told.fleet._hosts["host-0"].seen_s
+    wait_until(lambda: told.fleet.over or told.fleet._hosts["host-0"].seen_s > heard_s + 1.0, 20.0)
+    assert not told.fleet.over
 
 
 def test_a_lease_that_is_let_go_while_it_is_renewed_is_free(told):
