@@ -12,8 +12,11 @@ PYTEST := tests/run $(BIN)/python
 # Jobs on many hosts: namespaces, NATS servers, SLURM.
 HOSTS := $(wildcard $(addprefix tests/integration/test_,many_hosts*.py hub_*.py elastic.py slurm.py chaos.py fleet_bench.py))
 
-# Training scripts that nobody edited, of some dozen seconds each; remedies, on up to eight ranks.
-AUTO := $(wildcard tests/integration/test_auto_*.py tests/integration/test_mitigate_*.py)
+# Training scripts that nobody edited, of some dozen seconds each.
+AUTO := $(wildcard tests/integration/test_auto_*.py)
+
+# Remedies, on up to eight ranks, which sleep instead of computing.
+MITIGATE := $(wildcard tests/integration/test_mitigate_*.py)
 
 # What a rank waits for its CPU is to be told apart from what it does: while other tests run, all wait.
 ALONE := tests/integration/test_descheduled.py
@@ -21,7 +24,7 @@ ALONE := tests/integration/test_descheduled.py
 # Custom resources on a real API server (tests/integration/kube.py says which).
 KUBE := $(wildcard tests/integration/test_kube_*.py)
 
-.PHONY: demo test test-hosts test-auto test-frameworks test-kube test-deps gpu-check soak unit openers frameworks check lint types imports clean
+.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-deps gpu-check soak unit openers frameworks check lint types imports clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -29,7 +32,7 @@ demo: $(VENV)/.demo
 
 # (those that take long come first)
 test: $(VENV)/.dev
-	$(PYTEST) -n 4 tests/integration tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(KUBE) $(ALONE)) $(ARGS)
+	$(PYTEST) -n 4 tests/integration tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(MITIGATE) $(KUBE) $(ALONE)) $(ARGS)
 	$(BIN)/python -m pytest $(ALONE)
 
 test-hosts: $(VENV)/.dev
@@ -37,6 +40,9 @@ test-hosts: $(VENV)/.dev
 
 test-auto: $(VENV)/.dev
 	$(PYTEST) -n 2 $(AUTO) $(ARGS)
+
+test-mitigate: $(VENV)/.dev
+	$(PYTEST) -n 4 $(MITIGATE) $(ARGS)
 
 # Hugging Face's Trainer, Lightning, Accelerate, and the experiment trackers: installed once, beside the rest.
 test-frameworks: frameworks

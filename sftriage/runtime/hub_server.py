@@ -25,6 +25,8 @@ log = logging.getLogger("sftriage")
 START_S, END_S = 15.0, 10.0
 USER = "sftriage"
 MEMORY_BYTES, FILE_BYTES = 64 << 20, 8 << 30
+ROOM_BYTES = 1 << 20
+_STORES_NOTHING = (b"no space left on device", b"disk quota exceeded")
 
 
 def nats_server() -> str:
@@ -96,7 +98,9 @@ class HubServer:
             self._log = store / "server.log"
             self._command = [program, "-c", str(store / "server.conf")]
             self._log.unlink(missing_ok=True)
-            self._child = KeptChild("hub", lambda _: self._started(), end_s=END_S, where=str(self._log))
+            self._read, self._had_room = 0, False
+            where = str(self._log)
+            self._child = KeptChild("hub", lambda _: self._started(), end_s=END_S, where=where, is_stuck=self._is_stuck)
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the hub cannot be started: {error}") from error
         self._wait(address)
@@ -113,6 +117,22 @@ class HubServer:
     def pid(self) -> int:
         """Its process."""
         return self._child.pid
+
+    def _is_stuck(self) -> bool:
+        """Whether the server stores nothing though its disk has room again: after one failed write it tries no more."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._read)
+                said = file.read()
+            found = os.statvfs(self.store)
+        except OSError:
+            return False
+        self._read += len(said)
+        had_room, self._had_room = self._had_room, found.f_bavail * found.f_frsize > ROOM_BYTES
+        if not (had_room and self._had_room and any(words in said for words in _STORES_NOTHING)):
+            return False
+        log.info("the hub is started again: its disk was full, and has room")
+        return True
 
     def _started(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as said:

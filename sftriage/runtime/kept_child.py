@@ -14,6 +14,8 @@ log = logging.getLogger("sftriage")
 
 QUICK_S, MOST_QUICK, AGAIN_S = 10.0, 3, 0.2
 """A child that has not lived so long, so often in a row, is given up."""
+LOOK_S = 5.0
+"""How often it is asked whether a child is stuck."""
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl
 _TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
@@ -28,6 +30,7 @@ class KeptChild:
         is_due: whether it is to be started again, by what it ended with; by default in any case.
         end_s: how long it may take to end.
         where: where it says why it has ended.
+        is_stuck: whether it lives and has to be started again all the same; asked now and then.
 
     Raises:
         OSError: it cannot be started.
@@ -40,7 +43,9 @@ class KeptChild:
         is_due: Callable[[int], bool] = lambda _: True,
         end_s: float = 10.0,
         where: str = "its log",
+        is_stuck: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_stuck = is_stuck
         self._what, self._start, self._is_due, self._end_s, self._where = what, start, is_due, end_s, where
         self._process = start(False)
         self._closing, self._over = threading.Event(), threading.Event()
@@ -90,9 +95,14 @@ class KeptChild:
 
     def _keep(self) -> None:
         quick, began_s = 0, time.monotonic()
+        looked_s = began_s
         while not self._closing.wait(AGAIN_S):
             status = self._process.poll()
             if status is None:
+                if time.monotonic() > looked_s + LOOK_S:
+                    looked_s = time.monotonic()
+                    if self._is_stuck():
+                        self._process.terminate()
                 continue
             if not self._is_due(status):
                 break

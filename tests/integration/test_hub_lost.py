@@ -1,6 +1,7 @@
 """A hub that breaks connections, restarts, or loses all that it had: what agents tell is taken once, and in order."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from sftriage.records import GpuFindings
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.runtime.kept_rows import KeptRows
 from sftriage.traces.disk import Disk
+from tests.disks import small_disk
 from tests.integration.processes import wait_until
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -79,8 +81,8 @@ class Breaking:
 class Told:
     """A job's hub, who leads it, and an agent that tells numbers."""
 
-    def __init__(self, directory):
-        self.directory = directory
+    def __init__(self, directory, store=None):
+        self.directory, self.store = directory, store or directory / "nats"
         make_secret(directory / "secret")
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
@@ -92,7 +94,7 @@ class Told:
         self.sent = 0
 
     def start(self):
-        return HubServer(("127.0.0.1", self.port), self.directory / "nats", self.directory / "secret")
+        return HubServer(("127.0.0.1", self.port), self.store, self.directory / "secret")
 
     def lead(self):
         hub = Hub(HubAddress(f"nats://127.0.0.1:{self.between.port}", self.directory / "secret"), "controller")
@@ -184,6 +186,33 @@ def test_what_agents_tell_after_something_has_befallen_the_hub_is_heard(told, be
     wait_until(told.heard, 40.0)
     # AND the job is led on, by somebody who is no older than before
     assert (told.fleet.lost, told.lease.epoch >= before) == ("", True)
+
+
+def test_a_hub_whose_disk_was_full_stores_again_once_there_is_room(tmp_path):
+    """GIVEN a hub whose disk takes nothing WHEN it has room again THEN it stores again: it is started anew.
+
+    A server that could not write to a file once does not try again as long as it runs.
+    """
+    with contextlib.ExitStack() as held:
+        disk = held.enter_context(small_disk(tmp_path / "disk", "16m", 2000))
+        told = held.enter_context(contextlib.closing(Told(tmp_path, disk.path / "hub")))
+        told.server.keep()
+        told.tell(1)
+        wait_until(told.heard, 20.0)
+        disk.fill()
+
+        def refused():
+            try:
+                told.agent.call(told.agent.js.publish(PLACES.up("host-0"), bytes(1 << 16), timeout=2.0), 5.0)
+            except Exception:
+                return True
+            return False
+
+        wait_until(refused, 30.0)
+        disk.empty()
+        told.tell(1)
+        wait_until(told.heard, 40.0)
+        assert told.fleet.lost == ""
 
 
 def test_a_host_that_only_its_hub_stores_nothing_of_is_not_gone(told, monkeypatch):
