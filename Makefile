@@ -42,7 +42,7 @@ test-auto: $(VENV)/.dev
 	$(PYTEST) -n 2 $(AUTO) $(ARGS)
 
 test-mitigate: $(VENV)/.dev
-	$(PYTEST) -n 4 $(MITIGATE) $(ARGS)
+	$(PYTEST) -n 3 $(MITIGATE) $(ARGS)
 
 # Hugging Face's Trainer, Lightning, Accelerate, and the experiment trackers: installed once, beside the rest.
 test-frameworks: frameworks

@@ -26,6 +26,7 @@ JOBS_OF_THEIR_OWN = (
     "killed",
     "killed_nsys",
     "local",
+    "mitigate_loop",
     "nsys",
     "nsys_armed",
     "remote_store",
