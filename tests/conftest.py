@@ -34,7 +34,7 @@ JOBS_OF_THEIR_OWN = (
     "site",
 )
 """Files of integration tests each of which has a job of its own: these go one by one to whichever process is free."""
-OF_THE_DEMO = ("demo", "reduce_real", "ui")
+OF_THE_DEMO = ("demo", "mcp", "reduce_real", "ui")
 """Files whose tests look at one run of the demo."""
 
 
