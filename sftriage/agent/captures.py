@@ -14,7 +14,8 @@ from sftriage.capture.executor import Executor
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.recorder import RingInfo
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
-from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, contents_of
+from sftriage.traces.contents import contents_of
+from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo
 from sftriage.traces.store import LocalStore
 
 log = logging.getLogger("sftriage")

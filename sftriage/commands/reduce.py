@@ -34,7 +34,7 @@ from sftriage.runtime.reducing import (
     read_all,
     with_manifest,
 )
-from sftriage.traces.manifest import Findings
+from sftriage.traces.findings import Findings
 from sftriage.words.verdicts import verdict_sentence
 
 

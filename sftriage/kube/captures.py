@@ -19,7 +19,8 @@ from sftriage.kube.objects import (
     capture_of,
 )
 from sftriage.records import ENDED, CaptureResult
-from sftriage.traces.manifest import Manifest, first_problem
+from sftriage.traces.documents import first_problem
+from sftriage.traces.manifest import Manifest
 from sftriage.words.captures import caused
 from sftriage.words.glance import reproduced_words
 from sftriage.words.objects import REPRODUCED, capture_sentence, removal_sentence

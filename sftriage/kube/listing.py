@@ -14,7 +14,7 @@ from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL
 from sftriage.kube.objects import StoredTrace
 from sftriage.kube.pods import annotations_of, labels_of, mapping
 from sftriage.records import ENDED
-from sftriage.traces.manifest import first_problem
+from sftriage.traces.documents import first_problem
 from sftriage.words.objects import CAPTURE_STATES
 
 MAX_NAMED = 5

@@ -16,7 +16,7 @@ from sftriage.reduce.doing import WORKS, code_of, how, place
 from sftriage.reduce.samples import Frame, StackSamples
 from sftriage.reduce.spots import Spot, spots
 from sftriage.reduce.workers import WorkerSpot, in_workers
-from sftriage.traces.manifest import CauseCode, CauseInfo, Findings, PlaceInfo
+from sftriage.traces.findings import CauseCode, CauseInfo, Findings, PlaceInfo
 from sftriage.words.causes import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
 
 LEAST_FRACTION = 0.04

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from sftriage.reduce.samples import Frame
 from sftriage.reduce.spots import Spot
-from sftriage.traces.manifest import CauseCode
+from sftriage.traces.findings import CauseCode
 
 ONE_LINE_FRACTION = 0.8
 """Of a function's time, what is of one line for that line to say what it does."""

@@ -31,7 +31,8 @@ from sftriage.reduce.events import (
 from sftriage.reduce.intervals import Intervals, Ints, Links, both, union
 from sftriage.reduce.naming import COLLECTIVES, IDLES, WAITS, matching, steplike
 from sftriage.reduce.stages import Reduction
-from sftriage.traces.manifest import CONTROL, MAX_SHARES, Findings, Kind, Share, StageProfile
+from sftriage.traces.documents import CONTROL
+from sftriage.traces.findings import MAX_SHARES, Findings, Kind, Share, StageProfile
 
 _KIND_NAMES: Final[dict[int, Kind]] = {
     ANNOTATION: "annotation",

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sftriage.errors import InputError, SchemaError
 from sftriage.records import StageSchema
-from sftriage.traces.manifest import first_problem
+from sftriage.traces.documents import first_problem
 
 OWN: Final = "sftriage:"
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)")

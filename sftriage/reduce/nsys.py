@@ -16,7 +16,7 @@ from typing import Any, Final
 from sftriage.errors import InputError
 from sftriage.reduce.columns import Columns
 from sftriage.reduce.events import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME, Trace
-from sftriage.traces.manifest import CONTROL
+from sftriage.traces.documents import CONTROL
 
 _PROCESS = ~0xFFFFFF
 _COPIES: Final = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}

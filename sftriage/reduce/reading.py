@@ -14,7 +14,7 @@ from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.reduce.events import Trace
 from sftriage.reduce.kineto import read_kineto
 from sftriage.reduce.nsys import read_nsys
-from sftriage.traces.manifest import CONTROL
+from sftriage.traces.documents import CONTROL
 
 _GZIP = b"\x1f\x8b"
 _SQLITE = b"SQLite format 3\x00"

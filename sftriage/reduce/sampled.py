@@ -12,7 +12,8 @@ from sftriage.records import LeftOpen
 from sftriage.reduce.doing import RUNS_FRACTION
 from sftriage.reduce.samples import StackSamples
 from sftriage.reduce.spots import Spot, spots
-from sftriage.traces.manifest import CONTROL, MAX_SHARES, CauseCode, Findings, Share, StageProfile
+from sftriage.traces.documents import CONTROL
+from sftriage.traces.findings import MAX_SHARES, CauseCode, Findings, Share, StageProfile
 
 _IN_TORCH = re.compile(r"/torch/")
 _CALLS_TORCH = re.compile(r"\b(torch|nn|F)\.\w")

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sftriage.errors import InputError
-from sftriage.traces.manifest import CONTROL, first_problem
+from sftriage.traces.documents import CONTROL, first_problem
 
 MAX_FILE_BYTES = 256 * 2**20
 

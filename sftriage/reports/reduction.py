@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sftriage.reports.tables import titled
-from sftriage.traces.manifest import Findings
+from sftriage.traces.findings import Findings
 from sftriage.words.amounts import milliseconds
 from sftriage.words.captures import caused
 from sftriage.words.verdicts import verdict_sentence

@@ -16,7 +16,8 @@ from sftriage.runs.advice import straggler_of
 from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
 from sftriage.runs.source import View
-from sftriage.traces.manifest import CauseInfo, Manifest
+from sftriage.traces.findings import CauseInfo
+from sftriage.traces.manifest import Manifest
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import hours_of_ranks, lasted, milliseconds, rank_hours
 from sftriage.words.captures import caused

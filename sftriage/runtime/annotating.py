@@ -23,7 +23,8 @@ from sftriage.runs.lateness import HeatSource
 from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.disk import Counted, Do, at_once, refusal
-from sftriage.traces.manifest import CauseInfo, CostInfo, Findings, FollowedInfo, Manifest, Remarks, ReproducedInfo
+from sftriage.traces.findings import CauseInfo, Findings
+from sftriage.traces.manifest import CostInfo, FollowedInfo, Manifest, Remarks, ReproducedInfo
 from sftriage.traces.retention import RetentionLimits, due, remove
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Noted, beside, noting

@@ -24,7 +24,8 @@ from sftriage.reduce.together import together
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.runtime.uploads import pusher
-from sftriage.traces.manifest import MANIFEST_NAME, CauseInfo, Findings, Manifest
+from sftriage.traces.findings import CauseInfo, Findings
+from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 

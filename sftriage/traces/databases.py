@@ -22,8 +22,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, Pool, StaticPool
 
 from sftriage.errors import CatalogueError, UsageError
+from sftriage.traces.documents import CONTROL
 from sftriage.traces.files import refusing
-from sftriage.traces.manifest import CONTROL
 from sftriage.traces.rows import METADATA, VERSION, schema
 
 CONNECT_S = 5

@@ -12,7 +12,8 @@ from urllib.parse import quote, unquote
 
 from sftriage.errors import InputError, UsageError
 from sftriage.records import CAPTURE_ID
-from sftriage.traces.manifest import CONTROL, Manifest
+from sftriage.traces.documents import CONTROL
+from sftriage.traces.manifest import Manifest
 
 MAX_PART_BYTES = 240
 """What a file system takes as one name, and room for a suffix while it is written."""

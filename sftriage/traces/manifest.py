@@ -6,12 +6,10 @@ checked. Fields a newer version has added are ignored; a newer ``schema_version`
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
 
 from sftriage.errors import InputError, SchemaError
 from sftriage.recorder.sampling import NAME as SAMPLES_NAME
@@ -19,7 +17,6 @@ from sftriage.records import (
     CAPTURE_ID,
     MAX_STAGE_NAME_BYTES,
     MAX_STAGES,
-    SAMPLE_STACKS,
     CaptureRequest,
     CaptureResult,
     Cause,
@@ -33,153 +30,8 @@ from sftriage.records import (
     Trigger,
     plain,
 )
-
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""What would do something to a terminal."""
-
-
-def text(max_length: int) -> object:
-    """A string of bounded length without control characters: what is stored is printed on terminals one day."""
-    return Field(max_length=max_length, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
-
-
-Word = Annotated[str, text(100)]
-Sentence = Annotated[str, text(2000)]
-# SQLite's integers, and everybody else's.
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Rank = Annotated[int, Field(ge=0, lt=2**31)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class DocumentModel(BaseModel):
-    """A document that later versions may add to: what is not known is ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong, as one short piece of a message: the rest of a hostile file is noise."""
-    first = error.errors(include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "document"
-    return CONTROL.sub("?", f"{where[:100]}: {first['msg'][:200]}")
-
-
-MAX_SHARES = 20
-
-Kind = Literal["operator", "python", "call", "annotation"]
-
-
-class StageProfile(DocumentModel):
-    """What one rank did in the stage: means a step, in seconds.
-
-    ``working_s``, ``waiting_s`` and ``unseen_s`` sum to ``stage_s``: some thread of the process was in an operator, a
-    call or a Python function; none was, but one waited, in a collective, for the device or for another process; or
-    there was nothing in the trace but the stage itself. ``device_s`` is how long the device worked on what was launched
-    in the stage, whenever it did, and ``collective_s`` how much of that were collectives.
-    """
-
-    source: Sentence
-    rank: Rank | None
-    first_step: Count
-    last_step: Count
-    steps: Count
-    step_s: Number
-    stage_s: Number
-    working_s: Number
-    waiting_s: Number
-    unseen_s: Number
-    device_s: Number
-    collective_s: Number
-    kernels: Number
-    launches: Number
-    launch_s: Number
-
-
-class Share(DocumentModel):
-    """What one name took of the stage as self time, over all threads: means a step. ``control`` is the control rank."""
-
-    name: Word
-    kind: Kind
-    waits: bool
-    self_s: Number
-    calls: Number
-    control_self_s: Number | None = None
-
-
-CauseCode = Literal[
-    "sleep",
-    "dataloader_workers",
-    "lock",
-    "subprocess",
-    "output",
-    "database",
-    "network",
-    "disk",
-    "checkpoint",
-    "garbage_collection",
-    "recompilation",
-    "collective",
-    "python",
-    "operator",
-    "blocked",
-    "gil",
-    "descheduled",
-    "stopped",
-    "cgroup_throttled",
-    "page_faults",
-    "memory_pressure",
-    "gpu_throttled",
-    "unknown",
-]
-
-
-class PlaceInfo(DocumentModel):
-    """A line of the program: in which function and file, and what stands there where that could be read."""
-
-    function: Word
-    file: Sentence
-    line: Count
-    source: Sentence = ""
-
-
-class CauseInfo(DocumentModel):
-    """Why the suspect stage took so long.
-
-    ``code`` says what it is, ``place`` where, ``took_s`` of the stage's ``stage_s`` a step; ``control_s`` is what the
-    same place took the rank that it is ``compared_with``, or the suspect's other steps where that is None. It is
-    ``sure`` where most of what the stage took longer is in that one place, and enough samples say so.
-    """
-
-    code: CauseCode
-    sure: bool
-    sentence: Sentence
-    next_step: Sentence
-    place: PlaceInfo | None = None
-    compared_with: Rank | None = None
-    took_s: Number | None = None
-    control_s: Number | None = None
-
-
-class Findings(DocumentModel):
-    """What filled the suspect stage, beside the same stage of a control rank where there is one.
-
-    Where it is known which of the captured steps have the fault, and not all have, those alone are looked at:
-    ``of_steps`` is how many there are with the others. ``control`` is another ``rank`` in the same steps, or else the
-    other ``steps`` of the suspect itself: ``beside`` says which. ``counted`` is what the kernel counted for the
-    suspect's process over its peers', a step (see `sftriage.counters`), of what is known; and as ``gpu_s`` what a lower
-    clock of its GPU cost.
-    """
-
-    stage: Annotated[str, text(MAX_STAGE_NAME_BYTES)]
-    suspect: StageProfile
-    control: StageProfile | None = None
-    shares: Annotated[tuple[Share, ...], Field(max_length=MAX_SHARES)]
-    summary: Sentence
-    of_steps: Count | None = None
-    beside: Literal["rank", "steps"] = "rank"
-    counted: Annotated[dict[Word, Number], Field(max_length=64)] | None = None
-    cause: CauseInfo | None = None
-
+from sftriage.traces.documents import CONTROL, Count, DocumentModel, Number, Rank, Sentence, Word, first_problem, text
+from sftriage.traces.findings import CauseInfo, Findings
 
 SCHEMA_VERSION: Final = 1
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
@@ -476,42 +328,6 @@ class Manifest(DocumentModel):
 
 class _Version(DocumentModel):
     schema_version: Annotated[int, Field(ge=1)]
-
-
-def may_contain(options: Mapping[str, bool]) -> str:
-    """What private data a torch.profiler trace recorded with these options may hold, in plain words."""
-    parts = ["names of operators, kernels, threads and the program's own annotations", "process ids and device names"]
-    if options.get("with_stack") or options.get(SAMPLE_STACKS):
-        parts.append("file paths, function names and line numbers of the program")
-    if options.get(SAMPLE_STACKS):
-        parts.append("single lines of its source")
-    if options.get("record_shapes"):
-        parts.append("shapes, types and scalar values of operator arguments")
-    if options.get("profile_memory"):
-        parts.append("sizes and addresses of memory allocations")
-    return "; ".join(parts)
-
-
-_NSYS_CONTAINS = (
-    "names of threads, system calls, libraries, CUDA kernels and the program's own ranges; process ids and names; "
-    "host name, devices and drivers; the environment of processes that were started while it was collected, in the "
-    "report itself (from an export they are removed)"
-)
-_STACKS_CONTAINS = (
-    "file paths, function names and line numbers of the program, names of its threads; with a flight recorder's dump, "
-    "sizes, types and stacks of collectives, as a pickle: open it only if you trust the job"
-)
-
-
-_SAMPLES_CONTAIN = (
-    "file paths, function names and line numbers of the program; single lines of its source; names of its threads"
-)
-
-
-def contents_of(profiler: Profiler, options: Mapping[str, Any]) -> str:
-    """What private data the artefacts of a capture may hold, in plain words."""
-    stacks = _SAMPLES_CONTAIN if options.get(SAMPLE_STACKS) else _STACKS_CONTAINS
-    return {"nsys": _NSYS_CONTAINS, "stacks": stacks}.get(profiler) or may_contain(options)
 
 
 def manifest_schema() -> dict[str, Any]:

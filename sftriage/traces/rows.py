@@ -14,7 +14,8 @@ from sqlalchemy import BigInteger, Column, ColumnElement, Double, MetaData, Stri
 from sqlalchemy.types import TypeEngine
 
 from sftriage.records import CAPTURE_ID
-from sftriage.traces.manifest import CONTROL, Manifest
+from sftriage.traces.documents import CONTROL
+from sftriage.traces.manifest import Manifest
 
 # Compared byte by byte, as SQLite does and Python: another order than that of the database's language.
 TEXT = Text().with_variant(Text(collation="C"), "postgresql")

@@ -30,6 +30,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
+from sftriage.traces.documents import first_problem
 from sftriage.traces.files import (
     chunks,
     copy,
@@ -43,7 +44,7 @@ from sftriage.traces.files import (
     sync_directory,
     write_atomically,
 )
-from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest, first_problem
+from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.stores import (
     PIN_NAME,
     WHOLE,

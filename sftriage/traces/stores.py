@@ -17,9 +17,9 @@ from typing import Literal, TypeAlias
 
 from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.records import CAPTURE_ID
+from sftriage.traces.findings import Findings
 from sftriage.traces.manifest import (
     CostInfo,
-    Findings,
     FollowedInfo,
     Manifest,
     NewerError,

@@ -24,8 +24,9 @@ from typing import Annotated, BinaryIO, Final, Literal
 from pydantic import AwareDatetime, ValidationError
 
 from sftriage.errors import InputError
+from sftriage.traces.documents import CONTROL, DocumentModel, Sentence, text
 from sftriage.traces.files import private, refusing, regular, sync_directory, write_atomically
-from sftriage.traces.manifest import CONTROL, MANIFEST_NAME, DocumentModel, Manifest, Sentence, Sha256, text
+from sftriage.traces.manifest import MANIFEST_NAME, Manifest, Sha256
 from sftriage.traces.stores import PIN_NAME
 
 UPLOAD_NAME: Final = "upload.json"

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from sftriage.records import CaptureResult, Label
 from sftriage.runs.axis import Axis, TimelineColumn, axis_of, columns_of, stages_of
 from sftriage.runs.following import RequestRow, WindowRow
-from sftriage.traces.manifest import Findings, StageProfile
+from sftriage.traces.findings import Findings, StageProfile
 
 WIDTH, HEIGHT = 1000.0, 300.0
 MAX_TABLE_ROWS = 40

@@ -15,7 +15,8 @@ from typing import Literal
 from sftriage.reduce.flames import Flame, Folded, flames, fold
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples
 from sftriage.reduce.workers import meanwhile
-from sftriage.traces.manifest import Manifest, PlaceInfo, StageProfile
+from sftriage.traces.findings import PlaceInfo, StageProfile
+from sftriage.traces.manifest import Manifest
 from sftriage.web.rendering import milliseconds
 
 MAX_BOXES = 150

@@ -16,7 +16,8 @@ import pytest
 from sftriage.commands import main
 from sftriage.records import CaptureRequest, CaptureResult, Profiler, Trigger
 from sftriage.runs.directory import RunDirectory, RunInfo, create
-from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
+from sftriage.traces.contents import may_contain
+from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo
 from sftriage.traces.store import LocalStore
 
 MakeManifest = Callable[..., Manifest]

@@ -34,7 +34,8 @@ from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S, ship_s
 from sftriage.fleet.wire import decode_orders, encode
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import CaptureRequest, CaptureResult, Report, WantedCapture
-from sftriage.traces.manifest import MANIFEST_NAME, CaptureInfo, Manifest, TriggerInfo, may_contain
+from sftriage.traces.contents import may_contain
+from sftriage.traces.manifest import MANIFEST_NAME, CaptureInfo, Manifest, TriggerInfo
 from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import CAPTURING, FLAGS

@@ -6,7 +6,7 @@ from sftriage.commands.demo import _faults
 from sftriage.demo.faults import CAUSES, FAULT_STAGES, Caused, Fault, parse_cause
 from sftriage.demo.outcome import found
 from sftriage.errors import UsageError
-from sftriage.traces.manifest import CauseCode, CauseInfo, PlaceInfo
+from sftriage.traces.findings import CauseCode, CauseInfo, PlaceInfo
 
 SLOW_DISK = Caused("slow-disk", 2)
 

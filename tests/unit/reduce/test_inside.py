@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sftriage.errors import InputError
 from sftriage.reduce.inside import find
-from sftriage.traces.manifest import Findings
+from sftriage.traces.findings import Findings
 from tests.unit.reduce.heavy import ENGINE, GLOO, MAIN, event, job_events, mark, recurring_events, reduced
 
 STEP = [mark("ProfilerStep#1", 0, 1000), mark("sftriage:data", 100, 800)]

@@ -16,7 +16,7 @@ from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, 
 from sftriage.runs.liveness import RankCoverage, Watcher
 from sftriage.runs.picture import Picture, captures_of, frontier_of, picture, picture_values
 from sftriage.runs.source import View
-from sftriage.traces.manifest import CauseInfo
+from sftriage.traces.findings import CauseInfo
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
 from tests.journals import Recorder

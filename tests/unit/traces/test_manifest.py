@@ -7,7 +7,8 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.records import CaptureRequest, CaptureResult, Reproduced
-from sftriage.traces.manifest import MAX_MANIFEST_BYTES, CaptureInfo, Manifest, ReproducedInfo, may_contain
+from sftriage.traces.contents import may_contain
+from sftriage.traces.manifest import MAX_MANIFEST_BYTES, CaptureInfo, Manifest, ReproducedInfo
 
 
 def changed(manifest: Manifest, path: str, value: Any) -> bytes:

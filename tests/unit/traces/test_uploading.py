@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sftriage.errors import IntegrityError, UsageError
 from sftriage.traces import uploading
-from sftriage.traces.manifest import Findings, Manifest, StageProfile
+from sftriage.traces.findings import Findings, StageProfile
+from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.uploading import LONGEST_DELAY_S, Uploader, delay_s
 from sftriage.traces.uploads import Outbox, Upload

@@ -7,7 +7,8 @@ import pytest
 from sftriage.records import CaptureResult
 from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
-from sftriage.traces.manifest import FollowedInfo, Share
+from sftriage.traces.findings import Share
+from sftriage.traces.manifest import FollowedInfo
 from sftriage.web.access import Access
 from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import RunPage

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sftriage.records import CaptureResult
 from sftriage.runs.axis import MAX_COLUMNS, Axis, Stretch, axis_of
 from sftriage.runs.following import row_of
-from sftriage.traces.manifest import Findings, StageProfile
+from sftriage.traces.findings import Findings, StageProfile
 from sftriage.web.charts import HEIGHT, WIDTH, StepRange, bars_of, ticks_of, timeline
 from sftriage.web.run_page import heat_steps
 from tests.unit.recorded import decision, request_of, verdict

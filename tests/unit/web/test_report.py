@@ -7,7 +7,8 @@ import pytest
 
 from sftriage.reports.markdown import text
 from sftriage.runs.lateness import UNKNOWN, HeatMap
-from sftriage.traces.manifest import CauseInfo, Findings, ReproducedInfo, StageProfile
+from sftriage.traces.findings import CauseInfo, Findings, StageProfile
+from sftriage.traces.manifest import ReproducedInfo
 from sftriage.web.report import SHADES, shades_of
 from tests.unit.recorded import verdict
 from tests.unit.web.reading import NASTY, SHORT_NASTY, Seen

@@ -1,0 +1,126 @@
+"""What a manifest says of what filled the suspect stage, and why."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sftriage.records import MAX_STAGE_NAME_BYTES
+from sftriage.traces.documents import Count, DocumentModel, Number, Rank, Sentence, Word, text
+
+MAX_SHARES = 20
+
+Kind = Literal["operator", "python", "call", "annotation"]
+
+
+class StageProfile(DocumentModel):
+    """What one rank did in the stage: means a step, in seconds.
+
+    ``working_s``, ``waiting_s`` and ``unseen_s`` sum to ``stage_s``: some thread of the process was in an operator, a
+    call or a Python function; none was, but one waited, in a collective, for the device or for another process; or
+    there was nothing in the trace but the stage itself. ``device_s`` is how long the device worked on what was launched
+    in the stage, whenever it did, and ``collective_s`` how much of that were collectives.
+    """
+
+    source: Sentence
+    rank: Rank | None
+    first_step: Count
+    last_step: Count
+    steps: Count
+    step_s: Number
+    stage_s: Number
+    working_s: Number
+    waiting_s: Number
+    unseen_s: Number
+    device_s: Number
+    collective_s: Number
+    kernels: Number
+    launches: Number
+    launch_s: Number
+
+
+class Share(DocumentModel):
+    """What one name took of the stage as self time, over all threads: means a step. ``control`` is the control rank."""
+
+    name: Word
+    kind: Kind
+    waits: bool
+    self_s: Number
+    calls: Number
+    control_self_s: Number | None = None
+
+
+CauseCode = Literal[
+    "sleep",
+    "dataloader_workers",
+    "lock",
+    "subprocess",
+    "output",
+    "database",
+    "network",
+    "disk",
+    "checkpoint",
+    "garbage_collection",
+    "recompilation",
+    "collective",
+    "python",
+    "operator",
+    "blocked",
+    "gil",
+    "descheduled",
+    "stopped",
+    "cgroup_throttled",
+    "page_faults",
+    "memory_pressure",
+    "gpu_throttled",
+    "unknown",
+]
+
+
+class PlaceInfo(DocumentModel):
+    """A line of the program: in which function and file, and what stands there where that could be read."""
+
+    function: Word
+    file: Sentence
+    line: Count
+    source: Sentence = ""
+
+
+class CauseInfo(DocumentModel):
+    """Why the suspect stage took so long.
+
+    ``code`` says what it is, ``place`` where, ``took_s`` of the stage's ``stage_s`` a step; ``control_s`` is what the
+    same place took the rank that it is ``compared_with``, or the suspect's other steps where that is None. It is
+    ``sure`` where most of what the stage took longer is in that one place, and enough samples say so.
+    """
+
+    code: CauseCode
+    sure: bool
+    sentence: Sentence
+    next_step: Sentence
+    place: PlaceInfo | None = None
+    compared_with: Rank | None = None
+    took_s: Number | None = None
+    control_s: Number | None = None
+
+
+class Findings(DocumentModel):
+    """What filled the suspect stage, beside the same stage of a control rank where there is one.
+
+    Where it is known which of the captured steps have the fault, and not all have, those alone are looked at:
+    ``of_steps`` is how many there are with the others. ``control`` is another ``rank`` in the same steps, or else the
+    other ``steps`` of the suspect itself: ``beside`` says which. ``counted`` is what the kernel counted for the
+    suspect's process over its peers', a step (see `sftriage.counters`), of what is known; and as ``gpu_s`` what a lower
+    clock of its GPU cost.
+    """
+
+    stage: Annotated[str, text(MAX_STAGE_NAME_BYTES)]
+    suspect: StageProfile
+    control: StageProfile | None = None
+    shares: Annotated[tuple[Share, ...], Field(max_length=MAX_SHARES)]
+    summary: Sentence
+    of_steps: Count | None = None
+    beside: Literal["rank", "steps"] = "rank"
+    counted: Annotated[dict[Word, Number], Field(max_length=64)] | None = None
+    cause: CauseInfo | None = None
