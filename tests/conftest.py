@@ -26,11 +26,14 @@ JOBS_OF_THEIR_OWN = (
     "killed_nsys",
     "killed",
     "mitigate_loop",
+    "auto_seams",
+    "auto_parallel",
     "torchrun",
     "nsys_armed",
     "full_disk",
     "device_time",
     "nsys",
+    "mitigate_stragglar",
     "remote_store",
     "local",
     "run",
@@ -39,7 +42,7 @@ JOBS_OF_THEIR_OWN = (
 """Files of integration tests each of which has a job of its own: these go one by one to whichever process is free."""
 OF_THE_DEMO = ("demo", "mcp", "reduce_real", "ui")
 """Files whose tests look at one run of the demo."""
-LONGEST = (*OF_THE_DEMO, *JOBS_OF_THEIR_OWN, "ui_store")
+LONGEST = (*OF_THE_DEMO, *JOBS_OF_THEIR_OWN, "elastic", "slurm", "ui_store")
 """Files that begin first: what is left for whichever process is free last is then short."""
 
 
