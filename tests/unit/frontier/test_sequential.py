@@ -79,7 +79,7 @@ def test_who_causes_most_of_the_clear_events_is_named(situation, found, named):
     assert all(unit == RANK for unit, one in evidence.units.items() if one.named)
 
 
-@pytest.mark.parametrize("n_units", [2, 3, 4, 8, 1024])
+@pytest.mark.parametrize("n_units", [2, 1024])
 def test_chance_names_nobody_in_as_many_steps_as_are_promised(n_units):
     # GIVEN settings that promise one false name in 20,000 steps, and ten times as many, half of them with an event
     settings = Settings(false_names_per_million_steps=50.0)
