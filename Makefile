@@ -37,7 +37,7 @@ test: $(VENV)/.dev
 
 # At once: none waits for the last job of another.
 test-all: $(VENV)/.dev
-	tests/beside '$(MAKE) check frameworks unit' $(PYTEST) -n 5 tests/integration $(addprefix --ignore=,$(KUBE) $(ALONE)) $(ARGS)
+	tests/beside '$(MAKE) -k check frameworks unit' $(PYTEST) -n 5 tests/integration $(addprefix --ignore=,$(KUBE) $(ALONE)) $(ARGS)
 	$(BIN)/python -m pytest $(ALONE)
 	$(MAKE) test-frameworks
 
