@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sftriage.mitigate.advice import Straggler
 from sftriage.mitigate.loop import PARTS, SWITCH_S, JobNow, Loop
-from sftriage.mitigate.switching import Request, SwitchStatus
+from sftriage.mitigate.switching import Request, Setting, SwitchStatus
 from sftriage.policy.schema import Mitigate
 
 ALLOWED = Mitigate(remedies=("stragglar",), min_saving="2%", steps=10, cooldown="1h")
@@ -33,7 +33,7 @@ class Job:
         self.time_s += 1.0
         self.loop, told = self.loop.after(self.now())
         self.told += [] if told is None else [told]
-        value = self.loop.wanted([self.group])[self.group.name]
+        value = self.loop.wanted([self.group])[self.group.name].value
         if self.switches and self.group.value != value:
             self.group = replace(self.group, value=value, since_step=self.step + 1)
 
@@ -54,7 +54,7 @@ def test_a_remedy_that_helps_is_tried_in_turns_and_kept():
     states = job.turns(40)
     # THEN it is tried, and kept
     assert states == [("trying", "worthwhile"), ("kept", "helps")]
-    assert job.loop.wanted([GROUP]) == {GROUP.name: 6}
+    assert job.loop.wanted([GROUP]) == {GROUP.name: Setting(6)}
     # AND what is on record is what was expected, and what was measured of as many steps with it as without
     trying, kept = job.told
     assert trying.numbers["expected_s"] == pytest.approx(0.175 * (1 - (9 / 7) / 1.75))
@@ -71,7 +71,7 @@ def test_a_remedy_that_helps_is_tried_in_turns_and_kept():
 def test_one_that_does_not_help_enough_is_undone_and_not_tried_again_for_a_while(helps_s):
     job = Job(helps_s=helps_s)
     assert job.turns(40) == [("trying", "worthwhile"), ("undone", "no_help")]
-    assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+    assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
     # AND once the cooldown is over, it is
     job.time_s += ALLOWED.cooldown_s
     assert job.turns(1)[2:] == [("trying", "worthwhile")]
@@ -81,7 +81,7 @@ def test_one_that_does_not_help_enough_is_undone_and_not_tried_again_for_a_while
 def test_without_the_policys_word_there_is_advice_once_and_nothing_else(allowed):
     job = Job(allowed)
     assert job.turns(20) == [("advised", "not_allowed")]
-    assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+    assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_it_is_undone_where_what_it_was_for_is_no_longer_so(turns, change, reaso
     for name, value in change.items():
         setattr(job, name, value)
     assert job.turns(1)[known:] == [("undone", reason)]
-    assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+    assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
     # AND a straggler that has moved is another one, which is tried
     assert job.turns(1)[known + 1 :] == ([("trying", "worthwhile")] if reason == "moved" else []) or not job.allowed
 
@@ -153,7 +153,7 @@ def test_another_controller_goes_on_with_what_is_kept_and_undoes_what_was_cut_of
         assert job.turns(3)[known:] == []
         assert job.group.value == 6
     else:
-        assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+        assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
         # THEN a trial of which steps are missing is begun anew
         assert job.turns(2)[known:] == [("undone", "interrupted"), ("trying", "worthwhile")]
 
@@ -172,8 +172,7 @@ def test_nothing_is_ever_in_force_that_is_not_on_record_as_tried_or_kept_under_a
         elif event in ("forbid", "allow"):
             job.allowed = None if event == "forbid" else ALLOWED
         job.turn()
-        on = job.loop.wanted([job.group])[job.group.name]
-        if on:
+        if job.loop.wanted([job.group])[job.group.name].value:
             assert job.allowed is not None
             assert job.told[-1].state in ("trying", "kept")
             assert job.told[-1].switch == job.group.name
