@@ -14,7 +14,7 @@ from sftriage.mitigate.advice import Messages, advice_of
 from sftriage.mitigate.costs import Link
 from sftriage.mitigate.pipelines import pipeline_of
 from sftriage.policy.quantities import size_bytes
-from sftriage.runs.advice import advice_lines, advice_values, straggler_of
+from sftriage.runs.advice import advice_lines, advice_values, pipeline_of_run, straggler_of
 from sftriage.runs.directory import find_run
 from sftriage.runs.source import RunSource
 from sftriage.runtime.whatif_inputs import load_operations
@@ -52,7 +52,7 @@ def advise(
     view = RunSource(lambda: directory).view()
     if view.problem:
         raise InputError(view.problem)
-    recorded = None if pipeline is None else pipeline_of(load_operations([pipeline]))
+    recorded = pipeline_of_run(view) if pipeline is None else pipeline_of(load_operations([pipeline]))
     advice = advice_of(straggler_of(view), messages, recorded)
     if as_json:
         print_json(advice_values(advice))

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from sftriage.mitigate.costs import Link, UnderStraggler, under_straggler
-from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, step_s
+from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, slow_link, step_s
 
 RemedyCode = Literal["take_out", "rebalance", "stragglar", "pipeline", "host_transfers"]
 
@@ -87,6 +87,13 @@ class Remedy:
     ahead: tuple[int, ...] = ()
 
 
+class SlowLink(NamedTuple):
+    """A link of a pipeline, by the number of the stage before it, and what it delays a microbatch by."""
+
+    link: int
+    delay_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Advice:
     """The remedies, the most useful first, and for whom; ``step_s`` is a step without any."""
@@ -94,6 +101,7 @@ class Advice:
     step_s: float | None
     straggler: Straggler | None
     remedies: tuple[Remedy, ...]
+    slow_link: SlowLink | None = None
 
     @property
     def best(self) -> Remedy | None:
@@ -109,10 +117,13 @@ def advice_of(straggler: Straggler | None, messages: Messages | None, pipeline: 
     now_s = None if straggler is None else straggler.step_s
     if straggler is not None and len(straggler.ranks) < straggler.n_ranks:
         found += [_taken_out(straggler), _rebalanced(straggler), *_around(straggler, messages)]
+    named = None
     if pipeline is not None and any(pipeline.delay_L):
         found += _of_pipeline(pipeline)
         now_s = now_s or step_s(pipeline, one_f_one_b(pipeline))
-    return Advice(now_s, straggler, tuple(sorted(found, key=lambda one: -(one.saves_s or 0.0))))
+        link = slow_link(pipeline)
+        named = None if link is None else SlowLink(link, pipeline.delay_L[link])
+    return Advice(now_s, straggler, tuple(sorted(found, key=lambda one: -(one.saves_s or 0.0))), named)
 
 
 def _taken_out(straggler: Straggler) -> Remedy:

@@ -7,7 +7,7 @@ meanwhile, it is undone where what it was for is no longer so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import hypot, sqrt
@@ -28,6 +28,8 @@ PARTS = (True, False, True, False)
 """Of a trial: with the remedy, or without."""
 SWITCH_S = 120.0
 """How long it is waited for all ranks to have switched."""
+LOOK_S = 30.0
+"""How often it is worked out how far ahead stages would best be: that is a simulation of many steps."""
 ERRORS = 2.0
 """By so many standard errors a saving is more than chance."""
 _MIN_RANKS = 4
@@ -100,12 +102,14 @@ class Trial:
 class Loop:
     """What is done about stragglers: the remedy that is tried or kept, if any, and when that for whom was undone.
 
-    ``advised`` are those of an attempt for whom there is no more than advice.
+    ``advised`` are those of an attempt for whom there is no more than advice, and ``looked_s`` when it was last worked
+    out what would help whom.
     """
 
     trial: Trial | None = None
     undone_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
     advised: frozenset[tuple[int, str, int]] = frozenset()
+    looked_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     @classmethod
     def resumed(cls, told: Sequence[RemedyChanged]) -> Loop:
@@ -149,7 +153,10 @@ class Loop:
         return replace(self, trial=replace(trial, told=told)), told
 
     def _considered(self, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
-        for told, of_step in _found(now):
+        looked_s = {about: seen_s for about, seen_s in self.looked_s.items() if now.time_s < seen_s + LOOK_S}
+        for told, of_step in _found(now, looked_s):
+            if told.remedy == "pipeline":
+                looked_s[_about(told)] = now.time_s
             allowed, expected = now.allowed, told.numbers["expected_s"] / of_step
             if told.reason == "no_room" or allowed is None or told.remedy not in allowed.remedies:
                 about = now.attempt, *_about(told)
@@ -160,7 +167,7 @@ class Loop:
             if expected >= allowed.min_saving_fraction and not is_cooling:
                 tried = msgspec.structs.replace(told, state="trying", reason="worthwhile")
                 return replace(self, trial=Trial(tried, allowed.steps, now.time_s)), tried
-        return self, None
+        return replace(self, looked_s=looked_s), None
 
     def _undone(
         self, trial: Trial, now: JobNow, reason: RemedyReason, numbers: Mapping[str, float] = {}
@@ -179,8 +186,8 @@ def _about(told: RemedyChanged) -> tuple[str, int]:
     return told.remedy, told.rank
 
 
-def _found(now: JobNow) -> Iterator[tuple[RemedyChanged, float]]:
-    """What could be done about whom, as it would be advised, and what a step takes without."""
+def _found(now: JobNow, looked: Collection[tuple[str, int]]) -> Iterator[tuple[RemedyChanged, float]]:
+    """What could be done about whom, as it would be advised, and what a step takes without; not who was looked at."""
     straggler = now.straggler
     common: dict[str, Any] = {"time_s": now.time_s, "attempt": now.attempt, "step": now.last_step, "state": "advised"}
     for switch in now.switches:
@@ -189,7 +196,8 @@ def _found(now: JobNow) -> Iterator[tuple[RemedyChanged, float]]:
         if straggler is not None and has_one and switch.exchange_s > 0.0 and len(switch.ranks) >= _MIN_RANKS:
             yield _around(straggler, switch, advised), straggler.step_s
         pipeline = pipeline_seen(switch)
-        if pipeline is not None and (link := slow_link(pipeline)) is not None:
+        link = None if pipeline is None else slow_link(pipeline)
+        if pipeline is not None and link is not None and ("pipeline", switch.ranks[link]) not in looked:
             yield _ahead(pipeline, link, switch, advised)
 
 

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from sftriage.errors import UsageError
+from sftriage.events import RemedyChanged
 from sftriage.mitigate.advice import RECENT_WINDOWS, Advice, Chronic, Remedy, Straggler, straggler_in
+from sftriage.mitigate.pipelines import Pipeline
 from sftriage.records import plain
 from sftriage.runs.following import WindowRow
 from sftriage.runs.source import View
-from sftriage.words.advice import ASSUMPTIONS, NOBODY, NOTHING, TITLES, remedy_sentence, straggler_sentence
+from sftriage.words.advice import (
+    ASSUMPTIONS,
+    NOBODY,
+    NOTHING,
+    TITLES,
+    link_sentence,
+    remedy_sentence,
+    straggler_sentence,
+)
 
 
 def straggler_of(view: View) -> Straggler | None:
     """Who has been slow for long, and is still: the chronic first suspect of most recent windows; None for nobody."""
     recent = [row for row in view.rows[-RECENT_WINDOWS:] if row.label != "stalled"]
     return straggler_in([_chronic(row) for row in recent], view.telemetry.world_size or 0)
+
+
+def pipeline_of_run(view: View) -> Pipeline | None:
+    """The pipeline with a slow link, as its ranks measured it last; None where there is none, or no more."""
+    told = next((one for one in reversed(view.notes) if isinstance(one, RemedyChanged) and one.pipeline), None)
+    if told is None or told.pipeline is None or told.reason in ("gone", "restarted"):
+        return None
+    try:
+        return Pipeline(*msgspec.structs.astuple(told.pipeline))
+    except UsageError:
+        return None
 
 
 def _chronic(row: WindowRow) -> Chronic | None:
@@ -27,7 +51,9 @@ def _chronic(row: WindowRow) -> Chronic | None:
 def advice_lines(advice: Advice) -> list[str]:
     """The advice in words, the most useful remedy first."""
     one = advice.straggler
-    lines = [NOBODY if one is None else straggler_sentence(one.who, one.where, one.late_s, one.step_s, one.n_ranks)]
+    lines = [] if one is None else [straggler_sentence(one.who, one.where, one.late_s, one.step_s, one.n_ranks)]
+    lines += [] if advice.slow_link is None else [link_sentence(*advice.slow_link)]
+    lines = lines or [NOBODY]
     if advice.remedies and advice.best is None:
         lines.append(NOTHING)
     return lines + [line for remedy in advice.remedies for line in _remedy(remedy)]
@@ -50,6 +76,7 @@ def advice_values(advice: Advice) -> dict[str, Any]:
     """All figures as JSON values; seconds are of a step."""
     return {
         "straggler": None if advice.straggler is None else plain(advice.straggler),
+        "slow_link": None if advice.slow_link is None else advice.slow_link._asdict(),
         "step_s": advice.step_s,
         "best": None if advice.best is None else advice.best.code,
         "remedies": [
