@@ -34,9 +34,14 @@ def straggler_sentence(who: str, where: str, late_s: float, step_s: float, n_ran
     return f"{who[:1].upper()}{who[1:]} holds up {n_ranks} ranks in {where}, by {late} of the {step} of a step."
 
 
+def link_name(link: int) -> str:
+    """A link of a pipeline, by the number of the stage before it."""
+    return f"the link between stages {link} and {link + 1}"
+
+
 def link_sentence(link: int, delay_s: float) -> str:
-    """Which link of a pipeline it is about, by the number of the stage before it."""
-    return f"The link between stages {link} and {link + 1} delays a microbatch by {milliseconds(delay_s)}."
+    """Which link it is about."""
+    return f"The {link_name(link)[4:]} delays a microbatch by {milliseconds(delay_s)}."
 
 
 def remedy_sentence(

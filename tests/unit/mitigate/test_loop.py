@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sftriage.mitigate.advice import Straggler
 from sftriage.mitigate.loop import PARTS, SWITCH_S, JobNow, Loop
-from sftriage.mitigate.switching import Request, Setting, SwitchStatus
+from sftriage.mitigate.switching import Request, Setting, StageTimes, SwitchStatus
 from sftriage.policy.schema import Mitigate
 
 ALLOWED = Mitigate(remedies=("stragglar",), min_saving="2%", steps=10, cooldown="1h")
@@ -176,3 +176,74 @@ def test_nothing_is_ever_in_force_that_is_not_on_record_as_tried_or_kept_under_a
             assert job.allowed is not None
             assert job.told[-1].state in ("trying", "kept")
             assert job.told[-1].switch == job.group.name
+
+
+LINK_ALLOWED = Mitigate(remedies=("pipeline",), min_saving="2%", steps=10, cooldown="1h")
+STAGES = tuple(
+    StageTimes(0.01, 0.02, there_s, back_s, 8)
+    for there_s, back_s in ((0, 0.001), (0.001, 0.03), (0.03, 0.001), (0.001, 0))
+)
+PIPELINE = SwitchStatus("rank-0.0.switch", (0, 1, 2, 3), 40, 40, 0, -1, Request(0, 0, 0), stages=STAGES, microbatches=8)
+
+
+def pipelined(allowed=LINK_ALLOWED, stages=STAGES, **options):
+    job = Job(allowed, straggler=None, **options)
+    job.group = replace(PIPELINE, stages=stages)
+    return job
+
+
+def test_stages_run_further_ahead_under_a_slow_link_where_that_helps():
+    # GIVEN a pipeline whose second link is slow, and nobody who is late
+    job = pipelined()
+    # WHEN time goes on THEN it is tried, and kept, with the same plan
+    assert job.turns(40) == [("trying", "worthwhile"), ("kept", "helps")]
+    trying, kept = job.told
+    assert (trying.remedy, trying.rank, trying.numbers["delay_s"]) == ("pipeline", 1, 0.03)
+    assert job.loop.wanted([job.group]) == {job.group.name: Setting.of_plan(kept.ahead_S)}
+    assert kept.ahead_S == trying.ahead_S != (4, 3, 2, 1)
+    assert max(kept.ahead_S) <= 8
+    # AND a controller that goes on by what is on record wants the same
+    assert Loop.resumed(job.told).wanted([job.group]) == job.loop.wanted([job.group])
+
+
+def test_a_remedy_of_a_pipeline_that_does_not_help_is_undone():
+    assert pipelined(helps_s=0.0).turns(40) == [("trying", "worthwhile"), ("undone", "no_help")]
+
+
+@pytest.mark.parametrize("turns", [3, 40])
+@pytest.mark.parametrize(
+    ("there_s", "back_s", "reason"),
+    [
+        (0.001, 0.001, "gone"),
+        # who is ahead waits for no gradients, and goes on as if they were late
+        (0.001, 0.03, "gone"),
+        (0.03, 0.02, None),
+    ],
+)
+def test_it_is_undone_once_the_link_has_healed(turns, there_s, back_s, reason):
+    job = pipelined()
+    job.turns(turns)
+    known = len(job.told)
+    stages = list(STAGES)
+    stages[1], stages[2] = stages[1]._replace(back_s=back_s), stages[2]._replace(there_s=there_s)
+    job.group = replace(job.group, stages=tuple(stages))
+    assert job.turns(1)[known:] == ([] if reason is None else [("undone", reason)])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "stages", "expected"),
+    [
+        (None, STAGES, [("advised", "not_allowed")]),
+        (ALLOWED, STAGES, [("advised", "not_allowed")]),
+        # 1F1B alone has room
+        (LINK_ALLOWED, tuple(one._replace(most=4 - at) for at, one in enumerate(STAGES)), [("advised", "no_room")]),
+        # no link stands out
+        (LINK_ALLOWED, tuple(one._replace(there_s=0.01, back_s=0.01) for one in STAGES), []),
+        # not all stages have measured yet
+        (LINK_ALLOWED, (*STAGES[:3], StageTimes(0.0, 0.0, 0.0, 0.0, 8)), []),
+    ],
+)
+def test_where_nothing_can_be_done_about_a_link_it_is_named_once(allowed, stages, expected):
+    job = pipelined(allowed, stages)
+    assert job.turns(50) == expected
+    assert job.loop.wanted([job.group]) == {PIPELINE.name: Setting()}
