@@ -12,12 +12,11 @@ from pydantic import Field
 
 from sftriage.assistants.places import Places
 from sftriage.errors import InputError, UsageError
-from sftriage.mitigate.advice import advice_of
 from sftriage.records import CAPTURE_ID, plain
 from sftriage.reports.explanation import explanation_lines
 from sftriage.reports.manifest import manifest_lines
 from sftriage.reports.markdown import markdown
-from sftriage.runs.advice import advice_lines, advice_values, pipeline_of_run, straggler_of
+from sftriage.runs.advice import advice_lines, advice_of_run, advice_values
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import DecisionGroup, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory
@@ -242,7 +241,7 @@ class Answers:
         """
         of = self.places.run(run)
         view = self.places.view(of)
-        found = advice_of(straggler_of(view), None, pipeline_of_run(view))
+        found = advice_of_run(view)
         told = {"says": advice_lines(found), **advice_values(found), "cites": _cites(of, view.rows[-1:])}
         return _fitting(told, "says")
 

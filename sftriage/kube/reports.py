@@ -18,8 +18,7 @@ from sftriage.kube.objects import (
     StragglerCost,
     TriageReportStatus,
 )
-from sftriage.mitigate.advice import advice_of
-from sftriage.runs.advice import pipeline_of_run, remedy_line, straggler_of
+from sftriage.runs.advice import advice_of_run, remedy_line
 from sftriage.runs.following import WindowRow
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.outlook import Outlook
@@ -136,8 +135,8 @@ def _captures(view: View) -> Iterator[ReportedCapture]:
 
 
 def _advice(view: View) -> ReportedAdvice | None:
-    straggler = straggler_of(view)
-    advice = advice_of(straggler, None, pipeline_of_run(view))
+    advice = advice_of_run(view)
+    straggler = advice.straggler
     if straggler is None and advice.slow_link is None:
         return None
     about = link_name(advice.slow_link.link) if advice.slow_link is not None else ""

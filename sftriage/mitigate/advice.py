@@ -111,12 +111,20 @@ class Advice:
         return first if worth else None
 
 
-def advice_of(straggler: Straggler | None, messages: Messages | None, pipeline: Pipeline | None) -> Advice:
-    """What would help against a straggler, and of a pipeline with slow links."""
+def advice_of(
+    straggler: Straggler | None,
+    messages: Messages | None,
+    pipeline: Pipeline | None,
+    measured: UnderStraggler | None = None,
+) -> Advice:
+    """What would help against a straggler, and of a pipeline with slow links.
+
+    ``measured`` is what an all-reduce takes by the job's own measurement, for where no ``messages`` are named.
+    """
     found: list[Remedy] = []
     now_s = None if straggler is None else straggler.step_s
     if straggler is not None and len(straggler.ranks) < straggler.n_ranks:
-        found += [_taken_out(straggler), _rebalanced(straggler), *_around(straggler, messages)]
+        found += [_taken_out(straggler), _rebalanced(straggler), *_around(straggler, messages, measured)]
     named = None
     if pipeline is not None and any(pipeline.delay_L):
         found += _of_pipeline(pipeline)
@@ -144,17 +152,19 @@ def _rebalanced(straggler: Straggler) -> Remedy:
     return Remedy("rebalance", straggler.step_s - after_s, 0.0, {"its_share": after_s / straggler.step_s})
 
 
-def _around(straggler: Straggler, messages: Messages | None) -> Iterator[Remedy]:
+def _around(straggler: Straggler, messages: Messages | None, measured: UnderStraggler | None) -> Iterator[Remedy]:
     n = straggler.n_ranks
     if len(straggler.ranks) != 1 or n < 3:
         return
-    if messages is None:
+    if messages is None and measured is not None:
+        yield around(straggler, measured)
+    elif messages is None:
         cost = under_straggler(n, 1.0, Link(0.0, 1.0))
         if cost.break_even_s is not None:
             break_even, most = cost.break_even_s / cost.ring_s, 1.0 - cost.after_s / cost.ring_s
             yield Remedy("stragglar", None, None, {"break_even_of_ring": break_even, "most_of_ring": most})
-        return
-    yield around(straggler, under_straggler(n, messages.size_bytes, messages.link))
+    else:
+        yield around(straggler, under_straggler(n, messages.size_bytes, messages.link))
 
 
 def around(straggler: Straggler, cost: UnderStraggler) -> Remedy:

@@ -29,7 +29,6 @@ WAITED = 4
 MOST = 255
 
 _COMPUTES = ("forward_one_chunk", "backward_one_chunk")
-_REFUSAL = "stages run as before: further ahead is here for Schedule1F1B, a stage a rank, on the CPU, on one host"
 
 
 def attach(schedule: Any, most: int) -> Any:
@@ -45,7 +44,12 @@ def attach(schedule: Any, most: int) -> Any:
     stage = schedule._stage
     fits = type(schedule) is Schedule1F1B and stage.device.type == "cpu" and stage.stage_index == stage.group_rank
     fits = fits and stage.num_stages == stage.group_size and all(hasattr(stage, name) for name in _COMPUTES)
-    switch = joined(stage.group, _REFUSAL, fits=fits, microbatches=schedule._n_microbatches)
+    switch = joined(
+        "stages run as before: further ahead is here for Schedule1F1B, a stage a rank, on the CPU, on one host",
+        stage.group,
+        fits=fits,
+        microbatches=schedule._n_microbatches,
+    )
     if switch is None:
         return schedule
     usual_S = tuple(range(stage.num_stages, 0, -1))

@@ -14,7 +14,7 @@ from sftriage.recorder.log import warn
 from sftriage.recorder.monitor import RINGS_ENV
 
 
-def joined(group: dist.ProcessGroup | None, refusal: str, *, fits: bool, microbatches: int = 0) -> Switch | None:
+def joined(refusal: str, group: dist.ProcessGroup | None, *, fits: bool, microbatches: int = 0) -> Switch | None:
     """This rank's end of a new file of the group; None where sftriage does not watch the job. On all ranks at once.
 
     None, and ``refusal`` a warning, where the remedy ``fits`` a rank not, or ranks are on several hosts.

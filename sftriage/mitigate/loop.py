@@ -205,6 +205,7 @@ def _around(straggler: Straggler, switch: SwitchStatus, advised: Callable[..., R
     remedy = around(straggler, as_measured(len(switch.ranks), switch.exchange_s))
     numbers = {"late_s": straggler.late_s, "step_s": straggler.step_s, "ring_s": switch.exchange_s}
     numbers |= {"break_even_s": remedy.pays_from_s or 0.0, "expected_s": remedy.saves_s or 0.0}
+    numbers |= {"ring_bytes": switch.exchanged_bytes, "ring_ranks": len(switch.ranks)}
     of_whom = {"rank": straggler.ranks[0], "who": straggler.who, "where": straggler.where}
     return advised(remedy="stragglar", reason="not_allowed", numbers=numbers, **of_whom)
 

@@ -27,8 +27,6 @@ from sftriage.mitigate.schedule import schedule_of
 from sftriage.mitigate.switching import Switch
 from sftriage.recorder.recording import step_now
 
-_REFUSAL = "gradients are reduced as before: StragglAR is here for ranks of one host, with gradients on the CPU"
-
 
 class Stragglar:
     """Who the straggler is, and the group and the thread of its own in which gradients are reduced.
@@ -122,7 +120,11 @@ def attach(model: torch.nn.parallel.DistributedDataParallel, timeout: timedelta 
     the group are on several hosts, or gradients on a GPU.
     """
     on_cpu = all(one.device.type == "cpu" for one in model.parameters())
-    switch = joined(model.process_group, _REFUSAL, fits=on_cpu)
+    switch = joined(
+        "gradients are reduced as before: StragglAR is here for ranks of one host, with gradients on the CPU",
+        model.process_group,
+        fits=on_cpu,
+    )
     if switch is None:
         return None
     state = Stragglar(model.process_group, timeout)

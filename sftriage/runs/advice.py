@@ -8,7 +8,17 @@ import msgspec
 
 from sftriage.errors import UsageError
 from sftriage.events import RemedyChanged
-from sftriage.mitigate.advice import RECENT_WINDOWS, Advice, Chronic, Remedy, Straggler, straggler_in
+from sftriage.mitigate.advice import (
+    RECENT_WINDOWS,
+    Advice,
+    Chronic,
+    Messages,
+    Remedy,
+    Straggler,
+    advice_of,
+    straggler_in,
+)
+from sftriage.mitigate.costs import UnderStraggler, as_measured
 from sftriage.mitigate.pipelines import Pipeline
 from sftriage.records import plain
 from sftriage.runs.following import WindowRow
@@ -39,6 +49,22 @@ def pipeline_of_run(view: View) -> Pipeline | None:
         return Pipeline(*msgspec.structs.astuple(told.pipeline))
     except UsageError:
         return None
+
+
+def advice_of_run(view: View, messages: Messages | None = None, pipeline: Pipeline | None = None) -> Advice:
+    """What would help the run, by its own figures as far as nobody names others."""
+    straggler = straggler_of(view)
+    return advice_of(straggler, messages, pipeline or pipeline_of_run(view), _exchange(view, straggler))
+
+
+def _exchange(view: View, straggler: Straggler | None) -> UnderStraggler | None:
+    """What gradients take around a straggler, by what its group measured last; None where that is not on record."""
+    for told in reversed(view.notes):
+        if isinstance(told, RemedyChanged) and straggler is not None and (told.rank,) == straggler.ranks:
+            n, ring_s = int(told.numbers.get("ring_ranks", 0)), told.numbers.get("ring_s", 0.0)
+            if n >= 3 and ring_s > 0.0:
+                return as_measured(n, ring_s)
+    return None
 
 
 def _chronic(row: WindowRow) -> Chronic | None:

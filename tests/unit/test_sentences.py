@@ -455,7 +455,7 @@ def findings() -> Rows:
 
 def warnings() -> Rows:
     for path in in_rooms("**/*.py"):
-        for text in said_in(path, "warning", "error", "warn"):
+        for text in said_in(path, "warning", "error", "warn", "joined"):
             yield path, text
 
 
