@@ -8,6 +8,7 @@ the clock that ranks of a host share, to where it could be computed with. Only a
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -17,9 +18,11 @@ from typing import Any
 
 from torch.distributed.pipelining import Schedule1F1B
 
-from sftriage.mitigate.adapted import adapt, adapted_schedule
+from sftriage.mitigate.adapted import adapt, adapted_schedule, is_known
 from sftriage.mitigate.joining import joined
 from sftriage.mitigate.switching import BACK_NS, BACKWARD_NS, FORWARD_NS, THERE_NS, Switch
+from sftriage.recorder.log import warn
+from sftriage.recorder.monitor import RINGS_ENV
 from sftriage.recorder.recording import step_now
 
 TYPICAL_STEPS = 9
@@ -35,19 +38,22 @@ def attach(schedule: Any, most: int) -> Any:
     """The schedule to step in the place of torch's ``Schedule1F1B``: the same until a policy has it run further ahead.
 
     It is the same object where sftriage does not watch the job; and, with a warning, where ranks of the pipeline are on
-    several hosts, stages on a GPU, or it is another schedule.
+    several hosts, stages on a GPU, or it is another schedule, or torch.
 
     Args:
         schedule: of this rank; all ranks of the pipeline take theirs in at the same time, before the first step.
         most: of how many microbatches this stage has room for the activations. It is never further ahead.
     """
+    if type(schedule) is not Schedule1F1B or not is_known():
+        if RINGS_ENV in os.environ:
+            warn("stages run as before: further ahead is here for Schedule1F1B, of a torch that is known")
+        return schedule
     stage = schedule._stage
-    fits = type(schedule) is Schedule1F1B and stage.device.type == "cpu" and stage.stage_index == stage.group_rank
-    fits = fits and stage.num_stages == stage.group_size and all(hasattr(stage, name) for name in _COMPUTES)
+    fits = stage.stage_index == stage.group_rank and stage.num_stages == stage.group_size
     switch = joined(
-        "stages run as before: further ahead is here for Schedule1F1B, a stage a rank, on the CPU, on one host",
+        "stages run as before: further ahead is here for a stage a rank, on the CPU, on one host",
         stage.group,
-        fits=fits,
+        fits=fits and stage.device.type == "cpu",
         microbatches=schedule._n_microbatches,
     )
     if switch is None:
