@@ -236,8 +236,9 @@ class Answers:
         """Say what would help against a straggler that stays, and by how much a step: models, not measurements.
 
         Remedies come the most useful first, each with `saves_s`, `pays_from_s` (how late the straggler must be for it
-        to pay) and `taken_for_granted`: say that too. `best` is null where nothing is worth the trouble, and
-        `straggler` where nobody has been slow for long. Nothing here is done to the job.
+        to pay) and `taken_for_granted`: say that too. `best` is null where nothing is worth the trouble, `straggler`
+        where nobody has been slow for long, and `slow_link` where no link of a pipeline is known to be slow. Nothing
+        here is done to the job.
         """
         of = self.places.run(run)
         view = self.places.view(of)

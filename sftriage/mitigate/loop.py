@@ -102,13 +102,13 @@ class Trial:
 class Loop:
     """What is done about stragglers: the remedy that is tried or kept, if any, and when that for whom was undone.
 
-    ``advised`` are those of an attempt for whom there is no more than advice, and ``looked_s`` when it was last worked
-    out what would help whom.
+    ``advised`` is what was said of those of an attempt for whom there is no more than advice, and ``looked_s`` when it
+    was last worked out what would help whom.
     """
 
     trial: Trial | None = None
     undone_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
-    advised: frozenset[tuple[int, str, int]] = frozenset()
+    advised: Mapping[tuple[int, str, int], RemedyChanged] = field(default_factory=dict)
     looked_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     @classmethod
@@ -117,7 +117,7 @@ class Loop:
         loop = cls()
         for one in told:
             if one.state == "advised":
-                loop = replace(loop, advised=loop.advised | {(one.attempt, *_about(one))})
+                loop = loop._advising(one)
             elif one.state == "undone":
                 loop = loop._without_trial(one)
             else:
@@ -149,10 +149,21 @@ class Loop:
         least_s = (now.allowed.min_saving_fraction if now.allowed is not None else 0.0) * numbers.get("off_s", 0.0)
         if numbers.get("saves_s", 0.0) < max(least_s, ERRORS * numbers.get("error_s", float("inf"))):
             return self._undone(trial, now, "no_help", numbers)
-        told = _changed(trial, now, "kept", "helps", numbers)
+        told = _changed(trial.told, now, "kept", "helps", numbers)
         return replace(self, trial=replace(trial, told=told)), told
 
+    def _advising(self, told: RemedyChanged) -> Loop:
+        others = {about: one for about, one in self.advised.items() if about != (told.attempt, *_about(told))}
+        return replace(
+            self, advised=others if told.reason == "gone" else {**others, (told.attempt, *_about(told)): told}
+        )
+
     def _considered(self, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
+        switches = {one.name: one for one in now.switches}
+        for told in self.advised.values():
+            if told.attempt == now.attempt and told.switch in switches and _is_gone(told, switches[told.switch]):
+                gone = _changed(told, now, "advised", "gone", {})
+                return self._advising(gone), gone
         looked_s = {about: seen_s for about, seen_s in self.looked_s.items() if now.time_s < seen_s + LOOK_S}
         for told, of_step in _found(now, looked_s):
             if told.remedy == "pipeline":
@@ -161,7 +172,7 @@ class Loop:
             if told.reason == "no_room" or allowed is None or told.remedy not in allowed.remedies:
                 about = now.attempt, *_about(told)
                 if (told.reason == "no_room" or expected >= MIN_SHARE) and about not in self.advised:
-                    return replace(self, advised=self.advised | {about}), told
+                    return self._advising(told), told
                 continue
             is_cooling = now.time_s < self.undone_s.get(_about(told), float("-inf")) + allowed.cooldown_s
             if expected >= allowed.min_saving_fraction and not is_cooling:
@@ -172,7 +183,7 @@ class Loop:
     def _undone(
         self, trial: Trial, now: JobNow, reason: RemedyReason, numbers: Mapping[str, float] = {}
     ) -> tuple[Loop, RemedyChanged]:
-        told = _changed(trial, now, "undone", reason, numbers)
+        told = _changed(trial.told, now, "undone", reason, numbers)
         return self._without_trial(told), told
 
     def _without_trial(self, told: RemedyChanged) -> Loop:
@@ -234,19 +245,19 @@ def _ways(switch: SwitchStatus, link: int) -> dict[str, float]:
     return {"there_s": switch.stages[link + 1].there_s, "back_s": switch.stages[link].back_s}
 
 
-def _is_gone(trial: Trial, switch: SwitchStatus) -> bool:
+def _is_gone(told: RemedyChanged, switch: SwitchStatus) -> bool:
     """Whether a link that was slow delays half as much now, one way or the other: who is ahead may see but one."""
-    if not trial.told.ahead_S or trial.told.rank not in switch.ranks:
+    if told.remedy != "pipeline" or told.rank not in switch.ranks[:-1]:
         return False
-    now, was = _ways(switch, switch.ranks.index(trial.told.rank)), trial.told.numbers
+    now, was = _ways(switch, switch.ranks.index(told.rank)), told.numbers
     return any(now[way] < was[way] / 2 for way in now if was[way] > was["delay_s"] / 2)
 
 
 def _changed(
-    trial: Trial, now: JobNow, state: RemedyState, reason: RemedyReason, numbers: Mapping[str, float]
+    told: RemedyChanged, now: JobNow, state: RemedyState, reason: RemedyReason, numbers: Mapping[str, float]
 ) -> RemedyChanged:
     changed = {"time_s": now.time_s, "step": now.last_step, "state": state, "reason": reason}
-    return msgspec.structs.replace(trial.told, **changed, numbers={**trial.told.numbers, **numbers})
+    return msgspec.structs.replace(told, **changed, numbers={**told.numbers, **numbers})
 
 
 def _stops(trial: Trial, switch: SwitchStatus | None, now: JobNow) -> RemedyReason | None:
@@ -258,7 +269,7 @@ def _stops(trial: Trial, switch: SwitchStatus | None, now: JobNow) -> RemedyReas
     if now.allowed is None or trial.told.remedy not in now.allowed.remedies:
         return "not_allowed"
     if trial.told.remedy == "pipeline":
-        if _is_gone(trial, switch):
+        if _is_gone(trial.told, switch):
             return "gone"
     elif now.is_known and now.straggler is None:
         return "gone"

@@ -102,7 +102,7 @@ def remedy_told(seen: RemedyChanged) -> str:
     numbers = {name: milliseconds(number) for name, number in seen.numbers.items() if name.endswith("_s")}
     late = f", late by {numbers['delay_s']} a microbatch" if "delay_s" in numbers else ""
     what, why = f"{TITLES[seen.remedy]}, {seen.who} in {seen.where}{late}", REMEDY_REASONS[seen.reason]
-    if seen.reason == "no_room":
+    if seen.state == "advised" and seen.reason != "not_allowed":
         return f"{what}: not tried, for {why}."
     if seen.state in ("advised", "trying"):
         done = "is tried" if seen.state == "trying" else f"not tried, for {why}"

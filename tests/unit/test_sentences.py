@@ -345,7 +345,7 @@ TOLD: dict[type, list[Event]] = {
         for state, reason in (("advised", "not_allowed"), ("trying", "worthwhile"), ("kept", "helps"), *(("undone", why) for why in REMEDY_REASONS if why not in ("worthwhile", "helps", "no_room")))
     ] + [
         RemedyChanged(time_s=NOON_S, attempt=0, step=139, remedy="pipeline", state="advised", reason=reason, rank=1, who="the link between ranks 1 and 2", where="the pipeline", numbers={"delay_s": 0.0204, "expected_s": 0.123})
-        for reason in ("not_allowed", "no_room")
+        for reason in ("not_allowed", "no_room", "gone")
     ],
 }  # fmt: skip
 

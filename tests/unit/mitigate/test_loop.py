@@ -247,3 +247,20 @@ def test_where_nothing_can_be_done_about_a_link_it_is_named_once(allowed, stages
     job = pipelined(allowed, stages)
     assert job.turns(50) == expected
     assert job.loop.wanted([job.group]) == {PIPELINE.name: Setting()}
+
+
+def test_a_link_that_was_advised_on_is_said_to_have_healed_and_is_named_again_if_it_is_slow_again():
+    # GIVEN a slow link that was named, and no more
+    job = pipelined(None)
+    assert job.turns(3) == [("advised", "not_allowed")]
+    slow, healed = (
+        job.group,
+        replace(job.group, stages=tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES)),
+    )
+    # WHEN it heals THEN that is said, once, also by a controller that goes on with the run
+    for loop in (job.loop, Loop.resumed(job.told)):
+        job.loop, job.told, job.group = loop, [], healed
+        assert job.turns(3) == [("advised", "gone")]
+    # AND if it is slow again, it is named again
+    job.group, job.told = slow, []
+    assert job.turns(40) == [("advised", "not_allowed")]
