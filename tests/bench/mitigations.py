@@ -43,7 +43,7 @@ DELAYS = (0.0, 0.25, 0.5, 0.75, 1.0, 2.0, 4.0)
 STAGES, MICROBATCHES, FORWARD_S, BACKWARD_S = 4, 16, 0.02, 0.04
 LINK_DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
 HELD_DELAYS = (0.0, 0.5, 1.0, 2.0)
-LOOP_SPEC = {"forward_s": 0.006, "backward_s": 0.012, "microbatches": 8, "most": 8, "steps": 250}
+LOOP_SPEC = {"forward_s": 0.006, "backward_s": 0.012, "microbatches": 8, "most": 8, "steps": 200}
 LOOP_DELAY_S = 0.02
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
