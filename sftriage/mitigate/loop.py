@@ -136,6 +136,9 @@ class Loop:
         trial = self.trial
         if trial is None:
             return self._considered(now)
+        if not now.switches and now.attempt == trial.told.attempt:
+            # (the ranks are gone: the job ends, or they will have begun anew)
+            return self, None
         switch = trial.of(now.switches)
         reason = _stops(trial, switch, now)
         if reason is not None or switch is None:

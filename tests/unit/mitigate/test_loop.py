@@ -133,6 +133,16 @@ def test_a_job_that_began_anew_has_nothing_in_force():
     assert job.turns(1)[3:] == [("trying", "worthwhile")]
 
 
+def test_of_a_job_that_ends_nothing_is_said():
+    # GIVEN a remedy that was kept WHEN the ranks are gone THEN it is not undone: nobody has begun anew
+    job = Job()
+    job.turns(40)
+    assert job.loop.after(replace(job.now(), switches=[])) == (job.loop, None)
+    # AND if they do, in a generation that has taken nothing in, it is
+    _, told = job.loop.after(replace(job.now(), switches=[], attempt=1))
+    assert (told.state, told.reason) == ("undone", "restarted")
+
+
 def test_ranks_that_do_not_switch_are_not_waited_for_for_ever():
     job = Job(switches=False)
     job.turns(int(SWITCH_S))
