@@ -72,6 +72,13 @@ def test_a_port_that_is_taken_is_said(tmp_path, secret):
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=rf"cannot be started on 127.0.0.1:{port}: .*in use"):
             HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
+    # AND where another job's hub has it, which answers as ours would
+    other = HubServer(("127.0.0.1", port), tmp_path / "other", secret)
+    try:
+        with pytest.raises(UsageError, match="by another job's hub maybe"):
+            HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
+    finally:
+        other.close()
 
 
 def test_a_password_is_made_once_and_is_its_owners_alone(tmp_path):
