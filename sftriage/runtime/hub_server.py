@@ -157,7 +157,8 @@ class HubServer:
         said = [line for line in self._log.read_text("utf-8", "replace").splitlines() if "[FTL]" in line]
         why = said[-1].partition("[FTL] ")[2] if said else "it does not listen"
         if "address already in use" in why:
-            why = "address already in use, by another job's hub maybe; give this one a port of its own: --hub HOST:PORT"
+            why = "address already in use, by another job's hub maybe; give this one a --job-id and a port of its own"
+            why += ": --hub HOST:PORT"
         raise UsageError(f"the hub cannot be started on {address[0]}:{address[1]}: {why}")
 
 
