@@ -95,12 +95,12 @@ $(VENV)/.pip:
 	touch $@
 
 # One resolution under the constraints: torch among them, so that no other build of it is pulled in on the way.
-$(VENV)/.demo: $(VENV)/.pip pyproject.toml constraints.txt
+$(VENV)/.demo: $(VENV)/.pip pyproject.toml constraints.txt sftriage/recorder/_moments.c
 	@echo "Installing sftriage and PyTorch into $(VENV) (once)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt sftriage/recorder/_moments.c
 	@echo "Installing sftriage, PyTorch and what the tests need into $(VENV) (once)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]' --group dev
 	touch $@ $(VENV)/.demo

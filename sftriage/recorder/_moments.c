@@ -226,9 +226,9 @@ static void freed(PyObject *self) {
    it does where all is as in most steps is what `Steps.enter` and `leave`, and the hooks in optimizers.py, would do;
    else it asks these: they see the same lists. */
 
-enum { AROUND, BEFORE, AFTER };
+enum { AROUND, BEFORE, AFTER, MODEL_BEFORE, MODEL_AFTER };
 
-typedef struct {
+typedef struct Seam {
   PyObject_HEAD
   Span *span;
   PyObject *opened, *ready; /* stages that are open; empty where it has to ask */
@@ -237,9 +237,16 @@ typedef struct {
   void *ender;                           /* the optimizer, by its id */
   long long compiled;
   unsigned long long rounds; /* steps that it has ended */
-  int role;
+  int role, inside;          /* calls of a model that are under way, of those that the hook before it has let in */
+  PyObject *gradients;       /* of a model: says whether they are on */
+  struct Seam *begun;        /* of the hook after a model: the one before it */
   PyObject *slow, *leave, *dict;
 } Seam;
+
+/* The references that it has. */
+#define KEPT(seam)                                                                                                     \
+  {(PyObject *)(seam)->span, (seam)->opened,   (seam)->ready, (seam)->name,     (seam)->slow,      (seam)->original,   \
+   (seam)->leave,            (seam)->stepping, (seam)->kinds, (seam)->counters, (seam)->gradients, (PyObject *)(seam)->begun}
 
 OFTEN int usual(Seam *seam, Py_ssize_t open) {
   return thread() == seam->span->log->owner && PyList_Size(seam->opened) == open && PyList_Size(seam->ready) > 0 &&
@@ -307,11 +314,48 @@ OFTEN PyObject *after(Seam *seam, PyObject *arguments) {
   return next_step(log);
 }
 
+static PyObject *of_training;
+
+OFTEN int trains(Seam *seam, PyObject *model) {
+  PyObject *training = PyObject_GetAttr(model, of_training);
+  PyObject *gradients = training == Py_True ? PyObject_CallNoArgs(seam->gradients) : NULL;
+  int answer = gradients == Py_True;
+  Py_XDECREF(training), Py_XDECREF(gradients), PyErr_Clear();
+  return answer;
+}
+
+OFTEN PyObject *model_before(Seam *seam, PyObject *arguments) {
+  if (usual(seam, 0) && trains(seam, PyTuple_GetItem(arguments, 0))) {
+    seam->inside = 1;
+    if (enter(seam)) return answered(NULL);
+  } else if (seam->inside && usual(seam, 1)) {
+    seam->inside++; /* it calls itself */
+  } else {
+    if (thread() == seam->span->log->owner) seam->inside = 0;
+    return PyObject_Call(seam->slow, arguments, NULL);
+  }
+  Py_RETURN_NONE;
+}
+
+OFTEN PyObject *model_after(Seam *seam, PyObject *arguments) {
+  Seam *begun = seam->begun;
+  if (!begun->inside || thread() != seam->span->log->owner) return PyObject_Call(seam->slow, arguments, NULL);
+  if (--begun->inside) Py_RETURN_NONE;
+  if (usual(seam, 1) ? leave(seam) : !answered(PyObject_CallFunctionObjArgs(seam->leave, seam->name, NULL)))
+    return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyObject *seam_call(PyObject *self, PyObject *arguments, PyObject *keywords) {
   Seam *seam = (Seam *)self;
+  static PyObject *(*const hooks[])(Seam *, PyObject *) = {before, after, model_before, model_after};
   if (seam->role == AROUND) return around(seam, arguments, keywords);
-  if (PyTuple_Size(arguments) < 1) return PyErr_SetString(PyExc_TypeError, "a hook of an optimizer's step"), NULL;
-  return seam->role == BEFORE ? before(seam, arguments) : after(seam, arguments);
+  if (PyTuple_Size(arguments) < 1) return PyErr_SetString(PyExc_TypeError, "a hook"), NULL;
+  return hooks[seam->role - BEFORE](seam, arguments);
+}
+
+static PyObject *seam_reduce(PyObject *self, PyObject *none) {
+  return PyObject_GetAttrString(self, "reduced");
 }
 
 static PyObject *seam_get(PyObject *self, PyObject *object, PyObject *type) {
@@ -322,19 +366,31 @@ static PyObject *seam_get(PyObject *self, PyObject *object, PyObject *type) {
 }
 
 static int seam_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
-  Seam *seam = (Seam *)self;
-  PyObject *ender = NULL, **kept[] = {&seam->opened, &seam->ready, &seam->name, &seam->slow, &seam->original,
-                                      &seam->leave, &seam->stepping, &seam->kinds, &seam->counters};
+  static char *names[] = {"role", "span", "opened", "ready", "name", "slow", "original", "leave", "stepping", "kinds",
+                          "counters", "ender", "gradients", "begun", NULL};
+  Seam *seam = (Seam *)self, given = {.role = -1};
+  PyObject *ender = NULL;
   if (seam->span) return PyErr_SetString(PyExc_TypeError, "it is made once"), -1;
-  if (!PyArg_ParseTuple(arguments, "iO!O!O!UO|OOO!OOO", &seam->role, span_type, &seam->span, &PyList_Type, kept[0],
-                        &PyList_Type, kept[1], kept[2], kept[3], kept[4], kept[5], &PyList_Type, kept[6], kept[7],
-                        kept[8], &ender))
-    return seam->span = NULL, seam->opened = seam->ready = seam->name = seam->slow = seam->original = seam->leave =
-                                  seam->stepping = seam->kinds = seam->counters = NULL, -1;
-  Py_INCREF(seam->span);
-  for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_XINCREF(*kept[i]);
-  if (seam->role == AROUND) return 0;
-  if (!ender || !seam->counters) return PyErr_SetString(PyExc_TypeError, "a hook needs all of its arguments"), -1;
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "iO!O!O!UO|OOO!OOOOO!", names, &given.role, span_type,
+                                   &given.span, &PyList_Type, &given.opened, &PyList_Type, &given.ready, &given.name,
+                                   &given.slow, &given.original, &given.leave, &PyList_Type, &given.stepping,
+                                   &given.kinds, &given.counters, &ender, &given.gradients, Py_TYPE(self),
+                                   &given.begun))
+    return -1;
+  const PyObject *const needed[][4] = {
+      {given.original, given.leave, self, self}, {ender, given.stepping, given.kinds, given.counters},
+      {ender, given.stepping, given.kinds, given.counters}, {given.gradients, self, self, self},
+      {given.leave, (PyObject *)given.begun, self, self}};
+  int known = given.role >= AROUND && given.role <= MODEL_AFTER;
+  for (int i = 0; known && i < 4; i++) known = needed[given.role][i] != NULL;
+  if (!known) return PyErr_SetString(PyExc_TypeError, "a seam needs a role, and all that this one is about"), -1;
+  seam->role = given.role, seam->span = given.span, seam->opened = given.opened, seam->ready = given.ready;
+  seam->name = given.name, seam->slow = given.slow, seam->original = given.original, seam->leave = given.leave;
+  seam->stepping = given.stepping, seam->kinds = given.kinds, seam->counters = given.counters;
+  seam->gradients = given.gradients, seam->begun = given.begun;
+  PyObject *kept[] = KEPT(seam);
+  for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_XINCREF(kept[i]);
+  if (given.role != BEFORE && given.role != AFTER) return 0;
   seam->compiled = frames(seam->counters);
   seam->ender = PyLong_AsVoidPtr(ender);
   return PyErr_Occurred() ? -1 : 0;
@@ -342,8 +398,9 @@ static int seam_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
 
 static int seam_traverse(PyObject *self, visitproc visit, void *arg) {
   Seam *seam = (Seam *)self;
-  PyObject *held[] = {(PyObject *)Py_TYPE(self), seam->slow,   seam->original,  seam->leave, seam->dict,
-                      seam->opened,              seam->ready, seam->stepping, seam->kinds, seam->counters};
+  PyObject *held[] = KEPT(seam);
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(seam->dict);
   for (size_t i = 0; i < sizeof held / sizeof *held; i++) Py_VISIT(held[i]);
   return 0;
 }
@@ -356,9 +413,9 @@ static int seam_clear(PyObject *self) {
 static void seam_dealloc(PyObject *self) {
   Seam *seam = (Seam *)self;
   PyObject_GC_UnTrack(self);
-  PyObject *kept[] = {seam->opened, seam->ready, seam->name,     seam->slow, seam->original,    seam->leave,
-                      seam->dict,   seam->kinds, seam->stepping, seam->counters, (PyObject *)seam->span};
+  PyObject *kept[] = KEPT(seam);
   for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_XDECREF(kept[i]);
+  Py_XDECREF(seam->dict);
   freed(self);
 }
 
@@ -494,6 +551,10 @@ static PyType_Slot calls_slots[] = {
 static PyType_Spec calls_spec = {"sftriage.recorder._moments.Calls", sizeof(Calls), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, calls_slots};
 
+static PyMethodDef seam_methods[] = {
+    {"__reduce__", seam_reduce, METH_NOARGS, "What a copy has in its place: its attribute reduced."},
+    {NULL, NULL, 0, NULL},
+};
 static PyMemberDef seam_members[] = {
     {"rounds", T_ULONGLONG, offsetof(Seam, rounds), READONLY, "steps that it has ended"},
     {"compiled", T_LONGLONG, offsetof(Seam, compiled), 0, "frames that had been compiled by the last step's end"},
@@ -505,10 +566,10 @@ static PyGetSetDef seam_properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot seam_slots[] = {
-    {Py_tp_doc, "A function of torch that is a stage, or a hook of an optimizer's step."},
+    {Py_tp_doc, "A function of torch that is a stage, or a hook of an optimizer's step or of a model."},
     {Py_tp_new, PyType_GenericNew}, {Py_tp_init, seam_init}, {Py_tp_dealloc, seam_dealloc}, {Py_tp_call, seam_call},
     {Py_tp_descr_get, seam_get}, {Py_tp_traverse, seam_traverse}, {Py_tp_clear, seam_clear},
-    {Py_tp_members, seam_members}, {Py_tp_getset, seam_properties}, {0, NULL},
+    {Py_tp_methods, seam_methods}, {Py_tp_members, seam_members}, {Py_tp_getset, seam_properties}, {0, NULL},
 };
 static PyType_Spec seam_spec = {"sftriage.recorder._moments.Seam", sizeof(Seam), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_METHOD_DESCRIPTOR, seam_slots};
@@ -548,7 +609,8 @@ PyMODINIT_FUNC PyInit__moments(void) {
   static struct { const char *name; PyType_Spec *spec; } types[] = {{"Log", &log_spec}, {"Span", &span_spec}, {"Calls", &calls_spec},
                {"Seam", &seam_spec}};
   of_frames = PyUnicode_InternFromString("frames"), of_total = PyUnicode_InternFromString("total");
-  PyObject *made = of_frames && of_total ? PyModule_Create(&module) : NULL;
+  of_training = PyUnicode_InternFromString("training");
+  PyObject *made = of_frames && of_total && of_training ? PyModule_Create(&module) : NULL;
   for (size_t i = 0; made && i < sizeof types / sizeof *types; i++) {
     PyObject *type = PyType_FromSpec(types[i].spec);
     if (i < 2) *(i ? &span_type : &log_type) = (PyTypeObject *)type;

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from sftriage.seams.patches import Seams
 
 _FORWARD = ["forward"]
+MODEL_BEFORE, MODEL_AFTER = 3, 4
+"""What the recorder's form makes of the hooks of a model (see `sftriage.seams.optimizers` for the others)."""
 _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
 """What is copied and pickled in the place of a hook: something that takes any arguments, does nothing, and is there in
 every Python that may read it."""
@@ -27,6 +29,7 @@ class Model:
         self._seams = seams
         self.depth = 0
         self._was_training = False
+        self._hooks: tuple[Callable[..., Any], Callable[..., Any]] = (_Before(self, seams), _After(self, seams))
         self._handles: list[Callable[[], object]] = []
         self.hook()
 
@@ -39,10 +42,30 @@ class Model:
             # `model.compile()`: hooks on it would be compiled with it. (This is not pickled, either.)
             self._around_compiled(module)
             return
+        begins, ended = self._hooks
         self._handles = [
-            module.register_forward_pre_hook(_Before(self, self._seams), prepend=True).remove,
-            module.register_forward_hook(_After(self, self._seams), always_call=True).remove,
+            module.register_forward_pre_hook(begins, prepend=True).remove,
+            module.register_forward_hook(ended, always_call=True).remove,
         ]
+
+    def settle(self, made: Callable[..., Any], leave: Callable[[str], object]) -> None:
+        """Have its hooks be from now on what ``made`` makes of them: all is as in most steps."""
+        begins, ended = self._hooks
+        before = made(MODEL_BEFORE, "forward", begins, gradients=self._seams.gradients)
+        after = made(MODEL_AFTER, "forward", ended, leave=leave, begun=before)
+        before.reduced = after.reduced = _NOTHING
+        self._change(before, after)
+
+    def unsettle(self) -> None:
+        """Have its hooks be Python's again: the compiler may come to read them."""
+        self._change(_Before(self, self._seams), _After(self, self._seams))
+
+    def _change(self, begins: Callable[..., Any], ended: Callable[..., Any]) -> None:
+        hooked = bool(self._handles)
+        self.unhook()
+        self._hooks = begins, ended
+        if hooked:
+            self.hook()
 
     def unhook(self) -> None:
         """Leave it as it was."""

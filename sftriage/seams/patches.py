@@ -85,6 +85,7 @@ class Seams:
         self.optimizers, self.exchanges = Optimizers(self), Exchanges(self)
         self.counters: dict[str, dict[str, int]] = {}
         self.compiled = 0
+        self._read = False
         self._models: list[Model] = []
         self._exchanged: bool | None = None
         self._found: list[weakref.ref[Any]] = []
@@ -97,6 +98,7 @@ class Seams:
             ("data", self._data),
             (EXCHANGE, self.exchanges.put_in),
             (CHECKPOINT, self._checkpoint),
+            ("forward", self._compilers),
         ):
             if name in self.on:
                 with self.guarded(name):
@@ -160,6 +162,23 @@ class Seams:
             lambda one: self.replaced.around(one, "data", begins, self.steps.leaving("data")),
         )
         self.replaced.stage(loader._BaseDataLoaderIter, "__next__", "data")
+
+    def _compilers(self) -> None:
+        for owner, name in ((self._torch, "compile"), (sys.modules.get("torch.export"), "export")):
+            if hasattr(owner, name):
+                self.replaced.wrap(owner, name, self._reading)
+
+    def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiler may come to read a model with its hooks: it cannot read what is not Python's."""
+
+        def begins(*_: object, **__: object) -> bool:
+            if not self._read:
+                self._read = True
+                for model in self._models:
+                    model.unsettle()
+            return False
+
+        return self.replaced.around(original, "forward", begins, _nothing)
 
     def _checkpoint(self) -> None:
         self.replaced.wrap(self._torch, "save", self._noting(CHECKPOINT))
@@ -290,13 +309,16 @@ class Seams:
             return
         with self.guarded("optimizer"):
 
-            def made(role: int, stage: str, slow: object, *more: object) -> Any:
-                return make(role, steps.span(stage), steps.opened, steps.steady[stage], stage, slow, *more)
+            def made(role: int, stage: str, slow: object, *more: object, **named: object) -> Any:
+                return make(role, steps.span(stage), steps.opened, steps.steady[stage], stage, slow, *more, **named)
 
             steps.counting = self.optimizers.settle(made, optimizer)
             for owner, name, stage, original, slow in self.replaced.stages:
                 if stage in self.on and getattr(owner, name) is slow:
                     self.replaced.put(owner, name, wraps(original)(made(AROUND, stage, slow, original, self._leave)))
+            if not self._read:
+                for model in self._models:
+                    model.settle(made, self._leave)
 
     def _leave(self, stage: str) -> None:
         with self.guarded(stage):

@@ -6,6 +6,7 @@ import io
 import logging
 import pickle
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -19,12 +20,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import sftriage
 from sftriage.recorder import monitor
 from sftriage.recorder.identity import COHORT_ENV, HOST_ENV, JOB_ENV
+from sftriage.recorder.moments import FORM, WHY_NOT_C
 from sftriage.recorder.monitor import RINGS_ENV, SPOOL_ENV, AutomaticMonitor, Monitor
-from sftriage.seams import patches
+from sftriage.seams import hooks, patches
 from sftriage.seams.patches import NAMES, SEAMS_ENV, Seams, switched_off
 from sftriage.windows.rings import open_ring
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
+c_form = pytest.mark.skipif(FORM.seam is None, reason=WHY_NOT_C)
 SEAMS = Path(monitor.__file__).parents[1] / "seams"
 
 
@@ -433,12 +436,15 @@ def test_torch_is_as_it_was_once_they_are_taken_out(put_in):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings):
+@pytest.mark.parametrize(
+    ("steps", "hook"), [(5, hooks._After), pytest.param(12, FORM.seam, marks=c_form)], ids=["at first", "in its stride"]
+)
+def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings, steps, hook):
     # GIVEN a model that is recorded
     put_in()
     model = network()
-    train(5, model)
-    assert model._forward_hooks
+    train(steps, model)
+    assert [type(one) for one in model._forward_hooks.values()] == [hook]
     # WHEN it is copied THEN the copies answer as it does, and say nothing: nobody counts what they are asked
     value = torch.randn(4, 8)
     saved = io.BytesIO()
@@ -460,6 +466,99 @@ def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings):
     before = len(recorded(rings))
     train(5, model)
     assert len(recorded(rings)) > before
+
+
+@c_form
+def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group):
+    # GIVEN a model under DDP, whose hooks are no longer Python's
+    seams = put_in()
+    inner = network()
+    model = DistributedDataParallel(inner)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(*calls):
+        for call in calls:
+            call(torch.randn(4, 8))
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return seams.steps.entered["forward"]
+
+    for _ in range(8):
+        entered = step()
+    assert {type(one) for made in (model, inner) for one in made._forward_hooks.values()} == {FORM.seam}
+
+    def raises(value):
+        with pytest.raises(RuntimeError):
+            model(value.T)
+
+    def leaves(value):
+        handle = inner.register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()), prepend=True)
+        with pytest.raises(KeyboardInterrupt):
+            model(value)
+        handle.remove()
+
+    def looks(value):
+        with torch.no_grad():
+            model(value)
+
+    def evaluates(value):
+        model.eval()(value)
+        model.train()
+
+    def beside(value):
+        thread = threading.Thread(target=model, args=(value,))
+        thread.start()
+        thread.join(30)
+
+    # WHEN it is called in other ways beside a step's own call THEN each is a forward, but in another thread
+    expected = {(): 1, (raises,): 2, (looks,): 2, (evaluates,): 2, (evaluates, looks): 3, (inner,): 2, (beside,): 1}
+    for calls, more in expected.items():
+        entered, before = step(*calls), entered
+        assert (calls, entered - before) == (calls, more)
+        assert step() == entered + 1
+        entered += 1
+        assert seams.steps.opened == []
+    # AND an interrupt leaves the stage open until the next one begins, and no longer than the step
+    step(leaves)
+    entered = step()
+    assert step() == entered + 1
+    # AND steps that evaluate are of that kind
+    kinds = [one.kind for one in recorded(rings)]
+    assert kinds[8 - 2 :: 2][:7] == ["", "", "evaluation", "evaluation", "evaluation", "", ""]
+    assert not any(kinds[8 - 1 :: 2])
+    assert not seams.failed
+
+
+@c_form
+@pytest.mark.parametrize("model_of", [network, lambda: Twice()], ids=["a model", "one that calls itself"])
+def test_a_function_that_calls_a_model_in_its_stride_is_compiled_whole(put_in, rings, model_of):
+    # GIVEN
+    seams = put_in()
+    model = model_of()
+    train(10, model)
+    assert seams.steps.entered["forward"] == 8
+    assert {type(one) for one in model._forward_pre_hooks.values()} == {FORM.seam}
+    # WHEN
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda value: model(value) * 2, backend="eager", fullgraph=True)
+    # THEN the compiler reads the model through its hooks, and it goes on to be seen
+    value = torch.randn(4, 8)
+    assert torch.equal(compiled(value), model(value) * 2)
+    before = seams.steps.entered["forward"]
+    train(4, model)
+    assert seams.steps.entered["forward"] == before + 4
+
+
+class Twice(nn.Module):
+    """A model that calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = network()
+
+    def forward(self, value, depth=1):
+        return self(value, depth - 1) if depth else self.part(value)
 
 
 def compiled(how, model):
