@@ -21,8 +21,8 @@ from pathlib import Path
 from struct import calcsize
 from threading import get_ident
 from time import monotonic_ns
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from types import ModuleType
+from typing import Any, Literal, Protocol
 
 from sftriage.recorder.layout import (
     ADDITIONS_AT,
@@ -214,24 +214,22 @@ class Log:
 class Stage:
     """One stage, as a context manager. There is one for the life of its log: entering allocates nothing.
 
-    Where caches are cold each line of memory costs, and so does each sort of operation: hence one code for entering and
-    leaving, hence differences alone, hence no counts where nobody asks for them (`counted`).
+    Where caches are cold each line of memory costs, and so does each sort of operation: hence differences alone, hence
+    no counts where nobody asks for them (`counted`), hence what is said twice below.
     """
 
-    __slots__ = ("_clock", "_log", "_number", "_word", "entered", "left")
+    __slots__ = ("_clock", "_entering", "_leaving", "_log", "_number", "entered", "left")
 
     def __init__(self, log: Log, number: int) -> None:
         self._clock = log.clock
         self._log = log
         self._number = number
-        self._word = log.base_ns - (2 * number << CODE_AT)
+        self._entering, self._leaving = (log.base_ns - (code << CODE_AT) for code in (2 * number, 2 * number + 1))
         self.entered = self.left = 0
 
-    def __enter__(
-        self, kind: object = None, error: object = None, trace: object = None, code: int = 0, ident: Any = get_ident
-    ) -> None:
+    def __enter__(self, ident: Any = get_ident) -> None:
         clock = self._clock
-        moment = clock() - self._word - code
+        moment = clock() - self._entering
         log = self._log
         if ident() == log.writer:
             try:
@@ -241,14 +239,20 @@ class Stage:
                 return
             except IndexError:
                 pass
-        log.boundary(2 * self._number + (code != 0))
+        log.boundary(2 * self._number)
 
-    if TYPE_CHECKING:
-
-        def __exit__(self, kind: object, error: object, trace: object) -> None: ...
-
-    else:
-        __exit__ = FunctionType(__enter__.__code__, globals(), "__exit__", (None, None, None, -1 << CODE_AT, get_ident))
+    def __exit__(self, kind: object, error: object, trace: object, ident: Any = get_ident) -> None:
+        clock = self._clock
+        moment = clock() - self._leaving
+        log = self._log
+        if ident() == log.writer:
+            try:
+                log.block[log.at] = moment
+                log.at = log.at + 1
+                return
+            except IndexError:
+                pass
+        log.boundary(2 * self._number + 1)
 
 
 class CountedStage(Stage):
@@ -256,13 +260,13 @@ class CountedStage(Stage):
 
     __slots__ = ()
 
-    def __enter__(self, *_: object) -> None:
+    def __enter__(self, ident: Any = get_ident) -> None:
         self.entered += 1
-        Stage.__enter__(self)
+        Stage.__enter__(self, ident)
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object, ident: Any = get_ident) -> None:
         self.left += 1
-        Stage.__exit__(self, kind, error, trace)
+        Stage.__exit__(self, kind, error, trace, ident)
 
 
 def counted(stage: Stage) -> Stage:
