@@ -18,7 +18,6 @@ import weakref
 from time import monotonic_ns
 from typing import Any
 
-from sftriage.recorder.moments import counted
 from sftriage.recorder.recording import Recording
 
 LastGradients = tuple[int, ...]
@@ -136,7 +135,7 @@ class GradientWatch:
     def __init__(self, recording: Recording, model: Any) -> None:
         self._recording = recording
         self._name = recording.info.schema.split_sync or ""
-        self._stage = counted(recording.stages[self._name])
+        self._stage = recording.stages[self._name]
         self._entered_before = self._stage.entered
         self._model = weakref.ref(model)
         self._order = GradientOrder()

@@ -21,8 +21,8 @@ from pathlib import Path
 from struct import calcsize
 from threading import get_ident
 from time import monotonic_ns
-from types import ModuleType
-from typing import Any, Literal, Protocol
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sftriage.recorder.layout import (
     ADDITIONS_AT,
@@ -45,6 +45,9 @@ _WORD: Literal["L", "Q"] = "L" if calcsize("L") == WORD_BYTES else "Q"
 """The machine's own word, where it has 64 bits: Python stores it with less code than one of a certain width."""
 _ZEROS = memoryview(bytes((BLOCK_WORDS - 1) * WORD_BYTES)).cast(_WORD)
 _NOWHERE = memoryview(bytearray()).cast(_WORD)
+
+_LEFT_ONCE = 1 << 32
+"""What a stage counts for being left; being entered is 1."""
 
 NEVER = -1
 """No doorbell rings so often: the recording is asked at the next step in any case."""
@@ -91,11 +94,11 @@ class Log:
         "holder",
         "live",
         "number",
+        "offset",
         "published",
         "recording",
         "seen",
         "told",
-        "writer",
     )
 
     def __init__(
@@ -115,11 +118,12 @@ class Log:
         self.recording = recording
         self.clock = clock or monotonic_ns
         self.base_ns = base_ns
-        # The block that is written just now, where in it the next word goes, and how many words there are before its
-        # end, in all.
-        self.block, self.at, self._opened = _NOWHERE, 0, 0
-        # The thread whose step is open, and the same where it may write without asking, as nobody listens; or 0.
-        self.holder = self.writer = self.published = 0
+        # The block that is written just now, and how many words there are before its end, in all.
+        self.block, self._opened = _NOWHERE, 0
+        # A thread's ident less the offset is where in the block its next word goes: out of it for all threads but the
+        # one that may write without asking, as a thread's own data lie there. Where something is not as usual the
+        # offset is 0, and it is `at` that says where the next word goes.
+        self.at = self.offset = self.holder = self.published = 0
         self.number = self.seen = NEVER
         self.ends_slowly = False
         self.told: Callable[[int], object] | None = None
@@ -131,8 +135,9 @@ class Log:
 
     @listener.setter
     def listener(self, listener: Callable[[int], object] | None) -> None:
+        self._shut()
         self.told = listener
-        self.owner = self.holder
+        self._let(self.holder)
 
     @property
     def owner(self) -> int:
@@ -141,8 +146,17 @@ class Log:
 
     @owner.setter
     def owner(self, owner: int) -> None:
+        self._shut()
+        self._let(owner)
+
+    def _shut(self) -> None:
+        if self.offset:
+            self.at, self.offset = self.holder - self.offset, 0
+
+    def _let(self, owner: int) -> None:
+        """The step is this thread's, which may write without asking where nobody listens; or 0."""
         self.holder = owner
-        self.writer = 0 if self.told else owner
+        self.offset = owner - self.at if owner and self.told is None else 0
 
     @property
     def doorbell(self) -> int:
@@ -170,6 +184,7 @@ class Log:
 
     def put(self, code: int, value: int, /) -> None:
         """Put a code with its value."""
+        self._shut()
         if self.at == len(self.block):
             first = self._opened % len(self._words)
             self._opened += BLOCK_WORDS
@@ -182,12 +197,13 @@ class Log:
             self.at = 1
         self.block[self.at] = (code << CODE_AT) + value
         self.at += 1
+        self._let(self.holder)
 
     def boundary(self, code: int) -> None:
         """A stage is entered or left: what its context manager does where it cannot just store a word."""
         if self._map.closed:
             return
-        if get_ident() != self.holder:
+        if get_ident() != self.owner:
             self.recording.stray(code)
             return
         self.note(code)
@@ -203,7 +219,7 @@ class Log:
         if self._map.closed:
             return
         # Whoever still begins or ends a step asks, and is told that it is over.
-        self.holder, self.writer, self.ends_slowly, self.told = NEVER, 0, True, None
+        self.holder, self.offset, self.ends_slowly, self.told = NEVER, 0, True, None
         block, self.block = self.block, _NOWHERE
         for view in (block, self.live, self._words, self._all):
             if view is not _NOWHERE:
@@ -214,66 +230,54 @@ class Log:
 class Stage:
     """One stage, as a context manager. There is one for the life of its log: entering allocates nothing.
 
-    Where caches are cold each line of memory costs, and so does each sort of operation: hence differences alone, hence
-    no counts where nobody asks for them (`counted`), hence what is said twice below.
+    Where caches are cold each line of memory costs, and so does each sort of operation: hence one code for entering and
+    leaving, hence differences alone, and what else looks odd below.
     """
 
-    __slots__ = ("_clock", "_entering", "_leaving", "_log", "_number", "entered", "left")
+    __slots__ = ("_clock", "_log", "_number", "_passed", "_word")
 
     def __init__(self, log: Log, number: int) -> None:
         self._clock = log.clock
         self._log = log
         self._number = number
-        self._entering, self._leaving = (log.base_ns - (code << CODE_AT) for code in (2 * number, 2 * number + 1))
-        self.entered = self.left = 0
+        self._word = log.base_ns - (2 * number << CODE_AT)
+        self._passed = 0
 
-    def __enter__(self, ident: Any = get_ident) -> None:
-        clock = self._clock
-        moment = clock() - self._entering
+    @property
+    def entered(self) -> int:
+        """How often it was entered."""
+        return self._passed % _LEFT_ONCE
+
+    @property
+    def left(self) -> int:
+        """How often it was left."""
+        return self._passed // _LEFT_ONCE
+
+    def __enter__(
+        self,
+        kind: object = None,
+        error: object = None,
+        trace: object = None,
+        code: int = 0,
+        once: int = -1,
+        get_ident: Any = get_ident,
+    ) -> None:
         log = self._log
-        if ident() == log.writer:
-            try:
-                # (between these two no handler of a signal is called)
-                log.block[log.at] = moment
-                log.at = log.at + 1
-                return
-            except IndexError:
-                pass
-        log.boundary(2 * self._number)
-
-    def __exit__(self, kind: object, error: object, trace: object, ident: Any = get_ident) -> None:
         clock = self._clock
-        moment = clock() - self._leaving
-        log = self._log
-        if ident() == log.writer:
-            try:
-                log.block[log.at] = moment
-                log.at = log.at + 1
-                return
-            except IndexError:
-                pass
-        log.boundary(2 * self._number + 1)
+        self._passed = self._passed - once
+        try:
+            log.block[get_ident() - log.offset] = clock() - self._word - code
+            log.offset = log.offset - 1
+        except (IndexError, ValueError):  # this is not the step's thread, the block is full, or the log was closed
+            log.boundary(2 * self._number + (code != 0))
 
+    if TYPE_CHECKING:
 
-class CountedStage(Stage):
-    """One that counts how often it is entered and left."""
+        def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
-    __slots__ = ()
-
-    def __enter__(self, ident: Any = get_ident) -> None:
-        self.entered += 1
-        Stage.__enter__(self, ident)
-
-    def __exit__(self, kind: object, error: object, trace: object, ident: Any = get_ident) -> None:
-        self.left += 1
-        Stage.__exit__(self, kind, error, trace, ident)
-
-
-def counted(stage: Stage) -> Stage:
-    """A stage that counts from now on how often it is ``entered`` and ``left``, as the form in C always does."""
-    if type(stage) is Stage:
-        stage.__class__ = CountedStage
-    return stage
+    else:
+        _defaults = (None, None, None, -1 << CODE_AT, -_LEFT_ONCE, get_ident)
+        __exit__ = FunctionType(__enter__.__code__, globals(), "__exit__", _defaults)
 
 
 class Step:
@@ -288,40 +292,38 @@ class Step:
 
     def __enter__(self, doorbell: int = DOORBELL, get_ident: Any = get_ident) -> None:
         log = self._log
-        clock = log.clock
-        owner, moment = get_ident(), clock() - self._beginning
-        # (from here on no handler of a signal is called; so too below)
         if log.holder or log.live[doorbell] != log.seen:
             log.recording.begin(None)
             return
-        number, at, block = log.number + 1, log.at, log.block
+        number, at, block, clock = log.number + 1, log.at, log.block, log.clock
         try:
             # The second word first: where it has no room, neither is written.
-            block[at + 1] = moment
+            block[at + 1] = clock() - self._beginning
             block[at] = self._number + number
         except IndexError:
             log.begin(number)
             return
-        log.at = at + 2
+        log.at = at = at + 2
         log.number = number
-        log.holder = owner
-        log.writer = 0 if log.told else owner
+        log.holder = owner = get_ident()
+        log.offset = 0 if log.told else owner - at
 
     def __exit__(self, kind: object, error: object, trace: object, get_ident: Any = get_ident) -> None:
         log = self._log
-        clock = log.clock
-        owner, moment = get_ident(), clock() - (self._ending if kind is None else self._leaving)
-        if log.ends_slowly or owner != log.holder:
+        if not log.ends_slowly:
+            clock = log.clock
+            try:
+                log.block[get_ident() - log.offset] = clock() - (self._ending if kind is None else self._leaving)
+                log.at = log.holder - log.offset + 1
+                log.holder = log.offset = 0
+                log.published += 1
+                return
+            except (IndexError, ValueError):
+                pass
+        if log.ends_slowly or get_ident() != log.holder:
             log.recording.end(kind is not None)
-            return
-        try:
-            log.block[log.at] = moment
-        except IndexError:
+        else:
             log.end(END if kind is None else LEFT)
-            return
-        log.at = log.at + 1
-        log.holder = log.writer = 0
-        log.published += 1
 
 
 @dataclass(frozen=True, slots=True)

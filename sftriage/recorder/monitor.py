@@ -254,10 +254,6 @@ class AutomaticMonitor(Monitor):
     ) -> None:
         super().__init__(stages, sync, cohort=cohort)
         self.give_way = give_way
-        if self._recording is not None:
-            # (what the seams have seen is told)
-            for one in self._recording.stages.values():
-                moments.counted(one)
 
     def _make_way(self) -> None:
         global _automatic
