@@ -10,8 +10,8 @@ estimators, and each says what it cannot tell:
 own work      what the tool adds to the training thread's processor time, over the length of a real step: from steps of
               the same operators on next to no data, which resolve some microseconds but find their caches warm, and
               from steps of a tenth of the length, which find them cold as a real step does (``cold``). Where a tool can
-              be left out of a single step, these take turns with and without it, step by step in random order, and some
-              thousand differences of neighbours resolve 2 us; ``none`` has calls that do nothing.
+              be left out of a single step, these take turns with and without it, step by step in random order, and
+              three thousand differences of neighbours resolve some 5 us; ``none`` has calls that do nothing.
 calls         sftriage's calls timed one by one inside real steps, caches as the step leaves them; beside them calls
               that only read the clock and keep it: the least that a recorder written in Python can do.
 real          blocks of real steps: processor time of the training thread, and wall clock. Everything is in it, and
