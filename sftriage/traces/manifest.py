@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sftriage.errors import InputError, SchemaError
-from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import (
     CAPTURE_ID,
     MAX_STAGE_NAME_BYTES,
@@ -33,6 +32,7 @@ from sftriage.records import (
     Trigger,
     plain,
 )
+from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """What would do something to a terminal."""

@@ -436,7 +436,9 @@ def in_rooms(*rooms: str) -> list[str]:
 
 
 def refusals() -> Rows:
-    for path in in_rooms("capture/*.py", "recorder/*.py", "agent/*.py", "runtime/triage.py", "traces/store.py"):
+    for path in in_rooms(
+        "capture/*.py", "recorder/*.py", "sampling/*.py", "agent/*.py", "runtime/triage.py", "traces/store.py"
+    ):
         called = "CaptureError", "_NotBegunError", "failed", "_fail", "_answer", "CaptureResult", "_finish_early"
         for text in said_in(path, *called):
             yield path, text
