@@ -176,26 +176,49 @@ class CauseFound(_Event, tag="cause", frozen=True):
 
 RemedyState = Literal["advised", "trying", "kept", "undone"]
 RemedyReason = Literal[
-    "worthwhile", "helps", "no_help", "moved", "gone", "not_allowed", "not_switched", "restarted", "interrupted"
+    "worthwhile",
+    "helps",
+    "no_help",
+    "moved",
+    "gone",
+    "not_allowed",
+    "no_room",
+    "not_switched",
+    "restarted",
+    "interrupted",
 ]
 """Why a remedy is in a state: its model has it worth the trouble; measured, it helps, or does not; it is another
-straggler, or none; the policy does not allow it; the ranks did not switch; they began anew; or its trial was cut off.
+straggler, or none; the policy does not allow it; there is no room for the activations; the ranks did not switch; they
+began anew; or its trial was cut off.
 """
 
 
-class RemedyChanged(_Event, tag="remedy", frozen=True):
-    """A remedy against the straggler ``rank`` is in another state: no more than advised, tried, kept, or undone.
+class PipelineFigures(msgspec.Struct, frozen=True):
+    """What a pipeline's ranks measured of it, as `sftriage.mitigate.pipelines.Pipeline` has it, in seconds."""
 
-    ``switch`` is the file of the ranks that it is switched on (`sftriage.mitigate.switching`), and ``numbers`` are what
-    it was decided from: of its model ``late_s``, ``step_s``, ``ring_s``, ``break_even_s``, ``expected_s``; of its trial
-    the typical step with it and without, ``on_s`` and ``off_s``, what it saves, ``saves_s``, give or take ``error_s``,
-    and of how many steps, ``on_steps`` and ``off_steps``.
+    forward_S: tuple[float, ...]
+    backward_S: tuple[float, ...]
+    delay_L: tuple[float, ...]
+    microbatches: int
+    most_S: tuple[int, ...]
+
+
+class RemedyChanged(_Event, tag="remedy", frozen=True):
+    """A remedy against a straggler is in another state: no more than advised, tried, kept, or undone.
+
+    The straggler is ``rank``; of a ``pipeline`` it is the link from there to the next stage, and stages are to be
+    ``ahead_S`` microbatches ahead. ``switch`` is the file of the ranks that it is switched on
+    (`sftriage.mitigate.switching`), and ``numbers`` are what it was decided from: of its model ``late_s``, ``step_s``,
+    ``ring_s`` of ``ring_bytes`` among ``ring_ranks``, ``break_even_s``, ``expected_s``, or of a link ``delay_s`` a
+    microbatch, the longer of ``there_s`` and ``back_s``; of its trial the typical step with it and without, ``on_s``
+    and ``off_s``, what it saves, ``saves_s``, give or take ``error_s``, and of how many steps, ``on_steps`` and
+    ``off_steps``.
     """
 
     time_s: float
     attempt: int
     step: int
-    remedy: Literal["stragglar"]
+    remedy: Literal["stragglar", "pipeline"]
     state: RemedyState
     reason: RemedyReason
     rank: int
@@ -203,6 +226,8 @@ class RemedyChanged(_Event, tag="remedy", frozen=True):
     where: str
     switch: str = ""
     numbers: Mapping[str, float] = {}
+    ahead_S: tuple[int, ...] = ()
+    pipeline: PipelineFigures | None = None
 
 
 Decided = WindowJudged | ManualRequestDecided | FollowUpDecided

@@ -22,7 +22,7 @@ from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.steplog import KeptSteps
 
 if TYPE_CHECKING:
-    from sftriage.mitigate.switching import SwitchStatus
+    from sftriage.mitigate.switching import Setting, SwitchStatus
 
 STORING_S = 60.0
 """How long it is waited for a trace to be checked and stored. After that, what else there is to do is done."""
@@ -70,6 +70,10 @@ class Agent:
         """The steps that have come since the last call."""
         return self._rings.rows()
 
+    def again(self, n_steps: int) -> None:
+        """Have so many of the steps of each rank that were told last be told once more; counts begin anew."""
+        self._rings.again(n_steps)
+
     def statuses(self) -> JobStatus | None:
         """What the host's ranks are doing now; None before there is one."""
         return self._rings.statuses()
@@ -83,7 +87,7 @@ class Agent:
         """The groups of ranks that a remedy can be switched on, as they stand."""
         return self._switches.statuses()
 
-    def switch(self, wanted: Mapping[str, int]) -> None:
+    def switch(self, wanted: Mapping[str, Setting]) -> None:
         """What is to be in force in each of them."""
         self._switches.want(wanted)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sftriage.errors import RingError
 
 if TYPE_CHECKING:
-    from sftriage.mitigate.switching import SwitchFile, SwitchStatus
+    from sftriage.mitigate.switching import Setting, SwitchFile, SwitchStatus
 
 log = logging.getLogger("sftriage")
 
@@ -41,12 +41,12 @@ class Switches:
                 log.debug("%s", error)
         return found
 
-    def want(self, wanted: Mapping[str, int]) -> None:
-        """Have values be in force, by the file of their group. Told again, nothing happens again."""
-        for name, value in wanted.items():
+    def want(self, wanted: Mapping[str, Setting]) -> None:
+        """Have settings be in force, by the file of their group. Told again, nothing happens again."""
+        for name, setting in wanted.items():
             try:
-                if (file := self._files.get(name)) and (request := file.status().next_request(value)):
-                    file.ask(request)
+                if (file := self._files.get(name)) and (request := file.status().next_request(setting.value)):
+                    file.ask(request, setting.ahead_S)
             except RingError as error:
                 log.warning("a remedy cannot be switched: %s", error)
 

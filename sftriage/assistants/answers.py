@@ -12,12 +12,11 @@ from pydantic import Field
 
 from sftriage.assistants.places import Places
 from sftriage.errors import InputError, UsageError
-from sftriage.mitigate.advice import advice_of
 from sftriage.records import CAPTURE_ID, plain
 from sftriage.reports.explanation import explanation_lines
 from sftriage.reports.manifest import manifest_lines
 from sftriage.reports.markdown import markdown
-from sftriage.runs.advice import advice_lines, advice_values, straggler_of
+from sftriage.runs.advice import advice_lines, advice_of_run, advice_values
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import DecisionGroup, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory
@@ -237,12 +236,13 @@ class Answers:
         """Say what would help against a straggler that stays, and by how much a step: models, not measurements.
 
         Remedies come the most useful first, each with `saves_s`, `pays_from_s` (how late the straggler must be for it
-        to pay) and `taken_for_granted`: say that too. `best` is null where nothing is worth the trouble, and
-        `straggler` where nobody has been slow for long. Nothing here is done to the job.
+        to pay) and `taken_for_granted`: say that too. `best` is null where nothing is worth the trouble, `straggler`
+        where nobody has been slow for long, and `slow_link` where no link of a pipeline is known to be slow. Nothing
+        here is done to the job.
         """
         of = self.places.run(run)
         view = self.places.view(of)
-        found = advice_of(straggler_of(view), None, None)
+        found = advice_of_run(view)
         told = {"says": advice_lines(found), **advice_values(found), "cites": _cites(of, view.rows[-1:])}
         return _fitting(told, "says")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sftriage.capture.torch_profiler import TorchCapture
 from sftriage.errors import CaptureError
-from sftriage.recorder.sampling import NAME
 from sftriage.records import CaptureRequest, CaptureResult
+from sftriage.sampling.sampler import NAME
 from sftriage.traces.store import FileToStore
 
 

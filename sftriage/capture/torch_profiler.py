@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sftriage.capture.executor import Executor, mailbox_of
 from sftriage.errors import CaptureError, RingError
-from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState
+from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.files import chunks
 from sftriage.traces.store import FileToStore
 

@@ -10,11 +10,11 @@ import typer
 from sftriage.commands.options import JsonOption, meant
 from sftriage.commands.output import print_json, write
 from sftriage.errors import InputError, UsageError
-from sftriage.mitigate.advice import Messages, advice_of
+from sftriage.mitigate.advice import Messages
 from sftriage.mitigate.costs import Link
 from sftriage.mitigate.pipelines import pipeline_of
 from sftriage.policy.quantities import size_bytes
-from sftriage.runs.advice import advice_lines, advice_values, straggler_of
+from sftriage.runs.advice import advice_lines, advice_of_run, advice_values
 from sftriage.runs.directory import find_run
 from sftriage.runs.source import RunSource
 from sftriage.runtime.whatif_inputs import load_operations
@@ -53,7 +53,7 @@ def advise(
     if view.problem:
         raise InputError(view.problem)
     recorded = None if pipeline is None else pipeline_of(load_operations([pipeline]))
-    advice = advice_of(straggler_of(view), messages, recorded)
+    advice = advice_of_run(view, messages, recorded)
     if as_json:
         print_json(advice_values(advice))
         return

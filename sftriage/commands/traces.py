@@ -13,7 +13,6 @@ import typer
 from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
 from sftriage.errors import SftriageError, UsageError
-from sftriage.recorder.sampling import NAME as STACKS_NAME
 from sftriage.records import Profiler
 from sftriage.reduce.flames import FOLDED_NAME, collapsed
 from sftriage.reduce.samples import read_samples
@@ -24,6 +23,7 @@ from sftriage.runs.directory import find_run
 from sftriage.runs.queries import since_of, steps_of
 from sftriage.runtime import catalogues
 from sftriage.runtime.catalogues import CatalogueCaptures
+from sftriage.sampling.sampler import NAME as STACKS_NAME
 from sftriage.traces.files import copy, refusing, replacing
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
 from sftriage.traces.rows import CaptureQuery

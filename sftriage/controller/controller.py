@@ -35,7 +35,7 @@ from sftriage.frontier.reproducing import reproduced
 from sftriage.frontier.stalls import StallSettings, Watch, look, still_ranks
 from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, straggler_in
 from sftriage.mitigate.loop import JobNow, Loop
-from sftriage.mitigate.switching import SwitchStatus
+from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.policy.choosing import Situation
 from sftriage.policy.engine import decide
 from sftriage.policy.explanations import labelled, trigger
@@ -258,7 +258,7 @@ class Controller:
         self.record(FollowUpDecided(hung.capture_id, decision, triggers))
         return decision
 
-    def mitigate(self, switches: Sequence[SwitchStatus], now_s: float) -> Mapping[str, int]:
+    def mitigate(self, switches: Sequence[SwitchStatus], now_s: float) -> Mapping[str, Setting]:
         """Go on with what is done about a straggler that stays, on record first; what is to be in force in each group.
 
         ``switches`` are the groups of ranks that a remedy can be switched on.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sftriage.events import Event
-from sftriage.mitigate.switching import SwitchStatus
+from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.shipped import ReadCounts, Rows
 
@@ -27,7 +27,7 @@ class Fleet(Protocol):
     def switches(self) -> Sequence[SwitchStatus]:
         """The groups of ranks that a remedy can be switched on, as they stand."""
 
-    def switch(self, wanted: Mapping[str, int]) -> None:
+    def switch(self, wanted: Mapping[str, Setting]) -> None:
         """What is to be in force in each group, by its name; told again, nothing happens again."""
 
     def reports(self) -> Sequence[Report]:

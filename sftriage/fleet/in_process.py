@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from sftriage.mitigate.switching import SwitchStatus
+from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.statuses import together
@@ -27,7 +27,7 @@ class HostAgent(Protocol):
     def switches(self) -> Sequence[SwitchStatus]:
         """The host's groups of ranks that a remedy can be switched on, as they stand."""
 
-    def switch(self, wanted: Mapping[str, int]) -> None:
+    def switch(self, wanted: Mapping[str, Setting]) -> None:
         """What is to be in force in each of them."""
 
     def reports(self) -> Sequence[Report]:
@@ -79,7 +79,7 @@ class InProcess:
         """See `controller.needs.Fleet`."""
         return [status for agent in self._agents for status in agent.switches()]
 
-    def switch(self, wanted: Mapping[str, int]) -> None:
+    def switch(self, wanted: Mapping[str, Setting]) -> None:
         """See `controller.needs.Fleet`."""
         for agent in self._agents:
             agent.switch(wanted)

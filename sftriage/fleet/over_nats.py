@@ -31,7 +31,7 @@ from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.roll_call import HostLook
 from sftriage.fleet.together import Together
 from sftriage.fleet.wire import decode_findings, encode
-from sftriage.mitigate.switching import SwitchStatus
+from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.decoding import StepArrays
@@ -188,7 +188,7 @@ class NatsFleet:
         """See `Fleet`. Votes are in the memory of one host: where agents are elsewhere, there is advice alone."""
         return ()
 
-    def switch(self, wanted: Mapping[str, int]) -> None:
+    def switch(self, wanted: Mapping[str, Setting]) -> None:
         """See `Fleet`."""
 
     def telemetry(self) -> ReadCounts:

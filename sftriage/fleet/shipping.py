@@ -1,7 +1,8 @@
 """One host's end of a fleet: its agent, told what is wanted and telling what is there, over the hub.
 
 Rows are read from the rings once those before them are on the hub, and not before: through an outage the rings hold
-what comes, and what they overrun is counted as missed. No more is in memory than one reading of them.
+what comes, and what they overrun is counted as missed. No more is in memory than one reading of them. A hub that has
+lost what it had is told again what the rings still hold.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ SLOWEST_BYTES_PER_S = 32 << 10
 """A link that is slower than that is none: what is on its way is sent again after so long."""
 TELL_AGAIN_S = 10.0
 """After so long, what has become of a capture is told again where it is wanted still: the hub may have lost it."""
+AGAIN_ROWS = 1 << 20
+"""So many steps, over all ranks of a job, are told again to a hub that has lost them: of a large job those that were on
+their way, and of a small one all that the rings hold."""
 MAX_REPORTS = 32
 LAST_ANSWER_S = 15.0
 """How long after the end of the job's part here captures may take to end that its trainers leave behind."""
@@ -60,7 +64,10 @@ def ship_s(world_size: int) -> float:
 
 
 class ShippedAgent(HostAgent, Protocol):
-    """An agent that says whose rings it reads."""
+    """An agent that says whose rings it reads, and reads them once more."""
+
+    def again(self, n_steps: int) -> None:
+        """Have so many of the steps of each rank that were told last be told once more; counts begin anew."""
 
     @property
     def rings(self) -> Sequence[RingInfo]:
@@ -110,6 +117,10 @@ class HostEnd:
         self._wake = asyncio.Event()
         self._sent_s, self._every_s = -LONGEST_SHIP_S, SHIP_S
         self._sending = 0
+        # By which connection it was last known that the hub has what it was told, up to which message of its stream;
+        # and that it has lost it, and is to be told again.
+        self._known_s: float | None = None
+        self._sequence, self._lost = 0, False
         self._away_since_s = time.monotonic()
         self._said: set[str] = set()
         # Captures that are not begun, for that could not be noted; what was told of those that have ended, and when.
@@ -168,9 +179,19 @@ class HostEnd:
             self._hub.start(self._hub.client.publish(self._gpu_asks.popleft()[1], encode(found)))
         self._tell_if_away()
         self._every_s = ship_s(max((info.world_size for info in self._agent.rings), default=0))
+        if self._lost:
+            self._tell_all_again()
         soon = self._reports or time.monotonic() >= self._over_s
         if not self._outbox and time.monotonic() >= self._sent_s + (SHIP_S if soon else self._every_s):
             self._fill()
+
+    def _tell_all_again(self) -> None:
+        """What is to be sent is read once more too: nobody takes older steps of a process after newer ones."""
+        world_size = max((info.world_size for info in self._agent.rings), default=1)
+        self._agent.again(AGAIN_ROWS // world_size)
+        self._process = secrets.token_hex(8)
+        self._outbox.clear()
+        self._lost = False
 
     def _wanted(self, wanted: WantedCapture, of: Incarnation | None) -> WantedCapture:
         """What is wanted, in the host's own count of starts. What was begun before this process is gone on with."""
@@ -256,7 +277,7 @@ class HostEnd:
         self._outbox.append(last)
         self._hub.soon(self._wake.set)
         if last.over:
-            while self._outbox and not self._stopping.wait(POLL_S / 5):
+            while self._outbox and not self._lost and not self._stopping.wait(POLL_S / 5):
                 pass
             self._told_over = not self._outbox
 
@@ -286,6 +307,17 @@ class HostEnd:
 
     async def _publish(self) -> None:
         while True:
+            since_s = self._hub.connected_s
+            if self._lost:
+                await asyncio.sleep(POLL_S)
+                continue
+            if self._known_s != since_s:
+                # (what the hub answers to anything says whether it still has what it was told before)
+                if await self._sent(Shipment(self._token, self._boot_id, self._process)):
+                    self._known_s = since_s
+                else:
+                    await asyncio.sleep(AGAIN_S)
+                continue
             if not self._outbox:
                 self._wake.clear()
                 try:
@@ -318,7 +350,8 @@ class HostEnd:
                 await asyncio.wait({sending}, timeout=POLL_S)
             if not sending.done():
                 return False
-            sending.result()
+            sequence = sending.result().seq
+            self._lost, self._sequence = self._lost or sequence <= self._sequence, sequence
         except Exception as error:
             self._hub.problem = str(error) or type(error).__name__
             log.debug("not sent", exc_info=True)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sftriage.recorder.layout import MAX_COUNT
+from sftriage.windows.decoding import StepArrays
 from sftriage.windows.shipped import Rows
 
 _NEVER = -MAX_COUNT
@@ -28,19 +29,21 @@ class Together:
         self._held: deque[_Held] = deque()
         self._generation = -1
         self._latest_R = np.zeros(0, dtype=np.int64)
+        # Of the newest generation: what has come since that was looked at.
+        self._new: list[StepArrays] = []
 
     def add(self, rows: Rows, now_s: float) -> None:
         """Take rows that have come at ``now_s``."""
         if rows.generation > self._generation:
             self._generation = rows.generation
-            self._latest_R = np.full(rows.world_size, _NEVER)
-        if rows.generation == self._generation and len(rows.steps):
-            here_B = rows.steps.rank_B < len(self._latest_R)
-            np.maximum.at(self._latest_R, rows.steps.rank_B[here_B], rows.steps.step_B[here_B])
+            self._latest_R, self._new = np.full(rows.world_size, _NEVER), []
+        if rows.generation == self._generation:
+            self._new.append(rows.steps)
         self._held.append(_Held(now_s, rows, *_span(rows)))
 
     def told(self, now_s: float, away: Iterable[int] = ()) -> list[Rows]:
         """The rows that need not wait any longer; for the ranks that are ``away`` nobody waits."""
+        self._look()
         told: list[Rows] = []
         held: deque[_Held] = deque()
         here_R = np.ones(len(self._latest_R), dtype=np.bool_)
@@ -60,6 +63,15 @@ class Together:
                 held.append(_Held(one.came_s, later, *_span(later)))
         self._held = held
         return told
+
+    def _look(self) -> None:
+        """See how far each rank has come."""
+        if self._new:
+            rank_B = np.concatenate([steps.rank_B for steps in self._new])
+            here_B = rank_B < len(self._latest_R)
+            step_B = np.concatenate([steps.step_B for steps in self._new])
+            np.maximum.at(self._latest_R, rank_B[here_B], step_B[here_B])
+            self._new = []
 
     def holds(self, agent: str, position: int) -> bool:
         """Whether rows of an agent are held back, of a message up to that position."""

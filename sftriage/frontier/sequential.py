@@ -10,7 +10,8 @@ The log likelihood ratio is summed over the events and never falls below zero (C
 independent, chance alone reaches a threshold h at most once in e^h events (Lorden 1971).
 
 Work that all units do (an evaluation, a checkpoint) makes a different unit last each time, so that no unit's sum grows,
-however regular the work is. If a unit's events also fall into one phase of a period, the odds of that are added: how
+however regular the work is. Where each unit does it in its own time, the events of several are the same period apart,
+which is then the job's. If a unit's events also fall into one phase of a period, the odds of that are added: how
 unlikely it is that chance puts so many of them there (Fisher's exact test).
 """
 
@@ -38,6 +39,9 @@ MAX_PERIOD_STEPS = 64
 
 MIN_TIMES = 4
 """Events that a recurrence has at least: three gaps that agree."""
+
+MAX_DRIFT = 0.1
+"""Gaps between events that differ from a period by no more than this fraction of it are of that period."""
 
 _LOG_FACTORIALS = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, HISTORY_STEPS + 1)))])
 
@@ -201,10 +205,28 @@ def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Rec
         times = np.maximum(-(-n_steps // period), hits)
         if _log_chance(hits, times, len(others), n_steps)[0] < -settings.recurrence_log_odds:
             continue  # the job's recurrence, not this unit's
+        in_phase = [one.share for one in evidence.events if one.unit == unit and one.step % period == phase]
+        usual = settings.most_fraction * float(np.median(in_phase))
+        if _others_alike(evidence.events, unit, period, int(own[0]) - period, max(size, usual)):
+            continue  # others do the same as often, each in its own time: as where all collect garbage
         log_odds += 0.0 if state is None else max(state.log_odds[n_guilty * i : n_guilty * (i + 1)])
         if log_odds >= settings.naming_log_odds:
             found.append(Recurrence(period, phase, int(own[0]), log_odds))
     return max(found, key=lambda one: one.log_odds, default=None)
+
+
+def _others_alike(events: Iterable[ClearEvent], unit: UnitName, period: int, since: int, size: float) -> bool:
+    """Whether another unit's events mostly come a period apart too, in whatever phase, and with a little drift."""
+    steps_of: dict[UnitName, list[ClearEvent]] = {}
+    for one in events:
+        if one.unit != unit and one.step >= since and one.share > size:
+            steps_of.setdefault(one.unit, []).append(one)
+    for theirs in steps_of.values():
+        apart = np.diff(_steps(theirs))
+        near = int((abs(apart - period) <= MAX_DRIFT * period).sum())
+        if near >= MIN_TIMES - 1 and 2 * near >= len(apart):
+            return True
+    return False
 
 
 def _steps(events: Iterable[ClearEvent]) -> NDArray[np.intp]:

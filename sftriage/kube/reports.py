@@ -18,14 +18,13 @@ from sftriage.kube.objects import (
     StragglerCost,
     TriageReportStatus,
 )
-from sftriage.mitigate.advice import advice_of
-from sftriage.runs.advice import remedy_line, straggler_of
+from sftriage.runs.advice import advice_of_run, remedy_line
 from sftriage.runs.following import WindowRow
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.outlook import Outlook
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest
-from sftriage.words.advice import NOTHING, remedy_told
+from sftriage.words.advice import NOTHING, link_name, remedy_told
 from sftriage.words.amounts import clock
 from sftriage.words.captures import caused
 from sftriage.words.objects import REPORTS
@@ -136,16 +135,18 @@ def _captures(view: View) -> Iterator[ReportedCapture]:
 
 
 def _advice(view: View) -> ReportedAdvice | None:
-    straggler = straggler_of(view)
-    if straggler is None:
+    advice = advice_of_run(view)
+    straggler = advice.straggler
+    if straggler is None and advice.slow_link is None:
         return None
-    best = advice_of(straggler, None, None).best
-    about = f"{straggler.who} in {straggler.where}"
-    if best is None:
-        return ReportedAdvice(straggler=about, late_s=straggler.late_s, words=NOTHING)
+    about = link_name(advice.slow_link.link) if advice.slow_link is not None else ""
+    about = about if straggler is None else f"{straggler.who} in {straggler.where}"
+    late_s = None if straggler is None else straggler.late_s
+    if (best := advice.best) is None:
+        return ReportedAdvice(straggler=about, late_s=late_s, words=NOTHING)
     return ReportedAdvice(
         straggler=about,
-        late_s=straggler.late_s,
+        late_s=late_s,
         remedy=best.code,
         saves_s=best.saves_s,
         break_even_s=best.pays_from_s,

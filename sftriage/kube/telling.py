@@ -33,6 +33,9 @@ def news(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[News]:
     if health != was and health not in _SILENT and not (health == "healthy" and was in _SILENT):
         reason = "".join(word.capitalize() for word in str(health).split("_"))
         yield News(reason, "Warning" if health in _TROUBLE else "Normal", str(now.get("summary") or health))
+    remedy = now.get("remedy")
+    if isinstance(remedy, Mapping) and remedy != before.get("remedy"):
+        yield News(f"Remedy{str(remedy.get('state')).capitalize()}", "Normal", str(remedy.get("words")))
     known = {one["capture_id"]: one["state"] for one in _captures(before)}
     for state, reason in (("stored", "CaptureStored"), ("failed", "CaptureFailed"), ("expired", "CaptureFailed")):
         new = [one for one in _captures(now) if one["state"] == state != known.get(one["capture_id"])]

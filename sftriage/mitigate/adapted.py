@@ -24,7 +24,7 @@ _PREPARE = "_prepare_schedule_with_comms"
 
 
 def adapted_schedule(
-    stage: Any, n_microbatches: int, loss_fn: Callable[..., torch.Tensor], ahead_S: Sequence[int], **options: Any
+    stage: Any, n_microbatches: int, loss_fn: Callable[..., torch.Tensor] | None, ahead_S: Sequence[int], **options: Any
 ) -> Any:
     """A schedule of one stage a rank, to `step` as torch's own; ``options`` are those of torch's schedules.
 
@@ -53,6 +53,14 @@ def adapt(schedule: Any, ahead_S: Sequence[int]) -> None:
         for stage, ahead in enumerate(ahead_S)
     }
     getattr(schedule, _PREPARE)(schedule.pipeline_order)
+
+
+def is_known() -> bool:
+    """Whether this torch runs pipelines in the way that is known here."""
+    try:
+        return all(map(_private, ("_PipelineScheduleRuntime", "_Action", "_ComputationType")))
+    except UsageError:
+        return False
 
 
 def _private(name: str) -> Any:

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from sftriage.mitigate.costs import Link, UnderStraggler, under_straggler
-from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, step_s
+from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, slow_link, step_s
 
 RemedyCode = Literal["take_out", "rebalance", "stragglar", "pipeline", "host_transfers"]
 
@@ -87,6 +87,13 @@ class Remedy:
     ahead: tuple[int, ...] = ()
 
 
+class SlowLink(NamedTuple):
+    """A link of a pipeline, by the number of the stage before it, and what it delays a microbatch by."""
+
+    link: int
+    delay_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Advice:
     """The remedies, the most useful first, and for whom; ``step_s`` is a step without any."""
@@ -94,6 +101,7 @@ class Advice:
     step_s: float | None
     straggler: Straggler | None
     remedies: tuple[Remedy, ...]
+    slow_link: SlowLink | None = None
 
     @property
     def best(self) -> Remedy | None:
@@ -103,16 +111,27 @@ class Advice:
         return first if worth else None
 
 
-def advice_of(straggler: Straggler | None, messages: Messages | None, pipeline: Pipeline | None) -> Advice:
-    """What would help against a straggler, and of a pipeline with slow links."""
+def advice_of(
+    straggler: Straggler | None,
+    messages: Messages | None,
+    pipeline: Pipeline | None,
+    measured: UnderStraggler | None = None,
+) -> Advice:
+    """What would help against a straggler, and of a pipeline with slow links.
+
+    ``measured`` is what an all-reduce takes by the job's own measurement, for where no ``messages`` are named.
+    """
     found: list[Remedy] = []
     now_s = None if straggler is None else straggler.step_s
     if straggler is not None and len(straggler.ranks) < straggler.n_ranks:
-        found += [_taken_out(straggler), _rebalanced(straggler), *_around(straggler, messages)]
+        found += [_taken_out(straggler), _rebalanced(straggler), *_around(straggler, messages, measured)]
+    named = None
     if pipeline is not None and any(pipeline.delay_L):
         found += _of_pipeline(pipeline)
         now_s = now_s or step_s(pipeline, one_f_one_b(pipeline))
-    return Advice(now_s, straggler, tuple(sorted(found, key=lambda one: -(one.saves_s or 0.0))))
+        link = slow_link(pipeline)
+        named = None if link is None else SlowLink(link, pipeline.delay_L[link])
+    return Advice(now_s, straggler, tuple(sorted(found, key=lambda one: -(one.saves_s or 0.0))), named)
 
 
 def _taken_out(straggler: Straggler) -> Remedy:
@@ -133,17 +152,19 @@ def _rebalanced(straggler: Straggler) -> Remedy:
     return Remedy("rebalance", straggler.step_s - after_s, 0.0, {"its_share": after_s / straggler.step_s})
 
 
-def _around(straggler: Straggler, messages: Messages | None) -> Iterator[Remedy]:
+def _around(straggler: Straggler, messages: Messages | None, measured: UnderStraggler | None) -> Iterator[Remedy]:
     n = straggler.n_ranks
     if len(straggler.ranks) != 1 or n < 3:
         return
-    if messages is None:
+    if messages is None and measured is not None:
+        yield around(straggler, measured)
+    elif messages is None:
         cost = under_straggler(n, 1.0, Link(0.0, 1.0))
         if cost.break_even_s is not None:
             break_even, most = cost.break_even_s / cost.ring_s, 1.0 - cost.after_s / cost.ring_s
             yield Remedy("stragglar", None, None, {"break_even_of_ring": break_even, "most_of_ring": most})
-        return
-    yield around(straggler, under_straggler(n, messages.size_bytes, messages.link))
+    else:
+        yield around(straggler, under_straggler(n, messages.size_bytes, messages.link))
 
 
 def around(straggler: Straggler, cost: UnderStraggler) -> Remedy:

@@ -7,24 +7,29 @@ meanwhile, it is undone where what it was for is no longer so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import hypot, sqrt
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.events import RemedyChanged, RemedyReason, RemedyState
+from sftriage.events import PipelineFigures, RemedyChanged, RemedyReason, RemedyState
 from sftriage.mitigate.advice import MIN_SHARE, Straggler, around
 from sftriage.mitigate.costs import as_measured
-from sftriage.mitigate.switching import SwitchStatus
+from sftriage.mitigate.pipelines import Pipeline, one_f_one_b, pipeline_seen, planned, slow_link, step_s
+from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.policy.schema import Mitigate
 
 PARTS = (True, False, True, False)
 """Of a trial: with the remedy, or without."""
 SWITCH_S = 120.0
 """How long it is waited for all ranks to have switched."""
+LOOK_S = 30.0
+"""How often it is worked out how far ahead stages would best be: that is a simulation of many steps."""
 ERRORS = 2.0
 """By so many standard errors a saving is more than chance."""
 _MIN_RANKS = 4
@@ -85,21 +90,26 @@ class Trial:
         """The group that it is for; None where that is gone."""
         return next((one for one in switches if one.name == self.told.switch), None)
 
-    def value(self, switch: SwitchStatus) -> int:
+    def setting(self, switch: SwitchStatus) -> Setting:
         """What is wanted of it."""
-        return switch.ranks.index(self.told.rank) + 1 if self.is_on and self.told.rank in switch.ranks else 0
+        if not self.is_on or self.told.rank not in switch.ranks:
+            return Setting()
+        ahead_S = self.told.ahead_S
+        return Setting.of_plan(ahead_S) if ahead_S else Setting(switch.ranks.index(self.told.rank) + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What is done about stragglers: the remedy that is tried or kept, if any, and when which rank's was undone.
+    """What is done about stragglers: the remedy that is tried or kept, if any, and when that for whom was undone.
 
-    ``advised`` are the ranks of an attempt for which the policy allows no more than advice.
+    ``advised`` is what was said of those of an attempt for whom there is no more than advice, and ``looked_s`` when it
+    was last worked out what would help whom.
     """
 
     trial: Trial | None = None
-    undone_s: Mapping[int, float] = field(default_factory=dict)
-    advised: frozenset[tuple[int, int]] = frozenset()
+    undone_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    advised: Mapping[tuple[int, str, int], RemedyChanged] = field(default_factory=dict)
+    looked_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     @classmethod
     def resumed(cls, told: Sequence[RemedyChanged]) -> Loop:
@@ -107,23 +117,28 @@ class Loop:
         loop = cls()
         for one in told:
             if one.state == "advised":
-                loop = replace(loop, advised=loop.advised | {(one.attempt, one.rank)})
+                loop = loop._advising(one)
             elif one.state == "undone":
                 loop = loop._without_trial(one)
             else:
                 loop = replace(loop, trial=Trial(one, 0, one.time_s, interrupted=one.state == "trying"))
         return loop
 
-    def wanted(self, switches: Sequence[SwitchStatus]) -> Mapping[str, int]:
+    def wanted(self, switches: Sequence[SwitchStatus]) -> Mapping[str, Setting]:
         """What is to be in force in each group."""
-        found = None if self.trial is None else self.trial.of(switches)
-        return {one.name: self.trial.value(one) if self.trial is not None and one is found else 0 for one in switches}
+        wanted = {one.name: Setting() for one in switches}
+        if self.trial is not None and (found := self.trial.of(switches)) is not None:
+            wanted[found.name] = self.trial.setting(found)
+        return wanted
 
     def after(self, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
         """The loop as it goes on, and what is to go on record of that before anything is switched."""
         trial = self.trial
         if trial is None:
             return self._considered(now)
+        if not now.switches and now.attempt == trial.told.attempt:
+            # (the ranks are gone: the job ends, or they will have begun anew)
+            return self, None
         switch = trial.of(now.switches)
         reason = _stops(trial, switch, now)
         if reason is not None or switch is None:
@@ -137,65 +152,115 @@ class Loop:
         least_s = (now.allowed.min_saving_fraction if now.allowed is not None else 0.0) * numbers.get("off_s", 0.0)
         if numbers.get("saves_s", 0.0) < max(least_s, ERRORS * numbers.get("error_s", float("inf"))):
             return self._undone(trial, now, "no_help", numbers)
-        told = _changed(trial, now, "kept", "helps", numbers)
+        told = _changed(trial.told, now, "kept", "helps", numbers)
         return replace(self, trial=replace(trial, told=told)), told
 
-    def _considered(self, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
-        straggler, allowed = now.straggler, now.allowed
-        if straggler is None or len(straggler.ranks) != 1:
-            return self, None
-        (rank,) = straggler.ranks
-        switch = next((one for one in now.switches if rank in one.ranks), None)
-        if switch is None or switch.exchange_s <= 0.0 or len(switch.ranks) < _MIN_RANKS:
-            return self, None
-        remedy = around(straggler, as_measured(len(switch.ranks), switch.exchange_s))
-        expected_s = remedy.saves_s or 0.0
-        numbers = {"late_s": straggler.late_s, "step_s": straggler.step_s, "ring_s": switch.exchange_s}
-        numbers |= {"break_even_s": remedy.pays_from_s or 0.0, "expected_s": expected_s}
-        if allowed is None or "stragglar" not in allowed.remedies:
-            if expected_s < MIN_SHARE * straggler.step_s or (now.attempt, rank) in self.advised:
-                return self, None
-            state: RemedyState = "advised"
-            reason: RemedyReason = "not_allowed"
-        else:
-            is_cooling = now.time_s < self.undone_s.get(rank, float("-inf")) + allowed.cooldown_s
-            if expected_s < allowed.min_saving_fraction * straggler.step_s or is_cooling:
-                return self, None
-            state, reason = "trying", "worthwhile"
-        told = RemedyChanged(
-            time_s=now.time_s,
-            attempt=now.attempt,
-            step=now.last_step,
-            remedy="stragglar",
-            state=state,
-            reason=reason,
-            rank=rank,
-            who=straggler.who,
-            where=straggler.where,
-            switch=switch.name,
-            numbers=numbers,
+    def _advising(self, told: RemedyChanged) -> Loop:
+        others = {about: one for about, one in self.advised.items() if about != (told.attempt, *_about(told))}
+        return replace(
+            self, advised=others if told.reason == "gone" else {**others, (told.attempt, *_about(told)): told}
         )
-        if allowed is None or state == "advised":
-            return replace(self, advised=self.advised | {(now.attempt, rank)}), told
-        return replace(self, trial=Trial(told, allowed.steps, now.time_s)), told
+
+    def _considered(self, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
+        switches = {one.name: one for one in now.switches}
+        for told in self.advised.values():
+            if told.attempt == now.attempt and told.switch in switches and _is_gone(told, switches[told.switch]):
+                gone = _changed(told, now, "advised", "gone", {})
+                return self._advising(gone), gone
+        looked_s = {about: seen_s for about, seen_s in self.looked_s.items() if now.time_s < seen_s + LOOK_S}
+        for told, of_step in _found(now, looked_s):
+            if told.remedy == "pipeline":
+                looked_s[_about(told)] = now.time_s
+            allowed, expected = now.allowed, told.numbers["expected_s"] / of_step
+            if told.reason == "no_room" or allowed is None or told.remedy not in allowed.remedies:
+                about = now.attempt, *_about(told)
+                if (told.reason == "no_room" or expected >= MIN_SHARE) and about not in self.advised:
+                    return self._advising(told), told
+                continue
+            is_cooling = now.time_s < self.undone_s.get(_about(told), float("-inf")) + allowed.cooldown_s
+            if expected >= allowed.min_saving_fraction and not is_cooling:
+                tried = msgspec.structs.replace(told, state="trying", reason="worthwhile")
+                return replace(self, trial=Trial(tried, allowed.steps, now.time_s)), tried
+        return replace(self, looked_s=looked_s), None
 
     def _undone(
         self, trial: Trial, now: JobNow, reason: RemedyReason, numbers: Mapping[str, float] = {}
     ) -> tuple[Loop, RemedyChanged]:
-        told = _changed(trial, now, "undone", reason, numbers)
+        told = _changed(trial.told, now, "undone", reason, numbers)
         return self._without_trial(told), told
 
     def _without_trial(self, told: RemedyChanged) -> Loop:
         # (what was cut off has shown nothing)
-        waits = {} if told.reason in ("interrupted", "restarted") else {told.rank: told.time_s}
+        waits = {} if told.reason in ("interrupted", "restarted") else {_about(told): told.time_s}
         return replace(self, trial=None, undone_s={**self.undone_s, **waits})
 
 
+def _about(told: RemedyChanged) -> tuple[str, int]:
+    """Which remedy, and for which rank or link."""
+    return told.remedy, told.rank
+
+
+def _found(now: JobNow, looked: Collection[tuple[str, int]]) -> Iterator[tuple[RemedyChanged, float]]:
+    """What could be done about whom, as it would be advised, and what a step takes without; not who was looked at."""
+    straggler = now.straggler
+    common: dict[str, Any] = {"time_s": now.time_s, "attempt": now.attempt, "step": now.last_step, "state": "advised"}
+    for switch in now.switches:
+        advised = partial(RemedyChanged, **common, switch=switch.name)
+        has_one = straggler is not None and len(straggler.ranks) == 1 and straggler.ranks[0] in switch.ranks
+        if straggler is not None and has_one and switch.exchange_s > 0.0 and len(switch.ranks) >= _MIN_RANKS:
+            yield _around(straggler, switch, advised), straggler.step_s
+        pipeline = pipeline_seen(switch)
+        link = None if pipeline is None else slow_link(pipeline)
+        if pipeline is not None and link is not None and ("pipeline", switch.ranks[link]) not in looked:
+            yield _ahead(pipeline, link, switch, advised)
+
+
+def _around(straggler: Straggler, switch: SwitchStatus, advised: Callable[..., RemedyChanged]) -> RemedyChanged:
+    remedy = around(straggler, as_measured(len(switch.ranks), switch.exchange_s))
+    numbers = {"late_s": straggler.late_s, "step_s": straggler.step_s, "ring_s": switch.exchange_s}
+    numbers |= {"break_even_s": remedy.pays_from_s or 0.0, "expected_s": remedy.saves_s or 0.0}
+    numbers |= {"ring_bytes": switch.exchanged_bytes, "ring_ranks": len(switch.ranks)}
+    of_whom = {"rank": straggler.ranks[0], "who": straggler.who, "where": straggler.where}
+    return advised(remedy="stragglar", reason="not_allowed", numbers=numbers, **of_whom)
+
+
+def _ahead(
+    pipeline: Pipeline, link: int, switch: SwitchStatus, advised: Callable[..., RemedyChanged]
+) -> tuple[RemedyChanged, float]:
+    ahead_S, now_s = planned(pipeline), step_s(pipeline, one_f_one_b(pipeline))
+    saves_s = now_s - step_s(pipeline, ahead_S)
+    costs_s = now_s - step_s(pipeline.undelayed, one_f_one_b(pipeline))
+    told = advised(
+        remedy="pipeline",
+        # (it is a straggler even where nothing can be done about it)
+        reason="no_room" if saves_s < MIN_SHARE * now_s <= costs_s else "not_allowed",
+        rank=switch.ranks[link],
+        who=f"the link between ranks {switch.ranks[link]} and {switch.ranks[link + 1]}",
+        where="the pipeline",
+        numbers={"delay_s": pipeline.delay_L[link], **_ways(switch, link), "step_s": now_s, "expected_s": saves_s},
+        ahead_S=ahead_S,
+        pipeline=PipelineFigures(**{name: getattr(pipeline, name) for name in PipelineFigures.__struct_fields__}),
+    )
+    return told, now_s
+
+
+def _ways(switch: SwitchStatus, link: int) -> dict[str, float]:
+    return {"there_s": switch.stages[link + 1].there_s, "back_s": switch.stages[link].back_s}
+
+
+def _is_gone(told: RemedyChanged, switch: SwitchStatus) -> bool:
+    """Whether a link that was slow delays half as much now, one way or the other: who is ahead may see but one."""
+    if told.remedy != "pipeline" or told.rank not in switch.ranks[:-1]:
+        return False
+    now, was = _ways(switch, switch.ranks.index(told.rank)), told.numbers
+    return any(now[way] < was[way] / 2 for way in now if was[way] > was["delay_s"] / 2)
+
+
 def _changed(
-    trial: Trial, now: JobNow, state: RemedyState, reason: RemedyReason, numbers: Mapping[str, float]
+    told: RemedyChanged, now: JobNow, state: RemedyState, reason: RemedyReason, numbers: Mapping[str, float]
 ) -> RemedyChanged:
     changed = {"time_s": now.time_s, "step": now.last_step, "state": state, "reason": reason}
-    return msgspec.structs.replace(trial.told, **changed, numbers={**trial.told.numbers, **numbers})
+    return msgspec.structs.replace(told, **changed, numbers={**told.numbers, **numbers})
 
 
 def _stops(trial: Trial, switch: SwitchStatus | None, now: JobNow) -> RemedyReason | None:
@@ -206,9 +271,12 @@ def _stops(trial: Trial, switch: SwitchStatus | None, now: JobNow) -> RemedyReas
         return "interrupted"
     if now.allowed is None or trial.told.remedy not in now.allowed.remedies:
         return "not_allowed"
-    if now.is_known and now.straggler is None:
+    if trial.told.remedy == "pipeline":
+        if _is_gone(trial.told, switch):
+            return "gone"
+    elif now.is_known and now.straggler is None:
         return "gone"
-    if now.is_known and now.straggler is not None and now.straggler.ranks != (trial.told.rank,):
+    elif now.is_known and now.straggler is not None and now.straggler.ranks != (trial.told.rank,):
         return "moved"
     waits = not trial.kept and trial.is_over
     return "not_switched" if waits and now.time_s > trial.asked_s + SWITCH_S else None
@@ -219,7 +287,7 @@ def _gone_on(trial: Trial, switch: SwitchStatus, now: JobNow) -> Trial:
     if not trial.is_over:
         is_over = now.last_step >= trial.parts[-1] + trial.steps - 1
         return replace(trial, is_over=is_over, asked_s=now.time_s) if is_over else trial
-    wanted = trial.value(switch)
+    wanted = trial.setting(switch).value
     if switch.value != wanted or switch.next_request(wanted) is not None:
         return trial
     # (the step in which they switched has begun without)

@@ -11,17 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import ceil
+from statistics import median
 
 import numpy as np
 
 from sftriage.errors import UsageError
 from sftriage.mitigate.ordering import Step, order_of
+from sftriage.mitigate.switching import SwitchStatus
 from sftriage.whatif.graph import graph_of, timeline
 from sftriage.whatif.operations import Operations
 from sftriage.whatif.pipeline import BACKWARD, BACKWARD_RECV, FORWARD, FORWARD_RECV
 
 AHEAD = 2
 """By how many microbatches more than its link's delay asks for a stage is ahead of the next, in the paper."""
+STANDS_OUT, NOTICED = 2.0, 0.1
+"""A link is slow that delays by so many times what others typically do, and by such a share of a microbatch's work."""
 NEARLY = 1e-3
 """For less than this share of a step, no more activations are held."""
 
@@ -55,6 +59,35 @@ class Pipeline:
     def undelayed(self) -> Pipeline:
         """The same with no delay on any link."""
         return replace(self, delay_L=(0.0,) * len(self.delay_L))
+
+
+def slow_link(pipeline: Pipeline) -> int | None:
+    """The link that delays most, by the number of the stage before it; None where none stands out.
+
+    A stage that is slow delays nothing on its way: a delay counts from the end of what is sent.
+    """
+    if not any(pipeline.delay_L):
+        return None
+    delay_s, link = max((delay_s, -link) for link, delay_s in enumerate(pipeline.delay_L))
+    others_s = [other_s for other, other_s in enumerate(pipeline.delay_L) if other != -link]
+    work_s = max(forward_s + back_s for forward_s, back_s in zip(pipeline.forward_S, pipeline.backward_S, strict=True))
+    least_s = max(NOTICED * work_s, STANDS_OUT * median(others_s) if others_s else 0.0)
+    return -link if delay_s >= least_s else None
+
+
+def pipeline_seen(status: SwitchStatus) -> Pipeline | None:
+    """A pipeline as its ranks have measured it; None where they have not yet, or it is none."""
+    stages = status.stages
+    delays = [max(after.there_s, before.back_s) for before, after in pairwise(stages)]
+    if not delays or min(min(one.forward_s, one.backward_s, one.most) for one in stages) <= 0 or min(delays) <= 0:
+        return None
+    return Pipeline(
+        tuple(one.forward_s for one in stages),
+        tuple(one.backward_s for one in stages),
+        tuple(delays),
+        status.microbatches,
+        tuple(one.most for one in stages),
+    )
 
 
 def one_f_one_b(pipeline: Pipeline) -> tuple[int, ...]:

@@ -12,22 +12,19 @@ Tried on Gloo with gradients on the CPU, and refused elsewhere.
 """
 # Annotations as they are, not as text: torch compares those of a hook with its own types.
 
-import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from sftriage.errors import RingError, UsageError
+from sftriage.errors import UsageError
+from sftriage.mitigate.joining import joined
 from sftriage.mitigate.schedule import schedule_of
-from sftriage.mitigate.switching import Switch, make_switch
-from sftriage.recorder.log import warn
-from sftriage.recorder.monitor import RINGS_ENV
+from sftriage.mitigate.switching import Switch
 from sftriage.recorder.recording import step_now
 
 
@@ -122,39 +119,18 @@ def attach(model: torch.nn.parallel.DistributedDataParallel, timeout: timedelta 
     Nothing is done, and None returned, where sftriage does not watch the job; nor, with a warning, where the ranks of
     the group are on several hosts, or gradients on a GPU.
     """
-    group = model.process_group
-    ranks = dist.get_process_group_ranks(group)
-    place = ranks.index(dist.get_rank())
-    directory = os.environ.get(RINGS_ENV)
     on_cpu = all(one.device.type == "cpu" for one in model.parameters())
-    made: list[Any] = [_made(directory, ranks) if directory and on_cpu and place == 0 else None]
-    dist.broadcast_object_list(made, ranks[0], group=group)
-    switch = _opened(directory, made[0], place) if made[0] is not None else None
-    has_R: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(has_R, switch is not None, group=group)
-    if switch is None or not all(has_R):
-        if directory and place == 0:
-            warn("gradients are reduced as before: StragglAR is here for ranks of one host, with gradients on the CPU")
+    switch = joined(
+        "gradients are reduced as before: StragglAR is here for ranks of one host, with gradients on the CPU",
+        model.process_group,
+        fits=on_cpu,
+    )
+    if switch is None:
         return None
-    state = Stragglar(group, timeout)
+    state = Stragglar(model.process_group, timeout)
     state.follow(switch)
     model.register_comm_hook(state, stragglar_hook)
     return state
-
-
-def _made(directory: str, ranks: list[int]) -> str | None:
-    try:
-        return make_switch(Path(directory), ranks).name
-    except (OSError, RingError) as error:
-        warn("no straggler can be named from outside: %s", error)
-        return None
-
-
-def _opened(directory: str | None, name: str, place: int) -> Switch | None:
-    try:
-        return Switch(Path(directory) / name, place) if directory else None
-    except (OSError, RingError):
-        return None
 
 
 class _Exchange:

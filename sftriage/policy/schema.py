@@ -300,11 +300,11 @@ class Active(PolicyModel):
 class Mitigate(PolicyModel):
     """What may be done by itself about a straggler that stays: tried, and undone where it does not help."""
 
-    remedies: Listed[Literal["stragglar"]] = Field(
-        max_length=1,
-        description="Which: `stragglar` reduces gradients around the straggler, where the job has taken its hook in "
-        "(docs/mitigate.md).",
-        json_schema_extra={"minItems": 1, "items": {"type": "string", "enum": ["stragglar"]}},
+    remedies: Listed[Literal["stragglar", "pipeline"]] = Field(
+        max_length=2,
+        description="Which, where the job has taken them in (docs/mitigate.md): `stragglar` reduces gradients around "
+        "the straggler, `pipeline` runs stages further ahead under a slow link.",
+        json_schema_extra={"minItems": 1, "items": {"type": "string", "enum": ["stragglar", "pipeline"]}},
     )
     min_saving: Share = Field(
         default="2%", description="Share of a step that a remedy must save: by its model to be tried, measured to stay."

@@ -40,7 +40,6 @@ from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
 from sftriage.recorder.session import OPTIONS, STACK_OPTIONS, NvtxSession, SampledSession, Session, TorchSession
 from sftriage.recorder.sizing import Probe, StepLimit, StepSizes, TraceCost
-from sftriage.recorder.workers import WORKERS
 from sftriage.records import (
     SAMPLE_STACKS,
     CaptureCode,
@@ -48,6 +47,7 @@ from sftriage.records import (
     CaptureResult,
     CaptureState,
 )
+from sftriage.sampling.workers import WORKERS
 
 LAST_EXPORT_S = 10.0
 """How long a trainer that ends waits for an export that is under way. The job is done: nothing is held up."""

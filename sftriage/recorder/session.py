@@ -16,11 +16,12 @@ from pathlib import Path
 from time import monotonic, monotonic_ns, time_ns
 
 from sftriage.errors import CaptureError
+from sftriage.recorder import files
 from sftriage.recorder.guard import ProfilerGuard
 from sftriage.recorder.layout import RingInfo
-from sftriage.recorder.sampling import NAME, StackSampler, period_of
 from sftriage.recorder.spool import write_trace
 from sftriage.records import OTHER, SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
+from sftriage.sampling.sampler import NAME, StackSampler, period_of
 
 _OF_PROFILER = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
 STACK_OPTIONS = frozenset({SAMPLE_STACKS, SAMPLES_PER_SECOND})
@@ -203,7 +204,7 @@ class TorchSession(Session):
         if self.sampler is None:
             return size_bytes, ""
         # Without them the trace is as good as it would be.
-        return size_bytes, self.sampler.keep(_samples(spool, request), request.max_bytes - size_bytes)
+        return size_bytes, self.sampler.keep(_samples(spool, request), request.max_bytes - size_bytes, files.permit)
 
     def export(self, path: str) -> None:
         """Write the trace as JSON. This may be called on another thread.
@@ -269,7 +270,7 @@ class SampledSession(Session):
             CaptureError: there are none.
         """
         path = _samples(spool, request)
-        if missing := self.sampler.keep(path, request.max_bytes):
+        if missing := self.sampler.keep(path, request.max_bytes, files.permit):
             raise CaptureError(missing)
         return path.stat().st_size, ""
 

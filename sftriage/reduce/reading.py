@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import IO
 
 from sftriage.errors import InputError
-from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.reduce.events import Trace
 from sftriage.reduce.kineto import read_kineto
 from sftriage.reduce.nsys import read_nsys
+from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.documents import CONTROL
 
 _GZIP = b"\x1f\x8b"

@@ -1,4 +1,4 @@
-"""Sampled Python stacks of a capture (`recorder.sampling`), and the file that they are in.
+"""Sampled Python stacks of a capture (`sampling.sampler`), and the file that they are in.
 
 Axes: N samples of the training thread.
 """

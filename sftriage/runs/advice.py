@@ -4,17 +4,67 @@ from __future__ import annotations
 
 from typing import Any
 
-from sftriage.mitigate.advice import RECENT_WINDOWS, Advice, Chronic, Remedy, Straggler, straggler_in
+import msgspec
+
+from sftriage.errors import UsageError
+from sftriage.events import RemedyChanged
+from sftriage.mitigate.advice import (
+    RECENT_WINDOWS,
+    Advice,
+    Chronic,
+    Messages,
+    Remedy,
+    Straggler,
+    advice_of,
+    straggler_in,
+)
+from sftriage.mitigate.costs import UnderStraggler, as_measured
+from sftriage.mitigate.pipelines import Pipeline
 from sftriage.records import plain
 from sftriage.runs.following import WindowRow
 from sftriage.runs.source import View
-from sftriage.words.advice import ASSUMPTIONS, NOBODY, NOTHING, TITLES, remedy_sentence, straggler_sentence
+from sftriage.words.advice import (
+    ASSUMPTIONS,
+    NOBODY,
+    NOTHING,
+    TITLES,
+    link_sentence,
+    remedy_sentence,
+    straggler_sentence,
+)
 
 
 def straggler_of(view: View) -> Straggler | None:
     """Who has been slow for long, and is still: the chronic first suspect of most recent windows; None for nobody."""
     recent = [row for row in view.rows[-RECENT_WINDOWS:] if row.label != "stalled"]
     return straggler_in([_chronic(row) for row in recent], view.telemetry.world_size or 0)
+
+
+def pipeline_of_run(view: View) -> Pipeline | None:
+    """The pipeline with a slow link, as its ranks measured it last; None where there is none, or no more."""
+    told = next((one for one in reversed(view.notes) if isinstance(one, RemedyChanged) and one.pipeline), None)
+    if told is None or told.pipeline is None or told.reason in ("gone", "restarted"):
+        return None
+    try:
+        return Pipeline(*msgspec.structs.astuple(told.pipeline))
+    except UsageError:
+        return None
+
+
+def advice_of_run(view: View, messages: Messages | None = None, pipeline: Pipeline | None = None) -> Advice:
+    """What would help the run, by its own figures as far as nobody names others."""
+    straggler = straggler_of(view)
+    return advice_of(straggler, messages, pipeline or pipeline_of_run(view), _exchange(view, straggler))
+
+
+def _exchange(view: View, straggler: Straggler | None) -> UnderStraggler | None:
+    """What gradients take around a straggler, by what its group measured last; None where that is not on record."""
+    for told in reversed(view.notes):
+        if isinstance(told, RemedyChanged) and straggler is not None and (told.rank,) == straggler.ranks:
+            n, ring_s = int(told.numbers.get("ring_ranks", 0)), told.numbers.get("ring_s", 0.0)
+            if n >= 3 and ring_s > 0.0:
+                return as_measured(n, ring_s)
+    return None
 
 
 def _chronic(row: WindowRow) -> Chronic | None:
@@ -27,7 +77,9 @@ def _chronic(row: WindowRow) -> Chronic | None:
 def advice_lines(advice: Advice) -> list[str]:
     """The advice in words, the most useful remedy first."""
     one = advice.straggler
-    lines = [NOBODY if one is None else straggler_sentence(one.who, one.where, one.late_s, one.step_s, one.n_ranks)]
+    lines = [] if one is None else [straggler_sentence(one.who, one.where, one.late_s, one.step_s, one.n_ranks)]
+    lines += [] if advice.slow_link is None else [link_sentence(*advice.slow_link)]
+    lines = lines or [NOBODY]
     if advice.remedies and advice.best is None:
         lines.append(NOTHING)
     return lines + [line for remedy in advice.remedies for line in _remedy(remedy)]
@@ -50,6 +102,7 @@ def advice_values(advice: Advice) -> dict[str, Any]:
     """All figures as JSON values; seconds are of a step."""
     return {
         "straggler": None if advice.straggler is None else plain(advice.straggler),
+        "slow_link": None if advice.slow_link is None else advice.slow_link._asdict(),
         "step_s": advice.step_s,
         "best": None if advice.best is None else advice.best.code,
         "remedies": [

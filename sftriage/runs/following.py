@@ -60,6 +60,7 @@ MAX_S = 1e11
 
 _MAX_ASKED = 256
 _MAX_LINES = 20
+_MAX_PIPELINE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +354,11 @@ def note_of(event: Other) -> Other | None:
             texts = {name: getattr(event, name)[:MAX_TEXT] for name in ("who", "where", "switch")}
             numbers = {name[:MAX_TEXT]: one for name, one in list(event.numbers.items())[:_MAX_LINES]}
             _check(*map(abs, numbers.values()))
-            return msgspec.structs.replace(event, **texts, numbers=numbers)
+            if (seen := event.pipeline) is not None:
+                _check(*seen.forward_S, *seen.backward_S, *seen.delay_L)
+                if max(seen.microbatches, len(seen.forward_S)) > _MAX_PIPELINE:
+                    raise ValueError("a pipeline that cannot be")
+            return msgspec.structs.replace(event, **texts, numbers=numbers, ahead_S=event.ahead_S[:_MAX_LINES])
         case TakenOver():
             return msgspec.structs.replace(event, host=event.host[:MAX_TEXT])
     return msgspec.structs.replace(event, remarks=_lines(event.remarks), gpus=None) if event.remarks else None

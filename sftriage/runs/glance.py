@@ -12,7 +12,7 @@ from typing import Literal
 
 from sftriage.events import CostMeasured, RemedyChanged
 from sftriage.policy.losses import Losses
-from sftriage.runs.advice import straggler_of
+from sftriage.runs.advice import pipeline_of_run, straggler_of
 from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
 from sftriage.runs.source import View
@@ -284,6 +284,7 @@ def _watching(view: View) -> Iterator[NextStep]:
 
 def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | None) -> Iterator[NextStep]:
     if stands.face == "healthy":
+        yield from _lived_with(view)
         return
     run, newest = f"--run {shlex.quote(view.directory)}", view.rows[-1]
     watched = view.going and not view.unwatched
@@ -305,9 +306,14 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | N
     advice = newest.resolves if watched else afterwards(newest.reason, newest.reasons, newest.parameters)
     if advice and newest.outcome != "capture":
         yield NextStep(advice)
-    if straggler_of(view) is not None:
+    yield from _lived_with(view)
+    yield NextStep(said("explain"), f"sftriage explain {window} {run}")
+
+
+def _lived_with(view: View) -> Iterator[NextStep]:
+    """What there is about a straggler that stays: a link that was slow from the start is part of what is normal."""
+    if straggler_of(view) is not None or pipeline_of_run(view) is not None:
         told = next((one for one in reversed(view.notes) if isinstance(one, RemedyChanged)), None)
         if told is not None and told.state in ("trying", "kept"):
             yield NextStep(remedy_told(told))
         yield NextStep(said("advise"), f"sftriage advise {shlex.quote(view.directory)}")
-    yield NextStep(said("explain"), f"sftriage explain {window} {run}")

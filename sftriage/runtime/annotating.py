@@ -10,7 +10,6 @@ from functools import partial
 
 from sftriage.errors import InputError, SftriageError
 from sftriage.events import CauseFound, CostMeasured, Place
-from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import LeftOpen, Reproduced
 from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
@@ -21,6 +20,7 @@ from sftriage.runs.beside import captured_steps, control_of, counted_beside, ste
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatSource
 from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
+from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.traces.findings import CauseInfo, Findings

@@ -78,14 +78,14 @@ class HubServer:
     """
 
     def __init__(self, address: tuple[str, int], store: Path, secret: Path, tls: Path | None = None) -> None:
-        program, self.store = nats_server(), store
+        program, self.store, name = nats_server(), store, f"sftriage-{secrets.token_hex(8)}"
         try:
             text = secret.read_text(encoding="ascii").strip()
             user, colon, password = text.partition(":")
             store.mkdir(mode=0o700, parents=True, exist_ok=True)
             host, port = address
             settings = {
-                "server_name": "sftriage",
+                "server_name": name,
                 "listen": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
                 "jetstream": {"store_dir": str(store), "max_memory_store": MEMORY_BYTES, "max_file_store": FILE_BYTES},
                 "authorization": {"users": [{"user": user, "password": password}]} if colon else {"token": text},
@@ -103,7 +103,7 @@ class HubServer:
             self._child = KeptChild("hub", lambda _: self._started(), end_s=END_S, where=where, is_stuck=self._is_stuck)
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the hub cannot be started: {error}") from error
-        self._wait(address)
+        self._wait(address, name)
 
     def keep(self) -> None:
         """From now on, start it again where it ends by itself."""
@@ -145,19 +145,20 @@ class HubServer:
                 preexec_fn=die_with_parent,
             )
 
-    def _wait(self, address: tuple[str, int]) -> None:
+    def _wait(self, address: tuple[str, int], name: str) -> None:
         deadline_s = time.monotonic() + START_S
         while time.monotonic() < deadline_s and not self._child.ended:
-            # (to all addresses is to this host)
+            # (to all addresses is to this host, where another job's hub may be that answers before ours has ended)
             with contextlib.suppress(OSError), socket.create_connection(address, 1.0) as server:
-                if server.recv(5) == b"INFO " and not self._child.ended:
+                if name.encode() in server.recv(4096):
                     return
             time.sleep(0.05)
         self.close()
         said = [line for line in self._log.read_text("utf-8", "replace").splitlines() if "[FTL]" in line]
         why = said[-1].partition("[FTL] ")[2] if said else "it does not listen"
         if "address already in use" in why:
-            why = "address already in use, by another job's hub maybe; give this one a port of its own: --hub HOST:PORT"
+            why = "address already in use, by another job's hub maybe; give this one a --job-id and a port of its own"
+            why += ": --hub HOST:PORT"
         raise UsageError(f"the hub cannot be started on {address[0]}:{address[1]}: {why}")
 
 

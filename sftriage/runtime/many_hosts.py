@@ -322,6 +322,7 @@ def start_hub(options: HubOptions, directory: Path) -> HubServer:
     """
     store = directory.with_name(f"{directory.name}.nats").absolute()
     host, port = options.server
+    is_new = not store.exists()
     # (others wait for the password, and connect once it is there)
     there = options.secret.exists() or options.credentials is not None
     secret = options.secret if there else options.secret.with_suffix(".pending")
@@ -331,6 +332,7 @@ def start_hub(options: HubOptions, directory: Path) -> HubServer:
     except UsageError:
         if not there:
             secret.unlink()
+        if is_new:
             shutil.rmtree(store, ignore_errors=True)
         raise
     secret.rename(options.secret)

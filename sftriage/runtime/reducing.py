@@ -10,7 +10,6 @@ import numpy as np
 
 from sftriage.errors import InputError, UsageError
 from sftriage.frontier import Settings, judge
-from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import Verdict, Window
 from sftriage.reduce.agreeing import Agreement, Agrees, compare, overall
 from sftriage.reduce.causes import cause_of, cause_of_rank
@@ -24,6 +23,7 @@ from sftriage.reduce.together import together
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.runtime.uploads import pusher
+from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.findings import CauseInfo, Findings
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore

@@ -27,6 +27,7 @@ from sftriage.events import (
     JobSeen,
     ManualRequestDecided,
     Received,
+    RemedyChanged,
     Resumed,
     Sight,
     WindowJudged,
@@ -105,6 +106,7 @@ class Metrics(Sink):
         self._about_steps(inner, counter, gauge)
         self._about_decisions(counter, gauge)
         self._about_captures(counter, gauge)
+        self._about_remedies(counter, gauge)
         self._about_telemetry(counter, gauge)
         self._per_rank = PerRank(counter, gauge) if per_rank else None
         self.registry = CollectorRegistry()
@@ -210,6 +212,19 @@ class Metrics(Sink):
         self._allowed = gauge("sftriage_capture_budget_seconds", "What captures may have cost the job by now.")
         self._spent = gauge("sftriage_capture_budget_used_seconds", "What of the budget captures have used.")
 
+    def _about_remedies(self, counter: Counters, gauge: Gauges) -> None:
+        self._remedies = counter(
+            "sftriage_remedies",
+            "States that remedies against stragglers came to, and why.",
+            ("remedy", "state", "reason"),
+        )
+        self._remedy = gauge("sftriage_remedy_active", "1 while a remedy is tried, or kept, 0 otherwise.", ("remedy",))
+        self._remedy_saves = gauge(
+            "sftriage_remedy_saving_seconds",
+            "What a remedy that is kept saves of a step, as measured; 0 while it is not.",
+            ("remedy",),
+        )
+
     def _about_telemetry(self, counter: Counters, gauge: Gauges) -> None:
         self._read = counter("sftriage_telemetry_steps", "Steps read, over all ranks.")
         self._missed = counter("sftriage_telemetry_missed_steps", "Steps that were overwritten before they were read.")
@@ -255,6 +270,8 @@ class Metrics(Sink):
                     self._captured(seen)
                 case CauseFound():
                     self._causes.labels(seen.code, str(seen.sure).lower()).inc()
+                case RemedyChanged():
+                    self._remedied(seen)
                 case CostMeasured(cost_s=None):
                     self._unknown_cost.inc()
                 case CostMeasured(cost_s=float(cost_s)):
@@ -296,6 +313,12 @@ class Metrics(Sink):
         self._last_step.set(verdict.last_step)
         if (last := seen.spans.get(verdict.last_step)) is not None:
             self._lag.set(decision.time_s - last.end_ns / 1e9)
+
+    def _remedied(self, told: RemedyChanged) -> None:
+        self._remedies.labels(told.remedy, told.state, told.reason).inc()
+        self._remedy.labels(told.remedy).set(told.state in ("trying", "kept"))
+        saves_s = told.numbers.get("saves_s", 0.0) if told.state == "kept" else 0.0
+        self._remedy_saves.labels(told.remedy).set(saves_s)
 
     def _captured(self, ended: CaptureChanged) -> None:
         result = ended.result

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
 
 from sftriage.errors import InputError, SchemaError
-from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import (
     CAPTURE_ID,
     MAX_STAGE_NAME_BYTES,
@@ -30,6 +29,7 @@ from sftriage.records import (
     Trigger,
     plain,
 )
+from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.documents import CONTROL, Count, DocumentModel, Number, Rank, Sentence, Word, first_problem, text
 from sftriage.traces.findings import CauseInfo, Findings
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from sftriage.errors import SftriageError, UsageError
-from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import Profiler
+from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, beside, destination_of

@@ -10,9 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from sftriage.errors import SftriageError
-from sftriage.recorder.sampling import NAME
 from sftriage.reduce.flames import FOLDED_NAME, collapsed
 from sftriage.reduce.samples import StackSamples, samples_in
+from sftriage.sampling.sampler import NAME
 from sftriage.traces.files import verified
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.stores import Store, are_beside

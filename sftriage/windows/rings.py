@@ -111,6 +111,16 @@ class Ring(OpenFile, ABC):
         """
         return batches([self.copied()])[0]
 
+    def reopened(self, n_steps: int) -> Ring:
+        """The same ring, with so many of the steps that were read last to be read once more, as far as they are there.
+
+        Raises:
+            RingError: it cannot be opened any more.
+        """
+        ring = open_ring(self.path, max(0, self._read - n_steps), grows=False)
+        ring.info = self.info
+        return ring
+
     @property
     def writer_alive(self) -> bool | None:
         """Whether the process that writes the ring is there; None where that cannot be known."""

@@ -34,6 +34,16 @@ def straggler_sentence(who: str, where: str, late_s: float, step_s: float, n_ran
     return f"{who[:1].upper()}{who[1:]} holds up {n_ranks} ranks in {where}, by {late} of the {step} of a step."
 
 
+def link_name(link: int) -> str:
+    """A link of a pipeline, by the number of the stage before it."""
+    return f"the link between stages {link} and {link + 1}"
+
+
+def link_sentence(link: int, delay_s: float) -> str:
+    """Which link it is about."""
+    return f"The {link_name(link)[4:]} delays a microbatch by {milliseconds(delay_s)}."
+
+
 def remedy_sentence(
     code: str, saves_s: float | None, pays_from_s: float | None, numbers: Mapping[str, float], ahead: Sequence[int]
 ) -> str:
@@ -80,6 +90,7 @@ REMEDY_REASONS: Mapping[RemedyReason, str] = {
     "moved": "another one is the straggler now",
     "gone": "there is no straggler any more",
     "not_allowed": "the policy does not allow it",
+    "no_room": "stages have no room for more activations",
     "not_switched": "not all ranks switched",
     "restarted": "the ranks began anew",
     "interrupted": "its trial was cut off",
@@ -88,8 +99,11 @@ REMEDY_REASONS: Mapping[RemedyReason, str] = {
 
 def remedy_told(seen: RemedyChanged) -> str:
     """What is done about a straggler that stays, and what has come of it."""
-    what, why = f"{TITLES[seen.remedy]}, {seen.who} in {seen.where}", REMEDY_REASONS[seen.reason]
     numbers = {name: milliseconds(number) for name, number in seen.numbers.items() if name.endswith("_s")}
+    late = f", late by {numbers['delay_s']} a microbatch" if "delay_s" in numbers else ""
+    what, why = f"{TITLES[seen.remedy]}, {seen.who} in {seen.where}{late}", REMEDY_REASONS[seen.reason]
+    if seen.state == "advised" and seen.reason != "not_allowed":
+        return f"{what}: not tried, for {why}."
     if seen.state in ("advised", "trying"):
         done = "is tried" if seen.state == "trying" else f"not tried, for {why}"
         return f"{what}: {done}; it would save {numbers.get('expected_s', 'something')} a step by its model."

@@ -1,12 +1,13 @@
 """What two ways to live with a straggler win, on links of known speed, beside what their models say.
 
-    python tests/bench/mitigations.py [--ranks N ...] [--rounds N] [--json]
+    python tests/bench/mitigations.py [--ranks N ...] [--rounds N] [--only PART ...] [--json]
 
 All-reduce around a late rank (StragglAR) against one in a ring, over how late it is, in units of what the whole message
 takes on a link (sβ): seconds from where it is there. A pipeline of four stages over the delay of its middle link, in
 units of a forward computation: torch's own 1F1B, 1F1B whose sends hold nothing up, and stages as far ahead as planned.
 The same where a slow link holds its sender up: torch's own 1F1B, stages as far ahead as planned, and these once what
-they send leaves from the host.
+they send leaves from the host. And a whole job with a slow link under triage, whose policy allows nothing, and allows
+that its stages run further ahead: how long it takes, with its trial, and what is on record of that.
 
 Ranks are processes, and messages go over Gloo, held back for what the links take; computations sleep. So both are of
 the links and the schedules, and not of this machine's cores, whose share comes on top. Figures are medians.
@@ -21,7 +22,10 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sftriage.mitigate.costs import Link, under_straggler
@@ -30,6 +34,7 @@ from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned,
 TESTS = Path(__file__).parents[1]
 LAUNCH = TESTS / "integration" / "jobs" / "launch.py"
 LATE_RANK = Path(__file__).parent / "mitigations_parts" / "late_rank.py"
+WATCHED = TESTS / "integration" / "jobs" / "slow_link.py"
 PIPELINE = TESTS / "integration" / "jobs" / "delayed_pipeline.py"
 
 SIZE_BYTES, WHOLE_S = 1 << 20, 0.2
@@ -38,15 +43,26 @@ DELAYS = (0.0, 0.25, 0.5, 0.75, 1.0, 2.0, 4.0)
 STAGES, MICROBATCHES, FORWARD_S, BACKWARD_S = 4, 16, 0.02, 0.04
 LINK_DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
 HELD_DELAYS = (0.0, 0.5, 1.0, 2.0)
+LOOP_SPEC = {"forward_s": 0.006, "backward_s": 0.012, "microbatches": 8, "most": 8, "steps": 200}
+LOOP_DELAY_S = 0.02
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: bench}
+spec:
+  detection: {window_steps: 10, stride_steps: 5, warmup_steps: 3}
+  rules: [{name: slow, match: {}}]
+"""
+MITIGATE = "  mitigate: {remedies: [pipeline], steps: 8}\n"
 
 
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 HELD = ("one_f_one_b_held", "ahead_held", "from_host")
 
 
 def told_by(ranks: int, job: Path, spec: dict[str, Any]) -> list[dict[str, Any]]:
     command = [sys.executable, str(LAUNCH), str(ranks), str(job), json.dumps(spec)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{job.name} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return list(json.loads(done.stdout))
@@ -128,40 +144,69 @@ def where_a_link_holds_up(rounds: int) -> dict[str, Any]:
     return {"stages": STAGES, "microbatches": MICROBATCHES, "forward_s": FORWARD_S, "curve": curve}
 
 
+def in_the_loop() -> dict[str, Any]:
+    found: dict[str, Any] = {"delay_s": LOOP_DELAY_S, **LOOP_SPEC}
+    for name, policy in (("alone_s", POLICY), ("mitigated_s", POLICY + MITIGATE)):
+        with TemporaryDirectory() as scratch:
+            delays, run = Path(scratch) / "delays", Path(scratch) / "run"
+            delays.write_text(json.dumps([0.0, LOOP_DELAY_S, 0.0]))
+            (Path(scratch) / "policy.yaml").write_text(policy)
+            command = [sys.executable, "-m", "sftriage", "run", "--policy", f"{scratch}/policy.yaml", "--out", str(run)]
+            job = [sys.executable, str(LAUNCH), "4", str(WATCHED), json.dumps({**LOOP_SPEC, "delays": str(delays)})]
+            began_s = time.monotonic()
+            subprocess.run([*command, "--", *job], env=ENVIRONMENT, capture_output=True, check=True)
+            found[name] = time.monotonic() - began_s
+            lines = map(json.loads, (run / "decisions.jsonl").read_text().splitlines())
+            found["remedies"] = [one for one in lines if one.get("type") == "remedy"]
+    return found
+
+
 def shown(found: dict[str, Any]) -> None:
-    for one in found["late_rank"]:
+    for one in found.get("late_rank", ()):
         even = "never" if one["break_even_s"] is None else f"at {one['break_even_s']:.3f} s"
         print(f"{one['ranks']} ranks, a message of {one['whole_message_s']} s; by the model StragglAR pays {even}")
         print("  late by  ring (model)        StragglAR (model)")
         for at in one["curve"]:
             ring = f"{at['ring_s']:.3f} s ({at['ring_model_s']:.3f})"
             print(f"  {at['delay_s']:5.2f} s  {ring:18}  {at['stragglar_s']:.3f} s ({at['stragglar_model_s']:.3f})")
-    one = found["slow_link"]
-    print(f"{one['stages']} stages, {one['microbatches']} microbatches, a forward of {one['forward_s']} s")
-    print("  delay    torch's 1F1B  1F1B (model)      ahead (model)     without delay")
-    for at in one["curve"]:
-        usual = f"{at['one_f_one_b_s']:.2f} s ({at['one_f_one_b_model_s']:.2f})"
-        adapted = f"{at['adapted_s']:.2f} s ({at['adapted_model_s']:.2f})"
-        own = f"{at['torchs_1f1b_s']:.2f} s"
-        print(f"  {at['delay_s']:.2f} s   {own:12}  {usual:16}  {adapted:16}  {at['ideal_s']:.2f} s")
-    print("  link that holds its sender up: 1F1B (model)  ahead (model)     ahead, from the host (model)")
-    for at in found["held_up"]["curve"]:
-        told = (f"{at[f'{name}_s']:.2f} s ({at[f'{name}_model_s']:.2f})" for name in HELD)
-        print(f"  {at['delay_s']:.2f} s   {'  '.join(told)}")
+    if one := found.get("slow_link"):
+        print(f"{one['stages']} stages, {one['microbatches']} microbatches, a forward of {one['forward_s']} s")
+        print("  delay    torch's 1F1B  1F1B (model)      ahead (model)     without delay")
+        for at in one["curve"]:
+            usual = f"{at['one_f_one_b_s']:.2f} s ({at['one_f_one_b_model_s']:.2f})"
+            adapted = f"{at['adapted_s']:.2f} s ({at['adapted_model_s']:.2f})"
+            own = f"{at['torchs_1f1b_s']:.2f} s"
+            print(f"  {at['delay_s']:.2f} s   {own:12}  {usual:16}  {adapted:16}  {at['ideal_s']:.2f} s")
+    if one := found.get("held_up"):
+        print("link that holds its sender up: 1F1B (model)  ahead (model)     ahead, from the host (model)")
+        for at in one["curve"]:
+            told = (f"{at[f'{name}_s']:.2f} s ({at[f'{name}_model_s']:.2f})" for name in HELD)
+            print(f"  {at['delay_s']:.2f} s   {'  '.join(told)}")
+    if one := found.get("loop"):
+        print(
+            f"{one['steps']} steps with a link of {one['delay_s']} s: {one['alone_s']:.1f} s under triage alone, ",
+            end="",
+        )
+        print(f"{one['mitigated_s']:.1f} s where stages may run further ahead; on record:")
+        for told in one["remedies"]:
+            print(f"  {told['state']}: {told['numbers']}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=("late_rank", "slow_link", "held_up", "loop"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = {
-        "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
-        "late_rank": [around_a_late_rank(ranks, options.rounds) for ranks in options.ranks],
-        "slow_link": under_a_slow_link(options.rounds),
-        "held_up": where_a_link_holds_up(options.rounds),
+    parts: dict[str, Callable[[], Any]] = {
+        "late_rank": lambda: [around_a_late_rank(ranks, options.rounds) for ranks in options.ranks],
+        "slow_link": lambda: under_a_slow_link(options.rounds),
+        "held_up": lambda: where_a_link_holds_up(options.rounds),
+        "loop": in_the_loop,
     }
+    found = {"machine": {"cpus": os.cpu_count(), "system": platform.platform()}}
+    found |= {name: part() for name, part in parts.items() if name in (options.only or parts)}
     if options.json:
         print(json.dumps(found, indent=2))
     else:

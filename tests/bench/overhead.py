@@ -9,7 +9,9 @@ estimators, and each says what it cannot tell:
 
 own work      what the tool adds to the training thread's processor time, over the length of a real step: from steps of
               the same operators on next to no data, which resolve some microseconds but find their caches warm, and
-              from steps of a tenth of the length, which find them cold as a real step does (``cold``), with more noise.
+              from steps of a tenth of the length, which find them cold as a real step does (``cold``). Where a tool can
+              be left out of a single step, these take turns with and without it, step by step in random order, and
+              three thousand differences of neighbours resolve some 5 us; ``none`` has calls that do nothing.
 calls         sftriage's calls timed one by one inside real steps, caches as the step leaves them; beside them calls
               that only read the clock and keep it: the least that a recorder written in Python can do.
 real          blocks of real steps: processor time of the training thread, and wall clock. Everything is in it, and
@@ -19,7 +21,7 @@ processes     processes of its own.
 instructions  that a recorded step adds to an empty loop, counted by valgrind.
 
 The other tools come from the environment of ``--peers``, which needs torch, traceml-ai and gpuprof; one that is not
-there, or does not run, is reported as such. It takes about five minutes.
+there, or does not run, is reported as such. It takes about seven minutes.
 """
 
 from __future__ import annotations
@@ -53,12 +55,16 @@ def plan_of(tool: str, options: argparse.Namespace) -> dict[str, object]:
         "small_rounds": 80,
         "cold_steps": 5,
         "cold_rounds": 60,
-        "call_steps": 60,
+        "call_steps": options.call_steps,
         "steady_steps": 80,
+        "cold_modes": ["off", "on"],
         "real_modes": ["off", "on"],
     }
+    if tool in ("sftriage", "traceml-ai"):
+        plan |= {"cold_steps": 1, "cold_rounds": options.turns}
     if tool == "sftriage":
-        plan |= {"rounds": 16, "real_modes": ["off", "control", "on"], "captures": options.captures}
+        plan |= {"cold_modes": ["off", "none", "on"], "rounds": 16, "captures": options.captures}
+        plan |= {"real_modes": ["off", "control", "on"]}
     elif tool == "sftriage --auto":
         # Each block puts the seams in anew, and waits until they are in their stride.
         plan |= {"small_steps": 200, "small_rounds": 60, "cold_steps": 20, "cold_rounds": 30, "rounds": 3}
@@ -118,6 +124,8 @@ def main() -> None:
     parser.add_argument("--tools", nargs="+", choices=NAMES, default=list(NAMES), help="which to measure")
     parser.add_argument("--passes", type=int, default=1, help="how often each tool is started")
     parser.add_argument("--captures", type=int, default=8, help="captures a pass; 0 for none")
+    parser.add_argument("--turns", type=int, default=4000, help="cold steps a pass of each mode, one by one")
+    parser.add_argument("--call-steps", type=int, default=60, help="real steps a pass in which calls are timed")
     parser.add_argument("--step-ms", type=float, default=50.0, help="length of a real step")
     parser.add_argument("--seed", type=int, default=0, help="of the order of tools and modes")
     parser.add_argument("--no-instructions", action="store_true", help="do not count instructions")

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from sftriage.recorder.sampling import StackSampler
-from sftriage.recorder.stacks import Schedstat
+from sftriage.sampling.sampler import StackSampler
+from sftriage.sampling.stacks import Schedstat
 
 BLOCK_STEPS = 5
 """As many as a capture has by default."""

@@ -5,7 +5,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from sftriage.recorder.sampling import NAME as SAMPLES_NAME
+from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.manifest import Artefact, Manifest
 
 

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from sftriage.agent.agent import Agent
 from sftriage.fleet import over_nats
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import Generations
@@ -17,11 +18,15 @@ from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.leading import Leader, Lease, make_places
 from sftriage.fleet.messages import Shipment
 from sftriage.fleet.over_nats import NatsFleet
+from sftriage.fleet.shipping import HostEnd
+from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import encode
+from sftriage.recorder import Monitor
 from sftriage.records import GpuFindings
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.runtime.kept_rows import KeptRows
 from sftriage.traces.disk import Disk
+from sftriage.traces.store import LocalStore
 from tests.disks import small_disk
 from tests.integration.processes import wait_until
 
@@ -186,6 +191,41 @@ def test_what_agents_tell_after_something_has_befallen_the_hub_is_heard(told, be
     wait_until(told.heard, 40.0)
     # AND the job is led on, by somebody who is no older than before
     assert (told.fleet.lost, told.lease.epoch >= before) == ("", True)
+
+
+def test_steps_that_a_hub_has_lost_are_told_again(told, tmp_path):
+    """GIVEN steps that the hub has taken, and that nobody has fetched WHEN it loses them THEN they are told again."""
+    told.fleet.close()
+    for name in ("rings", "kept", "spool"):
+        (tmp_path / name).mkdir()
+    places = tmp_path / "rings", tmp_path / "kept", tmp_path / "spool"
+    agent = Agent(*places, LocalStore(tmp_path), job="job", run="run-1")
+    hub = Hub(told.agent.address, "host")
+    where = PLACES, "node-a", "boot", "1", tmp_path / "begun"
+    with (
+        Monitor(("data",), sync=(), rank=0, world_size=1, rings=places[0]) as monitor,
+        contextlib.closing(HostEnd(agent, hub, *where, None, Speaker(tmp_path / "speaker"))) as end,
+    ):
+
+        def train(n_steps):
+            for _ in range(n_steps):
+                with monitor.step(), monitor.stage("data"):
+                    pass
+
+        train(5)
+        end.start()
+        wait_until(lambda: agent.telemetry.steps == 5 and not end._outbox, 20.0)
+        loses_all(told)
+        train(1)
+        told.hub, told.lease, told.fleet = told.lead()
+        steps = []
+
+        def heard():
+            steps.extend(step for rows in told.fleet.rows() for step in rows.steps.step_B.tolist())
+            return 5 in steps
+
+        wait_until(heard, 40.0)
+        assert steps == list(range(6))
 
 
 def test_a_hub_whose_disk_was_full_stores_again_once_there_is_room(tmp_path):

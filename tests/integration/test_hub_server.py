@@ -15,6 +15,7 @@ from sftriage.fleet.leading import Leader, Lease
 from sftriage.runtime import hub_server
 from sftriage.runtime.hub_server import HubServer, listens_on, make_secret
 from sftriage.runtime.hub_waiting import is_up
+from sftriage.runtime.many_hosts import HubOptions, forget_hub, start_hub
 from tests.integration.processes import wait_until
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -72,6 +73,29 @@ def test_a_port_that_is_taken_is_said(tmp_path, secret):
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=rf"cannot be started on 127.0.0.1:{port}: .*in use"):
             HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
+    # AND where another job's hub has it, which answers as ours would
+    other = HubServer(("127.0.0.1", port), tmp_path / "other", secret)
+    try:
+        with pytest.raises(UsageError, match="by another job's hub maybe"):
+            HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
+    finally:
+        other.close()
+
+
+def test_a_second_job_of_a_name_leaves_the_first_ones_password_and_nothing_else(tmp_path, monkeypatch):
+    """GIVEN a job's hub WHEN a second one of that name starts on its port THEN it is refused, and leaves no trace."""
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        options = HubOptions("job", hub=f"127.0.0.1:{free.getsockname()[1]}")
+    server = start_hub(options, options.secret.with_name("job"))
+    try:
+        before = sorted(options.secret.parent.iterdir())
+        with pytest.raises(UsageError, match="give this one a --job-id and a port"):
+            start_hub(options, options.secret.with_name("job-2"))
+        assert sorted(options.secret.parent.iterdir()) == before
+    finally:
+        forget_hub(options, server)
+    assert list(options.secret.parent.iterdir()) == []
 
 
 def test_a_password_is_made_once_and_is_its_owners_alone(tmp_path):

@@ -9,19 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.processes import FORKED, descendants, wait_until
-from tests.journals import entries
+from tests.integration.remedies import POLICY, on_record, remedies, say, states
 
 JOB = Path(__file__).parent / "jobs" / "chronic.py"
 RANKS, LATE_RANK = 8, 5
 SPEC = {"late_s": 0.15, "whole_s": 0.1, "steps": 1000}
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: test}
-spec:
-  detection: {window_steps: 10, stride_steps: 5, warmup_steps: 3}
-  rules: [{name: slow, match: {}}]
-"""
 MITIGATE = "  mitigate: {remedies: [stragglar], min_saving: 1%, steps: 8}\n"
 
 
@@ -32,7 +24,7 @@ def begin(start, tmp_path):
 
         def begin(policy, **spec):
             (tmp_path / "policy.yaml").write_text(policy)
-            whom(tmp_path, LATE_RANK)
+            say(tmp_path / "whom", str(LATE_RANK))
             command = ["run", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--"]
             process = start(*command, *FORKED, RANKS, JOB, json.dumps(SPEC | spec | {"whom": str(tmp_path / "whom")}))
             ending.callback(lambda: [kill(pid) for pid in orphans])
@@ -49,20 +41,6 @@ def kill(pid):
         os.kill(pid, signal.SIGKILL)
 
 
-def whom(directory, rank):
-    """From now on, this rank is late."""
-    (directory / "new").write_text(str(rank))
-    (directory / "new").rename(directory / "whom")
-
-
-def remedies(run):
-    return entries(run / "decisions.jsonl", "remedy") if (run / "decisions.jsonl").exists() else []
-
-
-def states(run):
-    return [(one["state"], one["reason"], one["rank"]) for one in remedies(run)]
-
-
 def test_a_remedy_that_helps_is_switched_on_and_stays_until_another_rank_is_late(begin, tmp_path):
     # GIVEN a rank that is later than the break-even, and a policy that allows to do something about it
     _, run = begin(POLICY + MITIGATE)
@@ -76,7 +54,7 @@ def test_a_remedy_that_helps_is_switched_on_and_stays_until_another_rank_is_late
     assert kept["saves_s"] > 2 * kept["error_s"]
     assert min(kept["on_steps"], kept["off_steps"]) >= 8
     # WHEN the straggler moves THEN the remedy is undone, and tried for the other one
-    whom(tmp_path, 2)
+    say(tmp_path / "whom", "2")
     wait_until(lambda: len(states(run)) == 4)
     assert states(run)[2:] == [("undone", "moved", LATE_RANK), ("trying", "worthwhile", 2)]
 
@@ -112,7 +90,7 @@ def test_a_remedy_that_does_not_help_is_undone(begin):
 def test_without_the_policys_word_there_is_advice_alone(begin):
     # GIVEN a policy that does not speak of remedies WHEN the straggler is known for long
     _, run = begin(POLICY)
-    wait_until(lambda: len(entries(run / "decisions.jsonl", "window") if states(run) else []) > 15)
+    wait_until(lambda: len(on_record(run, "window") if states(run) else []) > 15)
     # THEN it is said once that there is a remedy, and it is not tried
     assert states(run) == [("advised", "not_allowed", LATE_RANK)]
     assert remedies(run)[0]["numbers"]["expected_s"] > 0

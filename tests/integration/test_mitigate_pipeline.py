@@ -10,7 +10,8 @@ import torch
 from torch.distributed.pipelining import schedules
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.adapted import adapted_schedule
+from sftriage.mitigate.adapted import adapted_schedule, is_known
+from sftriage.mitigate.followed import attach
 from sftriage.mitigate.pipelines import Pipeline, absorbing, one_f_one_b, order_of, planned
 from sftriage.mitigate.transfers import _RECEIVES, _SENDS, HostTransfers
 from tests.integration.processes import FORKED
@@ -89,3 +90,23 @@ def test_a_runtime_of_another_shape_is_left_alone(monkeypatch):
     monkeypatch.delattr(schedules._PipelineScheduleRuntime, "_prepare_schedule_with_comms")
     with pytest.raises(UsageError, match="runs pipelines in another way"):
         adapted_schedule(None, 4, lambda *_: None, (1,))
+
+
+class Foreign:
+    """Some other schedule."""
+
+
+def test_another_schedule_stays_as_it_is_and_that_is_said(monkeypatch, tmp_path, caplog):
+    # GIVEN a job that is watched WHEN what it runs is no 1F1B THEN it goes on, and is told why nothing is taken in
+    monkeypatch.setenv("SFTRIAGE_RINGS", str(tmp_path))
+    schedule = Foreign()
+    assert attach(schedule, most=4) is schedule
+    assert "stages run as before" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["_PipelineScheduleRuntime", "_Action", "_ComputationType"])
+def test_of_another_torch_nothing_is_taken_in(monkeypatch, name):
+    assert is_known()
+    monkeypatch.delattr(schedules, name)
+    assert not is_known()

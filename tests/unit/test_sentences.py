@@ -342,7 +342,10 @@ TOLD: dict[type, list[Event]] = {
     RemedyChanged: [
         RemedyChanged(time_s=NOON_S, attempt=0, step=139, remedy="stragglar", state=state, reason=reason, rank=2, who="rank 2", where="data", numbers=numbers)
         for numbers in ({"expected_s": 0.046, "on_s": 0.281, "off_s": 0.325, "saves_s": 0.044, "error_s": 0.0016},)
-        for state, reason in (("advised", "not_allowed"), ("trying", "worthwhile"), ("kept", "helps"), *(("undone", why) for why in REMEDY_REASONS if why not in ("worthwhile", "helps")))
+        for state, reason in (("advised", "not_allowed"), ("trying", "worthwhile"), ("kept", "helps"), *(("undone", why) for why in REMEDY_REASONS if why not in ("worthwhile", "helps", "no_room")))
+    ] + [
+        RemedyChanged(time_s=NOON_S, attempt=0, step=139, remedy="pipeline", state="advised", reason=reason, rank=1, who="the link between ranks 1 and 2", where="the pipeline", numbers={"delay_s": 0.0204, "expected_s": 0.123})
+        for reason in ("not_allowed", "no_room", "gone")
     ],
 }  # fmt: skip
 
@@ -433,7 +436,9 @@ def in_rooms(*rooms: str) -> list[str]:
 
 
 def refusals() -> Rows:
-    for path in in_rooms("capture/*.py", "recorder/*.py", "agent/*.py", "runtime/triage.py", "traces/store.py"):
+    for path in in_rooms(
+        "capture/*.py", "recorder/*.py", "sampling/*.py", "agent/*.py", "runtime/triage.py", "traces/store.py"
+    ):
         called = "CaptureError", "_NotBegunError", "failed", "_fail", "_answer", "CaptureResult", "_finish_early"
         for text in said_in(path, *called):
             yield path, text
@@ -452,7 +457,7 @@ def findings() -> Rows:
 
 def warnings() -> Rows:
     for path in in_rooms("**/*.py"):
-        for text in said_in(path, "warning", "error", "warn"):
+        for text in said_in(path, "warning", "error", "warn", "joined"):
             yield path, text
 
 

@@ -32,7 +32,7 @@ def capture_rounds(tool: Sftriage, training: Training, captures: int, asks: Path
     from sftriage.capture.mailbox import MailboxClient
 
     assert tool.monitor.info is not None, "it is active"
-    step = tool.step_of(training)
+    step = tool.step_of(tool.monitor, training)
     box = Path(os.environ["SFTRIAGE_RINGS"]) / tool.monitor.info.file_name("mailbox")
     rounds: list[dict[str, object]] = []
     with MailboxClient(box) as client:

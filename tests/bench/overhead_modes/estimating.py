@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 RESAMPLES = 4000
+_AT_ONCE = 1 << 20
 CONFIDENCE = 0.95
 BEST_RATIO = 1.00004
 """What a step of 50 ms may become: the target."""
@@ -36,8 +37,12 @@ def median_of(values: Sequence[float], *, seed: int = 0) -> Estimate:
     if not len(values):
         raise ValueError("no pairs")
     sample = np.asarray(values, dtype=float)
-    drawn = np.random.default_rng(seed).integers(0, sample.size, (RESAMPLES, sample.size))
-    medians = np.median(sample[drawn], axis=1)
+    draw = np.random.default_rng(seed).integers
+    # A few at a time: all at once they would be gigabytes of some thousand pairs.
+    at_once = max(1, min(RESAMPLES, _AT_ONCE // sample.size))
+    medians = np.concatenate(
+        [np.median(sample[draw(0, sample.size, (at_once, sample.size))], axis=1) for _ in range(0, RESAMPLES, at_once)]
+    )
     low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     value = float(np.median(sample))
     # The interval of few values may leave their median out by rounding.

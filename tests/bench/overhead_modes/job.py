@@ -37,8 +37,8 @@ class Plan:
         step_s: how long a real step is to be.
         block_steps, rounds: steps in a block of real steps, and blocks of each mode.
         small_steps, small_rounds: the same for small steps.
-        cold_steps, cold_rounds: the same for steps of a tenth of a real one.
-        real_modes: which modes take real steps.
+        cold_steps, cold_rounds: the same for steps of a tenth of a real one; of 1 step, the modes take turns in them.
+        cold_modes, real_modes: which modes take these steps, and real ones.
         call_steps: real steps in which the monitor's calls are timed, and as many in which calls that do nothing are.
         steady_steps: real steps without a break, for what runs beside the training thread.
         captures: captures to ask for.
@@ -58,6 +58,7 @@ class Plan:
     cold_rounds: int
     call_steps: int
     steady_steps: int
+    cold_modes: list[str]
     real_modes: list[str]
     captures: int = 0
     asks: str = ""
@@ -87,6 +88,19 @@ def blocks(modes: dict[str, Mode], names: list[str], size: tuple[int, int, int],
     for _ in range(rounds):
         for name in order.sample(names, len(names)):
             taken[name].append(block(modes[name], steps, warm_steps))
+    return taken
+
+
+def turns(modes: dict[str, Mode], names: list[str], rounds: int, order: random.Random) -> object:
+    """Steps of each mode, the i-th of each next to one another: what the machine is busy with is the same for all."""
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in order.sample(names, len(names)):
+            step = modes[name].step
+            began_ns, began_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+            step()
+            ended_cpu_ns, ended_ns = time.thread_time_ns(), time.perf_counter_ns()
+            taken[name].append({"wall_ns": ended_ns - began_ns, "cpu_ns": ended_cpu_ns - began_cpu_ns})
     return taken
 
 
@@ -161,9 +175,14 @@ def measure(plan: Plan) -> dict[str, object]:
     def small_blocks() -> object:
         return blocks(few, list(few), small_size, order)
 
+    def cold() -> object:
+        if plan.cold_steps == 1:
+            return turns(some, plan.cold_modes, plan.cold_rounds, order)
+        return blocks(some, plan.cold_modes, (plan.cold_steps, plan.cold_rounds, 1), order)
+
     phases: dict[str, Callable[[], object]] = {
         "small": small_blocks,
-        "cold": lambda: blocks(some, names, (plan.cold_steps, plan.cold_rounds, 1), order),
+        "cold": cold,
         "real": lambda: blocks(many, names, (plan.block_steps, plan.rounds, 1), order),
         "steady": lambda: steady(many["on"], plan.steady_steps, plan.root_pid),
     }

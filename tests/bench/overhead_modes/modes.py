@@ -10,10 +10,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from sftriage.seams.patches import RINGS_ENV, Seams
+from tests.bench.overhead_modes.monitored import NoMonitor
 from tests.bench.overhead_modes.training import STAGES, Training
 
 AUTO = "sftriage --auto"
@@ -49,7 +51,8 @@ class Mode:
 class Sftriage:
     """A monitor as `docs/record.md` has it, in a job under ``sftriage run``, whose process is frozen in blocks without.
 
-    ``control`` is ``off`` a second time. ``watched`` has the hooks of ``monitor.watch`` too.
+    ``control`` is ``off`` a second time, ``none`` has calls that do nothing. ``watched`` has the hooks of
+    ``monitor.watch`` too.
     """
 
     def __init__(self) -> None:
@@ -60,9 +63,8 @@ class Sftriage:
             raise SystemExit("the monitor is inert: not under `sftriage run`?")
         self._agent = os.getppid()
 
-    def step_of(self, training: Training) -> Callable[[], None]:
-        monitor = self.monitor
-
+    @staticmethod
+    def step_of(monitor: Any, training: Training) -> Callable[[], None]:
         def step() -> None:
             with monitor.step():
                 with monitor.stage("data"):
@@ -80,7 +82,7 @@ class Sftriage:
     def modes(self, training: Training) -> dict[str, Mode]:
         from sftriage.recorder.gradients import LEARNING_STEPS
 
-        step = self.step_of(training)
+        step = self.step_of(self.monitor, training)
         off = Mode(training.step, self.freeze, self.thaw)
 
         def watch() -> None:
@@ -95,6 +97,7 @@ class Sftriage:
         return {
             "off": off,
             "control": off,
+            "none": Mode(self.step_of(NoMonitor(), training)),
             "on": Mode(step),
             "watched": Mode(step, watch, unwatch, warm_steps=LEARNING_STEPS + 1),
         }

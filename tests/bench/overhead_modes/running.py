@@ -16,7 +16,7 @@ from sftriage.runs.directory import RunDirectory
 
 JOB = Path(__file__).with_name("job.py")
 ROOT = Path(__file__).parents[3]
-LIMIT_S = 240.0
+LIMIT_S = 480.0
 LAST_WORDS = 3
 
 # Nothing starts by itself, and nothing that is asked for has to wait.

@@ -17,8 +17,8 @@ JOB = """
     import torch
     from pathlib import Path
     from torch.utils.data import DataLoader, Dataset
-    from sftriage.recorder.sampling import StackSampler
-    from sftriage.recorder.workers import WORKERS
+    from sftriage.sampling.sampler import StackSampler
+    from sftriage.sampling.workers import WORKERS
 
     class Slow(Dataset):
         def __len__(self):

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from sftriage.recorder import workers
 from sftriage.recorder.files import start_ticks
-from sftriage.recorder.sampling import StackSampler
-from sftriage.recorder.workers import WORKERS
 from sftriage.reduce.samples import read_samples
+from sftriage.sampling import workers
+from sftriage.sampling.sampler import StackSampler
+from sftriage.sampling.workers import WORKERS
 
 DEADLINE_S = 30.0
 SLEEPS_S = 0.002
@@ -283,8 +283,8 @@ def look_at_itself():
 FORKS = """
     import os, sys, threading
     from pathlib import Path
-    from sftriage.recorder.sampling import StackSampler
-    from sftriage.recorder.workers import WORKERS
+    from sftriage.sampling.sampler import StackSampler
+    from sftriage.sampling.workers import WORKERS
     WORKERS.attend()
     busy = threading.Thread(target=lambda: [sum(range(100)) for _ in iter(int, 1)], daemon=True)
     busy.start()

@@ -55,9 +55,15 @@ def test_every_step_is_told_once_and_kept(agent, monitor, places):
     # WHEN nothing has come since THEN it says that the ranks are there, further on in its stream
     (again,) = agent.rows()
     assert (len(again.steps), again.position > rows.position) == (0, True)
+    # AND WHEN the last steps are to be told again THEN they are, with those that have come since
+    agent.again(2)
+    train(*ranks, steps=1)
+    (rows,) = agent.rows()
+    assert sorted(set(rows.steps.step_B.tolist())) == [4, 5, 6]
+    assert (agent.telemetry.steps, agent.telemetry.missed) == (6, 0)
     for rank in (0, 1):
         kept = read_log(places["steps"] / f"rank-{rank}.0.steps")
-        assert [record.step for record in kept.records] == list(range(6))
+        assert [record.step for record in kept.records] == list(range(7))
 
 
 def test_the_times_of_rows_can_be_told_on_any_host(agent, monitor):

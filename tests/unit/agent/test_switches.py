@@ -3,7 +3,7 @@
 from contextlib import closing
 
 from sftriage.agent.switches import Switches
-from sftriage.mitigate.switching import Switch, SwitchFile, make_switch
+from sftriage.mitigate.switching import Setting, Switch, SwitchFile, make_switch
 
 
 def test_groups_are_found_as_they_come_and_asked_once_for_what_is_wanted(tmp_path):
@@ -16,10 +16,10 @@ def test_groups_are_found_as_they_come_and_asked_once_for_what_is_wanted(tmp_pat
         (status,) = switches.statuses()
         assert (status.name, status.ranks, status.value) == (path.name, (0, 1), 0)
         # WHEN a value is wanted, again and again THEN it is asked for once
-        switches.want({path.name: 2, "rank-9.0.switch": 1})
+        switches.want({path.name: Setting(2), "rank-9.0.switch": Setting(1)})
         with SwitchFile(path) as file:
             asked = file.status().request
-        switches.want({path.name: 2})
+        switches.want({path.name: Setting(2)})
         assert switches.statuses()[0].request == asked
         # AND it comes into force
         for _ in range(asked.round):

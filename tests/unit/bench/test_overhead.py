@@ -40,9 +40,10 @@ def captured(*, after_ns=STEP_NS, stall_ns=10_000_000):
     }
 
 
-def sftriages(*, on_ns=1_000.0, after_ns=STEP_NS):
+def sftriages(*, on_ns=1_000.0, none_ns=0.0, after_ns=STEP_NS):
     one = found(on_ns=on_ns)
     one["small"]["control"] = one["small"]["off"]
+    one["cold"] |= blocks(none=[STEP_NS + none_ns] * 6)
     return one | {
         "small_after": one["small"],
         "calls": {"ns": [[int(on_ns) + 500, 500, 600]] * 6},
@@ -187,6 +188,14 @@ class TestReport:
         # THEN every estimator says the same of it
         read = reporting.targets({"sftriage": mine})
         assert {word for target, word in read.items() if target.startswith("on/off")} == {says}
+
+    def test_cold_steps_are_held_against_calls_that_do_nothing(self):
+        # GIVEN a recorder that takes 5 us, and calls that do nothing and take 4 of them
+        mine = reporting.figures(reporting.pooled([sftriages(on_ns=5_000.0, none_ns=4_000.0)]), 0.05)
+
+        # THEN what it takes beyond them is what the target is about
+        assert (mine["cold_us"]["on"].value, mine["cold_us"]["on over none"].value) == (5.0, 1.0)
+        assert reporting.targets({"sftriage": mine})["on/off <= 1.00004: own work, cold"] == "met"
 
     @pytest.mark.parametrize(("theirs_ns", "says"), [(60_000.0, "met"), (2_000.0, "missed"), (5_000.0, "not resolved")])
     def test_a_peer_is_compared_by_the_same_estimators(self, theirs_ns, says):

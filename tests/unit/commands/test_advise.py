@@ -1,12 +1,15 @@
 """`sftriage advise`: what a person reads, what a program reads, and what bad input gets."""
 
 import json
+from contextlib import closing
 
 import pytest
 
 from sftriage.assistants.answers import Answers
 from sftriage.assistants.places import Places
+from sftriage.events import PipelineFigures, RemedyChanged
 from sftriage.runs.glance import glance_of
+from tests.journals import Recorder
 from tests.unit.recorded import run_at, verdict
 from tests.unit.whatif.planted import Job
 
@@ -46,6 +49,53 @@ def test_a_program_reads_the_same_in_seconds(sftriage, slow):
     assert stragglar["saves_s"] == pytest.approx(0.15 - (0.2 / 3 - 0.02 + 0.4 / 3), abs=1e-3)
     assert stragglar["pays_from_s"] == pytest.approx(0.05, abs=1e-3)
     assert all(one["says"] and one["taken_for_granted"] for one in told["remedies"])
+
+
+ABOUT = {"time_s": 1e9, "attempt": 0, "step": 240, "where": "it"}
+
+
+def noted(run, **remedy):
+    with closing(Recorder(run / "decisions.jsonl")) as journal:
+        journal.append(RemedyChanged(**ABOUT, **remedy))
+
+
+def test_a_slow_link_that_the_job_has_measured_is_named_with_nobody_elses_figures(sftriage, tmp_path):
+    # GIVEN a run that is healthy by its own standards, with a pipeline that has measured a slow link
+    made = run_at(tmp_path / "run")
+    for first in range(0, 250, 50):
+        made.decide(verdict(first, "healthy"))
+    delays = (0.001, 0.02, 0.001)
+    figures = PipelineFigures((0.01,) * 4, (0.02,) * 4, delays, microbatches=8, most_S=(8,) * 4)
+    link = {"remedy": "pipeline", "rank": 1, "who": "the link between ranks 1 and 2"}
+    noted(
+        made.directory.path, **link, state="advised", reason="not_allowed", numbers={"delay_s": 0.02}, pipeline=figures
+    )
+    # THEN advice names it, and what to do about it, in words, as values and at a glance
+    said = sftriage("advise", made.directory.path).out.splitlines()
+    assert said[0] == "The link between stages 1 and 2 delays a microbatch by 20.0 ms."
+    assert said[1].startswith("Run stages further ahead (Adaptra). Saves ")
+    told = json.loads(sftriage("advise", made.directory.path, "--json").out)
+    assert told["slow_link"] == {"link": 1, "delay_s": 0.02}
+    assert any("advise" in one.command for one in glance_of(made.source.view()).steps)
+    # AND no more once it has healed
+    noted(made.directory.path, **link, state="undone", reason="gone", pipeline=figures)
+    assert sftriage("advise", made.directory.path).out == "Nobody has been slow for long enough to be lived with.\n"
+
+
+def test_what_an_exchange_takes_is_taken_from_the_record(sftriage, slow):
+    # GIVEN the same run, whose ranks have measured what an all-reduce takes them
+    numbers = {"ring_s": 0.15, "ring_ranks": 4.0, "ring_bytes": 1e8}
+    who = {"remedy": "stragglar", "rank": 2, "who": "rank 2"}
+    noted(slow, **who, state="advised", reason="not_allowed", numbers=numbers)
+    # THEN StragglAR is told in seconds with nobody's figures: as those of the same messages
+    told, named = (
+        json.loads(sftriage("advise", slow, *more, "--json").out)
+        for more in ((), ("--gradients", "100MB", "--bandwidth", "1", "--latency", "0"))
+    )
+    found, expected = (
+        next(one for one in of["remedies"] if one["code"] == "stragglar")["saves_s"] for of in (told, named)
+    )
+    assert found == pytest.approx(expected)
 
 
 def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, tmp_path):

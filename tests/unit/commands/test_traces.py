@@ -14,8 +14,8 @@ import jsonschema
 import pytest
 
 from sftriage.errors import StoreError
-from sftriage.recorder.sampling import NAME as STACKS_NAME
 from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
+from sftriage.sampling.sampler import NAME as STACKS_NAME
 from sftriage.traces.findings import CauseInfo
 from sftriage.traces.manifest import Manifest, ReproducedInfo, manifest_schema
 from sftriage.traces.remote import RemoteStore

@@ -160,6 +160,37 @@ def test_the_rhythm_of_all_is_nobodys(period, seed):
         assert not any(one.named for one in evidence.units.values())
 
 
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        ("do nothing", True),
+        ("have hiccups", True),
+        ("do the same, each in its own time", False),
+        ("do the same, each in its own time, among hiccups of all", False),
+        ("do it half as often", True),
+    ],
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_what_each_rank_does_in_its_own_time_is_nobodys(others, named, seed):
+    # GIVEN a rank that is late in every 50th step; the others' garbage is collected as often, give or take two steps
+    random = np.random.default_rng(seed)
+    parts = [events(*range(10, 500, 50), share=3.0)]
+    if "each in its own time" in others:
+        starts = {(0,): 7, (2,): 23, (3,): 41}
+        parts += [
+            events(*(np.arange(at, 500, 50) + random.integers(-2, 3, len(range(at, 500, 50)))), rank=rank, share=2.5)
+            for rank, at in starts.items()
+        ]
+    if others == "do it half as often":
+        parts.append(events(*range(30, 500, 100), rank=(0,), share=2.5))
+    if "hiccups" in others:
+        parts.append(by_chance(500, seed, rate=0.2))
+    # WHEN there are enough
+    found = recurrence_of(after(in_order(*parts), 500), RANK, SETTINGS)
+    # THEN it is that rank's only where no other does the same
+    assert (found is not None and found.period == 50) == named
+
+
 @given(steps=st.lists(st.integers(0, 511), max_size=1200), rate=st.integers(1, 5))
 def test_a_step_may_be_told_twice_and_counts_once(steps, rate):
     # GIVEN events in any steps, and steps that have two of one rank: in time before its sync, and after it

@@ -44,6 +44,17 @@ def test_captures_are_told_together_when_they_end():
     assert told(now, now) == []
 
 
+def test_a_remedy_is_told_in_each_state_that_it_comes_to():
+    # GIVEN a remedy that is tried, and then kept THEN each of that is told once, in the report's own words
+    trying, kept = (
+        status("suspect") | {"remedy": {"remedy": "pipeline", "state": state, "rank": 1, "words": f"It is {state}."}}
+        for state in ("trying", "kept")
+    )
+    assert told(status("suspect"), trying) == [("RemedyTrying", "Normal")]
+    assert told(trying, trying) == []
+    assert [(one.reason, one.message) for one in news(trying, kept)] == [("RemedyKept", "It is kept.")]
+
+
 FACES = st.sampled_from(get_args(Face))
 STATES = st.lists(
     st.tuples(st.sampled_from("abcd"), st.sampled_from(get_args(CaptureState))), unique_by=lambda one: one[0]

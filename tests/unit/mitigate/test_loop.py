@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sftriage.mitigate.advice import Straggler
 from sftriage.mitigate.loop import PARTS, SWITCH_S, JobNow, Loop
-from sftriage.mitigate.switching import Request, SwitchStatus
+from sftriage.mitigate.switching import Request, Setting, StageTimes, SwitchStatus
 from sftriage.policy.schema import Mitigate
 
 ALLOWED = Mitigate(remedies=("stragglar",), min_saving="2%", steps=10, cooldown="1h")
@@ -33,7 +33,7 @@ class Job:
         self.time_s += 1.0
         self.loop, told = self.loop.after(self.now())
         self.told += [] if told is None else [told]
-        value = self.loop.wanted([self.group])[self.group.name]
+        value = self.loop.wanted([self.group])[self.group.name].value
         if self.switches and self.group.value != value:
             self.group = replace(self.group, value=value, since_step=self.step + 1)
 
@@ -54,7 +54,7 @@ def test_a_remedy_that_helps_is_tried_in_turns_and_kept():
     states = job.turns(40)
     # THEN it is tried, and kept
     assert states == [("trying", "worthwhile"), ("kept", "helps")]
-    assert job.loop.wanted([GROUP]) == {GROUP.name: 6}
+    assert job.loop.wanted([GROUP]) == {GROUP.name: Setting(6)}
     # AND what is on record is what was expected, and what was measured of as many steps with it as without
     trying, kept = job.told
     assert trying.numbers["expected_s"] == pytest.approx(0.175 * (1 - (9 / 7) / 1.75))
@@ -71,7 +71,7 @@ def test_a_remedy_that_helps_is_tried_in_turns_and_kept():
 def test_one_that_does_not_help_enough_is_undone_and_not_tried_again_for_a_while(helps_s):
     job = Job(helps_s=helps_s)
     assert job.turns(40) == [("trying", "worthwhile"), ("undone", "no_help")]
-    assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+    assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
     # AND once the cooldown is over, it is
     job.time_s += ALLOWED.cooldown_s
     assert job.turns(1)[2:] == [("trying", "worthwhile")]
@@ -81,7 +81,7 @@ def test_one_that_does_not_help_enough_is_undone_and_not_tried_again_for_a_while
 def test_without_the_policys_word_there_is_advice_once_and_nothing_else(allowed):
     job = Job(allowed)
     assert job.turns(20) == [("advised", "not_allowed")]
-    assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+    assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_it_is_undone_where_what_it_was_for_is_no_longer_so(turns, change, reaso
     for name, value in change.items():
         setattr(job, name, value)
     assert job.turns(1)[known:] == [("undone", reason)]
-    assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+    assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
     # AND a straggler that has moved is another one, which is tried
     assert job.turns(1)[known + 1 :] == ([("trying", "worthwhile")] if reason == "moved" else []) or not job.allowed
 
@@ -131,6 +131,16 @@ def test_a_job_that_began_anew_has_nothing_in_force():
     assert job.turns(1)[2:] == [("undone", "restarted")]
     # AND it may be tried at once: nothing was shown against it
     assert job.turns(1)[3:] == [("trying", "worthwhile")]
+
+
+def test_of_a_job_that_ends_nothing_is_said():
+    # GIVEN a remedy that was kept WHEN the ranks are gone THEN it is not undone: nobody has begun anew
+    job = Job()
+    job.turns(40)
+    assert job.loop.after(replace(job.now(), switches=[])) == (job.loop, None)
+    # AND if they do, in a generation that has taken nothing in, it is
+    _, told = job.loop.after(replace(job.now(), switches=[], attempt=1))
+    assert (told.state, told.reason) == ("undone", "restarted")
 
 
 def test_ranks_that_do_not_switch_are_not_waited_for_for_ever():
@@ -153,7 +163,7 @@ def test_another_controller_goes_on_with_what_is_kept_and_undoes_what_was_cut_of
         assert job.turns(3)[known:] == []
         assert job.group.value == 6
     else:
-        assert job.loop.wanted([GROUP]) == {GROUP.name: 0}
+        assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
         # THEN a trial of which steps are missing is begun anew
         assert job.turns(2)[known:] == [("undone", "interrupted"), ("trying", "worthwhile")]
 
@@ -172,8 +182,95 @@ def test_nothing_is_ever_in_force_that_is_not_on_record_as_tried_or_kept_under_a
         elif event in ("forbid", "allow"):
             job.allowed = None if event == "forbid" else ALLOWED
         job.turn()
-        on = job.loop.wanted([job.group])[job.group.name]
-        if on:
+        if job.loop.wanted([job.group])[job.group.name].value:
             assert job.allowed is not None
             assert job.told[-1].state in ("trying", "kept")
             assert job.told[-1].switch == job.group.name
+
+
+LINK_ALLOWED = Mitigate(remedies=("pipeline",), min_saving="2%", steps=10, cooldown="1h")
+STAGES = tuple(
+    StageTimes(0.01, 0.02, there_s, back_s, 8)
+    for there_s, back_s in ((0, 0.001), (0.001, 0.03), (0.03, 0.001), (0.001, 0))
+)
+PIPELINE = SwitchStatus("rank-0.0.switch", (0, 1, 2, 3), 40, 40, 0, -1, Request(0, 0, 0), stages=STAGES, microbatches=8)
+
+
+def pipelined(allowed=LINK_ALLOWED, stages=STAGES, **options):
+    job = Job(allowed, straggler=None, **options)
+    job.group = replace(PIPELINE, stages=stages)
+    return job
+
+
+def test_stages_run_further_ahead_under_a_slow_link_where_that_helps():
+    # GIVEN a pipeline whose second link is slow, and nobody who is late
+    job = pipelined()
+    # WHEN time goes on THEN it is tried, and kept, with the same plan
+    assert job.turns(40) == [("trying", "worthwhile"), ("kept", "helps")]
+    trying, kept = job.told
+    assert (trying.remedy, trying.rank, trying.numbers["delay_s"]) == ("pipeline", 1, 0.03)
+    assert job.loop.wanted([job.group]) == {job.group.name: Setting.of_plan(kept.ahead_S)}
+    assert kept.ahead_S == trying.ahead_S != (4, 3, 2, 1)
+    assert max(kept.ahead_S) <= 8
+    # AND a controller that goes on by what is on record wants the same
+    assert Loop.resumed(job.told).wanted([job.group]) == job.loop.wanted([job.group])
+
+
+def test_a_remedy_of_a_pipeline_that_does_not_help_is_undone():
+    assert pipelined(helps_s=0.0).turns(40) == [("trying", "worthwhile"), ("undone", "no_help")]
+
+
+@pytest.mark.parametrize("turns", [3, 40])
+@pytest.mark.parametrize(
+    ("there_s", "back_s", "reason"),
+    [
+        (0.001, 0.001, "gone"),
+        # who is ahead waits for no gradients, and goes on as if they were late
+        (0.001, 0.03, "gone"),
+        (0.03, 0.02, None),
+    ],
+)
+def test_it_is_undone_once_the_link_has_healed(turns, there_s, back_s, reason):
+    job = pipelined()
+    job.turns(turns)
+    known = len(job.told)
+    stages = list(STAGES)
+    stages[1], stages[2] = stages[1]._replace(back_s=back_s), stages[2]._replace(there_s=there_s)
+    job.group = replace(job.group, stages=tuple(stages))
+    assert job.turns(1)[known:] == ([] if reason is None else [("undone", reason)])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "stages", "expected"),
+    [
+        (None, STAGES, [("advised", "not_allowed")]),
+        (ALLOWED, STAGES, [("advised", "not_allowed")]),
+        # 1F1B alone has room
+        (LINK_ALLOWED, tuple(one._replace(most=4 - at) for at, one in enumerate(STAGES)), [("advised", "no_room")]),
+        # no link stands out
+        (LINK_ALLOWED, tuple(one._replace(there_s=0.01, back_s=0.01) for one in STAGES), []),
+        # not all stages have measured yet
+        (LINK_ALLOWED, (*STAGES[:3], StageTimes(0.0, 0.0, 0.0, 0.0, 8)), []),
+    ],
+)
+def test_where_nothing_can_be_done_about_a_link_it_is_named_once(allowed, stages, expected):
+    job = pipelined(allowed, stages)
+    assert job.turns(50) == expected
+    assert job.loop.wanted([job.group]) == {PIPELINE.name: Setting()}
+
+
+def test_a_link_that_was_advised_on_is_said_to_have_healed_and_is_named_again_if_it_is_slow_again():
+    # GIVEN a slow link that was named, and no more
+    job = pipelined(None)
+    assert job.turns(3) == [("advised", "not_allowed")]
+    slow, healed = (
+        job.group,
+        replace(job.group, stages=tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES)),
+    )
+    # WHEN it heals THEN that is said, once, also by a controller that goes on with the run
+    for loop in (job.loop, Loop.resumed(job.told)):
+        job.loop, job.told, job.group = loop, [], healed
+        assert job.turns(3) == [("advised", "gone")]
+    # AND if it is slow again, it is named again
+    job.group, job.told = slow, []
+    assert job.turns(40) == [("advised", "not_allowed")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -9,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.pipelines import NEARLY, Pipeline, Step, absorbing, one_f_one_b, order_of, planned, step_s
+from sftriage.mitigate.pipelines import (
+    NEARLY,
+    Pipeline,
+    Step,
+    absorbing,
+    one_f_one_b,
+    order_of,
+    pipeline_seen,
+    planned,
+    slow_link,
+    step_s,
+)
+from sftriage.mitigate.switching import Request, StageTimes, SwitchStatus
 
 
 def uniform(delays, *, forward_s=1.0, backward_s=2.0, microbatches=16, most=None):
@@ -143,3 +156,40 @@ def test_what_is_no_pipeline_is_refused(change):
 def test_stages_that_would_wait_for_each_other_are_refused(ahead_S):
     with pytest.raises(UsageError, match="each is as far ahead"):
         step_s(uniform((0.0,)), ahead_S)
+
+
+@pytest.mark.parametrize(
+    ("delays", "expected"),
+    [
+        ((0.0, 0.0, 0.0), None),
+        ((0.1, 1.0, 0.1), 1),
+        ((1.0, 0.0, 0.0), 0),
+        # as much as the others, or hardly anything of a microbatch's work
+        ((1.0, 1.0, 1.0), None),
+        ((0.6, 1.0, 0.7), None),
+        ((0.01, 0.2, 0.01), None),
+        # of two that are slow, the slower one
+        ((0.0, 1.0, 2.0, 0.1, 0.1), 2),
+        # the only one has nothing to stand out of but work
+        ((0.5,), 0),
+        ((0.2,), None),
+    ],
+)
+def test_a_link_is_slow_that_stands_out_of_the_others_and_counts_beside_work(delays, expected):
+    assert slow_link(uniform(delays)) == expected
+
+
+def test_a_pipeline_is_known_once_all_its_stages_have_measured():
+    # GIVEN what three stages have noted: a delay is that of the longer way
+    stages = (
+        StageTimes(1.0, 2.0, 0.0, 0.3, 6),
+        StageTimes(1.1, 2.1, 0.1, 0.2, 5),
+        StageTimes(1.2, 2.2, 0.5, 0.0, 4),
+    )
+    status = SwitchStatus("name", (0, 1, 2), 9, 9, 0, -1, Request(0, 0, 0), stages=stages, microbatches=8)
+    seen = Pipeline((1.0, 1.1, 1.2), (2.0, 2.1, 2.2), (0.3, 0.5), 8, (6, 5, 4))
+    assert pipeline_seen(status) == seen
+    # AND nothing is said where a stage has not, or of a group that is no pipeline
+    missing = stages[0]._replace(forward_s=0.0), *stages[1:]
+    assert pipeline_seen(replace(status, stages=missing)) is None
+    assert pipeline_seen(replace(status, stages=())) is None

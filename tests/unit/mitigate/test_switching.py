@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 
 from sftriage.errors import RingError
 from sftriage.mitigate.switching import (
+    FORWARD_NS,
     REQUEST_AT,
     ROUNDS_AHEAD,
+    THERE_NS,
     Request,
+    Setting,
+    StageTimes,
     Switch,
     SwitchFile,
     find_switches,
@@ -125,6 +129,97 @@ def test_a_value_that_no_rank_has_is_never_in_force(path):
     group.round()
     group.round()
     assert group.values == [[0, 0]] * 3
+
+
+AHEAD_S = (7, 5, 1)
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    """The file of a pipeline of three stages, each with room for ten microbatches, and its ranks."""
+    path = make_switch(tmp_path, (4, 5, 6), microbatches=8)
+    group = Group(path, 3)
+    for one in group.switches:
+        one.most = 10
+    return path, group
+
+
+def test_stages_are_as_far_ahead_as_is_asked_for_from_the_same_step_on(pipeline):
+    # GIVEN a pipeline WHEN it is asked to run further ahead, and then as before
+    path, group = pipeline
+    with SwitchFile(path) as file:
+        for setting in (Setting.of_plan(AHEAD_S), Setting()):
+            file.ask(file.status().next_request(setting.value), setting.ahead_S)
+            for _ in range(4):
+                group.round()
+            # THEN all its stages do, and it is known that they do
+            assert [one.ahead_S for one in group.switches] == [setting.ahead_S] * 3
+            assert file.status().value == setting.value
+            assert file.status().next_request(setting.value) is None
+
+
+@pytest.mark.parametrize(
+    "ahead_S",
+    [
+        (11, 5, 1),  # there is no room on the first
+        (5, 7, 1),  # they would wait for each other
+        (7, 5),
+        (7, 5, 1, 1),
+    ],
+)
+def test_what_a_stage_cannot_do_is_never_in_force_on_any(pipeline, ahead_S):
+    path, group = pipeline
+    with SwitchFile(path) as file:
+        setting = Setting.of_plan(ahead_S)
+        file.ask(file.status().next_request(setting.value), setting.ahead_S)
+    for _ in range(6):
+        group.round()
+    assert [one.ahead_S for one in group.switches] == [()] * 3
+    assert group.values == [[0] * 6] * 3
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_no_two_stages_ever_run_by_different_plans(tmp_path_factory, data):
+    # GIVEN stages that begin steps in any order, and plans of which each may be written half before the next begins
+    path = make_switch(tmp_path_factory.mktemp("switch"), (0, 1), microbatches=4)
+    group, file = Group(path, 2), SwitchFile(path)
+    plans: list[list[tuple[int, ...]]] = [[], []]
+    for one in group.switches:
+        one.most = 9
+    for number in range(data.draw(st.integers(10, 60))):
+        if data.draw(st.integers(0, 2)) == 0:
+            ahead_S = data.draw(st.sampled_from([(3, 1), (4, 1), (4, 2), (9, 3)]))
+            request = Request(1 + number % 3, max(map(len, plans)) + data.draw(st.integers(0, 3)), 0)
+            if data.draw(st.booleans()):
+                # (a controller that is ended here has asked for nothing; what is in force stays so)
+                os.pwrite(file._descriptor, bytes(ahead_S).ljust(8, b"\0"), REQUEST_AT + 8)
+            else:
+                file.ask(request._replace(value=Setting.of_plan(ahead_S).value), ahead_S)
+        else:
+            rank = data.draw(st.sampled_from([rank for rank in range(2) if group.may_begin(rank)]))
+            group.begin(rank)
+            plans[rank].append(group.switches[rank].ahead_S)
+    # THEN in each step, both stages run by the same, and by that of the value in force
+    for (one, other), (value, _) in zip(zip(*plans, strict=False), zip(*group.values, strict=False), strict=True):
+        assert one == other
+        assert not value or Setting.of_plan(one).value == value
+    file.close()
+
+
+def test_what_stages_note_is_told(pipeline):
+    path, group = pipeline
+    first, middle, last = group.switches
+    middle.took(FORWARD_NS, 5_000_000)
+    middle.took(THERE_NS, 2_000_000)
+    with SwitchFile(path) as file:
+        assert file.status().stages[1] == StageTimes(0.005, 0.0, 0.002, 0.0, 10)
+        assert (file.status().ranks, file.status().microbatches) == ((4, 5, 6), 8)
+    # AND each knows when its neighbours have sent it something, of each microbatch
+    first.send(0, 3, 111)
+    middle.send(0, 3, 222)
+    last.send(1, 3, 333)
+    assert (middle.sent_ns(0, 3), last.sent_ns(0, 3), middle.sent_ns(1, 3)) == (111, 222, 333)
 
 
 def test_an_exchange_takes_what_it_takes_the_last_rank(path):

@@ -15,7 +15,7 @@ from time import monotonic_ns, thread_time_ns
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from sftriage.recorder.speedscope import Frames, Told
+from sftriage.sampling.speedscope import Frames, Told
 
 MAX_SAMPLES = 50_000
 """Of all threads together; with so many it ends by itself."""

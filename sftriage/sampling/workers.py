@@ -29,9 +29,8 @@ from time import monotonic
 from types import CodeType
 from typing import Any
 
-from sftriage.recorder.files import start_ticks
-from sftriage.recorder.speedscope import Told
-from sftriage.recorder.stacks import Stacks
+from sftriage.sampling.speedscope import Told
+from sftriage.sampling.stacks import Stacks
 
 _BEGIN, _END, _KEEP = b"B", b"E", b"K"
 _ASKED, _ANSWER = struct.Struct("<cId"), struct.Struct("<II")
@@ -256,7 +255,7 @@ def _not_reached(answered: set[int]) -> list[Told]:
             continue
         if method != "fork":
             why = f"it was not forked, but started by {method}"
-        elif start_ticks(pid) is None:
+        elif _ended(pid):
             why = "it has ended"
         else:
             why = "it did not answer in time, or was there before the recorder"
@@ -269,6 +268,13 @@ def _name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
     except OSError:
         return ""
+
+
+def _ended(pid: int) -> bool:
+    """Whether this process's child has; multiprocessing is left to take note of it."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return True
 
 
 def _serve(channel: socket.socket) -> None:

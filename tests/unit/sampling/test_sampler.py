@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.recorder import stacks
-from sftriage.recorder.sampling import StackSampler
-from sftriage.recorder.stacks import MAX_SAMPLES, Stacks
 from sftriage.reduce.samples import read_samples
+from sftriage.sampling import stacks
+from sftriage.sampling.sampler import StackSampler
+from sftriage.sampling.stacks import MAX_SAMPLES, Stacks
 
 DEADLINE_S = 20.0
 
@@ -154,7 +154,7 @@ def test_where_no_thread_can_be_had_there_are_no_stacks_and_no_error(monkeypatch
 
 def test_it_is_bounded(monkeypatch, tmp_path):
     # GIVEN room for two samples WHEN nobody stops it THEN it ends by itself
-    monkeypatch.setattr("sftriage.recorder.stacks.MAX_SAMPLES", 2)
+    monkeypatch.setattr("sftriage.sampling.stacks.MAX_SAMPLES", 2)
     made = Sampled(1)
     made.sampler.start()
     made.sampler._thread.join(DEADLINE_S)

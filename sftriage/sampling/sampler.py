@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sftriage.errors import CaptureError
-from sftriage.recorder import files
-from sftriage.recorder.speedscope import written
-from sftriage.recorder.stacks import At, Stacks
-from sftriage.recorder.workers import WORKERS
 from sftriage.records import SAMPLES_PER_SECOND
+from sftriage.sampling.speedscope import written
+from sftriage.sampling.stacks import At, Stacks
+from sftriage.sampling.workers import WORKERS
 
 NAME = "stacks.speedscope.json"
 """What the file is called among a capture's artefacts."""
@@ -80,8 +79,10 @@ class StackSampler:
         except Exception as error:
             self._problem = repr(error)
 
-    def keep(self, path: Path, max_bytes: int) -> str:
+    def keep(self, path: Path, max_bytes: int, permit: Callable[[int], object] | None = None) -> str:
         """Write what was sampled, once it has stopped, on another thread than the training one. Does not raise.
+
+        ``permit`` gives the file, by its descriptor, to whom else it is for; by default it is the owner's alone.
 
         Returns:
             Why there is no such file, in words; "" where it is whole.
@@ -98,7 +99,8 @@ class StackSampler:
                 return f"no stacks: they would have had {size_bytes} bytes, and {max(0, max_bytes)} were left"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                files.permit(descriptor)
+                if permit is not None:
+                    permit(descriptor)
                 file.writelines(pieces)
         except Exception as error:
             with contextlib.suppress(OSError):

@@ -1,0 +1,69 @@
+"""A pipeline of a stage a rank over Gloo that is watched, and has taken in that its stages may run further ahead.
+
+``slow_link.py SPEC``: JSON with ``delays``, a file of JSON: by how much each link delays what is sent over it, in
+seconds; ``forward_s`` and ``backward_s`` of a microbatch on each stage, of which ``slow_rank`` takes twice as long;
+``microbatches``, ``most`` and ``steps``. Computations sleep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from delayed_pipeline import WIDTH, Layer, Link, really_exchange
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, schedules
+
+from sftriage.mitigate.followed import attach
+from sftriage.recorder import Monitor
+
+
+def delayed(rank: int, n: int) -> dict[int, Link]:
+    """The links of this rank, by the number of the one before them: what is sent over them leaves later."""
+    links = {link: Link(0.0) for link in (rank - 1, rank) if 0 <= link < n - 1}
+
+    def exchange(operations: list[dist.P2POp], desc: str | None = None) -> list[object]:
+        sent = [one for one in operations if one.op is dist.isend]
+        received = [one for one in operations if one.op is not dist.isend]
+        works = [work for one in sent for work in links[min(rank, one.peer)].send([one])]
+        return [*works, *(really_exchange(received) if received else ())]
+
+    schedules._batch_p2p = exchange
+    return links
+
+
+def main(spec: dict) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    links = delayed(rank, n)
+    times = 2.0 if rank == spec.get("slow_rank") else 1.0
+    layer = Layer(spec["forward_s"] * times, spec["backward_s"] * times)
+    microbatches, example = spec["microbatches"], torch.zeros(1, WIDTH)
+    sent = example.clone().requires_grad_()
+    stage = PipelineStage(
+        layer, rank, n, torch.device("cpu"), input_args=(sent if rank else example,), output_args=(sent,)
+    )
+    schedule = attach(Schedule1F1B(stage, microbatches, loss_fn=nn.functional.mse_loss), most=spec["most"])
+    inputs, targets = torch.randn(microbatches, WIDTH), torch.randn(microbatches, WIDTH)
+    with Monitor(("data", "pipeline", "optimizer"), ("pipeline",), cohort=f"pp{rank}") as monitor:
+        for _ in range(spec["steps"]):
+            with monitor.step():
+                with monitor.stage("data"):
+                    delays = json.loads(Path(spec["delays"]).read_text())
+                    for link, of in links.items():
+                        of.delay_s = delays[link]
+                    layer.order.clear()
+                with monitor.stage("pipeline"):
+                    schedule.step(*([inputs] if rank == 0 else []), **({"target": targets} if rank == n - 1 else {}))
+                with monitor.stage("optimizer"):
+                    layer.zero_grad()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    main(json.loads(sys.argv[1]))
+    os._exit(0)

@@ -1,0 +1,83 @@
+"""A real pipeline of four stages with a slow link: it is named, and stages run further ahead where that is allowed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.processes import FORKED, wait_until
+from tests.integration.remedies import POLICY, on_record, remedies, say, states
+
+JOB = Path(__file__).parent / "jobs" / "slow_link.py"
+SPEC = {"forward_s": 0.006, "backward_s": 0.012, "microbatches": 8, "most": 8, "steps": 2000}
+DELAY_S = 0.02
+MITIGATE = "  mitigate: {remedies: [pipeline], min_saving: 2%, steps: 8}\n"
+
+
+@pytest.fixture
+def begin(start, tmp_path):
+    """Start the job under triage, by a policy, with its links delayed; its run directory, and the file of delays."""
+
+    def begin(policy, delays, **spec):
+        (tmp_path / "policy.yaml").write_text(policy)
+        say(tmp_path / "delays", json.dumps(delays))
+        command = ["run", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--"]
+        start(*command, *FORKED, 4, JOB, json.dumps(SPEC | spec | {"delays": str(tmp_path / "delays")}))
+        return tmp_path / "run", tmp_path / "delays"
+
+    return begin
+
+
+@pytest.mark.parametrize("link", [0, 1, 2])
+def test_a_slow_link_is_named_with_its_delay(begin, start, link):
+    # GIVEN a pipeline one of whose links is slow, and a policy that does not speak of remedies
+    delays = [0.0, 0.0, 0.0]
+    delays[link] = DELAY_S
+    run, _ = begin(POLICY, delays)
+    # WHEN it has gone on for a while THEN that link is named, with its delay, and nothing is done
+    wait_until(lambda: remedies(run))
+    (told,) = remedies(run)
+    assert (told["remedy"], told["state"], told["rank"]) == ("pipeline", "advised", link)
+    assert told["who"] == f"the link between ranks {link} and {link + 1}"
+    assert told["numbers"]["delay_s"] == pytest.approx(DELAY_S, rel=0.2)
+    # AND advice says it too, and what it would help to run stages further ahead, by figures of the job alone
+    said, problem = start("advise", run, "--json").communicate(timeout=120)
+    advice = json.loads(said or problem)
+    assert advice["slow_link"]["link"] == link
+    assert advice["slow_link"]["delay_s"] == pytest.approx(DELAY_S, rel=0.2)
+    assert advice["best"] == "pipeline"
+    assert advice["remedies"][0]["saves_s"] == pytest.approx(told["numbers"]["expected_s"])
+
+
+@pytest.mark.parametrize("slow_rank", [None, 1])
+def test_no_link_is_named_where_none_is_slow(begin, slow_rank):
+    # GIVEN a healthy pipeline, or one with a rank that computes for twice as long WHEN many windows have been judged
+    run, _ = begin(POLICY, [0.0, 0.0, 0.0], slow_rank=slow_rank)
+    wait_until(lambda: len(on_record(run, "window")) >= 15)
+    # THEN no link has been named
+    assert remedies(run) == []
+
+
+def test_stages_run_further_ahead_for_as_long_as_the_link_is_slow(begin):
+    # GIVEN a slow link, and a policy that allows to do something about it
+    run, delays = begin(POLICY + MITIGATE, [0.0, DELAY_S, 0.0])
+    # WHEN the job goes on THEN its stages run further ahead, in turns at first, and then for good
+    wait_until(lambda: len(states(run)) == 2)
+    assert states(run) == [("trying", "worthwhile", 1), ("kept", "helps", 1)]
+    trying, kept = remedies(run)
+    # AND what it saves is on record, and what it was expected to
+    assert kept["ahead_S"][0] > 4
+    assert kept["numbers"]["saves_s"] > 2 * kept["numbers"]["error_s"]
+    assert kept["numbers"]["saves_s"] == pytest.approx(trying["numbers"]["expected_s"], rel=0.5)
+    # WHEN the link heals THEN they run as before
+    say(delays, json.dumps([0.0, 0.0, 0.0]))
+    wait_until(lambda: len(states(run)) == 3)
+    assert states(run)[2] == ("undone", "gone", 1)
+
+
+def test_where_there_is_no_room_the_link_is_named_and_nothing_is_tried(begin):
+    # GIVEN the same, but stages that have no room for more activations than 1F1B needs
+    run, _ = begin(POLICY + MITIGATE, [0.0, DELAY_S, 0.0], most=1)
+    wait_until(lambda: len(on_record(run, "window")) >= 8)
+    # THEN it is said, and the order stays as it is
+    assert states(run) == [("advised", "no_room", 1)]
