@@ -23,7 +23,6 @@ gc.disable()
 
 
 JOBS_OF_THEIR_OWN = (
-    "killed_nsys",
     "killed",
     "mitigate_loop",
     "auto_seams",
@@ -42,7 +41,7 @@ JOBS_OF_THEIR_OWN = (
 """Files of integration tests each of which has a job of its own: these go one by one to whichever process is free."""
 OF_THE_DEMO = ("demo", "mcp", "reduce_real", "ui")
 """Files whose tests look at one run of the demo."""
-LONGEST = (*OF_THE_DEMO, *JOBS_OF_THEIR_OWN, "elastic", "slurm", "ui_store")
+LONGEST = ("killed_nsys", *OF_THE_DEMO, *JOBS_OF_THEIR_OWN, "elastic", "slurm", "ui_store")
 """Files that begin first: what is left for whichever process is free last is then short."""
 
 
