@@ -1,6 +1,6 @@
 # `make demo` shows what sftriage does; `make test` runs the tests, `make test-hosts` those of many hosts,
 # `make test-frameworks` those of training frameworks, and `make test-kube` those on a Kubernetes API server; `make check`
-# is what CI checks besides, and `make test-all` all of it but what wants an API server.
+# is what CI checks besides.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -24,22 +24,16 @@ ALONE := tests/integration/test_descheduled.py
 # Custom resources on a real API server (tests/integration/kube.py says which).
 KUBE := $(wildcard tests/integration/test_kube_*.py)
 
-.PHONY: demo test test-all test-hosts test-auto test-mitigate test-frameworks test-kube test-deps gpu-check soak unit openers frameworks check lint types imports clean
+.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-deps gpu-check soak unit openers frameworks check lint types imports clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
 	$(BIN)/sftriage demo $(ARGS)
 
-# (real jobs mostly wait; the unit tests compute)
+# (those that take long come first)
 test: $(VENV)/.dev
-	tests/beside '$(MAKE) unit' $(PYTEST) -n 5 tests/integration $(addprefix --ignore=,$(HOSTS) $(AUTO) $(MITIGATE) $(KUBE) $(ALONE)) $(ARGS)
+	$(PYTEST) -n 4 tests/integration tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(MITIGATE) $(KUBE) $(ALONE)) $(ARGS)
 	$(BIN)/python -m pytest $(ALONE)
-
-# At once: none waits for the last job of another.
-test-all: $(VENV)/.dev
-	tests/beside '$(MAKE) -k check frameworks unit' $(PYTEST) -n 5 tests/integration $(addprefix --ignore=,$(KUBE) $(ALONE)) $(ARGS)
-	$(BIN)/python -m pytest $(ALONE)
-	$(MAKE) test-frameworks
 
 test-hosts: $(VENV)/.dev
 	$(PYTEST) -n 3 $(HOSTS) $(ARGS)

@@ -24,41 +24,25 @@ gc.disable()
 
 JOBS_OF_THEIR_OWN = (
     "killed",
-    "mitigate_loop",
-    "auto_seams",
-    "auto_parallel",
-    "torchrun",
-    "nsys_armed",
-    "full_disk",
-    "device_time",
-    "nsys",
-    "mitigate_stragglar",
-    "remote_store",
+    "killed_nsys",
     "local",
+    "mitigate_loop",
+    "nsys",
+    "nsys_armed",
+    "remote_store",
     "run",
     "site",
 )
 """Files of integration tests each of which has a job of its own: these go one by one to whichever process is free."""
 OF_THE_DEMO = ("demo", "mcp", "reduce_real", "ui")
 """Files whose tests look at one run of the demo."""
-LONGEST = ("killed_nsys", *OF_THE_DEMO, *JOBS_OF_THEIR_OWN, "elastic", "slurm", "ui_store")
-"""Files that begin first: what is left for whichever process is free last is then short."""
-
-
-def name_of(nodeid: str) -> str:
-    """What a file of integration tests is called here."""
-    return nodeid.partition("::")[0].removeprefix("tests/integration/test_").removesuffix(".py")
 
 
 def shared_by(nodeid: str) -> str:
     """What a test shares with others, which run in one process: its file, as a rule."""
-    name = name_of(nodeid)
-    return nodeid if name in JOBS_OF_THEIR_OWN else "demo" if name in OF_THE_DEMO else name
-
-
-def pytest_collection_modifyitems(items):
-    rank = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(name_of(item.nodeid), len(LONGEST)))
+    file = nodeid.partition("::")[0]
+    name = file.removeprefix("tests/integration/test_").removesuffix(".py")
+    return nodeid if name in JOBS_OF_THEIR_OWN else "demo" if name in OF_THE_DEMO else file
 
 
 @pytest.hookimpl(optionalhook=True)
