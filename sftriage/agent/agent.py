@@ -70,9 +70,9 @@ class Agent:
         """The steps that have come since the last call."""
         return self._rings.rows()
 
-    def again(self, n_steps: int) -> None:
+    def rewind(self, n_steps: int) -> None:
         """Have so many of the steps of each rank that were told last be told once more; counts begin anew."""
-        self._rings.again(n_steps)
+        self._rings.rewind(n_steps)
 
     def statuses(self) -> JobStatus | None:
         """What the host's ranks are doing now; None before there is one."""

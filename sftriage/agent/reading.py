@@ -90,7 +90,7 @@ class RankRings:
         wall_ns = time.time_ns() - time.monotonic_ns()
         return [self._of_generation(generation, of, wall_ns) for generation, of in sorted(found.items())]
 
-    def again(self, n_steps: int) -> None:
+    def rewind(self, n_steps: int) -> None:
         """Have so many of the steps of each rank that were told last be told once more; counts begin anew."""
         self.telemetry = ReadCounts(problems=self.telemetry.problems)
         for path, one in list(self._ranks.items()):

@@ -43,7 +43,7 @@ SLOWEST_BYTES_PER_S = 32 << 10
 """A link that is slower than that is none: what is on its way is sent again after so long."""
 TELL_AGAIN_S = 10.0
 """After so long, what has become of a capture is told again where it is wanted still: the hub may have lost it."""
-AGAIN_ROWS = 1 << 20
+REWOUND_ROWS = 1 << 20
 """So many steps, over all ranks of a job, are told again to a hub that has lost them: of a large job those that were on
 their way, and of a small one all that the rings hold."""
 MAX_REPORTS = 32
@@ -66,7 +66,7 @@ def ship_s(world_size: int) -> float:
 class ShippedAgent(HostAgent, Protocol):
     """An agent that says whose rings it reads, and reads them once more."""
 
-    def again(self, n_steps: int) -> None:
+    def rewind(self, n_steps: int) -> None:
         """Have so many of the steps of each rank that were told last be told once more; counts begin anew."""
 
     @property
@@ -188,7 +188,7 @@ class HostEnd:
     def _tell_all_again(self) -> None:
         """What is to be sent is read once more too: nobody takes older steps of a process after newer ones."""
         world_size = max((info.world_size for info in self._agent.rings), default=1)
-        self._agent.again(AGAIN_ROWS // world_size)
+        self._agent.rewind(REWOUND_ROWS // world_size)
         self._process = secrets.token_hex(8)
         self._outbox.clear()
         self._lost = False

@@ -217,11 +217,11 @@ def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Rec
 
 def _others_alike(events: Iterable[ClearEvent], unit: UnitName, period: int, since: int, size: float) -> bool:
     """Whether another unit's events mostly come a period apart too, in whatever phase, and with a little drift."""
-    steps_of: dict[UnitName, list[ClearEvent]] = {}
+    others: dict[UnitName, list[ClearEvent]] = {}
     for one in events:
         if one.unit != unit and one.step >= since and one.share > size:
-            steps_of.setdefault(one.unit, []).append(one)
-    for theirs in steps_of.values():
+            others.setdefault(one.unit, []).append(one)
+    for theirs in others.values():
         apart = np.diff(_steps(theirs))
         near = int((abs(apart - period) <= MAX_DRIFT * period).sum())
         if near >= MIN_TIMES - 1 and 2 * near >= len(apart):

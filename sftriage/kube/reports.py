@@ -136,12 +136,12 @@ def _captures(view: View) -> Iterator[ReportedCapture]:
 
 def _advice(view: View) -> ReportedAdvice | None:
     advice = advice_of_run(view)
-    straggler = advice.straggler
-    if straggler is None and advice.slow_link is None:
+    if (straggler := advice.straggler) is not None:
+        about, late_s = f"{straggler.who} in {straggler.where}", straggler.late_s
+    elif advice.slow_link is not None:
+        about, late_s = link_name(advice.slow_link.link), None
+    else:
         return None
-    about = link_name(advice.slow_link.link) if advice.slow_link is not None else ""
-    about = about if straggler is None else f"{straggler.who} in {straggler.where}"
-    late_s = None if straggler is None else straggler.late_s
     if (best := advice.best) is None:
         return ReportedAdvice(straggler=about, late_s=late_s, words=NOTHING)
     return ReportedAdvice(

@@ -156,15 +156,15 @@ def _around(straggler: Straggler, messages: Messages | None, measured: UnderStra
     n = straggler.n_ranks
     if len(straggler.ranks) != 1 or n < 3:
         return
-    if messages is None and measured is not None:
+    if messages is not None:
+        measured = under_straggler(n, messages.size_bytes, messages.link)
+    if measured is not None:
         yield around(straggler, measured)
-    elif messages is None:
-        cost = under_straggler(n, 1.0, Link(0.0, 1.0))
-        if cost.break_even_s is not None:
-            break_even, most = cost.break_even_s / cost.ring_s, 1.0 - cost.after_s / cost.ring_s
-            yield Remedy("stragglar", None, None, {"break_even_of_ring": break_even, "most_of_ring": most})
-    else:
-        yield around(straggler, under_straggler(n, messages.size_bytes, messages.link))
+        return
+    cost = under_straggler(n, 1.0, Link(0.0, 1.0))
+    if cost.break_even_s is not None:
+        break_even, most = cost.break_even_s / cost.ring_s, 1.0 - cost.after_s / cost.ring_s
+        yield Remedy("stragglar", None, None, {"break_even_of_ring": break_even, "most_of_ring": most})
 
 
 def around(straggler: Straggler, cost: UnderStraggler) -> Remedy:

@@ -156,10 +156,9 @@ class Loop:
         return replace(self, trial=replace(trial, told=told)), told
 
     def _advising(self, told: RemedyChanged) -> Loop:
-        others = {about: one for about, one in self.advised.items() if about != (told.attempt, *_about(told))}
-        return replace(
-            self, advised=others if told.reason == "gone" else {**others, (told.attempt, *_about(told)): told}
-        )
+        here = told.attempt, *_about(told)
+        others = {about: one for about, one in self.advised.items() if about != here}
+        return replace(self, advised=others if told.reason == "gone" else {**others, here: told})
 
     def _considered(self, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
         switches = {one.name: one for one in now.switches}

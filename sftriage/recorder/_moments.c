@@ -237,7 +237,8 @@ typedef struct Seam {
   void *ender;                           /* the optimizer, by its id */
   long long compiled;
   unsigned long long rounds; /* steps that it has ended */
-  int role, inside;          /* calls of a model that are under way, of those that the hook before it has let in */
+  int role;
+  int inside, leads;         /* of a model: its calls under way, and whether the first of them entered the stage */
   PyObject *gradients;       /* of a model: says whether they are on */
   struct Seam *begun;        /* of the hook after a model: the one before it */
   PyObject *slow, *leave, *dict;
@@ -325,11 +326,11 @@ OFTEN int trains(Seam *seam, PyObject *model) {
 }
 
 OFTEN PyObject *model_before(Seam *seam, PyObject *arguments) {
-  if (usual(seam, 0) && trains(seam, PyTuple_GetItem(arguments, 0))) {
-    seam->inside = 1;
+  if (usual(seam, 1)) { /* within another model's call, or its own */
+    if (!seam->inside++) seam->leads = 0;
+  } else if (usual(seam, 0) && trains(seam, PyTuple_GetItem(arguments, 0))) {
+    seam->inside = seam->leads = 1;
     if (enter(seam)) return answered(NULL);
-  } else if (seam->inside && usual(seam, 1)) {
-    seam->inside++; /* it calls itself */
   } else {
     if (thread() == seam->span->log->owner) seam->inside = 0;
     return PyObject_Call(seam->slow, arguments, NULL);
@@ -340,7 +341,7 @@ OFTEN PyObject *model_before(Seam *seam, PyObject *arguments) {
 OFTEN PyObject *model_after(Seam *seam, PyObject *arguments) {
   Seam *begun = seam->begun;
   if (!begun->inside || thread() != seam->span->log->owner) return PyObject_Call(seam->slow, arguments, NULL);
-  if (--begun->inside) Py_RETURN_NONE;
+  if (--begun->inside || !begun->leads) Py_RETURN_NONE;
   if (usual(seam, 1) ? leave(seam) : !answered(PyObject_CallFunctionObjArgs(seam->leave, seam->name, NULL)))
     return NULL;
   Py_RETURN_NONE;

@@ -1,23 +1,106 @@
-"""The seam `forward`: hooks on one model, which leave no trace in what is copied, pickled or compiled of it."""
+"""The seam `forward`: hooks on models, which leave no trace in what is copied, pickled or compiled of these."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from sftriage.seams import models
+
 if TYPE_CHECKING:
     from sftriage.seams.patches import Seams
 
 _FORWARD = ["forward"]
-MODEL_BEFORE, MODEL_AFTER = 3, 4
-"""What the recorder's form makes of the hooks of a model (see `sftriage.seams.optimizers` for the others)."""
+AROUND, BEFORE, AFTER, MODEL_BEFORE, MODEL_AFTER = range(5)
+"""What the recorder's form makes: something around a function, or a hook of an optimizer's step, or of a model."""
 _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
 """What is copied and pickled in the place of a hook: something that takes any arguments, does nothing, and is there in
 every Python that may read it."""
+
+
+class Models:
+    """The models that are trained, each of which says when it is called."""
+
+    def __init__(self, seams: Seams) -> None:
+        self._seams = seams
+        self._hooked: list[Model] = []
+        self._may_be_compiled = False
+
+    def put_in(self) -> None:
+        """Put the seam in: the models themselves are found later."""
+        for owner, name in ((sys.modules["torch"], "compile"), (sys.modules.get("torch.export"), "export")):
+            if hasattr(owner, name):
+                self._seams.replaced.wrap(owner, name, self._compiling)
+
+    def take_out(self) -> None:
+        """Leave them as they were."""
+        for model in self._hooked:
+            model.unhook()
+        self._hooked.clear()
+
+    def hook(self, found: list[Any]) -> None:
+        """Have these models say when they are called."""
+        seams = self._seams
+        if "forward" not in seams.on:
+            return
+        with seams.guarded("forward"):
+            for module in found:
+                self._hooked += [Model(seams, one) for one in (module, models.wrapped(module)) if one is not None]
+            jit = sys.modules["torch"].jit
+            if hasattr(jit, "script"):
+                seams.replaced.wrap(jit, "script", self._scripting)
+
+    def look_inside(self) -> None:
+        """A model that nobody calls is a box for others: it is they that are called."""
+        seams = self._seams
+        for model in [model for model in self._hooked if not model.calls and "forward" in seams.on]:
+            module = model.module()
+            if module is not None and seams.steps.entered["backward"] and not models.wrapped(module):
+                model.unhook()
+                self._hooked.remove(model)
+                trained = [one for one in models.children(module) if any(map(_trained, one.parameters()))]
+                self._hooked += [Model(seams, one) for one in trained]
+
+    def set_to_evaluate(self) -> bool:
+        """Whether one of them is in its evaluation mode, and has not been in it all the time."""
+        return any(model.set_to_evaluate() for model in self._hooked)
+
+    def settle(self, made: Callable[..., Any], leave: Callable[[str], object]) -> None:
+        """Have their hooks be from now on what ``made`` makes of them, unless the compiler may come to read these."""
+        if not self._may_be_compiled:
+            for model in self._hooked:
+                model.settle(made, leave)
+
+    def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.compile`` and ``torch.export.export`` read a model with its hooks, and only what is Python's."""
+
+        def begins(*_: object, **__: object) -> bool:
+            if not self._may_be_compiled:
+                self._may_be_compiled = True
+                for model in self._hooked:
+                    model.unsettle()
+            return False
+
+        return self._seams.replaced.around(original, "forward", begins)
+
+    def _scripting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.jit.script`` would compile our hooks: while it works they are not there."""
+
+        def begins(*_: object, **__: object) -> bool:
+            for model in self._hooked:
+                model.unhook()
+            return True
+
+        def ended(*_: object) -> None:
+            for model in self._hooked:
+                model.hook()
+
+        return self._seams.replaced.around(original, "forward", begins, ended)
 
 
 class Model:
@@ -190,3 +273,7 @@ class _After:
 
     def __reduce__(self) -> tuple[object, ...]:
         return _NOTHING
+
+
+def _trained(parameter: Any) -> bool:
+    return bool(parameter.requires_grad)

@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import models
+from sftriage.seams.hooks import AFTER, BEFORE
 from sftriage.seams.replaced import keeping_hooks
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 COMPILER = "torch._dynamo.eval_frame"
 _OPTIMIZER = ["optimizer"]
-AROUND, BEFORE, AFTER = range(3)
-"""What the recorder's form makes: something around a function, or a hook of an optimizer's step."""
 
 
 class Optimizers:

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import exchanges, models, parallel
 from sftriage.seams.exchanges import Exchanges
-from sftriage.seams.hooks import Model
-from sftriage.seams.optimizers import AROUND, COMPILER, Optimizers, frames
+from sftriage.seams.hooks import AROUND, Models
+from sftriage.seams.optimizers import COMPILER, Optimizers, frames
 from sftriage.seams.replaced import Replaced
 from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, Steps
 
@@ -82,11 +82,9 @@ class Seams:
         self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling if known else torch._utils.is_compiling
         self.gradients: Callable[[], bool] = torch.is_grad_enabled
         self.replaced = Replaced(self.steps, self.on, self.fail, self.tracing)
-        self.optimizers, self.exchanges = Optimizers(self), Exchanges(self)
+        self.models, self.optimizers, self.exchanges = Models(self), Optimizers(self), Exchanges(self)
         self.counters: dict[str, dict[str, int]] = {}
         self.compiled = 0
-        self._read = False
-        self._models: list[Model] = []
         self._exchanged: bool | None = None
         self._found: list[weakref.ref[Any]] = []
 
@@ -98,7 +96,7 @@ class Seams:
             ("data", self._data),
             (EXCHANGE, self.exchanges.put_in),
             (CHECKPOINT, self._checkpoint),
-            ("forward", self._compilers),
+            ("forward", self.models.put_in),
         ):
             if name in self.on:
                 with self.guarded(name):
@@ -110,9 +108,7 @@ class Seams:
         self.on.clear()
         self.optimizers.take_out()
         self.replaced.undo()
-        for model in self._models:
-            model.unhook()
-        self._models.clear()
+        self.models.take_out()
         self.steps.stop()
 
     def guarded(self, name: str) -> _Guarded:
@@ -152,7 +148,7 @@ class Seams:
 
         def begins(*_: object, **__: object) -> bool:
             # (what is then called need not be the model itself, but may be parts of it)
-            if self.steps.monitor is not None and any(model.set_to_evaluate() for model in self._models):
+            if self.steps.monitor is not None and self.models.set_to_evaluate():
                 self.evaluates()
             return self.steps.enter("data")
 
@@ -163,23 +159,6 @@ class Seams:
         )
         self.replaced.stage(loader._BaseDataLoaderIter, "__next__", "data")
 
-    def _compilers(self) -> None:
-        for owner, name in ((self._torch, "compile"), (sys.modules.get("torch.export"), "export")):
-            if hasattr(owner, name):
-                self.replaced.wrap(owner, name, self._reading)
-
-    def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiler may come to read a model with its hooks: it cannot read what is not Python's."""
-
-        def begins(*_: object, **__: object) -> bool:
-            if not self._read:
-                self._read = True
-                for model in self._models:
-                    model.unsettle()
-            return False
-
-        return self.replaced.around(original, "forward", begins, _nothing)
-
     def _checkpoint(self) -> None:
         self.replaced.wrap(self._torch, "save", self._noting(CHECKPOINT))
 
@@ -189,7 +168,7 @@ class Seams:
             self.steps.note(kind)
             return False
 
-        return lambda original: self.replaced.around(original, kind, begins, _nothing)
+        return lambda original: self.replaced.around(original, kind, begins)
 
     def _begin(self) -> Monitor | None:
         """The first round has ended: it is known what is trained, so that a monitor can be made for it.
@@ -248,7 +227,7 @@ class Seams:
         found = models.outermost([one for one in living if isinstance(one, module)], trained)
         self._found = [weakref.ref(one) for one in found]
         self.trained = tuple(type(one).__name__ for one in found)
-        self._hook(found)
+        self.models.hook(found)
         if H2D in self.on and (copiers := models.copiers()) and models.on_device(found):
             for owner, name in copiers:
                 self.replaced.stage(owner, name, H2D)
@@ -261,30 +240,6 @@ class Seams:
             self.cohort = parallel.cohort_of(at, loads=self.steps.entered["data"] > 0)
         return found
 
-    def _hook(self, found: list[Any]) -> None:
-        """Have these models say when they are called."""
-        if "forward" not in self.on:
-            return
-        with self.guarded("forward"):
-            for module in found:
-                self._models += [Model(self, one) for one in (module, models.wrapped(module)) if one is not None]
-            if hasattr(self._torch.jit, "script"):
-                self.replaced.wrap(self._torch.jit, "script", self._scripting)
-
-    def _scripting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.jit.script`` would compile our hooks: while it works they are not there."""
-
-        def begins(*_: object, **__: object) -> bool:
-            for model in self._models:
-                model.unhook()
-            return True
-
-        def ended(*_: object) -> None:
-            for model in self._models:
-                model.hook()
-
-        return self.replaced.around(original, "forward", begins, ended)
-
     def _step_ends(self) -> None:
         compiled = self._compilations()
         if compiled != self.compiled:
@@ -295,7 +250,7 @@ class Seams:
             self.steps.note(COMPILATION)
         if self.steps.rounds <= LOOK_ROUNDS + 1:
             with self.guarded("forward"):
-                self._look_inside()
+                self.models.look_inside()
         elif not self.steps.steady["optimizer"] and self.steps.turns.alone:
             self._settle(self.steps.turns.alone)
 
@@ -316,23 +271,11 @@ class Seams:
             for owner, name, stage, original, slow in self.replaced.stages:
                 if stage in self.on and getattr(owner, name) is slow:
                     self.replaced.put(owner, name, wraps(original)(made(AROUND, stage, slow, original, self._leave)))
-            if not self._read:
-                for model in self._models:
-                    model.settle(made, self._leave)
+            self.models.settle(made, self._leave)
 
     def _leave(self, stage: str) -> None:
         with self.guarded(stage):
             self.steps.leave(stage)
-
-    def _look_inside(self) -> None:
-        """A model that nobody calls is a box for others: it is they that are called."""
-        for model in [model for model in self._models if not model.calls and "forward" in self.on]:
-            module = model.module()
-            if module is not None and self.steps.entered["backward"] and not models.wrapped(module):
-                model.unhook()
-                self._models.remove(model)
-                parts = models.children(module)
-                self._models += [Model(self, part) for part in parts if any(map(_trained, part.parameters()))]
 
     def _compilations(self) -> int:
         """How many frames the compiler has compiled; 0 where nobody wants to know."""
@@ -416,14 +359,6 @@ def warn(message: str, *arguments: object) -> None:
     from sftriage.recorder.log import warn as said
 
     said(message, *arguments)
-
-
-def _trained(parameter: Any) -> bool:
-    return bool(parameter.requires_grad)
-
-
-def _nothing(*_: object) -> None:
-    """Do nothing afterwards."""
 
 
 _installed: Seams | None = None

@@ -12,6 +12,10 @@ from typing import Any, NamedTuple
 from sftriage.seams.steps import Steps
 
 
+def _nothing(*_: object) -> None:
+    """Do nothing with an answer."""
+
+
 class Place(NamedTuple):
     """A function that is a stage: whose it is, its name there, and what is in its place."""
 
@@ -119,7 +123,11 @@ class Replaced:
         self._undo.append(undo)
 
     def around(
-        self, original: Callable[..., Any], name: str, begins: Callable[..., bool], ended: Callable[..., None]
+        self,
+        original: Callable[..., Any],
+        name: str,
+        begins: Callable[..., bool],
+        ended: Callable[..., None] = _nothing,
     ) -> Callable[..., Any]:
         """The original, with what is to be done before it, and after it, with its answer, if the former says so."""
         on, fail, tracing = self._on, self._fail, self._tracing
@@ -177,7 +185,3 @@ def _below(kind: Any) -> Iterator[Any]:
     for one in kind.__subclasses__():
         yield one
         yield from _below(one)
-
-
-def _nothing(*_: object) -> None:
-    """Do nothing with an answer."""

@@ -28,8 +28,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from sftriage.mitigate.costs import Link, under_straggler
 from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, step_s
+from tests.integration.remedies import POLICY
 
 TESTS = Path(__file__).parents[1]
 LAUNCH = TESTS / "integration" / "jobs" / "launch.py"
@@ -45,14 +48,6 @@ LINK_DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
 HELD_DELAYS = (0.0, 0.5, 1.0, 2.0)
 LOOP_SPEC = {"forward_s": 0.006, "backward_s": 0.012, "microbatches": 8, "most": 8, "steps": 200}
 LOOP_DELAY_S = 0.02
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: bench}
-spec:
-  detection: {window_steps: 10, stride_steps: 5, warmup_steps: 3}
-  rules: [{name: slow, match: {}}]
-"""
 MITIGATE = "  mitigate: {remedies: [pipeline], steps: 8}\n"
 
 

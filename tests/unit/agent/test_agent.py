@@ -56,7 +56,7 @@ def test_every_step_is_told_once_and_kept(agent, monitor, places):
     (again,) = agent.rows()
     assert (len(again.steps), again.position > rows.position) == (0, True)
     # AND WHEN the last steps are to be told again THEN they are, with those that have come since
-    agent.again(2)
+    agent.rewind(2)
     train(*ranks, steps=1)
     (rows,) = agent.rows()
     assert sorted(set(rows.steps.step_B.tolist())) == [4, 5, 6]

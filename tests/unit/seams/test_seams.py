@@ -469,7 +469,7 @@ def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings, steps, 
 
 
 @c_form
-def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group):
+def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group, monkeypatch):
     # GIVEN a model under DDP, whose hooks are no longer Python's
     seams = put_in()
     inner = network()
@@ -484,7 +484,7 @@ def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group):
         optimizer.zero_grad()
         return seams.steps.entered["forward"]
 
-    for _ in range(8):
+    for _ in range(7):
         entered = step()
     assert {type(one) for made in (model, inner) for one in made._forward_hooks.values()} == {FORM.seam}
 
@@ -511,6 +511,12 @@ def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group):
         thread.start()
         thread.join(30)
 
+    # AND in an ordinary step nothing of ours in Python is called for either of them
+    with monkeypatch.context() as patched:
+        for hook in (hooks._Before, hooks._After):
+            patched.setattr(hook, "__call__", lambda *_: pytest.fail("a hook in Python"))
+        assert step() == entered + 1
+    entered += 1
     # WHEN it is called in other ways beside a step's own call THEN each is a forward, but in another thread
     expected = {(): 1, (raises,): 2, (looks,): 2, (evaluates,): 2, (evaluates, looks): 3, (inner,): 2, (beside,): 1}
     for calls, more in expected.items():
