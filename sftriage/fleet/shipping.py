@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -117,10 +118,11 @@ class HostEnd:
         self._wake = asyncio.Event()
         self._sent_s, self._every_s = -LONGEST_SHIP_S, SHIP_S
         self._sending = 0
-        # By which connection it was last known that the hub has what it was told, up to which message of its stream;
-        # and that it has lost it, and is to be told again.
+        # By which connection it was last known that the hub has what it was told, up to which message of its stream, and
+        # since when it keeps things for the job; and that it has lost it, and is to be told again.
         self._known_s: float | None = None
         self._sequence, self._lost = 0, False
+        self._kept_since: datetime | None = None
         self._away_since_s = time.monotonic()
         self._said: set[str] = set()
         # Captures that are not begun, for that could not be noted; what was told of those that have ended, and when.
@@ -313,7 +315,8 @@ class HostEnd:
                 continue
             if self._known_s != since_s:
                 # (what the hub answers to anything says whether it still has what it was told before)
-                if await self._sent(Shipment(self._token, self._boot_id, self._process)):
+                told = await self._sent(Shipment(self._token, self._boot_id, self._process))
+                if told and await self._same_hub():
                     self._known_s = since_s
                 else:
                     await asyncio.sleep(AGAIN_S)
@@ -331,6 +334,21 @@ class HostEnd:
                 self._sent_s = time.monotonic()
             else:
                 await asyncio.sleep(AGAIN_S)
+
+    async def _same_hub(self) -> bool:
+        """Learn whether the hub has lost what it had; whether that could be learned.
+
+        A number of its stream does not tell where others have told more since than there was before. When the bucket of
+        what is wanted was made does, which goes with the stream, and which an agent may ask about.
+        """
+        try:
+            created = (await self._hub.js.stream_info(f"KV_{self._places.want}")).created
+        except Exception as error:
+            log.debug("it cannot be asked what the hub has: %s", error)
+            return False
+        self._lost = self._lost or self._kept_since not in (None, created)
+        self._kept_since = created
+        return True
 
     async def _sent(self, message: Shipment) -> bool:
         """Whether the hub has a message for certain. One that it may have is sent again, and known by its steps."""

@@ -48,15 +48,16 @@ def make_secret(path: Path) -> None:
     Raises:
         UsageError: it cannot be made.
     """
+    new = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            descriptor = os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(f"{USER}:{secrets.token_urlsafe(32)}\n")
             # (it appears whole: others wait for it)
-            os.link(path.with_suffix(".new"), path)
-        path.with_suffix(".new").unlink(missing_ok=True)
+            os.link(new, path)
+        new.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be made: {error.strerror}") from error
 

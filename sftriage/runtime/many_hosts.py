@@ -106,8 +106,14 @@ class HubOptions:
 
     @property
     def secret(self) -> Path:
-        """The file with what lets us in to the hub that is started."""
-        return self.credentials or Path(DEFAULT_ROOT) / f"{file_name(self.job_id)}.hub"
+        """The file with what lets us in to the hub that is started; by default of this job, and of no other on that port.
+
+        Raises:
+            UsageError: there is no such port.
+        """
+        port = self.server[1]
+        name = f"{file_name(self.job_id)}.hub" + (f"-{port}" if port != PORT else "")
+        return self.credentials or Path(DEFAULT_ROOT) / name
 
     @property
     def address(self) -> HubAddress:
@@ -325,7 +331,7 @@ def start_hub(options: HubOptions, directory: Path) -> HubServer:
     is_new = not store.exists()
     # (others wait for the password, and connect once it is there)
     there = options.secret.exists() or options.credentials is not None
-    secret = options.secret if there else options.secret.with_suffix(".pending")
+    secret = options.secret if there else options.secret.with_name(f"{options.secret.name}.pending")
     make_secret(secret)
     try:
         server = HubServer((listens_on(host), port), store, secret, options.tls)

@@ -44,7 +44,7 @@ class Breaking:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.silent = False
+        self.silent, self.let_in = False, True
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
 
     async def _listen(self):
@@ -52,6 +52,9 @@ class Breaking:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _connected(self, reader, writer):
+        if not self.let_in:
+            writer.close()
+            return
         try:
             hub_reader, hub_writer = await asyncio.open_connection("127.0.0.1", self._hub_port)
         except OSError:
@@ -193,16 +196,22 @@ def test_what_agents_tell_after_something_has_befallen_the_hub_is_heard(told, be
     assert (told.fleet.lost, told.lease.epoch >= before) == ("", True)
 
 
-def test_steps_that_a_hub_has_lost_are_told_again(told, tmp_path):
-    """GIVEN steps that the hub has taken, and that nobody has fetched WHEN it loses them THEN they are told again."""
+@pytest.mark.parametrize("others_tell", [0, 30])
+def test_steps_that_a_hub_has_lost_are_told_again(told, tmp_path, others_tell):
+    """GIVEN steps that the hub has taken, and that nobody has fetched WHEN it loses them THEN they are told again.
+
+    Also to an agent that comes back after others, who have told more by then than the hub had before.
+    """
     told.fleet.close()
     for name in ("rings", "kept", "spool"):
         (tmp_path / name).mkdir()
     places = tmp_path / "rings", tmp_path / "kept", tmp_path / "spool"
     agent = Agent(*places, LocalStore(tmp_path), job="job", run="run-1")
-    hub = Hub(told.agent.address, "host")
+    link = Breaking(told.port)
+    hub = Hub(HubAddress(f"nats://127.0.0.1:{link.port}", tmp_path / "secret"), "host")
     where = PLACES, "node-a", "boot", "1", tmp_path / "begun"
     with (
+        contextlib.closing(link),
         Monitor(("data",), sync=(), rank=0, world_size=1, rings=places[0]) as monitor,
         contextlib.closing(HostEnd(agent, hub, *where, None, Speaker(tmp_path / "speaker"))) as end,
     ):
@@ -215,9 +224,15 @@ def test_steps_that_a_hub_has_lost_are_told_again(told, tmp_path):
         train(5)
         end.start()
         wait_until(lambda: agent.telemetry.steps == 5 and not end._outbox, 20.0)
+        # (one who is let in again once others have told what they have)
+        link.let_in = False
+        link.break_all()
         loses_all(told)
         train(1)
         told.hub, told.lease, told.fleet = told.lead()
+        told.tell(others_tell)
+        assert end._sequence < others_tell or not others_tell
+        link.let_in = True
         steps = []
 
         def heard():

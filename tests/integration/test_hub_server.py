@@ -1,5 +1,6 @@
 """The bundled hub: where it listens, whom it lets in, and what it says where it cannot start."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -96,6 +97,27 @@ def test_a_second_job_of_a_name_leaves_the_first_ones_password_and_nothing_else(
     finally:
         forget_hub(options, server)
     assert list(options.secret.parent.iterdir()) == []
+
+
+def test_two_jobs_of_a_name_on_ports_of_their_own_have_passwords_of_their_own(tmp_path, monkeypatch):
+    """GIVEN two jobs of one name in a directory, each with a port WHEN one ends THEN the other's hosts get in still."""
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as another:
+        ports = [one.getsockname()[1] for one in (free, another)]
+    first, second = (HubOptions("job", hub=f"127.0.0.1:{port}") for port in ports)
+    with contextlib.ExitStack() as held:
+        for number, options in enumerate((first, second)):
+            server = start_hub(options, options.secret.with_name(f"job-{number}"))
+            held.callback(forget_hub, options, server)
+            if number == 0:
+                ended = held.pop_all()
+        assert first.secret.read_text() != second.secret.read_text()
+        ended.close()
+        assert not first.secret.exists()
+        hub = Hub(second.address, "host")
+        held.callback(hub.close)
+        hub.call(hub.connect(), 20.0)
+    assert list(first.secret.parent.iterdir()) == []
 
 
 def test_a_password_is_made_once_and_is_its_owners_alone(tmp_path):
