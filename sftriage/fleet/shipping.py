@@ -118,8 +118,8 @@ class HostEnd:
         self._wake = asyncio.Event()
         self._sent_s, self._every_s = -LONGEST_SHIP_S, SHIP_S
         self._sending = 0
-        # By which connection it was last known that the hub has what it was told, up to which message of its stream, and
-        # since when it keeps things for the job; and that it has lost it, and is to be told again.
+        # By which connection it was last known that the hub has what it was told, up to which message of its stream,
+        # and since when it keeps things for the job; and that it has lost it, and is to be told again.
         self._known_s: float | None = None
         self._sequence, self._lost = 0, False
         self._kept_since: datetime | None = None

@@ -106,7 +106,7 @@ class HubOptions:
 
     @property
     def secret(self) -> Path:
-        """The file with what lets us in to the hub that is started; by default of this job, and of no other on that port.
+        """The file with what lets us in to the hub that is started; by default one of this job and port alone.
 
         Raises:
             UsageError: there is no such port.
