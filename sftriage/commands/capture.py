@@ -16,6 +16,7 @@ from sftriage.errors import CaptureError, UsageError
 from sftriage.records import ManualRequest, ProfilerChoice
 from sftriage.runs.asks import leave, withdraw
 from sftriage.runs.directory import RunDirectory, find_run, read_info
+from sftriage.runs.liveness import is_watched, watcher_of
 from sftriage.words.amounts import place
 
 INTERRUPTED = 128 + 2
@@ -125,7 +126,9 @@ def capture(
     options = _options(profiler, given)
     directory = find_run(run)
     info = read_info(directory)
-    if not Path(info.rings).is_dir():
+    rings = Path(info.rings)
+    # (where another host watches it, and shares this directory, they are in that one's memory)
+    if not rings.is_dir() and not is_watched(watcher_of(directory, rings)):
         where = place(directory.path)
         if info.ended_at == "":
             # Its sftriage was killed, and another run has swept what its trainers left in memory.

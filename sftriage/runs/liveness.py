@@ -192,13 +192,18 @@ def holding(run: RunDirectory) -> Iterator[None]:
         yield
 
 
+def is_watched(watcher: Watcher) -> bool:
+    """Whether somebody watches a run, here or where this cannot be seen in."""
+    return watcher.state in ("watched", "taken_over")
+
+
 def is_unwatched(info: RunInfo, watcher: Watcher, *, rings_there: bool) -> bool:
     """Whether nobody watches a run, and nobody saw its end.
 
     Its rings may be gone all the same: they are in memory, and other runs sweep what a killed one has left. Of a run of
     an earlier version, which did not say when it ended, that they are gone has to do.
     """
-    if watcher.state in ("watched", "taken_over"):
+    if is_watched(watcher):
         return False
     if rings_there:
         return watcher.state == "unwatched" or (watcher.state == "left" and not info.ended_at)

@@ -192,6 +192,19 @@ def rings_of(directory):
     return Path(read_info(RunDirectory(directory)).rings)
 
 
+def test_a_run_is_captured_from_another_host_that_shares_its_directory(running, environment):
+    """GIVEN a job WHEN a capture is asked for where its rings and processes are not to be seen THEN it is made."""
+    if os.geteuid() or shutil.which("unshare") is None:
+        pytest.skip("a memory of its own wants root and unshare")
+    elsewhere = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"]
+    elsewhere += ['mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh", sys.executable, "-m", "sftriage", "capture"]
+    command = [*elsewhere, "--run", running, "--rank", 1, "--steps", 2, "--reason", "from there", "--json"]
+    done = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)["results"]
+    assert (result["rank"], result["state"]) == (1, "stored")
+
+
 def test_a_run_that_has_ended_cannot_be_captured(start, tmp_path):
     run = start("run", "--out", tmp_path / "run", "--", sys.executable, str(LOOP), "2", "30", "0")
     run.communicate(timeout=120)
