@@ -52,7 +52,7 @@ class Settings:
 
     Attributes:
         onset_log_likelihood: onsets whose log likelihood is at most this much below the best one's are given as its
-            range (2; 95 % are 1.92, by Wilks).
+            range, and steps at which the evidence that the job is slower was at most this (2; 95 % are 1.92, by Wilks).
         min_away_steps: steps without it after which a fault may be over (8: a hiccup lasts a few), if it was never
             absent for half as long before.
         min_persistence_fraction: fraction of a window's steps in which something must be present (0.6): what all ranks
