@@ -64,8 +64,6 @@ class Settings:
     Attributes:
         min_coverage_fraction: fraction of (step, rank) vectors that must be there (0.95).
         max_special_fraction: fraction of a window's steps up to which steps with other work are special (a third).
-        shift_sigmas: standard errors by which a change within a window stands out, where there is no baseline (5: steps
-            are correlated, so that nominal significance overstates).
         clear_sigmas: standard deviations beyond which a difference is not chance (3: one time in a thousand).
 
     Whether the job has become slower than its own best:
@@ -104,7 +102,6 @@ class Settings:
 
     min_coverage_fraction: float = 0.95
     max_special_fraction: float = 1 / 3
-    shift_sigmas: float = 5.0
     clear_sigmas: float = 3.0
 
     best_steps: int = 50
