@@ -42,9 +42,6 @@ ALL_FRACTION = 0.5
 MOST = 1e6
 """The largest slowdown of a step, as a multiple of the best: keeps all numbers finite."""
 
-ONSET_EVIDENCE = 2.0
-"""The range of the onset: where the evidence was within this of its lowest (log odds; about 95 %)."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMeasures:
@@ -324,7 +321,7 @@ def _add_step(test: Evidence, step: int, changes_Q: FloatArray, settings: Settin
     none_Q = evidence_Q == 0.0
     np.copyto(test.first_Q, test.since_Q, where=none_Q)
     test.since_Q[none_Q] = step
-    test.last_Q[evidence_Q <= ONSET_EVIDENCE] = step
+    test.last_Q[evidence_Q <= settings.onset_log_likelihood] = step
     test.until_Q[evidence_Q == settings.naming_log_odds] = step
     evidence_Q += changes_Q
     # (a fifth of what np.clip takes)

@@ -13,15 +13,13 @@ from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import replay
 from sftriage.records import Reproduced, Trigger, Window
 
-THERE_FRACTION = 0.5
-"""A step has the fault if the suspect is over its peers by this much of the gain that led to the capture."""
-
 
 def reproduced(window: Window, trigger: Trigger, settings: Settings | None = None) -> Reproduced | None:
     """Whether the captured steps have the fault that the capture was triggered by.
 
-    Each captured step is looked at. A recurring fault is expected as often as whole periods fit into the captured
-    steps, once at least, in any of them: its phase may have drifted.
+    Each captured step is looked at: it has the fault if the suspect is over its peers by most of the gain that led to
+    the capture. A recurring fault is expected as often as whole periods fit into the captured steps, once at least, in
+    any of them: its phase may have drifted.
 
     The profiler slows the rank itself, but a coarse stage by less than half of the gain; the numbers are returned.
 
@@ -39,7 +37,7 @@ def reproduced(window: Window, trigger: Trigger, settings: Settings | None = Non
     over_N = _over(window, trigger)
     if over_N is None or trigger.gain_s <= 0.0 or not valid_N.any():
         return None
-    there_N = valid_N & (over_N >= THERE_FRACTION * trigger.gain_s) & (over_N > 0.0)
+    there_N = valid_N & (over_N >= settings.most_fraction * trigger.gain_s) & (over_N > 0.0)
     n_steps, n_valid, n_there = len(valid_N), int(valid_N.sum()), int(there_N.sum())
     if not n_there and _is_recurring(trigger) and n_steps - n_valid >= _due(n_steps, trigger):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -89,7 +89,8 @@ class Detected:
         captured_after: the same to the first capture of a rank that has it.
         stage_right: whether the first window that named it named its stage too.
         in_part: windows that named one of the ranks of a slow host instead of the host.
-        wrong_names: how often somebody who has no fault was named from the onset on.
+        wrong_names: how often somebody in whom no fault was put was named from the onset on.
+        held_up_by_load: of these, those of whom the recording shows that they held up the job and waited for a CPU.
         wrong_captures: how many captures were of ranks without it from the onset on.
         early_names: how often somebody was named before the onset.
         cost_fraction: by how much the job's steps take longer for it, from the onset on: who waits anyway loses less.
@@ -100,17 +101,28 @@ class Detected:
     stage_right: bool
     in_part: int
     wrong_names: int
+    held_up_by_load: int
     wrong_captures: int
     early_names: int
     cost_fraction: float
 
 
-def detected(judged: Sequence[Judged], fault: Fault, *, knows_hosts: bool, cost_fraction: float = 0.0) -> Detected:
-    """What was said of a job with a fault. Of rules that know ranks only, any rank of a slow host is the host."""
+def detected(
+    judged: Sequence[Judged],
+    fault: Fault,
+    *,
+    knows_hosts: bool,
+    cost_fraction: float = 0.0,
+    held_up_by_load: Callable[[Judged], bool] = lambda _: False,
+) -> Detected:
+    """What was said of a job with a fault. Of rules that know ranks only, any rank of a slow host is the host.
+
+    ``held_up_by_load`` says of a window that names somebody whether it would be true in the job without the fault.
+    """
     after = [one for one in judged if one.last_step >= fault.onset]
     right = [one for one in after if one.name is not None and _is(one.name, fault, knows_hosts=knows_hosts)]
     part = [one for one in after if one.name is not None and one not in right and _within(one.name, fault)]
-    wrong = [name for name in episodes(after) if not _within(name, fault)]
+    wrong = [one for one in _firsts(after) if one.name is not None and not _within(one.name, fault)]
     taken = [one for one in after if one.captured]
     hit = [one for one in taken if set(one.captured) <= set(fault.ranks)]
     return Detected(
@@ -119,6 +131,7 @@ def detected(judged: Sequence[Judged], fault: Fault, *, knows_hosts: bool, cost_
         stage_right=bool(right) and right[0].stage == fault.stage,
         in_part=len(part),
         wrong_names=len(wrong),
+        held_up_by_load=sum(map(held_up_by_load, wrong)),
         wrong_captures=len(taken) - len(hit),
         early_names=len(episodes(one for one in judged if one.last_step < fault.onset)),
         cost_fraction=cost_fraction,

@@ -155,6 +155,8 @@ def faults_row(found: Sequence[Detected], *, captures: bool) -> Row:
         "stage_right": sum(one.stage_right for one in found),
         "named_in_part": sum(bool(one.in_part) for one in found),
         "with_wrong_name": sum(bool(one.wrong_names) for one in found),
+        # Jobs in which each of those named was really held up, by what kept the machine busy while it was recorded.
+        "wrong_but_held_up_by_load": sum(0 < one.wrong_names == one.held_up_by_load for one in found),
         "with_early_name": sum(bool(one.early_names) for one in found),
     }
     if captures:
@@ -230,6 +232,7 @@ _FAULTS = {
     "stage_right": "stage right",
     "named_in_part": "in part",
     "with_wrong_name": "wrong name",
+    "wrong_but_held_up_by_load": "of these by load",
     "with_wrong_capture": "wrong capture",
 }
 

@@ -40,6 +40,7 @@ class Judged:
         label: of ours, its label and its reasons.
         captured: of ours as shipped, the ranks that would have been captured for it.
         descheduled: of ours, that the verdict says that whom it names mostly waited for a CPU.
+        since: of ours, the step since which the verdict says so.
     """
 
     last_step: int
@@ -48,6 +49,7 @@ class Judged:
     label: str = ""
     captured: tuple[int, ...] = ()
     descheduled: bool = False
+    since: int | None = None
 
 
 Namer = Callable[[Iterable[Window]], Iterator[Judged]]
@@ -76,7 +78,7 @@ def judged(verdict: Verdict, captured: tuple[int, ...] = ()) -> Judged:
         return Judged(verdict.last_step, label=label, captured=captured)
     first = verdict.suspects[0]
     name = (first.scope, first.ranks)
-    return Judged(verdict.last_step, name, first.stage, label, captured, first.by_system is not None)
+    return Judged(verdict.last_step, name, first.stage, label, captured, first.by_system is not None, first.onset_step)
 
 
 def named(settings: Settings) -> Namer:

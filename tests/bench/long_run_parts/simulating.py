@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from sftriage.counters import MOST_FRACTION
 from sftriage.records import Window
 from tests.bench.long_run_parts.counting import Detected, Healthy, detected, healthy_count
 from tests.bench.long_run_parts.faults import Fault, slowed
 from tests.bench.long_run_parts.jobs import Cell
 from tests.bench.long_run_parts.recording import Recording, kept, read
 from tests.bench.long_run_parts.resampling import Blocks, stretches
-from tests.bench.long_run_parts.rules import OURS, RIVALS, rule_of
+from tests.bench.long_run_parts.rules import OURS, RIVALS, Judged, rule_of, shipped_settings
 from tests.bench.long_run_parts.synchronous import OwnTimes, one_after_the_other
 
 WINDOW_STEPS, STRIDE_STEPS = 50, 10
@@ -129,8 +130,23 @@ def _faulty(task: Task, fault: Fault, recorded: Sequence[Recording]) -> Result:
     parts = [slowed(own, fault.place, fault.delay_NR(len(own), own.n_ranks, step_s))]
     healthy_s, slowed_s = (float(one.exposed_N()[fault.onset :].sum()) for one in (own, *parts))
     cost = slowed_s / healthy_s - 1.0
+    least, most = shipped_settings().min_gain_fraction, MOST_FRACTION
+
+    def held_up_by_load(said: Judged) -> bool:
+        """Whether whom a window names is worth a name, and mostly waited for a CPU, before the fault was put in."""
+        if said.name is None:
+            return False
+        first = said.last_step + 1 - WINDOW_STEPS if said.since is None else said.since
+        led, waited = own.steps(slice(first, said.last_step + 1)).led_and_waited(said.name[1])
+        return led >= least and waited >= most
+
     found: dict[str, Detected] = {}
     for name in task.rules:
-        judged = list(rule_of(name)(windows_of(parts, STRIDE_STEPS)))
-        found[name] = detected(judged, fault, knows_hosts=name not in RIVALS, cost_fraction=cost)
+        found[name] = detected(
+            list(rule_of(name)(windows_of(parts, STRIDE_STEPS))),
+            fault,
+            knows_hosts=name not in RIVALS,
+            cost_fraction=cost,
+            held_up_by_load=held_up_by_load,
+        )
     return Result(task, {}, found)

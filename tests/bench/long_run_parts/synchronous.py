@@ -104,6 +104,26 @@ class OwnTimes:
         exposed_N: FloatArray = (self.arrivals_NRG(before_R).max(axis=1) + self.sync_NG).sum(axis=1)
         return exposed_N
 
+    def led_and_waited(self, ranks: Sequence[int]) -> tuple[float, float]:
+        """By how much of a step some ranks held up all others, and which part of their lateness they waited for a CPU.
+
+        Means over all steps: of the lead of the last of these ranks over the last of all others, as a fraction of the
+        step; and, where it was counted, of the ranks' run-queue wait over the others', as a fraction of their time over
+        the others'. 0 where they were not late, or it was not.
+        """
+        theirs_R = ~np.isin(np.arange(self.n_ranks), ranks)
+        arrivals_NRG = self.arrivals_NRG()
+        lead_NG = arrivals_NRG[:, ~theirs_R].max(axis=1) - arrivals_NRG[:, theirs_R].max(axis=1)
+        known_N = np.isfinite(self.queued_NR).all(axis=1)
+        late_s, waited_s = (
+            float(values_NR[known_N][:, ~theirs_R].sum()) / (~theirs_R).sum()
+            - float(values_NR[known_N][:, theirs_R].sum()) / theirs_R.sum()
+            for values_NR in (arrivals_NRG.sum(axis=2), self.queued_NR)
+        )
+        led_s = float(np.clip(lead_NG, 0.0, None).sum(axis=1).mean())
+        waited = max(0.0, waited_s / late_s) if late_s > 0.0 else 0.0
+        return led_s / float(self.exposed_N().mean()), waited
+
     def window(self, first_step: int = 0, before_R: FloatArray | None = None) -> Window:
         """The steps as the ranks would have recorded them."""
         arrivals_NRG = self.arrivals_NRG(before_R)

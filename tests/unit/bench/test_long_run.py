@@ -25,7 +25,7 @@ from tests.bench.long_run_parts.report import document, text
 from tests.bench.long_run_parts.rules import OURS, RIVALS, Judged, rule_of
 from tests.bench.long_run_parts.simulating import Task, as_recorded, result_of, windows_of
 from tests.bench.long_run_parts.synchronous import own_times
-from tests.unit.bench.synchronous_job import LAST, SCHEMA, own, recorded
+from tests.unit.bench.synchronous_job import FIRST_OTHER, LAST, SCHEMA, own, recorded
 
 
 def said(*names, stage="data", captured=()):
@@ -84,6 +84,39 @@ class TestCounting:
         found = detected(said(None, None, 3, 3, 1, captured=(3,)), self.FAULT, knows_hosts=True)
         assert (found.named_after, found.wrong_names, found.wrong_captures) == (25, 1, 3)
         assert found.captured_after is None
+
+    @pytest.mark.parametrize(("really", "by_load"), [((), 0), ((3,), 1), ((2, 3), 2)])
+    def test_a_wrong_name_that_is_true_without_the_fault_stays_one_and_is_told_apart(self, really, by_load):
+        # GIVEN two wrong names, of which the recording shows some to have been held up
+        names = said(None, None, 3, 3, 2, 1)
+        # WHEN counted, THEN both are wrong names, and those are said to be by the load
+        found = detected(
+            names,
+            self.FAULT,
+            knows_hosts=True,
+            held_up_by_load=lambda one: one.name is not None and one.name[1][0] in really,
+        )
+        assert (found.wrong_names, found.held_up_by_load) == (2, by_load)
+
+    @pytest.mark.parametrize(
+        ("queued_ms", "ranks", "led", "waited"),
+        [
+            (0.0, (LAST,), True, 0.0),  # late by 10 ms, and did not wait
+            (8.0, (LAST,), True, 0.8),  # most of that was waiting
+            (8.0, (LAST, FIRST_OTHER), True, 0.8),  # with a rank that was not late, half of each
+            (8.0, (FIRST_OTHER,), False, 0.0),  # who was not late did not lead
+            (math.nan, (LAST,), True, 0.0),  # nobody counted
+        ],
+    )
+    def test_what_the_recording_says_of_ranks_is_their_lead_and_what_they_waited(self, queued_ms, ranks, led, waited):
+        # GIVEN a job in which one rank is 10 ms late in each step of some 100, and waited for a CPU for some of them
+        job = own()
+        queued_NR = np.zeros_like(job.queued_NR)
+        queued_NR[:, LAST] = queued_ms / 1e3
+        # WHEN asked, THEN the lead is that of the last of the ranks, and the wait a part of their lateness
+        led_fraction, waited_fraction = replace(job, queued_NR=queued_NR).led_and_waited(ranks)
+        assert (led_fraction > 0.04) is led
+        assert waited_fraction == pytest.approx(waited, abs=0.1)
 
     def test_the_right_rank_for_the_wrong_stage_is_found_and_told_apart(self):
         found = detected(said(None, None, 1, stage="h2d"), self.FAULT, knows_hosts=True)
