@@ -1,11 +1,16 @@
 """A real pipeline of four stages with a slow link: it is named, and stages run further ahead where that is allowed."""
 
 import json
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import FORKED, wait_until
+from sftriage.mitigate.switching import Setting, SwitchFile, find_switches
+from tests.integration.processes import FORKED, ended, wait_until
 from tests.integration.remedies import POLICY, on_record, remedies, say, states
 
 JOB = Path(__file__).parent / "jobs" / "slow_link.py"
@@ -81,3 +86,38 @@ def test_where_there_is_no_room_the_link_is_named_and_nothing_is_tried(begin):
     wait_until(lambda: len(on_record(run, "window")) >= 8)
     # THEN it is said, and the order stays as it is
     assert states(run) == [("advised", "no_room", 1)]
+
+
+@pytest.mark.parametrize("once", ["voted", "switched"])
+def test_a_stage_that_is_killed_while_all_switch_ends_the_others(environment, tmp_path, once):
+    # GIVEN the ranks of a pipeline, with nobody to end them but themselves, one of which is killed where all switch
+    say(tmp_path / "delays", "[0.0, 0.0, 0.0]")
+    spec = json.dumps(SPEC | {"delays": str(tmp_path / "delays"), "killed": {"rank": 1, "once": once}})
+    meeting = {"WORLD_SIZE": "4", "MEETING": str(tmp_path / "meeting"), "SFTRIAGE_RINGS": str(tmp_path)}
+    with ExitStack() as stack:
+        ranks = []
+        for rank in range(4):
+            place = {**environment, **meeting, "RANK": str(rank)}
+            process = subprocess.Popen([sys.executable, JOB, spec], env=place, stderr=subprocess.PIPE, text=True)
+            stack.enter_context(ended(process))
+            ranks.append(process)
+        wait_until(lambda: find_switches(tmp_path))
+        (path,) = find_switches(tmp_path)
+        ahead_S = (7, 5, 3, 1)
+
+        def is_killed():
+            # WHEN they are asked to run further ahead, until all see it in time
+            with SwitchFile(path) as file:
+                status = file.status()
+                wanted = status.next_request(Setting.of_plan(ahead_S).value)
+                if wanted is not None and all(one.most for one in status.stages):
+                    file.ask(wanted, ahead_S)
+            return ranks[1].poll() is not None
+
+        wait_until(is_killed)
+        assert ranks[1].returncode == -signal.SIGKILL
+        # THEN the others fail in what they wait for, as they would without, and none of them hangs
+        others = [ranks[rank] for rank in (0, 2, 3)]
+        wait_until(lambda: all(one.poll() is not None for one in others), deadline_s=120)
+        assert [one.returncode for one in others] == [1, 1, 1]
+        assert all("Error" in one.stderr.read() for one in others)

@@ -2,13 +2,16 @@
 
 ``slow_link.py SPEC``: JSON with ``delays``, a file of JSON: by how much each link delays what is sent over it, in
 seconds; ``forward_s`` and ``backward_s`` of a microbatch on each stage, of which ``slow_rank`` takes twice as long;
-``microbatches``, ``most`` and ``steps``. Computations sleep.
+``microbatches``, ``most`` and ``steps``. Computations sleep. ``killed``, where there is one, is a rank that is killed as
+it is to run further ahead: once it has ``voted`` for that, or once it has ``switched`` and has not yet computed. Ranks
+meet in the file MEETING, where no launcher has said how else.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +22,8 @@ from delayed_pipeline import WIDTH, Layer, Link, really_exchange
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, schedules
 
-from sftriage.mitigate.followed import attach
+from sftriage.mitigate import followed
+from sftriage.mitigate.switching import Switch
 from sftriage.recorder import Monitor
 
 
@@ -37,8 +41,30 @@ def delayed(rank: int, n: int) -> dict[int, Link]:
     return links
 
 
+def killed_once(where: str) -> None:
+    """Have this rank be gone where all are about to run further ahead."""
+    begin, adapt = Switch.begin, followed.adapt
+
+    def begun(switch: Switch, step: int) -> int:
+        value = begin(switch, step)
+        if switch._vote:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value
+
+    def adapted(*plan: object) -> None:
+        adapt(*plan)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if where == "voted":
+        Switch.begin = begun
+    else:
+        followed.adapt = adapted
+
+
 def main(spec: dict) -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
+    if rank == spec.get("killed", {}).get("rank"):
+        killed_once(spec["killed"]["once"])
     links = delayed(rank, n)
     times = 2.0 if rank == spec.get("slow_rank") else 1.0
     layer = Layer(spec["forward_s"] * times, spec["backward_s"] * times)
@@ -47,7 +73,7 @@ def main(spec: dict) -> None:
     stage = PipelineStage(
         layer, rank, n, torch.device("cpu"), input_args=(sent if rank else example,), output_args=(sent,)
     )
-    schedule = attach(Schedule1F1B(stage, microbatches, loss_fn=nn.functional.mse_loss), most=spec["most"])
+    schedule = followed.attach(Schedule1F1B(stage, microbatches, loss_fn=nn.functional.mse_loss), most=spec["most"])
     inputs, targets = torch.randn(microbatches, WIDTH), torch.randn(microbatches, WIDTH)
     with Monitor(("data", "pipeline", "optimizer"), ("pipeline",), cohort=f"pp{rank}") as monitor:
         for _ in range(spec["steps"]):
@@ -64,6 +90,8 @@ def main(spec: dict) -> None:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    place = {"init_method": f"file://{os.environ['MEETING']}"} if "MEETING" in os.environ else {}
+    ranks = {name: int(os.environ[name.upper()]) for name in ("rank", "world_size")} if place else {}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60), **place, **ranks)
     main(json.loads(sys.argv[1]))
     os._exit(0)
