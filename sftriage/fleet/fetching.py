@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ PATIENCE_S, AGAIN_S = 900.0, 2.0
 LOST_S = 30.0
 """For how long a capture may not be there at all: a hub may have lost it, and its host sends it again then."""
 MAX_FILES, MAX_FILE_BYTES = 32, 8 << 30
+FOLDER = "fetch-"
+"""What the name of a folder begins with that a capture is fetched into."""
 
 Take = Callable[[bytes, Mapping[str, Path], bool], int]
 """Takes a capture's manifest and its files, checked; how many bytes they are. With True, those are in the run's store.
@@ -47,6 +50,11 @@ class Fetching:
     take: Take
     spool: Path
     run: RunName = NO_NAME
+
+    def sweep(self) -> None:
+        """Remove what was fetched by one who was killed meanwhile: of whose run nobody else is in charge now."""
+        for folder in self.spool.glob(f"{FOLDER}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     async def fetched(
         self, hub: Hub, bucket: str, report: Report, tell: Tell, missing: Callable[[], None] = lambda: None
@@ -63,7 +71,7 @@ class Fetching:
         problem: Exception
         while True:
             try:
-                with tempfile.TemporaryDirectory(prefix="fetch-", dir=self.spool) as folder:
+                with tempfile.TemporaryDirectory(prefix=FOLDER, dir=self.spool) as folder:
                     coming = _files(hub, bucket, report, Path(folder), tell)
                     manifest, files = await asyncio.wait_for(coming, PATIENCE_S)
                     stored_bytes = await loop.run_in_executor(None, self.take, manifest, files, report.elsewhere)

@@ -271,15 +271,10 @@ class JobController:
             # (a disk that takes nothing now keeps no steps from being told)
             self._disk.do(partial(write_atomically, path, text), path.name, latest=True)
 
-        return NatsFleet(
-            hub,
-            self._places,
-            lease,
-            Generations(known),
-            note,
-            KeptRows(self.directory.steps, kept_of(info), self._disk),
-            Fetching(taker(LocalStore(self.directory.path), name, quick), self.directory.spool, name),
-        )
+        fetching = Fetching(taker(LocalStore(self.directory.path), name, quick), self.directory.spool, name)
+        fetching.sweep()
+        kept = KeptRows(self.directory.steps, kept_of(info), self._disk)
+        return NatsFleet(hub, self._places, lease, Generations(known), note, kept, fetching)
 
 
 def job_of(directory: Path) -> str:

@@ -41,18 +41,23 @@ def stood_by(tmp_path, environment):
 
 
 def test_a_controller_that_stands_by_goes_on_with_the_run_of_one_that_dies(stood_by):
-    # GIVEN a job, and beside its controller two others that stand by
+    # GIVEN a job, and beside its controller, which fetches a capture, two others that stand by
     run = stood_by.run
     others = [stood_by.start_controller("--standby", "--run", run) for _ in range(2)]
     trainers = stood_by.start(sys.executable, IN_STEP, 0, 2, 2, time.time() + 1.0, stood_by.release)
     wait_until(lambda: run.exists() and len(verdicts(run)) >= 2, 60.0)
     wait_until(lambda: stood_by.said.count("standing by: should the job's controller die, this one goes on") == 2)
+    fetched = run / "spool" / "fetch-half" / "trace.json"
+    fetched.parent.mkdir()
+    fetched.write_text("{")
     # WHEN it is killed
     stood_by.kill(stood_by.controller)
     judged = len(verdicts(run))
     # THEN one of them goes on
     wait_until(lambda: len(verdicts(run)) >= judged + 2, 60.0)
     assert stood_by.said.count("sftriage: took over the job") == 1
+    # AND what was half fetched is removed
+    assert list((run / "spool").iterdir()) == []
     # AND with the job, both end
     stood_by.release.touch()
     assert trainers.wait(DEADLINE_S) == 0

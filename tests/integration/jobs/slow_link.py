@@ -2,8 +2,8 @@
 
 ``slow_link.py SPEC``: JSON with ``delays``, a file of JSON: by how much each link delays what is sent over it, in
 seconds; ``forward_s`` and ``backward_s`` of a microbatch on each stage, of which ``slow_rank`` takes twice as long;
-``microbatches``, ``most`` and ``steps``. Computations sleep. ``killed``, where there is one, is a rank that is killed as
-it is to run further ahead: once it has ``voted`` for that, or once it has ``switched`` and has not yet computed. Ranks
+``microbatches``, ``most`` and ``steps``. Computations sleep. ``killed``, where there is one, says which ``rank`` is killed
+as it is to run further ahead: ``once`` it has ``voted`` for that, or has ``switched``, and computed nothing since. Ranks
 meet in the file MEETING, where no launcher has said how else.
 """
 
