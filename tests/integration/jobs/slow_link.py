@@ -2,9 +2,9 @@
 
 ``slow_link.py SPEC``: JSON with ``delays``, a file of JSON: by how much each link delays what is sent over it, in
 seconds; ``forward_s`` and ``backward_s`` of a microbatch on each stage, of which ``slow_rank`` takes twice as long;
-``microbatches``, ``most`` and ``steps``. Computations sleep. ``killed``, where there is one, says which ``rank`` is killed
-as it is to run further ahead: ``once`` it has ``voted`` for that, or has ``switched``, and computed nothing since. Ranks
-meet in the file MEETING, where no launcher has said how else.
+``microbatches``, ``most`` and ``steps``. Computations sleep. ``killed`` says which ``rank`` is killed as it is to run
+further ahead: ``once`` it has ``voted`` for that, or has ``switched``, and computed nothing since. Ranks meet in the
+file MEETING, where no launcher has said how else.
 """
 
 from __future__ import annotations
