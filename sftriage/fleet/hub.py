@@ -258,16 +258,19 @@ class Hub:
                 with contextlib.suppress(Exception):
                     await client.close()
                 if self._refused:
-                    self._refused = False
-                    raise HubError(f"the hub at {self.address.url} refuses {self._whose}") from error
+                    raise HubError(self._refusal) from error
                 await asyncio.sleep(RECONNECT_S)
                 continue
             client.options["max_reconnect_attempts"] = -1
-            self._client, self.connected_s, self.problem = client, time.monotonic(), ""
+            self._client = client
+            await self._again()
             return
 
     def unreachable(self) -> str:
-        """That the hub cannot be reached, in a line that says what to do."""
+        """That the hub cannot be reached, or has not let us in, in a line that says what to do."""
+        if self._refused:
+            # (it may just close the connection the next time)
+            return f"{self._refusal}."
         why = f" ({self.problem})" if self.problem else ""
         ask = "is its host up, and may this one connect to it?"
         if "CERTIFICATE" in self.problem.upper():
@@ -301,9 +304,10 @@ class Hub:
             log.debug("it failed", exc_info=True)
 
     @property
-    def _whose(self) -> str:
+    def _refusal(self) -> str:
         file = self.address.credentials
-        return "us without credentials: give --creds FILE" if file is None else f"the credentials in {file}"
+        whom = "us without credentials: give --creds FILE" if file is None else f"the credentials in {file}"
+        return f"the hub at {self.address.url} refuses {whom}"
 
     async def _failed(self, error: Exception) -> None:
         from nats.errors import NoServersError
@@ -322,4 +326,4 @@ class Hub:
         self.connected_s = None
 
     async def _again(self) -> None:
-        self.connected_s, self.problem = time.monotonic(), ""
+        self.connected_s, self.problem, self._refused = time.monotonic(), "", False

@@ -55,6 +55,28 @@ def test_it_lets_in_who_knows_the_password_and_nobody_else(tmp_path, secret):
         server.close()
 
 
+def test_whom_the_hub_has_refused_hears_of_that_though_the_next_try_fails_otherwise(tmp_path, secret):
+    # GIVEN one whom the hub has refused
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("sftriage:wrong")
+    hub = Hub(HubAddress(f"nats://127.0.0.1:{port}", wrong), "test")
+    try:
+        with pytest.raises(HubError, match="refuses the credentials"):
+            hub.call(hub.connect(), 10.0)
+        # WHEN the connection is cut the next time
+        server.close()
+        with pytest.raises(HubError, match="refuses the credentials"):
+            hub.call(hub.connect(), 10.0)
+        # THEN what is said of it is not that somebody should see whether its host is up
+        assert hub.unreachable() == f"the hub at nats://127.0.0.1:{port} refuses the credentials in {wrong}."
+    finally:
+        hub.close()
+        server.close()
+
+
 def test_a_token_will_do_for_a_password(tmp_path):
     (tmp_path / "token").write_text("s3cret-of-all-hosts\n")
     (tmp_path / "wrong").write_text("another")
