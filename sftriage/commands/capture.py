@@ -16,7 +16,6 @@ from sftriage.errors import CaptureError, UsageError
 from sftriage.records import ManualRequest, ProfilerChoice
 from sftriage.runs.asks import leave, withdraw
 from sftriage.runs.directory import RunDirectory, find_run, read_info
-from sftriage.runs.liveness import is_watched, watcher_of
 from sftriage.words.amounts import place
 
 INTERRUPTED = 128 + 2
@@ -125,15 +124,7 @@ def capture(
     }
     options = _options(profiler, given)
     directory = find_run(run)
-    info = read_info(directory)
-    rings = Path(info.rings)
-    # (where another host watches it, and shares this directory, they are in that one's memory)
-    if not rings.is_dir() and not is_watched(watcher_of(directory, rings)):
-        where = place(directory.path)
-        if info.ended_at == "":
-            # Its sftriage was killed, and another run has swept what its trainers left in memory.
-            raise UsageError(f"nobody watches {where}, and its job has ended")
-        raise UsageError(f"{where} is a run that has ended")
+    _refuse_ended(directory)
     ask = ManualRequest(
         request_id=secrets.token_hex(8),
         ranks=tuple(dict.fromkeys(rank)),
@@ -160,6 +151,24 @@ def capture(
         say(answers.left_alone(directory, ask))
         raise typer.Exit(INTERRUPTED) from None
     _tell(directory, decision, ended, answers.follow_ups(directory, ended), as_json=as_json)
+
+
+def _refuse_ended(directory: RunDirectory) -> None:
+    """Say so where a run has ended, or nobody is left who watches it."""
+    info = read_info(directory)
+    rings = Path(info.rings)
+    if rings.is_dir():
+        return
+    from sftriage.runs.liveness import is_watched, watcher_of
+
+    # (where another host watches it, and shares this directory, they are in that one's memory)
+    if is_watched(watcher_of(directory, rings)):
+        return
+    where = place(directory.path)
+    if info.ended_at == "":
+        # Its sftriage was killed, and another run has swept what its trainers left in memory.
+        raise UsageError(f"nobody watches {where}, and its job has ended")
+    raise UsageError(f"{where} is a run that has ended")
 
 
 def _options(profiler: ProfilerChoice, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
