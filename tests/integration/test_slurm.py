@@ -47,7 +47,7 @@ MISTAKES = {
     ),
     "port taken": (f'{ID} --hub "$HEAD:6818"', "", "on node-a:6818: address already in use, .*: --hub HOST:PORT"),
     "tasks": (f'{ID} --hub "$HEAD:7620"', "--ntasks-per-node=2", "one `sftriage run` a host, .* --ntasks-per-node=1"),
-    "not shared": (f'{ID} --hub "$HEAD:7630"', APART, r"\d\.hub is not there: node-a makes it, .* with --creds"),
+    "not shared": (f'{ID} --hub "$HEAD:7630"', APART, r"\d\.hub-7630 is not there: node-a makes it, .* with --creds"),
     "": (f'{ID} --hub "$HEAD:7640" --creds "$SECRET"', APART, "0 captures stored"),
 }
 """Mistakes, and the way out of the last one."""
