@@ -162,7 +162,7 @@ def left(cluster, job, runs):
 
     with contextlib.suppress(AssertionError):
         wait_until(lambda: not found(), 10.0)
-    return [*found(), *runs.glob(f"{job}.hub"), *runs.glob(f"{job}*.nats")]
+    return [*found(), *runs.glob(f"{job}.hub*"), *runs.glob(f"{job}*.nats")]
 
 
 def test_what_slurm_ends_leaves_a_record_and_nothing_else_and_what_it_starts_again_works(cluster, submit, tmp_path):
