@@ -289,6 +289,6 @@ def _shift(seen: Profile, settings: Settings) -> tuple[float, float]:
     spread_s = max(float(medians(np.abs(side - medians(side)))) * MAD_TO_SIGMA for side in sides)
     # The standard error of a median is 1.25 σ/√n; both sides add theirs.
     error_s = 1.25 * spread_s * math.sqrt(1.0 / cut + 1.0 / (n_steps - cut))
-    if rise_s < settings.min_group_fraction * float(medians(sides[0])) or rise_s < settings.clear_sigmas * error_s:
+    if rise_s < settings.min_group_fraction * float(medians(sides[0])) or rise_s < settings.shift_sigmas * error_s:
         return 0.0, 0.0
     return max(0.0, step_s(local_N, cut)), max(0.0, step_s(sync_N, cut))

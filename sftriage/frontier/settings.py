@@ -45,10 +45,9 @@ class Settings:
             this much of its host's gain instead of the host; at least so many of a host's ranks must be slow (0.65: the
             smallest scope that explains most of it).
         most_fraction: "most of it" (half): what a suspect's gain must be of its lateness where it is last, and of what
-            all ranks share; a rival may have less than this of the suspect's clear events, and of its gain. So many
-            of a window's steps may do other work without being the ordinary ones, and this of the gain shows a fault in
-            a captured step. The device clock is used if so many steps have it, and if it disagrees with the host's by
-            less than this factor.
+            all ranks share; a rival may have less than this of the suspect's clear events, and of its gain. This of
+            the gain shows a fault in a captured step. The device clock is used if so many steps have it, and if it
+            disagrees with the host's by less than this factor.
 
     When it was present:
 
@@ -65,6 +64,9 @@ class Settings:
 
     Attributes:
         min_coverage_fraction: fraction of (step, rank) vectors that must be there (0.95).
+        max_special_fraction: fraction of a window's steps up to which steps with other work are special (a third).
+        shift_sigmas: standard errors by which a change within a window stands out, where there is no baseline (5: steps
+            are correlated, so that nominal significance overstates).
         clear_sigmas: standard deviations beyond which a difference is not chance (3: one time in a thousand).
 
     Whether the job has become slower than its own best:
@@ -102,6 +104,8 @@ class Settings:
     min_persistence_fraction: float = 0.6
 
     min_coverage_fraction: float = 0.95
+    max_special_fraction: float = 1 / 3
+    shift_sigmas: float = 5.0
     clear_sigmas: float = 3.0
 
     best_steps: int = 50

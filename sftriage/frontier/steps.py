@@ -35,14 +35,14 @@ def ordinary_steps(used_N: BoolArray, whole: Profile, exposed_N: FloatArray, set
     """The steps without *special* ones, which do other work though no kind was given, and those right after them.
 
     In a special step (nearly) all ranks spend time in a stage that the other steps do not have: an evaluation, a
-    checkpoint, garbage collection. If most steps are like that, they are ordinary.
+    checkpoint, garbage collection. If many steps are like that, they are ordinary.
     """
     common_NS = whole.common_NCS.min(axis=1)
     usual_S = medians(common_NS[used_N], axis=0)
     over_NS = common_NS - usual_S
     least_s = settings.min_gain_fraction * float(medians(exposed_N[used_N]))
     special_N = used_N & ((over_NS > usual_S) & (over_NS > least_s)).any(axis=1)
-    if not special_N.any() or special_N.sum() > settings.most_fraction * used_N.sum():
+    if not special_N.any() or special_N.sum() > settings.max_special_fraction * used_N.sum():
         return used_N
     ordinary_N: BoolArray = used_N & ~_with_next(special_N)
     return ordinary_N if ordinary_N.any() else used_N
