@@ -35,7 +35,7 @@ PATIENCE_S, AGAIN_S = 900.0, 2.0
 LOST_S = 30.0
 """For how long a capture may not be there at all: a hub may have lost it, and its host sends it again then."""
 MAX_FILES, MAX_FILE_BYTES = 32, 8 << 30
-FOLDER = "fetch-"
+_FOLDER = "fetch-"
 """What the name of a folder begins with that a capture is fetched into."""
 
 Take = Callable[[bytes, Mapping[str, Path], bool], int]
@@ -52,8 +52,8 @@ class Fetching:
     run: RunName = NO_NAME
 
     def sweep(self) -> None:
-        """Remove what was fetched by one who was killed meanwhile: of whose run nobody else is in charge now."""
-        for folder in self.spool.glob(f"{FOLDER}*"):
+        """Remove what a controller that was killed while it fetched has left; for the one that leads now."""
+        for folder in self.spool.glob(f"{_FOLDER}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     async def fetched(
@@ -71,7 +71,7 @@ class Fetching:
         problem: Exception
         while True:
             try:
-                with tempfile.TemporaryDirectory(prefix=FOLDER, dir=self.spool) as folder:
+                with tempfile.TemporaryDirectory(prefix=_FOLDER, dir=self.spool) as folder:
                     coming = _files(hub, bucket, report, Path(folder), tell)
                     manifest, files = await asyncio.wait_for(coming, PATIENCE_S)
                     stored_bytes = await loop.run_in_executor(None, self.take, manifest, files, report.elsewhere)

@@ -316,7 +316,7 @@ class HostEnd:
             if self._known_s != since_s:
                 # (what the hub answers to anything says whether it still has what it was told before)
                 told = await self._sent(Shipment(self._token, self._boot_id, self._process))
-                if told and await self._same_hub():
+                if told and await self._looked_for_loss():
                     self._known_s = since_s
                 else:
                     await asyncio.sleep(AGAIN_S)
@@ -335,8 +335,8 @@ class HostEnd:
             else:
                 await asyncio.sleep(AGAIN_S)
 
-    async def _same_hub(self) -> bool:
-        """Learn whether the hub has lost what it had; whether that could be learned.
+    async def _looked_for_loss(self) -> bool:
+        """Find out whether the hub has lost what it was told; whether that could be found out.
 
         A number of its stream does not tell where others have told more since than there was before. When the bucket of
         what is wanted was made does, which goes with the stream, and which an agent may ask about.

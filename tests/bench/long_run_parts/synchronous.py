@@ -111,13 +111,13 @@ class OwnTimes:
         step; and, where it was counted, of the ranks' run-queue wait over the others', as a fraction of their time over
         the others'. 0 where they were not late, or it was not.
         """
-        theirs_R = ~np.isin(np.arange(self.n_ranks), ranks)
+        others_R = ~np.isin(np.arange(self.n_ranks), ranks)
         arrivals_NRG = self.arrivals_NRG()
-        lead_NG = arrivals_NRG[:, ~theirs_R].max(axis=1) - arrivals_NRG[:, theirs_R].max(axis=1)
+        lead_NG = arrivals_NRG[:, ~others_R].max(axis=1) - arrivals_NRG[:, others_R].max(axis=1)
         known_N = np.isfinite(self.queued_NR).all(axis=1)
         late_s, waited_s = (
-            float(values_NR[known_N][:, ~theirs_R].sum()) / (~theirs_R).sum()
-            - float(values_NR[known_N][:, theirs_R].sum()) / theirs_R.sum()
+            float(values_NR[known_N][:, ~others_R].sum()) / (~others_R).sum()
+            - float(values_NR[known_N][:, others_R].sum()) / others_R.sum()
             for values_NR in (arrivals_NRG.sum(axis=2), self.queued_NR)
         )
         led_s = float(np.clip(lead_NG, 0.0, None).sum(axis=1).mean())
