@@ -116,8 +116,8 @@ class OwnTimes:
         lead_NG = arrivals_NRG[:, ~others_R].max(axis=1) - arrivals_NRG[:, others_R].max(axis=1)
         known_N = np.isfinite(self.queued_NR).all(axis=1)
         late_s, waited_s = (
-            float(values_NR[known_N][:, ~others_R].sum()) / (~others_R).sum()
-            - float(values_NR[known_N][:, others_R].sum()) / others_R.sum()
+            float(values_NR[known_N][:, ~others_R].sum() / (~others_R).sum())
+            - float(values_NR[known_N][:, others_R].sum() / others_R.sum())
             for values_NR in (arrivals_NRG.sum(axis=2), self.queued_NR)
         )
         led_s = float(np.clip(lead_NG, 0.0, None).sum(axis=1).mean())

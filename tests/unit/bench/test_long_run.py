@@ -1,5 +1,6 @@
 """What the long-run bench counts, plans and tells."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -117,6 +118,8 @@ class TestCounting:
         led_fraction, waited_fraction = replace(job, queued_NR=queued_NR).led_and_waited(ranks)
         assert (led_fraction > 0.04) is led
         assert waited_fraction == pytest.approx(waited, abs=0.1)
+        # AND what is made of them can be written as JSON, as numpy's own truth values cannot
+        json.dumps([led_fraction >= 0.04, waited_fraction >= 0.5])
 
     def test_the_right_rank_for_the_wrong_stage_is_found_and_told_apart(self):
         found = detected(said(None, None, 1, stage="h2d"), self.FAULT, knows_hosts=True)
