@@ -190,11 +190,16 @@ def by_step(window: Window) -> tuple[FloatArray, BoolArray]:
     They sum to those of `anchored`. What came after a step's last sync belongs to that step.
     """
     walks, complete_N = walked(window)
+    return advances_by_step(walks, window), complete_N
+
+
+def advances_by_step(walks: list[Walk], window: Window) -> FloatArray:
+    """The advances of walks through a window's segments, by step and stage (N × S), in seconds."""
     advances_NS = np.zeros((len(window.durations_NRS), len(window.schema.stages)))
     for one in walks:
         for column, (stage, advance_M, _) in zip(one.segment.columns, one.boundaries, strict=False):
             advances_NS[:, stage] += advance_M[column.offset : column.offset + column.n_steps]
-    return advances_NS, complete_N
+    return advances_NS
 
 
 def account(walks: list[Walk], window: Window, n_steps: int) -> Accounting:

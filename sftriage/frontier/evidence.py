@@ -32,9 +32,8 @@ from sftriage.frontier.clear_events import (
 )
 from sftriage.frontier.course import Onset, onset_of
 from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
-from sftriage.frontier.measuring import measured
 from sftriage.frontier.overlap import Replayed, remembered
-from sftriage.frontier.regression import OwnBest, StepMeasures
+from sftriage.frontier.regression import OwnBest, StepMeasures, measured
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.sequential import HISTORY_STEPS, Evidence, Recurrence, UnitName, advanced, recurrence_of
 from sftriage.frontier.settings import Settings

@@ -19,25 +19,21 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.frontier.accounting import Walk, advances_by_step
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
-from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Regime, Samples
+from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Profile, Regime, Samples, regimes_of
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import MAD_TO_SIGMA
-from sftriage.records import Regression
+from sftriage.records import Regression, Window
 
 StepArray = NDArray[np.int64]
 
 STEP, COMMON, STAGES = 0, 1, 2
-"""The quantities that are tested (Q): the step, all that the ranks share, each stage's level, and its sync work."""
+"""The quantities that are tested (Q), in seconds: the length of the step, and what no single rank can raise: all that
+the ranks share, each stage's common level, and its own work past the last arrival, if it is a sync stage."""
 
 MAX_KINDS = 16
 """Kinds of steps whose evidence is kept: those met last."""
-
-RECENT_STEPS = 50
-"""The last steps, whose median says how much slower the job is, and in which stages: as many as a window has."""
-
-ALL_FRACTION = 0.5
-"""The part of the slowdown that the ranks must share for a regression of scope ``all``."""
 
 MOST = 1e6
 """The largest slowdown of a step, as a multiple of the best: keeps all numbers finite."""
@@ -50,9 +46,7 @@ class StepMeasures:
     Attributes:
         first_step: the number of the first one.
         stages: the names of the stages.
-        step_N: the length of each step.
-        level_NS: local time by stage that the ranks share, so that no single rank can raise it.
-        sync_NS: the sync stages' own work, past the last arrival.
+        times_NQ: the quantities.
         counts_N: the steps that count: complete, without a profiler, and not after a step of another kind.
         regimes: the kind and the size of work of each step.
         work_N: the work of each step; None, or 0, if it was not given.
@@ -60,18 +54,30 @@ class StepMeasures:
 
     first_step: int
     stages: tuple[str, ...]
-    step_N: FloatArray
-    level_NS: FloatArray
-    sync_NS: FloatArray
+    times_NQ: FloatArray
     counts_N: BoolArray
     regimes: Sequence[Regime]
     work_N: FloatArray | None = None
 
-    @property
-    def times_NQ(self) -> FloatArray:
-        """All quantities, side by side."""
-        common_N = self.level_NS.sum(axis=1) + self.sync_NS.sum(axis=1)
-        return np.column_stack([self.step_N, common_N, self.level_NS, self.sync_NS])
+
+def measured(window: Window, walks: list[Walk], whole: Profile, valid_N: BoolArray) -> StepMeasures:
+    """The measures of a window's steps, from its walks, the profile of all steps, and which steps are complete.
+
+    What came after a step's last sync belongs to that step. The slowest cohort counts. A step of another kind than the
+    one before it does not count, for it begins with what that one left behind.
+    """
+    step_N, level_NS = advances_by_step(walks, window).sum(axis=1), whole.common_NCS.max(axis=1)
+    common_N = level_NS.sum(axis=1) + whole.sync_NS.sum(axis=1)
+    counts_N, kinds_N = valid_N.copy(), np.asarray(window.kinds or ("",) * len(valid_N))
+    counts_N[1:] &= kinds_N[1:] == kinds_N[:-1]
+    return StepMeasures(
+        first_step=window.first_step,
+        stages=window.schema.stages,
+        times_NQ=np.column_stack([step_N, common_N, level_NS, whole.sync_NS]),
+        counts_N=counts_N,
+        regimes=regimes_of(window),
+        work_N=None if window.work_NR is None else window.work_NR.mean(axis=1),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,11 +163,12 @@ class Evidence:
     """The evidence that one kind of step has become slower, for each quantity (log odds).
 
     Attributes:
+        kind, stages: of these steps.
         evidence_Q: from 0 up to the threshold.
         since_Q, first_Q, last_Q: the step since which it has been above 0, and the range of that step.
         until_Q: the last step at which it was at the threshold.
         stands_Q: whether it has been at the threshold, and not at 0 since.
-        over_KQ, steps_K: by how much the last steps were over the best, and their numbers.
+        recent: the last steps (`Settings.best_steps`), each with by how much it was over the best (Q).
         best_Q: the best that the last of them was compared with.
         onset: of the regression that stands: its first step, and the range of that step.
         full: that regression when its evidence was last at the threshold, which may be long before it is 0.
@@ -169,20 +176,50 @@ class Evidence:
         n_steps: how many steps were tested.
     """
 
+    kind: str
+    stages: tuple[str, ...]
     evidence_Q: FloatArray
     since_Q: StepArray
     first_Q: StepArray
     last_Q: StepArray
     until_Q: StepArray
     stands_Q: BoolArray
-    over_KQ: FloatArray
-    steps_K: StepArray
-    best_Q: FloatArray
+    recent: tuple[tuple[int, FloatArray], ...] = ()
+    best_Q: FloatArray | None = None
     onset: tuple[int, int, int] | None = None
     full: Regression | None = None
     ended: Regression | None = None
     ended_by: int = -1
     n_steps: int = 0
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was tested."""
+        return self.recent[-1][0]
+
+    def recent_Q(self, since: int = 0) -> FloatArray:
+        """The median of how much the last steps, from ``since`` on, were over the best."""
+        over_KQ = np.array([over_Q for step, over_Q in self.recent if step >= since])
+        return medians(over_KQ.T.copy()) if len(over_KQ) else np.zeros(len(self.evidence_Q))
+
+    @property
+    def regression(self) -> Regression:
+        """The regression that stands."""
+        assert self.onset is not None and self.best_Q is not None
+        recent_Q, n_stages = self.recent_Q(self.onset[0]), len(self.stages)
+        over_S, best_S = (
+            of_Q[STAGES : STAGES + n_stages] + of_Q[STAGES + n_stages :] for of_Q in (recent_Q, self.best_Q)
+        )
+        everywhere = 2 * recent_Q[COMMON] >= recent_Q[STEP]
+        return Regression(
+            *self.onset,
+            fraction=float(recent_Q[STEP]),
+            scope="all" if everywhere else "some",
+            stages=_slower_stages(over_S, best_S / self.best_Q[STEP], self.stages) if everywhere else (),
+            best_step_s=float(self.best_Q[STEP]),
+            kind=self.kind,
+        )
+
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,10 +241,10 @@ class OwnBest:
         good as its best.
         """
         here = self._met(first_step)
-        for kind, test in here:
+        for test in here:
             if test.onset is not None:
-                return _regression(test, kind, self.stages)
-        ended = [test for _, test in here if test.ended is not None and test.ended_by >= new_from]
+                return test.regression
+        ended = [test for test in here if test.ended is not None and test.ended_by >= new_from]
         return max(ended, key=lambda test: test.ended_by).ended if ended else None
 
     def numbers(self, first_step: int, settings: Settings) -> dict[str, float]:
@@ -215,18 +252,18 @@ class OwnBest:
         here = self._met(first_step)
         if not here:
             return {}
-        _, test = here[0]
+        test = here[0]
         return {
-            "over_best_fraction": float(_recent_Q(test, 0)[STEP]),
+            "over_best_fraction": float(test.recent_Q()[STEP]),
             "min_over_best_fraction": settings.min_over_best_fraction,
             "slower_evidence": float(test.evidence_Q.max()),
             "min_slower_evidence": settings.naming_log_odds,
         }
 
-    def _met(self, first_step: int) -> list[tuple[str, Evidence]]:
+    def _met(self, first_step: int) -> list[Evidence]:
         """The evidence of each kind of step that was met from a step on, the most frequent one first."""
-        here = [(kind, test) for kind, test in self.tests.items() if test.steps_K[-1] >= first_step]
-        return sorted(here, key=lambda one: -one[1].n_steps)
+        here = (test for test in self.tests.values() if test.last_step >= first_step)
+        return sorted(here, key=lambda test: -test.n_steps)
 
 
 def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings) -> OwnBest:
@@ -239,8 +276,8 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
     bests, tests = dict(before.bests), dict(before.tests)
     times_NQ, work_N = measures.times_NQ, measures.work_N
     work_N = np.zeros(len(times_NQ)) if work_N is None else np.nan_to_num(work_N, posinf=0.0)
-    counts_N = measures.counts_N & np.isfinite(times_NQ).all(axis=1) & (measures.step_N > 0.0)
-    counts_N = counts_N & (measures.first_step + np.arange(len(counts_N)) >= before.next_step)
+    counts_N = measures.counts_N & np.isfinite(times_NQ).all(axis=1) & (times_NQ[:, STEP] > 0.0)
+    counts_N &= (measures.first_step + np.arange(len(counts_N)) >= before.next_step)
     for regime, group in groupby(np.flatnonzero(counts_N).tolist(), key=lambda n: measures.regimes[n]):
         rows_N = list(group)
         while rows_N:
@@ -251,10 +288,11 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
             if best.level is not None:
                 over_NQ = best.level.over_NQ(times_NQ[rows], work_N[rows])
                 steps_N = measures.first_step + np.asarray(rows, dtype=np.int64)
-                test = _tested(test, regime[0], over_NQ, steps_N, best.level, before.stages, settings)
+                test = test or _no_evidence(regime[0], before.stages, int(steps_N[0]))
+                test = _tested(test, over_NQ, steps_N, best.level, settings)
                 tests[regime[0]] = test
                 if len(tests) > MAX_KINDS:
-                    del tests[min(tests, key=lambda kind: int(tests[kind].steps_K[-1]))]
+                    del tests[min(tests, key=lambda kind: tests[kind].last_step)]
             slower = test is not None and test.onset is not None
             learned = [np.append(times_NQ[row], work_N[row]) for row in rows]
             bests[regime] = best.after(learned, slower, settings)
@@ -264,119 +302,69 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
     return OwnBest(before.stages, next_step, bests, tests)
 
 
-def _tested(
-    test: Evidence | None,
-    kind: str,
-    over_NQ: FloatArray,
-    steps_N: StepArray,
-    level: Level,
-    stages: tuple[str, ...],
-    settings: Settings,
-) -> Evidence:
-    """The evidence after more steps of one kind, which were over their best by ``over_NQ``.
+def _no_evidence(kind: str, stages: tuple[str, ...], step: int) -> Evidence:
+    none_Q = np.zeros(STAGES + 2 * len(stages))
+    step_Q = np.full(len(none_Q), step, dtype=np.int64)
+    return Evidence(kind, stages, none_Q, step_Q, step_Q, step_Q, step_Q, none_Q > 0.0)
+
+
+def _tested(test: Evidence, over_NQ: FloatArray, steps_N: StepArray, level: Level, settings: Settings) -> Evidence:
+    """The evidence after more steps of its kind, which were over their best by ``over_NQ``.
 
     In a job as good as its best, at most half of the steps are slower than the line; in one that has become slower,
     ``slower_steps_fraction`` are. The evidence is the log likelihood ratio.
     """
-    test = test or _no_evidence(over_NQ.shape[1], int(steps_N[0]))
+    test = replace(test, best_Q=level.best_Q, n_steps=test.n_steps + len(steps_N))
     rises = math.log(settings.slower_steps_fraction / 0.5)
     falls = math.log((1.0 - settings.slower_steps_fraction) / 0.5)
     changes_NQ = np.where(over_NQ > level.line_Q, rises, falls) / level.alike_Q
-    over_KQ, steps_K = np.concatenate([test.over_KQ, over_NQ]), np.concatenate([test.steps_K, steps_N])
-    # Copies, which are updated in place.
-    names = ("evidence_Q", "since_Q", "first_Q", "last_Q", "until_Q", "stands_Q")
-    test = replace(test, best_Q=level.best_Q, **{name: getattr(test, name).copy() for name in names})
-    for n, step in enumerate(steps_N.tolist()):
-        _add_step(test, step, changes_NQ[n], settings)
-        if not (test.stands_Q.any() or (test.evidence_Q == settings.naming_log_odds).any()):
-            continue
-        before = len(steps_K) - len(steps_N) + n
-        test = replace(test, over_KQ=over_KQ[:before], steps_K=steps_K[:before])
-        if (test.stands_Q & (test.until_Q == step) & (test.evidence_Q < settings.naming_log_odds)).any():
-            test = replace(test, full=_regression(test, kind, stages))
-        test = _with_ended(test, step)
-        test = _with_begun(replace(test, over_KQ=over_KQ[: before + 1], steps_K=steps_K[: before + 1]), settings)
-    n_steps = test.n_steps + len(steps_N)
-    return replace(test, over_KQ=over_KQ[-RECENT_STEPS:], steps_K=steps_K[-RECENT_STEPS:], n_steps=n_steps)
-
-
-def _no_evidence(n_quantities: int, step: int) -> Evidence:
-    step_Q, none_Q = np.full(n_quantities, step, dtype=np.int64), np.zeros(n_quantities)
-    return Evidence(
-        evidence_Q=none_Q,
-        since_Q=step_Q,
-        first_Q=step_Q,
-        last_Q=step_Q,
-        until_Q=step_Q,
-        stands_Q=np.zeros(n_quantities, dtype=np.bool_),
-        over_KQ=np.zeros((0, n_quantities)),
-        steps_K=np.zeros(0, dtype=np.int64),
-        best_Q=none_Q,
-    )
-
-
-def _add_step(test: Evidence, step: int, changes_Q: FloatArray, settings: Settings) -> None:
-    """Add one step's evidence, in place."""
-    evidence_Q = test.evidence_Q
-    none_Q = evidence_Q == 0.0
-    np.copyto(test.first_Q, test.since_Q, where=none_Q)
-    test.since_Q[none_Q] = step
-    test.last_Q[evidence_Q <= settings.onset_log_likelihood] = step
-    test.until_Q[evidence_Q == settings.naming_log_odds] = step
-    evidence_Q += changes_Q
-    # (a fifth of what np.clip takes)
-    np.maximum(evidence_Q, 0.0, out=evidence_Q)
-    np.minimum(evidence_Q, settings.naming_log_odds, out=evidence_Q)
-
-
-def _with_ended(test: Evidence, step: int) -> Evidence:
-    """The evidence without quantities that are at 0 again; once all are, the regression has ended."""
-    over_Q = test.stands_Q & (test.evidence_Q == 0.0)
-    test.stands_Q[over_Q] = False
-    if test.onset is None or test.full is None or test.stands_Q.any():
-        return test
-    ended = replace(test.full, until_step=int(test.until_Q[over_Q].max()))
-    return replace(test, onset=None, full=None, ended=ended, ended_by=step)
-
-
-def _with_begun(test: Evidence, settings: Settings) -> Evidence:
-    """The evidence with quantities that have reached the threshold, if they are worth reporting."""
-    for q in np.flatnonzero((test.evidence_Q == settings.naming_log_odds) & ~test.stands_Q).tolist():
-        recent_Q = _recent_Q(test, int(test.since_Q[q]))
-        # The quantity must be most of the slowdown: time may also move from one stage to another.
-        mostly = recent_Q[q] >= settings.most_fraction * recent_Q[STEP]
-        if mostly and recent_Q[STEP] >= settings.min_over_best_fraction:
-            test.stands_Q[q] = True
-            onset = (int(test.since_Q[q]), int(test.first_Q[q]), int(test.last_Q[q]))
-            test = test if test.onset is not None else replace(test, onset=onset)
+    for step, over_Q, change_Q in zip(steps_N.tolist(), over_NQ, changes_NQ, strict=True):
+        test = _after_step(test, step, over_Q, change_Q, settings)
     return test
 
 
-def _recent_Q(test: Evidence, since: int) -> FloatArray:
-    """The median of how much the last steps, from ``since`` on, were over the best (Q)."""
-    kept_KQ = test.over_KQ[-RECENT_STEPS:][test.steps_K[-RECENT_STEPS:] >= since]
-    return medians(kept_KQ.T.copy()) if len(kept_KQ) else np.zeros(test.over_KQ.shape[1])
-
-
-def _regression(test: Evidence, kind: str, stages: tuple[str, ...]) -> Regression:
-    """The regression that stands."""
-    assert test.onset is not None
-    since, first, last = test.onset
-    recent_Q = _recent_Q(test, since)
-    n_stages = len(stages)
-    over_S = recent_Q[STAGES : STAGES + n_stages] + recent_Q[STAGES + n_stages :]
-    best_S = (test.best_Q[STAGES : STAGES + n_stages] + test.best_Q[STAGES + n_stages :]) / test.best_Q[STEP]
-    everywhere = recent_Q[COMMON] >= ALL_FRACTION * recent_Q[STEP]
-    return Regression(
-        since_step=since,
-        since_first_step=first,
-        since_last_step=last,
-        fraction=float(recent_Q[STEP]),
-        scope="all" if everywhere else "some",
-        stages=_slower_stages(over_S, best_S, stages) if everywhere else (),
-        best_step_s=float(test.best_Q[STEP]),
-        kind=kind,
+def _after_step(
+    test: Evidence, step: int, over_Q: FloatArray, change_Q: FloatArray, settings: Settings
+) -> Evidence:
+    """The evidence after one more step. A regression has ended once all quantities that stood are at 0."""
+    was_Q, enough = test.evidence_Q, settings.naming_log_odds
+    evidence_Q = np.minimum(np.maximum(was_Q + change_Q, 0.0), enough)
+    stands_Q = test.stands_Q & (evidence_Q > 0.0)
+    onset, full, ended, ended_by = test.onset, test.full, test.ended, test.ended_by
+    until_Q = np.where(was_Q == enough, step, test.until_Q)
+    if onset is not None:
+        if (test.stands_Q & (was_Q == enough) & (evidence_Q < enough)).any():
+            full = test.regression
+        if full is not None and not stands_Q.any():
+            ended = replace(full, until_step=int(until_Q[test.stands_Q].max()))
+            onset, full, ended_by = None, None, step
+    test = replace(
+        test,
+        evidence_Q=evidence_Q,
+        since_Q=np.where(was_Q == 0.0, step, test.since_Q),
+        first_Q=np.where(was_Q == 0.0, test.since_Q, test.first_Q),
+        last_Q=np.where(was_Q <= settings.onset_log_likelihood, step, test.last_Q),
+        until_Q=until_Q,
+        stands_Q=stands_Q,
+        recent=(*test.recent, (step, over_Q))[-settings.best_steps :],
+        onset=onset,
+        full=full,
+        ended=ended,
+        ended_by=ended_by,
     )
+    begun = [q for q in np.flatnonzero((evidence_Q == enough) & ~stands_Q).tolist() if _counts(test, q, settings)]
+    if not begun:
+        return test
+    stands_Q[begun] = True
+    since = int(test.since_Q[begun[0]]), int(test.first_Q[begun[0]]), int(test.last_Q[begun[0]])
+    return test if onset is not None else replace(test, onset=since)
+
+
+def _counts(test: Evidence, q: int, settings: Settings) -> bool:
+    """Whether a quantity's slowdown is worth reporting, and is most of the job's: time may also move between stages."""
+    recent_Q = test.recent_Q(int(test.since_Q[q]))
+    mostly = recent_Q[q] >= settings.most_fraction * recent_Q[STEP]
+    return bool(mostly and recent_Q[STEP] >= settings.min_over_best_fraction)
 
 
 def _slower_stages(over_S: FloatArray, best_S: FloatArray, stages: tuple[str, ...]) -> tuple[str, ...]:

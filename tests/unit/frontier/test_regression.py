@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.frontier.baseline import MAX_REGIMES
-from sftriage.frontier.regression import MAX_KINDS, RECENT_STEPS, OwnBest, StepMeasures, advanced
+from sftriage.frontier.regression import MAX_KINDS, STEP, OwnBest, StepMeasures, advanced
 from sftriage.frontier.settings import Settings
 
 SETTINGS = Settings()
@@ -38,7 +38,8 @@ def measured(factors_NS, seed=0, jitter=0.04, late=None, **given_NS):
     step_N = own_NRS[:, :, :SYNC].sum(axis=2).max(axis=1) + sync_NS[:, SYNC] + own_NRS[:, :, SYNC + 1].max(axis=1)
     given_NS.setdefault("counts_N", np.ones(n_steps, dtype=bool))
     given_NS.setdefault("regimes", (("", None),) * n_steps)
-    return StepMeasures(0, STAGES, step_N, level_NS, sync_NS, **given_NS)
+    common_N = level_NS.sum(axis=1) + sync_NS.sum(axis=1)
+    return StepMeasures(0, STAGES, np.column_stack([step_N, common_N, level_NS, sync_NS]), **given_NS)
 
 
 def part(measures, first, last):
@@ -51,7 +52,7 @@ def part(measures, first, last):
 def watched(measures, state=None):
     """What is told at the end of each window: (last step, regression), and what is known in the end."""
     told = []
-    for last in range(WINDOW, len(measures.step_N) + 1, STRIDE):
+    for last in range(WINDOW, len(measures.times_NQ) + 1, STRIDE):
         window = part(measures, last - WINDOW, last)
         new_from = 0 if state is None else state.next_step
         state = advanced(state, window, SETTINGS)
@@ -248,9 +249,9 @@ def test_a_hundred_thousand_steps_of_jitter_say_nothing():
     # AND what is kept of it is no more than of a short one
     best = state.bests["", None]
     assert len(best.samples.kept) <= 32
-    assert len(state.tests[""].steps_K) == RECENT_STEPS
+    assert len(state.tests[""].recent) == SETTINGS.best_steps
     # AND its best has not drifted down by the luck of many
-    typical_s = np.median(measures.step_N)
+    typical_s = np.median(measures.times_NQ[:, STEP])
     assert best.level.best_Q[0] == pytest.approx(typical_s, rel=0.01)
 
 
@@ -305,9 +306,9 @@ def test_what_does_not_count_is_left_out():
 def test_steps_that_are_no_numbers_or_take_no_time_are_left_out():
     # GIVEN steps with times that cannot be, WHEN taken in
     measures = measured(steady(400))
-    measures.step_N[::7] = np.nan
-    measures.step_N[3::7] = 0.0
-    measures.level_NS[5::7] = np.inf
+    measures.times_NQ[::7, STEP] = np.nan
+    measures.times_NQ[3::7, STEP] = 0.0
+    measures.times_NQ[5::7, STEP + 1 :] = np.inf
     state = advanced(None, measures, SETTINGS)
     # THEN they are neither best nor evidence
     assert np.isfinite(state.bests["", None].level.best_Q).all()
@@ -394,7 +395,7 @@ def jobs(draw):
 @settings(deadline=None)
 def test_however_the_steps_are_split_into_windows_the_same_is_known(measures, data):
     # GIVEN a job, and windows over it that leave no gap and overlap as they like
-    n_steps, state, end = len(measures.step_N), None, 0
+    n_steps, state, end = len(measures.times_NQ), None, 0
     # WHEN taken in window by window
     while end < n_steps:
         first = end - data.draw(st.integers(0, min(end, 60)))
@@ -409,8 +410,8 @@ def test_however_the_steps_are_split_into_windows_the_same_is_known(measures, da
 def test_slower_clocks_tell_the_same(measures, octaves):
     # GIVEN a job, and the same on a machine that takes twice, or half as long for all of it, WHEN taken in
     factor = 2.0**octaves
-    scaled = {name: factor * getattr(measures, name) for name in ("step_N", "level_NS", "sync_NS")}
-    one, other = (advanced(None, m, SETTINGS).reported(0, 0) for m in (measures, replace(measures, **scaled)))
+    scaled = replace(measures, times_NQ=factor * measures.times_NQ)
+    one, other = (advanced(None, m, SETTINGS).reported(0, 0) for m in (measures, scaled))
     # THEN the same is told, but for how long a step takes
     if one is not None:
         one = replace(one, best_step_s=factor * one.best_step_s)
