@@ -22,7 +22,7 @@ from sftriage.frontier.baseline import (
     profile,
     regimes_of,
 )
-from sftriage.frontier.candidates import Candidate, Unit, WindowContext, candidates_of, group_candidates, rank_units
+from sftriage.frontier.candidates import Candidate, WindowContext, candidates_of, group_candidates
 from sftriage.frontier.clear_events import (
     Arrivals,
     arrivals_of_hosts,
@@ -31,7 +31,7 @@ from sftriage.frontier.clear_events import (
     units_to_examine,
 )
 from sftriage.frontier.course import Onset, onset_of
-from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
+from sftriage.frontier.units import Unit, host_units, last_elsewhere, places_of, rank_units
 from sftriage.frontier.overlap import Replayed, remembered
 from sftriage.frontier.regression import OwnBest, StepMeasures, measured
 from sftriage.frontier.roles import Roles

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sftriage.frontier import Settings
 from sftriage.frontier.accounting import walk
 from sftriage.frontier.clear_events import arrivals_of_hosts
-from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
+from sftriage.frontier.units import host_units, last_elsewhere, places_of
 from sftriage.frontier.roles import SAMPLE_RANKS, grouped, roles_of
 from sftriage.frontier.segments import segments
 from sftriage.frontier.whatif import replay
