@@ -58,24 +58,14 @@ class Profile:
 
     def of(self, steps_N: BoolArray) -> Profile:
         """The profile of some of the steps."""
-        return replace(
-            self,
-            level_NCS=self.level_NCS[steps_N],
-            common_NCS=self.common_NCS[steps_N],
-            sync_NS=self.sync_NS[steps_N],
-            lateness_N=self.lateness_N[steps_N],
-            own_NR=self.own_NR[steps_N],
-        )
+        names = ("level_NCS", "common_NCS", "sync_NS", "lateness_N", "own_NR")
+        return replace(self, **{name: getattr(self, name)[steps_N] for name in names})
 
     @cached_property
     def typical(self) -> Typical:
         """Medians over the steps; the mean of lateness, in which rare delays count."""
-        return Typical(
-            level_CS=medians(self.level_NCS, axis=0),
-            common_CS=medians(self.common_NCS, axis=0),
-            sync_S=medians(self.sync_NS, axis=0),
-            lateness_s=self.lateness_s,
-        )
+        level_CS, common_CS, sync_S = (medians(one, axis=0) for one in (self.level_NCS, self.common_NCS, self.sync_NS))
+        return Typical(level_CS, common_CS, sync_S, self.lateness_s)
 
     @property
     def lateness_s(self) -> float:
@@ -151,15 +141,14 @@ class Baseline:
 
     def typical(self, regime: Regime) -> Typical | None:
         """The median over the samples of a regime; None if it has none."""
-        known = self.known.get(regime)
-        if known is None:
+        if regime not in self.known:
             return None
-        return Typical(
-            level_CS=medians(np.array([one.level_CS for one in known.kept]), axis=0),
-            common_CS=medians(np.array([one.common_CS for one in known.kept]), axis=0),
-            sync_S=medians(np.array([one.sync_S for one in known.kept]), axis=0),
-            lateness_s=float(medians(np.array([one.lateness_s for one in known.kept]))),
+        kept = self.known[regime].kept
+        names = ("level_CS", "common_CS", "sync_S", "lateness_s")
+        level_CS, common_CS, sync_S, lateness_s = (
+            medians(np.array([getattr(one, name) for one in kept]), axis=0) for name in names
         )
+        return Typical(level_CS, common_CS, sync_S, float(lateness_s))
 
     @property
     def n_windows(self) -> int:
@@ -221,16 +210,18 @@ class Excess:
     """Exposed time over what is normal, in seconds a step.
 
     Attributes:
-        late_s: lateness of the last arrival, over what jitter alone explains.
+        late_s: lateness of the last arrival over ``usual_late_s``.
         group_s: local stages of the median rank over the baseline, in the cohort with the most.
         sync_s: the sync stages' own work over the baseline.
-        from_baseline: whether the last two are against a baseline; otherwise, against the window's earlier steps.
+        from_baseline: whether these two are against a baseline; otherwise, against the window's earlier steps.
+        usual_late_s: lateness that is nobody's fault: that of jitter, or that of the healthy job if it is more.
     """
 
     late_s: float
     group_s: float
     sync_s: float
     from_baseline: bool
+    usual_late_s: float
 
     @property
     def total_s(self) -> float:
@@ -238,31 +229,21 @@ class Excess:
         return self.late_s + self.group_s + self.sync_s
 
 
-def normal_lateness_s(seen: Profile, normal: Typical | None, n_ranks: int) -> float:
-    """Lateness that is nobody's fault: that of jitter, or that of the healthy job if it is more.
-
-    The largest of R normal deviations is near σ·sqrt(2 ln R).
-    """
-    jitter_s = seen.jitter_s * math.sqrt(2.0 * math.log(n_ranks))
-    return jitter_s if normal is None else max(jitter_s, normal.lateness_s)
-
-
 def excess_of(seen: Profile, like: Profile, normal: Typical | None, n_ranks: int, settings: Settings) -> Excess:
     """The excess of a window with the profile ``seen``, and ``like`` of its steps in the most frequent regime.
 
     ``normal`` is a typical healthy step of the job in that regime, if one is known.
     """
-    late_s = max(0.0, seen.lateness_s - normal_lateness_s(seen, normal, n_ranks))
+    # The largest of R normal deviations is near σ·sqrt(2 ln R).
+    usual_late_s = seen.jitter_s * math.sqrt(2.0 * math.log(n_ranks))
     if normal is None:
         group_s, sync_s = _shift(like, settings)
-        return Excess(late_s, group_s, sync_s, from_baseline=False)
-    typical = like.typical
-    return Excess(
-        late_s=late_s,
-        group_s=float(np.clip(typical.level_CS - normal.level_CS, 0.0, None).sum(axis=1).max()),
-        sync_s=float(np.clip(typical.sync_S - normal.sync_S, 0.0, None).sum()),
-        from_baseline=True,
-    )
+    else:
+        usual_late_s = max(usual_late_s, normal.lateness_s)
+        group_s = float(np.clip(like.typical.level_CS - normal.level_CS, 0.0, None).sum(axis=1).max())
+        sync_s = float(np.clip(like.typical.sync_S - normal.sync_S, 0.0, None).sum())
+    late_s = max(0.0, seen.lateness_s - usual_late_s)
+    return Excess(late_s, group_s, sync_s, from_baseline=normal is not None, usual_late_s=usual_late_s)
 
 
 def _shift(seen: Profile, settings: Settings) -> tuple[float, float]:

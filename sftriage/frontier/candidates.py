@@ -162,11 +162,12 @@ def group_candidates(
 
     def add(scope: Scope, c: int, ranks: RankArray, rise_S: FloatArray) -> None:
         common_NS, usual_S = seen.common_NCS[:, c], normal.common_CS[c]
-        parts = [
-            (context.schema.stages[s], float(rise_S[s]), common_NS[:, s], usual_S[s]) for s in np.flatnonzero(rise_S)
+        parts: list[tuple[str | None, float, FloatArray, float]] = [
+            (context.schema.stages[s], float(rise_S[s]), common_NS[:, s], float(usual_S[s]))
+            for s in np.flatnonzero(rise_S)
         ]
         if parts and not one_stage_dominates(rise_S, context.settings):
-            parts.append((None, float(rise_S.sum()), common_NS.sum(axis=1), usual_S.sum()))
+            parts.append((None, float(rise_S.sum()), common_NS.sum(axis=1), float(usual_S.sum())))
         for stage, gain_s, common_N, usual_s in parts:
             slow_N = common_N > (medians(common_N) + usual_s) / 2
             suspect = Suspect(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,23 +23,17 @@ class Arrivals:
     """Which unit arrived last in each row of each segment, and what mending that unit alone would have saved.
 
     Attributes:
-        n_units: how many ranks, or hosts, the job has.
+        names: of all ranks, or hosts.
         last: for each segment the number of the last unit (M) and its gain in seconds (M).
-        places: the hosts; None where the units are ranks.
     """
 
-    n_units: int
+    names: Sequence[UnitName]
     last: tuple[tuple[RankArray, FloatArray], ...]
-    places: Roles | None = None
-
-    def unit(self, number: int) -> UnitName:
-        """The name of the unit of this number."""
-        return number if self.places is None else self.places.names[number]
 
 
 def arrivals_of_ranks(replays: Sequence[SegmentReplay], n_ranks: int) -> Arrivals:
     """The arrivals of ranks."""
-    return Arrivals(n_ranks, tuple((one.walk.leader_M, one.whole_gain_M) for one in replays))
+    return Arrivals(range(n_ranks), tuple((one.walk.leader_M, one.whole_gain_M) for one in replays))
 
 
 def arrivals_of_hosts(
@@ -54,7 +48,7 @@ def arrivals_of_hosts(
         gain_M = np.minimum(one.walk.last_M - elsewhere_M, np.maximum(one.lateness_M, 0.0))
         alone_M = one.margin_M >= settings.most_fraction * gain_M
         last.append((places.role_R[one.walk.leader_M], np.where(alone_M, 0.0, gain_M)))
-    return Arrivals(len(places.names), tuple(last), places)
+    return Arrivals(places.names, tuple(last))
 
 
 def units_to_examine(arrivals: Arrivals, evidence: Evidence, least_s: float) -> list[int]:
@@ -62,12 +56,12 @@ def units_to_examine(arrivals: Arrivals, evidence: Evidence, least_s: float) -> 
 
     One that delayed them by less than ``least_s`` over the window is none, unless it may be recurring.
     """
-    total_U = np.zeros(arrivals.n_units)
+    total_U = np.zeros(len(arrivals.names))
     for number_M, gain_M in arrivals.last:
         total_U += np.bincount(number_M, gain_M, len(total_U))
     times = Counter(one.unit for one in evidence.events)
     first = [n for n in np.argsort(-total_U, kind="stable")[:MAX_EXAMINED].tolist() if total_U[n] > 0.0]
-    return [n for n in first if total_U[n] >= least_s or times[arrivals.unit(n)] >= MIN_TIMES]
+    return [n for n in first if total_U[n] >= least_s or times[arrivals.names[n]] >= MIN_TIMES]
 
 
 def clear_events(
@@ -84,15 +78,14 @@ def clear_events(
     of the time: a delay after a step's last sync stage shows in the row of the next step.
     """
     n_steps = len(counted_N)
-    found: dict[int, dict[int, float]] = {}
+    found: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for one, (number_M, gain_M) in zip(replays, arrivals.last, strict=True):
         for row in np.flatnonzero((gain_M[:n_steps] > 0.0) & counted_N):
             step = int(row) - int(one.offset_S[one.excess_MS[row].argmax()])
-            of_step = found.setdefault(step, {})
-            of_step[int(number_M[row])] = of_step.get(int(number_M[row]), 0.0) + float(gain_M[row])
+            found[step][int(number_M[row])] += float(gain_M[row])
     events = []
     for step in sorted(found):
         number, gain_s = max(found[step].items(), key=lambda one: one[1])
         if gain_s > min_share * usual_s:
-            events.append(ClearEvent(first_step + step, arrivals.unit(number), gain_s / usual_s))
+            events.append(ClearEvent(first_step + step, arrivals.names[number], gain_s / usual_s))
     return events

@@ -18,7 +18,6 @@ from sftriage.frontier.baseline import (
     Regime,
     Typical,
     excess_of,
-    normal_lateness_s,
     profile,
     regimes_of,
 )
@@ -31,7 +30,6 @@ from sftriage.frontier.clear_events import (
     units_to_examine,
 )
 from sftriage.frontier.course import Onset, onset_of
-from sftriage.frontier.units import Unit, host_units, last_elsewhere, places_of, rank_units
 from sftriage.frontier.overlap import Replayed, remembered
 from sftriage.frontier.regression import OwnBest, StepMeasures, measured
 from sftriage.frontier.roles import Roles
@@ -39,6 +37,7 @@ from sftriage.frontier.sequential import HISTORY_STEPS, Evidence, Recurrence, Un
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import ordinary_steps, steps_of_a_kind
 from sftriage.frontier.system import waited
+from sftriage.frontier.units import Unit, host_units, last_elsewhere, places_of, rank_units
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Suspect, Window
 
@@ -88,11 +87,9 @@ class WindowEvidence:
         like: the profile of those in the most frequent regime.
         regime: that regime.
         normal: a typical healthy step of that regime; None if none is known.
-        normal_late_s: lateness that is nobody's fault.
         excess: exposed time over what is normal, by where it is.
         candidates: possible suspects, the largest gain first.
-        best_gains_s: what mending the last rank of each step would have saved, as a mean.
-        gain_R: the same by rank, summed.
+        gain_R: what mending the last rank of each step would have saved, in all steps, by rank.
         roles: the cohorts.
         waited: for each named unit, by its ranks, whether it mostly waited for a CPU; None if that was not counted.
         measures: all steps, for the test of the job against its own best.
@@ -106,10 +103,8 @@ class WindowEvidence:
     like: Profile
     regime: Regime
     normal: Typical | None
-    normal_late_s: float
     excess: Excess
     candidates: tuple[Candidate, ...]
-    best_gains_s: float
     gain_R: FloatArray
     roles: Roles
     waited: Mapping[tuple[int, ...], bool | None]
@@ -149,6 +144,11 @@ class WindowEvidence:
         times = Counter(one.unit for one in events)
         own = times.pop(name, 0)
         return own / max(1, own + max(times.values(), default=0))
+
+    @property
+    def best_gains_s(self) -> float:
+        """What mending the last rank of each step would have saved, as a mean over the steps that count."""
+        return float(self.gain_R.sum()) / float(self.used_N.sum())
 
     @property
     def single_s(self) -> float:
@@ -258,10 +258,8 @@ def gather_evidence(
         like=like,
         regime=regime,
         normal=normal,
-        normal_late_s=normal_lateness_s(seen, normal, n_ranks),
         excess=excess_of(seen, like, normal, n_ranks, settings),
         candidates=_ranked(candidates, LISTED_FRACTION * exposed_s * float(used_N.sum())),
-        best_gains_s=float(gain_NG.sum()) / float(used_N.sum()),
         gain_R=np.bincount(leader_NG.ravel(), gain_NG.ravel(), n_ranks).astype(np.float64),
         roles=roles,
         waited={one.suspect.ranks: waited(one.suspect, window) for one in candidates if is_named(one)},
@@ -320,8 +318,9 @@ def _evidence(
 
     def advance(before: Evidence, arrivals: Arrivals) -> Evidence:
         """The tests with the steps that are new to them."""
-        if before.n_units != arrivals.n_units:
-            before = Evidence(arrivals.n_units, before.next_step)
+        n_units = len(arrivals.names)
+        if before.n_units != n_units:
+            before = Evidence(n_units, before.next_step)
         new_N = used_N & (window.first_step + np.arange(n_steps) >= before.next_step)
         least = settings.min_event_fraction
         events = clear_events(arrivals, replays, new_N, window.first_step, usual_s, least)

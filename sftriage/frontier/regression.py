@@ -205,7 +205,8 @@ class Evidence:
     @property
     def regression(self) -> Regression:
         """The regression that stands."""
-        assert self.onset is not None and self.best_Q is not None
+        assert self.onset is not None
+        assert self.best_Q is not None
         recent_Q, n_stages = self.recent_Q(self.onset[0]), len(self.stages)
         over_S, best_S = (
             of_Q[STAGES : STAGES + n_stages] + of_Q[STAGES + n_stages :] for of_Q in (recent_Q, self.best_Q)
@@ -219,7 +220,6 @@ class Evidence:
             best_step_s=float(self.best_Q[STEP]),
             kind=self.kind,
         )
-
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,7 +277,7 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
     times_NQ, work_N = measures.times_NQ, measures.work_N
     work_N = np.zeros(len(times_NQ)) if work_N is None else np.nan_to_num(work_N, posinf=0.0)
     counts_N = measures.counts_N & np.isfinite(times_NQ).all(axis=1) & (times_NQ[:, STEP] > 0.0)
-    counts_N &= (measures.first_step + np.arange(len(counts_N)) >= before.next_step)
+    counts_N &= measures.first_step + np.arange(len(counts_N)) >= before.next_step
     for regime, group in groupby(np.flatnonzero(counts_N).tolist(), key=lambda n: measures.regimes[n]):
         rows_N = list(group)
         while rows_N:
@@ -323,9 +323,7 @@ def _tested(test: Evidence, over_NQ: FloatArray, steps_N: StepArray, level: Leve
     return test
 
 
-def _after_step(
-    test: Evidence, step: int, over_Q: FloatArray, change_Q: FloatArray, settings: Settings
-) -> Evidence:
+def _after_step(test: Evidence, step: int, over_Q: FloatArray, change_Q: FloatArray, settings: Settings) -> Evidence:
     """The evidence after one more step. A regression has ended once all quantities that stood are at 0."""
     was_Q, enough = test.evidence_Q, settings.naming_log_odds
     evidence_Q = np.minimum(np.maximum(was_Q + change_Q, 0.0), enough)

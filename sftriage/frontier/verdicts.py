@@ -194,7 +194,7 @@ def _excess_to_explain_s(candidate: Candidate, evidence: WindowEvidence) -> floa
     late_s, shared_s = evidence.excess.late_s, evidence.shared_s
     if candidate.course is not None and is_single(candidate.suspect):
         lateness_F = candidate.lateness_N[candidate.course.filled_N]
-        late_s = max(0.0, float(lateness_F.mean()) - evidence.normal_late_s * float((lateness_F > 0.0).mean()))
+        late_s = max(0.0, float(lateness_F.mean()) - evidence.excess.usual_late_s * float((lateness_F > 0.0).mean()))
     return late_s + (shared_s if shared_s >= evidence.settings.min_group_fraction * evidence.exposed_s else 0.0)
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sftriage.frontier import Settings
 from sftriage.frontier.accounting import walk
 from sftriage.frontier.clear_events import arrivals_of_hosts
-from sftriage.frontier.units import host_units, last_elsewhere, places_of
 from sftriage.frontier.roles import SAMPLE_RANKS, grouped, roles_of
 from sftriage.frontier.segments import segments
+from sftriage.frontier.units import host_units, last_elsewhere, places_of
 from sftriage.frontier.whatif import replay
 
 from .strategies import windows
