@@ -6,12 +6,10 @@ frontier's increment over it. Advances are never negative and sum to the exposed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, SingleArray
 from sftriage.frontier.segments import Segment, SegmentColumn, complete_steps, segments
@@ -41,7 +39,7 @@ class Walk:
         leader_M: the rank that arrived last, at ``last_M``.
         runner_up_M: the second last, at ``second_M`` (0 if there is one rank).
         end_M: the end of the segment, which is its exposed time.
-        boundaries: for each column its stage, and for each row the frontier's advance over it and the rank in front.
+        advance_KM, ahead_KM: for each column the frontier's advance over it, and the rank in front after it.
         some_KNX: for each local column the times of some ranks, in single precision.
     """
 
@@ -52,13 +50,19 @@ class Walk:
     runner_up_M: RankArray
     second_M: FloatArray
     end_M: FloatArray
-    boundaries: tuple[tuple[int, FloatArray, RankArray], ...]
+    advance_KM: FloatArray
+    ahead_KM: RankArray
     some_KNX: tuple[SingleArray, ...]
 
     @property
     def arrival_MR(self) -> FloatArray:
         """A copy of the arrivals of all rows."""
         return np.stack(self.arrivals_M)
+
+    @property
+    def boundaries(self) -> Iterator[tuple[SegmentColumn, FloatArray, RankArray]]:
+        """Each column with ``advance_KM`` and ``ahead_KM``."""
+        return zip(self.segment.columns, self.advance_KM, self.ahead_KM, strict=True)
 
 
 NO_RANKS: RankArray = np.zeros(0, dtype=np.intp)
@@ -98,7 +102,6 @@ def walk(segment: Segment, some_X: RankArray = NO_RANKS) -> Walk:
             there, steps = _overlap(segment.own, rows)
             through = slice(begin + there.start, begin + there.stop)
             frontier_KM[-1, through], ahead_KM[-1, through] = _in_front(reached_BR[there] + segment.own.at(steps))
-    advances = zip(segment.columns, np.diff(frontier_KM, axis=0), ahead_KM[1:], strict=True) if n_ranks else ()
     return Walk(
         segment=segment,
         arrivals_M=tuple(arrival_MR),
@@ -107,20 +110,15 @@ def walk(segment: Segment, some_X: RankArray = NO_RANKS) -> Walk:
         runner_up_M=runner_up_M,
         second_M=second_M,
         end_M=frontier_KM[-1],
-        boundaries=tuple((column.stage, advance_M, ahead_M) for column, advance_M, ahead_M in advances),
+        advance_KM=np.diff(frontier_KM, axis=0),
+        ahead_KM=ahead_KM[1:],
         some_KNX=some_KNX,
     )
 
 
 def joined(parts: Sequence[tuple[Walk, slice]], segment: Segment) -> Walk:
     """The walk through a segment, put together from rows of other walks, in order."""
-
-    def rows_of(values: Callable[[Walk], NDArray[Any]]) -> NDArray[Any]:
-        return np.concatenate([values(one)[rows] for one, rows in parts])
-
-    def advanced(k: int, column: SegmentColumn) -> tuple[int, FloatArray, RankArray]:
-        return column.stage, rows_of(lambda one: one.boundaries[k][1]), rows_of(lambda one: one.boundaries[k][2])
-
+    names = ("leader_M", "last_M", "runner_up_M", "second_M", "end_M", "advance_KM", "ahead_KM")
     some_KNX = []
     for k, column in enumerate(segment.local):
         # A column's steps are ``offset`` rows later.
@@ -129,13 +127,8 @@ def joined(parts: Sequence[tuple[Walk, slice]], segment: Segment) -> Walk:
     return Walk(
         segment=segment,
         arrivals_M=tuple(arrival_R for one, rows in parts for arrival_R in one.arrivals_M[rows]),
-        leader_M=rows_of(lambda one: one.leader_M),
-        last_M=rows_of(lambda one: one.last_M),
-        runner_up_M=rows_of(lambda one: one.runner_up_M),
-        second_M=rows_of(lambda one: one.second_M),
-        end_M=rows_of(lambda one: one.end_M),
-        boundaries=tuple(advanced(k, column) for k, column in enumerate(segment.columns)),
         some_KNX=tuple(some_KNX),
+        **{name: np.concatenate([getattr(one, name)[..., rows] for one, rows in parts], axis=-1) for name in names},
     )
 
 
@@ -197,27 +190,20 @@ def advances_by_step(walks: list[Walk], window: Window) -> FloatArray:
     """The advances of walks through a window's segments, by step and stage (N × S), in seconds."""
     advances_NS = np.zeros((len(window.durations_NRS), len(window.schema.stages)))
     for one in walks:
-        for column, (stage, advance_M, _) in zip(one.segment.columns, one.boundaries, strict=False):
-            advances_NS[:, stage] += advance_M[column.offset : column.offset + column.n_steps]
+        for column, advance_M, _ in one.boundaries:
+            advances_NS[:, column.stage] += advance_M[column.offset : column.offset + column.n_steps]
     return advances_NS
 
 
 def account(walks: list[Walk], window: Window, n_steps: int) -> Accounting:
     """The sums of the walks through a window's segments, over ``n_steps`` complete steps."""
-    advances_S = np.zeros(len(window.schema.stages))
-    led_S: list[list[tuple[RankArray, FloatArray]]] = [[] for _ in window.schema.stages]
-    exposed_s = 0.0
+    _, n_ranks, n_stages = window.durations_NRS.shape
+    advances_S, led_SR = np.zeros(n_stages), np.zeros((n_stages, n_ranks))
     for one in walks:
-        for stage, advance_M, leader_M in one.boundaries:
-            advances_S[stage] += advance_M.sum()
-            led_S[stage].append((leader_M, advance_M))
-        exposed_s += float(one.end_M.sum())
-    return Accounting(exposed_s, advances_S, tuple(_leader(parts) for parts in led_S), n_steps)
-
-
-def _leader(parts: Sequence[tuple[RankArray, FloatArray]]) -> int | None:
-    """The rank that led most of a frontier's advance, the lowest of equals; None if there was none."""
-    if not parts:
-        return None
-    led = np.bincount(np.concatenate([leader_M for leader_M, _ in parts]), np.concatenate([one for _, one in parts]))
-    return int(led.argmax()) if led.any() else None
+        for column, advance_M, ahead_M in one.boundaries if n_ranks else ():
+            advances_S[column.stage] += advance_M.sum()
+            led_SR[column.stage] += np.bincount(ahead_M, advance_M, n_ranks)
+    exposed_s = sum(float(one.end_M.sum()) for one in walks)
+    # The lowest rank of equals.
+    leaders_S = tuple(int(led_R.argmax()) if led_R.any() else None for led_R in led_SR)
+    return Accounting(exposed_s, advances_S, leaders_S, n_steps)

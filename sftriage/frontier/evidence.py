@@ -242,15 +242,15 @@ def gather_evidence(
         exposed_N=exposed_N,
         first_step=window.first_step,
         present_s=settings.min_event_fraction * exposed_s,
-        onsets=_onsets((ranks, hosts), past.onsets, settings),
+        onsets={k: v for one in (ranks, hosts) for k, v in _onsets(one, past.onsets, settings).items()},
         recurrences=_recurrences(units, ranks, hosts, past.recurrences, settings),
         settings=settings,
     )
     candidates = _single(units, context)
     if normal is not None:
         candidates += _shared(group_candidates(like, normal, roles, context, exposed_s), past.named, settings)
-    leader_NG = np.stack([one.walk.leader_M[:n_steps] for one in replays])[:, used_N]
-    gain_NG = np.stack([one.whole_gain_M[:n_steps] for one in replays])[:, used_N]
+    leader_GN = np.stack([one.walk.leader_M[:n_steps] for one in replays])[:, used_N]
+    gain_GN = np.stack([one.whole_gain_M[:n_steps] for one in replays])[:, used_N]
     return WindowEvidence(
         exposed_s=exposed_s,
         used_N=used_N,
@@ -260,7 +260,7 @@ def gather_evidence(
         normal=normal,
         excess=excess_of(seen, like, normal, n_ranks, settings),
         candidates=_ranked(candidates, LISTED_FRACTION * exposed_s * float(used_N.sum())),
-        gain_R=np.bincount(leader_NG.ravel(), gain_NG.ravel(), n_ranks).astype(np.float64),
+        gain_R=np.bincount(leader_GN.ravel(), gain_GN.ravel(), n_ranks).astype(np.float64),
         roles=roles,
         waited={one.suspect.ranks: waited(one.suspect, window) for one in candidates if is_named(one)},
         measures=measured(window, walks, whole, valid_N),
@@ -340,21 +340,16 @@ def _evidence(
     return ranks, hosts, units + host_units(replays, places, elsewhere, examined, roles, n_steps, settings)
 
 
-def _onsets(
-    evidences: Sequence[Evidence], before: Mapping[UnitName, Onset], settings: Settings
-) -> dict[UnitName, Onset]:
+def _onsets(evidence: Evidence, before: Mapping[UnitName, Onset], settings: Settings) -> dict[UnitName, Onset]:
     """The onset of each named unit. One that is older than the events that are kept stays as it was estimated."""
     found = {}
-    for evidence in evidences:
-        for unit, state in evidence.units.items():
-            if not state.named:
-                continue
-            events = [one.step for one in evidence.events if one.unit == unit]
-            onset = onset_of(events, max(state.onset, events[0]), evidence.next_step - 1, settings)
-            known = before.get(unit)
-            if known is not None and state.onset < evidence.next_step - HISTORY_STEPS:
-                onset = replace(known, pause_steps=max(known.pause_steps, onset.pause_steps))
-            found[unit] = onset
+    for unit in filter(evidence.named, evidence.units):
+        since = evidence.units[unit].onset
+        events = [one.step for one in evidence.events if one.unit == unit]
+        found[unit] = onset = onset_of(events, max(since, events[0]), evidence.next_step - 1, settings)
+        if unit in before and since < evidence.next_step - HISTORY_STEPS:
+            pause_steps = max(before[unit].pause_steps, onset.pause_steps)
+            found[unit] = replace(before[unit], pause_steps=pause_steps)
     return found
 
 

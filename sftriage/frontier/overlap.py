@@ -73,7 +73,6 @@ def resumed(window: Window, roles: Roles, before: Replayed | None) -> list[Segme
                 (new[k], slice(1, new[k].walk.segment.n_rows)),
             ],
             segment,
-            roles,
             len(window.schema.stages),
         )
         for k, segment in enumerate(whole)

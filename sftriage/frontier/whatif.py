@@ -44,8 +44,8 @@ class SegmentReplay:
 
     walk: Walk
     lateness_M: FloatArray
-    reference_KMC: tuple[FloatArray, ...]
-    common_KMC: tuple[FloatArray, ...]
+    reference_KMC: FloatArray
+    common_KMC: FloatArray
     excess_KM: FloatArray
     excess_MS: FloatArray
     offset_S: RankArray
@@ -90,43 +90,35 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
     segment, leader_M = walk.segment, walk.leader_M
     rows = np.arange(segment.n_rows)
     excess_KM = np.zeros((len(segment.local), len(rows)))
-    references, commons = [], []
+    reference_KMC, common_KMC = np.zeros((2, *excess_KM.shape, len(roles.members)))
     for k, (column, some_NX) in enumerate(zip(segment.local, walk.some_KNX, strict=True)):
         at = slice(column.offset, column.offset + column.n_steps)
-        reference_MC, common_MC = (np.zeros((len(rows), len(roles.members))) for _ in range(2))
         own_N = column.at((np.arange(column.n_steps), leader_M[at]))
         by_sample = _by_sample(column.of, some_NX, roles)
-        reference_MC[at], common_MC[at] = _levels(by_sample, own_N, leader_M[at], roles)
+        reference_KMC[k, at], common_KMC[k, at] = _levels(by_sample, own_N, leader_M[at], roles)
         excess_KM[k, at] = own_N
-        excess_KM[k] -= reference_MC[rows, roles.role_R[leader_M]]
-        references.append(reference_MC)
-        commons.append(common_MC)
+    excess_KM -= reference_KMC[:, rows, roles.role_R[leader_M]]
     arrival_MC, _ = _levels(arrivals(walk, roles), walk.last_M, leader_M, roles)
     lateness_M = walk.last_M - arrival_MC[rows, roles.role_R[leader_M]]
-    return _by_stage(walk, lateness_M, tuple(references), tuple(commons), excess_KM, n_stages)
+    return _by_stage(walk, lateness_M, reference_KMC, common_KMC, excess_KM, n_stages)
 
 
-def joined(
-    parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment, roles: Roles, n_stages: int
-) -> SegmentReplay:
+def joined(parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment, n_stages: int) -> SegmentReplay:
     """The replay of a segment, put together from rows of other replays, in order."""
     walk = joined_walks([(one.walk, rows) for one, rows in parts], segment)
-    columns = range(len(segment.local))
-    return _by_stage(
-        walk,
-        lateness_M=np.concatenate([one.lateness_M[rows] for one, rows in parts]),
-        reference_KMC=tuple(np.concatenate([one.reference_KMC[k][rows] for one, rows in parts]) for k in columns),
-        common_KMC=tuple(np.concatenate([one.common_KMC[k][rows] for one, rows in parts]) for k in columns),
-        excess_KM=np.concatenate([one.excess_KM[:, rows] for one, rows in parts], axis=1),
-        n_stages=n_stages,
+    lateness_M = np.concatenate([one.lateness_M[rows] for one, rows in parts])
+    by_column = (
+        np.concatenate([getattr(one, name)[:, rows] for one, rows in parts], axis=1)
+        for name in ("reference_KMC", "common_KMC", "excess_KM")
     )
+    return _by_stage(walk, lateness_M, *by_column, n_stages)
 
 
 def _by_stage(
     walk: Walk,
     lateness_M: FloatArray,
-    reference_KMC: tuple[FloatArray, ...],
-    common_KMC: tuple[FloatArray, ...],
+    reference_KMC: FloatArray,
+    common_KMC: FloatArray,
     excess_KM: FloatArray,
     n_stages: int,
 ) -> SegmentReplay:
