@@ -25,7 +25,7 @@ MAX_SAMPLES = 32
 """Windows that are kept for a regime."""
 
 MAX_REGIMES = 64
-"""Regimes that are kept; the one that was met least is dropped."""
+"""Regimes that are kept: those met last."""
 
 BUCKETS_AN_OCTAVE = 4
 """Buckets of work size: steps whose work is within about a fifth of each other are in one regime."""
@@ -89,6 +89,14 @@ class Typical:
 
 
 Sampled = TypeVar("Sampled")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def met(known: Mapping[Key, Value], key: Key, value: Value) -> dict[Key, Value]:
+    """What is known by regime, or by kind of step, with one that was met now; of `MAX_REGIMES` at most."""
+    others = [one for one in known.items() if one[0] != key]
+    return dict([*others, (key, value)][-MAX_REGIMES:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,8 +137,7 @@ class OwnTimes:
         if not seen.own_NR.shape[1]:
             return self
         kept = (*self.samples.get(regime, ()), medians(seen.own_NR, axis=0))[-MAX_SAMPLES:]
-        others = [one for one in self.samples if one != regime][-(MAX_REGIMES - 1) :]
-        return OwnTimes({**{one: self.samples[one] for one in others}, regime: kept})
+        return OwnTimes(met(self.samples, regime, kept))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,10 +206,7 @@ def learned(baseline: Baseline, verdict: Verdict, regime: Regime, seen: Typical)
         seen = replace(seen, lateness_s=0.0 if known is None else known.lateness_s)
     elif verdict.label != "healthy":
         return baseline
-    all_known = {**baseline.known, regime: baseline.known.get(regime, Samples()).after(seen)}
-    if len(all_known) > MAX_REGIMES:
-        del all_known[min(all_known, key=lambda one: all_known[one].seen if one != regime else baseline.n_windows + 1)]
-    return Baseline(all_known)
+    return Baseline(met(baseline.known, regime, baseline.known.get(regime, Samples()).after(seen)))
 
 
 @dataclass(frozen=True, slots=True)

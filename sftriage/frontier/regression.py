@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from sftriage.frontier.accounting import Walk, advances_by_step
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
-from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Profile, Regime, Samples, regimes_of
+from sftriage.frontier.baseline import MAX_SAMPLES, Profile, Regime, Samples, met, regimes_of
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import MAD_TO_SIGMA
 from sftriage.records import Regression, Window
@@ -31,9 +31,6 @@ StepArray = NDArray[np.int64]
 STEP, COMMON, STAGES = 0, 1, 2
 """The quantities that are tested (Q), in seconds: the length of the step, and what no single rank can raise: all that
 the ranks share, each stage's common level, and its own work past the last arrival, if it is a sync stage."""
-
-MAX_KINDS = 16
-"""Kinds of steps whose evidence is kept: those met last."""
 
 MOST = 1e6
 """The largest slowdown of a step, as a multiple of the best: keeps all numbers finite."""
@@ -273,7 +270,7 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
     """
     if before is None or before.stages != measures.stages:
         before = OwnBest(measures.stages)
-    bests, tests = dict(before.bests), dict(before.tests)
+    bests, tests = before.bests, before.tests
     times_NQ, work_N = measures.times_NQ, measures.work_N
     work_N = np.zeros(len(times_NQ)) if work_N is None else np.nan_to_num(work_N, posinf=0.0)
     counts_N = measures.counts_N & np.isfinite(times_NQ).all(axis=1) & (times_NQ[:, STEP] > 0.0)
@@ -290,14 +287,10 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
                 steps_N = measures.first_step + np.asarray(rows, dtype=np.int64)
                 test = test or _no_evidence(regime[0], before.stages, int(steps_N[0]))
                 test = _tested(test, over_NQ, steps_N, best.level, settings)
-                tests[regime[0]] = test
-                if len(tests) > MAX_KINDS:
-                    del tests[min(tests, key=lambda kind: tests[kind].last_step)]
+                tests = met(tests, regime[0], test)
             slower = test is not None and test.onset is not None
             learned = [np.append(times_NQ[row], work_N[row]) for row in rows]
-            bests[regime] = best.after(learned, slower, settings)
-            if len(bests) > MAX_REGIMES:
-                del bests[min((one for one in bests if one != regime), key=lambda one: bests[one].samples.seen)]
+            bests = met(bests, regime, best.after(learned, slower, settings))
     next_step = max(before.next_step, measures.first_step + len(times_NQ))
     return OwnBest(before.stages, next_step, bests, tests)
 

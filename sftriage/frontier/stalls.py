@@ -217,33 +217,34 @@ def _wait(job: JobStatus, live_R: BoolArray, missing_M: RankArray, reasons: tupl
 def _suspects(standing: WaitState, job: JobSince, still_s: float, lasted_s: float) -> tuple[Suspect, ...]:
     """The missing ranks as suspects: all ranks, whole hosts, or single ranks; dead ones first, then the stillest."""
 
-    def suspect(ranks: Sequence[RankStatus], *, host: str | None = None) -> Suspect:
+    def suspect(ranks: Sequence[RankStatus], host: str | None = None) -> Suspect:
         stages = {one.stage or OTHER for one in ranks}
+        alone = len(ranks) == 1 and host is None
         return Suspect(
-            scope="host" if host is not None else "rank" if len(ranks) == 1 else "all",
+            scope="host" if host is not None else "rank" if alone else "all",
             ranks=tuple(sorted(one.rank for one in ranks)),
             stage=stages.pop() if len(stages) == 1 else None,
             gain_s=still_s,
             share=min(1.0, still_s / lasted_s) if lasted_s else 1.0,
             persistence=1.0,
-            rank=ranks[0].rank if len(ranks) == 1 and host is None else None,
+            rank=ranks[0].rank if alone else None,
             host=host,
             onset_step=standing.step,
         )
 
-    since_ns_M = job.since_ns_R[standing.missing_M].tolist()
     missing = job.status.only(standing.missing_M).ranks
     if len(missing) == len(job.since_ns_R) > 1:
         return (suspect(missing),)
+    since_ns_M = job.since_ns_R[standing.missing_M].tolist()
+    stillest = zip(missing, since_ns_M, strict=True)
     of_host: dict[str, list[RankStatus]] = {}
-    at = dict(zip(missing, since_ns_M, strict=True))
-    for one in sorted(missing, key=lambda one: (one.alive is not False, at[one], one.rank)):
+    for one, _ in sorted(stillest, key=lambda both: (both[0].alive is not False, both[1], both[0].rank)):
         of_host.setdefault(one.host, []).append(one)
-    suspects = []
-    of_hosts = Counter(job.status.hosts[host] for host in job.status.host_R.tolist())
+    size = Counter(job.status.hosts[host] for host in job.status.host_R.tolist())
+    suspects: list[Suspect] = []
     for host, ranks in of_host.items():
-        whole = host and 1 < len(ranks) == of_hosts[host]
-        suspects += [suspect(ranks, host=host)] if whole else [suspect([one]) for one in ranks]
+        whole = host and 1 < len(ranks) == size[host]
+        suspects += [suspect(ranks, host)] if whole else [suspect([one]) for one in ranks]
     return tuple(suspects[:MAX_NAMED])
 
 

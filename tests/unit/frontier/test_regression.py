@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.frontier.baseline import MAX_REGIMES
-from sftriage.frontier.regression import MAX_KINDS, STEP, OwnBest, StepMeasures, advanced
+from sftriage.frontier.regression import STEP, OwnBest, StepMeasures, advanced
 from sftriage.frontier.settings import Settings
 
 SETTINGS = Settings()
@@ -332,7 +332,7 @@ def test_what_is_kept_is_bounded_however_many_kinds_there_are():
     state = advanced(None, measured(steady(n_steps), regimes=regimes), SETTINGS)
     # THEN the last are kept
     assert len(state.bests) == MAX_REGIMES
-    assert len(state.tests) == MAX_KINDS
+    assert len(state.tests) == MAX_REGIMES
     assert "kind 99" in state.tests
 
 
