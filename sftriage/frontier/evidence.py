@@ -91,7 +91,8 @@ class WindowEvidence:
         candidates: possible suspects, the largest gain first.
         gain_R: what mending the last rank of each step would have saved, in all steps, by rank.
         roles: the cohorts.
-        waited: for each named unit, by its ranks, whether it mostly waited for a CPU; None if that was not counted.
+        waited: for each named unit, by its ranks, the part of its lateness that it waited for a CPU; None if that was
+            not counted.
         measures: all steps, for the test of the job against its own best.
         before: the state before this window.
         after: the state with it, except for what follows from its verdict.
@@ -107,7 +108,7 @@ class WindowEvidence:
     candidates: tuple[Candidate, ...]
     gain_R: FloatArray
     roles: Roles
-    waited: Mapping[tuple[int, ...], bool | None]
+    waited: Mapping[tuple[int, ...], float | None]
     measures: StepMeasures
     before: Past
     after: Past

@@ -36,9 +36,9 @@ class Settings:
             hiccups of others).
         min_chance: the probability that chance makes a given unit last, at least: 1 / R, but not below this (1/8: a
             hiccup lasts for several steps, whose events are not independent).
-        whole_factor: multiple of ``naming_log_odds`` to name a unit in all its stages, or one that mostly waited for a
-            CPU, and the most that any log odds can be (2: a process that has the unit's core for a second or two makes
-            it slow in all its stages for a dozen steps; and a bounded sum can fall again).
+        whole_factor: multiple of ``naming_log_odds`` to name a unit in all its stages, or one that waited for a CPU for
+            most of its lateness, and the most that any log odds can be (2: a process that has the unit's core for a
+            second or two makes it slow in all its stages for a dozen steps; and a bounded sum can fall again).
         recurrence_log_odds: log odds against chance from which a unit's events fall into one phase of a period; and
             from which the others' events do so too, so that the period is the job's (5: one time in 150).
         min_part_fraction: a stage with this much of its rank's excess is named instead of the rank, and a rank with

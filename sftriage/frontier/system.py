@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sftriage.counters import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, accounting
+from sftriage.counters import COUNTERS, PLACE, SHARED, SystemCode, accounting
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.clocks import timed
 from sftriage.frontier.roles import roles_of, sampled
@@ -183,12 +183,10 @@ def with_system(verdict: Verdict, window: Window, settings: Settings) -> Verdict
     return replace(verdict, suspects=suspects, numbers=numbers)
 
 
-def waited(suspect: Suspect, window: Window) -> bool | None:
-    """Whether most of a suspect's lateness was waiting for a CPU; None if that is not known."""
+def waited(suspect: Suspect, window: Window) -> float | None:
+    """The part of a suspect's lateness that was waiting for a CPU; None if that is not known."""
     counts = _of(suspect, window)
-    if counts is None or counts.descheduled_fraction is None:
-        return None
-    return counts.descheduled_fraction >= MOST_FRACTION
+    return None if counts is None else counts.descheduled_fraction
 
 
 def _of(suspect: Suspect, window: Window) -> SystemCounts | None:

@@ -152,8 +152,9 @@ def _requirements(
 ) -> dict[tuple[str, str], tuple[float, float]]:
     """What a candidate has to reach: numbers and their thresholds, under the names that both have in a verdict.
 
-    ``keep`` lowers the thresholds of who was named before. What all ranks share must be present in most of the steps,
-    and so must a unit that may have waited for a CPU, as any does for a second or two on a busy host.
+    ``keep`` lowers the thresholds of who was named before. What all ranks share must be present in most of the steps.
+    The more of its lateness a unit may have waited for a CPU, as any does for a second or two on a busy host, the more
+    evidence it takes, and the more often it must be present.
     """
     suspect, settings = candidate.suspect, evidence.settings
     worth = settings.min_gain_fraction if is_single(suspect) else settings.min_group_fraction
@@ -162,26 +163,22 @@ def _requirements(
         ("first_share", "min_share"): (suspect.share, worth * keep),
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
     }
-    whole = _is_whole(suspect, evidence)
+    whole = any(one.suspect.ranks == suspect.ranks and one.suspect.stage is None for one in evidence.candidates)
+    fraction = evidence.waited.get(suspect.ranks)
     # The counters say of a unit that is stopped, or slow by itself, that it did not wait.
-    may_have_waited = whole and evidence.waited.get(suspect.ranks) is not False and suspect.pattern != "recurring"
+    waited = float(whole) if fraction is None else min(1.0, fraction / settings.most_fraction)
+    may_have_waited = (whole or fraction is not None) and suspect.pattern != "recurring"
     if not is_single(suspect) or may_have_waited:
-        least = settings.min_persistence_fraction * keep
+        least = settings.min_persistence_fraction * keep * (waited if is_single(suspect) else 1.0)
         asked["first_persistence", "min_persistence"] = suspect.persistence, least
     if is_single(suspect):
-        wanted = settings.naming_log_odds * (settings.whole_factor if whole else 1.0)
+        wanted = settings.naming_log_odds * (1.0 + (settings.whole_factor - 1.0) * max(float(whole), waited))
         asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
     if is_named(candidate):
         # Of the clear events of a suspect and of the next one.
         own = 1.0 / (1.0 + settings.most_fraction / keep)
         asked["first_own_fraction", "min_own_fraction"] = evidence.own_fraction(candidate), own
     return asked
-
-
-def _is_whole(suspect: Suspect, evidence: WindowEvidence) -> bool:
-    """Whether a rank or a host is slow in all its stages, or mostly waited for a CPU, in whatever stage."""
-    mine = (one.suspect.stage for one in evidence.candidates if one.suspect.ranks == suspect.ranks)
-    return bool(evidence.waited.get(suspect.ranks)) or None in mine
 
 
 def _excess_to_explain_s(candidate: Candidate, evidence: WindowEvidence) -> float:
