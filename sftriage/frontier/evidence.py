@@ -125,7 +125,7 @@ class WindowEvidence:
         """The factor on a suspect's thresholds: below 1 if the window before named it."""
         named = self.before.named
         same = named is not None and (named.scope, named.ranks) == (suspect.scope, suspect.ranks)
-        return self.settings.keep_fraction if same else 1.0
+        return self.settings.most_fraction if same else 1.0
 
     def log_odds(self, suspect: Suspect) -> float:
         """The log odds of a suspect of scope rank or host, its recurrence included."""
@@ -289,7 +289,7 @@ def _own_times(
     settings: Settings,
 ) -> OwnTimes:
     """The local times of two ranks, with the steps before any fault that is likely by now."""
-    likely = settings.keep_fraction * settings.naming_log_odds
+    likely = settings.most_fraction * settings.naming_log_odds
     began = min((one.onset for one in ranks.units.values() if max(one.log_odds) >= likely), default=None)
     if began is not None:
         like_N = like_N & (first_step + np.arange(len(like_N)) < began)
@@ -387,7 +387,7 @@ def _single(units: list[Unit], context: WindowContext) -> list[Candidate]:
 def _shared(candidates: list[Candidate], named: Suspect | None, settings: Settings) -> list[Candidate]:
     """Candidates of scope cohort and all, from their threshold on: below it they are drift, and no rival to a rank."""
     kept = named is not None and not is_single(named)
-    least = settings.min_group_fraction * (settings.keep_fraction if kept else 1.0)
+    least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
     return [one for one in candidates if one.suspect.share >= least]
 
 

@@ -161,14 +161,9 @@ def _split_when_ready(column: SegmentColumn, window: Window) -> list[SegmentColu
     ]
 
 
-MIN_READY_FRACTION = 0.5
-"""Fraction of the steps in which the split must be known to be used: the other steps are then left out."""
-
-
 def _ready(window: Window) -> FloatArray | None:
-    """The ready moments; None if too few steps have those of all ranks."""
+    """The ready moments; None if less than half of the steps have those of all ranks: the others are left out."""
     ready_NR = window.ready_NR
     if ready_NR is None or not window.schema.sync:
         return None
-    known_N = np.isfinite(ready_NR).all(axis=1)
-    return ready_NR if known_N.mean() >= MIN_READY_FRACTION else None
+    return ready_NR if np.isfinite(ready_NR).all(axis=1).mean() >= 0.5 else None

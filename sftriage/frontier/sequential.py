@@ -170,7 +170,7 @@ def _tests(n_units: int, settings: Settings) -> Tests:
         for size in (settings.min_event_fraction, *settings.event_fractions)
         for guilty in settings.guilty_fractions
     )
-    return Tests(weights, enough, settings.keep_fraction * enough, settings.whole_factor * enough)
+    return Tests(weights, enough, settings.most_fraction * enough, settings.whole_factor * enough)
 
 
 def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Recurrence | None:

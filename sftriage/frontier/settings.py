@@ -20,10 +20,7 @@ class Settings:
         min_group_fraction: ``min_gain_fraction`` for what all ranks share, against the job's past instead of peers in
             the same step (15 %: a machine's clock, neighbours and caches drift by several percent within minutes).
         min_lateness_fraction: lateness of the last rank over the median one, beyond jitter, that needs a reason where
-            no single rank or host is worth a capture (10 %: ranks that share cores, switches or a file system take
-            turns at being last).
-        keep_fraction: a unit that was named stays named down to this fraction of the thresholds, in evidence and in
-            size (0.7: hysteresis, so that a verdict near a threshold does not flap).
+            no single rank or host is worth a capture (10 %: ranks that share cores take turns at being last).
 
     Who it is (docs/verdicts.md, "The evidence"):
 
@@ -38,16 +35,16 @@ class Settings:
             hiccup lasts for several steps, whose events are not independent).
         whole_factor: multiple of ``naming_log_odds`` to name a unit in all its stages, or one that waited for a CPU for
             most of its lateness, and the most that any log odds can be (2: a process that has the unit's core for a
-            second or two makes it slow in all its stages for a dozen steps; and a bounded sum can fall again).
-        recurrence_log_odds: log odds against chance from which a unit's events fall into one phase of a period; and
-            from which the others' events do so too, so that the period is the job's (5: one time in 150).
+            second or two makes it slow for a dozen steps; and a bounded sum can fall again).
+        recurrence_log_odds: log odds against chance from which events fall into one phase of a period: a unit's, or all
+            others' too, so that the period is the job's (5: one time in 150).
         min_part_fraction: a stage with this much of its rank's excess is named instead of the rank, and a rank with
             this much of its host's gain instead of the host; at least so many of a host's ranks must be slow (0.65: the
             smallest scope that explains most of it).
-        most_fraction: "most of it" (half): what a suspect's gain must be of its lateness where it is last, and of what
-            all ranks share; a rival may have less than this of the suspect's clear events, and of its gain. This of
-            the gain shows a fault in a captured step. The device clock is used if so many steps have it, and if it
-            disagrees with the host's by less than this factor.
+        most_fraction: "most of it" (half). What a suspect's gain must be of its lateness where it is last, and of what
+            all ranks share; a rival has less than this of its clear events, and of its gain. Who was named stays so
+            down to this of the thresholds. This of the gain shows a fault in a captured step. The device's clock is
+            used if this many steps have it, and it and the host's differ by less than this factor.
 
     When it was present:
 
@@ -78,8 +75,7 @@ class Settings:
             quarter: not the luckiest sample of a month).
         min_over_best_fraction: how much slower than its best a job must be to be called regressed (5 %).
         slower_fraction: a step counts as slower if it, or one stage of it, takes this much of a step longer than the
-            best (3 %: below the 5 % that are reported; more where blocks of ``best_steps`` differ by chance,
-            ``clear_sigmas`` of their standard deviations).
+            best (3 %: below the 5 % that are reported; more where blocks of ``best_steps`` differ by chance).
         slower_steps_fraction: the fraction of slower steps in a job that has become slower (0.85; in one that has not,
             at most half, whatever the distribution of its times).
     """
@@ -88,7 +84,6 @@ class Settings:
     min_seen_fraction: float = 0.35
     min_group_fraction: float = 0.15
     min_lateness_fraction: float = 0.10
-    keep_fraction: float = 0.7
 
     false_names_per_million_steps: float = 0.1
     event_fractions: tuple[float, ...] = (0.1, 0.3, 1.0)

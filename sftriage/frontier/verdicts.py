@@ -267,8 +267,9 @@ def _shared_reason(evidence: WindowEvidence) -> str:
 
 
 def _numbers(evidence: WindowEvidence) -> dict[str, float]:
-    excess, settings = evidence.excess, evidence.settings
-    return {
+    """What decided, with the first candidate's numbers and thresholds (`_requirements`)."""
+    excess, settings, exposed_s = evidence.excess, evidence.settings, evidence.exposed_s
+    numbers = {
         "used_steps": float(evidence.used_N.sum()),
         "excess_s": excess.total_s,
         "late_excess_s": excess.late_s,
@@ -279,20 +280,14 @@ def _numbers(evidence: WindowEvidence) -> dict[str, float]:
         "best_gains_s": evidence.best_gains_s,
         "single_gain_s": evidence.single_s,
         "has_baseline": float(excess.from_baseline),
-        "min_gain_s": settings.min_gain_fraction * evidence.exposed_s,
-        "min_lateness_s": settings.min_lateness_fraction * evidence.exposed_s,
-        "min_group_s": settings.min_group_fraction * evidence.exposed_s,
+        "min_gain_s": settings.min_gain_fraction * exposed_s,
+        "min_lateness_s": settings.min_lateness_fraction * exposed_s,
+        "min_group_s": settings.min_group_fraction * exposed_s,
         "shared_excess_s": evidence.shared_s,
         "min_coverage": settings.min_coverage_fraction,
         "min_persistence": settings.min_persistence_fraction,
-        **_numbers_of_first(evidence),
     }
-
-
-def _numbers_of_first(evidence: WindowEvidence) -> dict[str, float]:
-    """The first candidate's numbers and thresholds (`_requirements`)."""
-    if not evidence.candidates:
-        return {}
-    first = evidence.candidates[0]
-    asked = _requirements(first, evidence, evidence.keep_fraction(first.suspect))
-    return {name: number for both in asked.items() for name, number in zip(*both, strict=True)}
+    for first in evidence.candidates[:1]:
+        for names, values in _requirements(first, evidence, evidence.keep_fraction(first.suspect)).items():
+            numbers |= zip(names, values, strict=True)
+    return numbers

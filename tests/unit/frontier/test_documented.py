@@ -37,7 +37,7 @@ def odds(n_ranks, guilty):
         f"| {odds(4, ONE.guilty_fractions[1])} | {odds(8, ONE.guilty_fractions[1])} |",
         f"reaches {ONE.naming_log_odds:.1f}, the logarithm of ten million",
         f"{in_a_row(4)} clear events in a row of 4 ranks, {in_a_row(8)} of 8",
-        f"down to {ONE.keep_fraction} of that, and loses it after {MAX_PERIOD_STEPS} steps",
+        f"down to half of that, and loses it after {MAX_PERIOD_STEPS} steps",
         f"Fewer than {percent(ONE.min_coverage_fraction)} of the (step, rank) vectors",
         f"`share` is at least {percent(ONE.min_gain_fraction)} of the step",
         f"slower in the same way than its baseline, by {percent(ONE.min_group_fraction)}",
