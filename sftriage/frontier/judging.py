@@ -17,37 +17,25 @@ from sftriage.frontier.verdicts import assess_times, coverage_of
 from sftriage.records import Lost, Regression, Suspect, Verdict, Window
 
 
-def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, WindowEvidence | None]:
-    """The verdict on one window and the evidence for it; None if no evidence was gathered.
+def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdict, Past]:
+    """The verdict on a window, and the state after it. A new attempt of the job starts without state (None).
 
-    Both are on one clock, and so is the part of the state that they depend on.
+    Each clock has a state of its own.
     """
-    seen = timed(window, settings)
+    past, seen, coverage = past or Past(), timed(window, settings), None
     if seen.clock == "device":
         # Coverage is that of the host's times: a step without device times is not missing.
         coverage = coverage_of(window)
-        if coverage < settings.min_coverage_fraction:
-            seen = Timed(window)
-        else:
-            verdict, evidence = assess_times(seen.window, past.device or Past(), settings, coverage)
-            return on_its_clock(verdict, seen, None, settings), evidence
-    verdict, evidence = assess_times(window, past, settings)
-    longer_s = evidence.longer_s if seen.limited and evidence is not None else None
-    return on_its_clock(verdict, seen, longer_s, settings), evidence
-
-
-def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdict, Past]:
-    """The verdict on a window, and the state after it. A new attempt of the job starts without state (None)."""
-    past = past or Past()
-    verdict, evidence = assess(window, past, settings)
-    # Each clock has a state of its own.
-    on_device = verdict.clock == "device"
+        seen = seen if coverage >= settings.min_coverage_fraction else Timed(window)
+    on_device = seen.clock == "device"
     before = past.device or Past() if on_device else past
+    verdict, evidence = assess_times(seen.window, before, settings, coverage)
+    verdict = on_its_clock(verdict, seen, None if evidence is None else evidence.longer_s, settings)
     if evidence is None:
         known = before.own_best.reported(0, window.last_step + 1)
         return with_regression(verdict, known, {}, window), past
     named = verdict.suspects[0] if verdict.label == "suspect" else None
-    verdict = with_system(replace(verdict, suspects=tuple(map(_by_rank, verdict.suspects))), window, settings)
+    verdict = with_system(replace(verdict, suspects=tuple(map(_by_rank, verdict.suspects))), seen.window)
     own_best = advanced(before.own_best, evidence.measures, settings)
     slower = own_best.reported(window.first_step, before.own_best.next_step)
     baseline = before.baseline

@@ -15,10 +15,8 @@ import numpy as np
 
 from sftriage.counters import COUNTERS, PLACE, SHARED, SystemCode, accounting
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
-from sftriage.frontier.clocks import timed
 from sftriage.frontier.roles import roles_of, sampled
 from sftriage.frontier.segments import complete_steps, segments
-from sftriage.frontier.settings import Settings
 from sftriage.records import Suspect, Verdict, Window
 
 MIN_KNOWN_FRACTION = 0.5
@@ -160,17 +158,15 @@ def _times(window: Window, valid_N: BoolArray) -> tuple[FloatArray, FloatArray]:
     return local_NR, synced_NR
 
 
-def with_system(verdict: Verdict, window: Window, settings: Settings) -> Verdict:
+def with_system(verdict: Verdict, window: Window) -> Verdict:
     """The verdict, with the part of each suspect's lateness that the system caused, where that is known.
 
-    The first suspect's counters are in the verdict's numbers: ``queued_s`` and ``preempted`` a step, and those of any
-    other cause.
+    ``window`` has the times of the verdict's clock. The first suspect's counters are in the verdict's numbers:
+    ``queued_s`` and ``preempted`` a step, and those of any other cause.
     """
     if window.counted_NRC is None or not verdict.suspects:
         return verdict
-    # Lateness is on the clock of the verdict.
-    seen = timed(window, settings).window if verdict.clock == "device" else window
-    found = [_of(suspect, seen) for suspect in verdict.suspects]
+    found = [_of(suspect, window) for suspect in verdict.suspects]
     suspects = tuple(
         suspect if one is None else replace(suspect, descheduled_fraction=one.descheduled_fraction, system=one.system)
         for suspect, one in zip(verdict.suspects, found, strict=True)

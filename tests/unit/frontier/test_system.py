@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.counters import COUNTERS
-from sftriage.frontier import Settings
 from sftriage.frontier.system import system_counts, with_system
 from sftriage.windows.counting import counted_of
 
@@ -180,7 +179,7 @@ def test_what_is_of_all_ranks_is_nobodys_waiting():
     verdict = classify(window)
     everybody = replace(verdict.suspects[0], scope="all", ranks=(0, 1, 2, 3), rank=None)
     waited = queued(window, *((rank, always, 0.05) for rank in range(4)))
-    found = with_system(replace(verdict, suspects=(everybody,)), waited, Settings())
+    found = with_system(replace(verdict, suspects=(everybody,)), waited)
     assert found.suspects[0].descheduled_fraction is None
     assert "queued_s" not in found.numbers
 
@@ -273,7 +272,7 @@ def test_counters_to_seven_digits_make_the_same_verdict(counted, waited_s):
     # WHEN it is sent and gathered, it has seven digits
     sent = replace(whole, counted_NRC=whole.counted_NRC.astype(np.float32))
     # THEN whom the verdict names, why, and what the system did are the same
-    one, other = (with_system(classify(some), some, Settings()) for some in (whole, sent))
+    one, other = (with_system(classify(some), some) for some in (whole, sent))
     assert replace(other, suspects=(), numbers={}) == replace(one, suspects=(), numbers={})
     assert other.numbers == pytest.approx(one.numbers, rel=1e-5, abs=1e-9)
     for mine, its in zip(one.suspects, other.suspects, strict=True):
