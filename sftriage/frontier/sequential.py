@@ -176,54 +176,53 @@ def _tests(n_units: int, settings: Settings) -> Tests:
 def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Recurrence | None:
     """The recurrence of a unit's events that is likely enough to name it; None if there is none.
 
-    Most of the unit's events fall into one phase of the period, and the others' events do not: else the recurrence is
-    the job's. Who causes the events and when they come are independent, so the log odds of both are added. Events from
-    each size on are searched, because smaller ones may be ordinary hiccups.
+    Most of the unit's events fall into one phase of the period, and it is not the job's. Who causes the events and when
+    they come are independent, so the log odds of both are added. Events from each size on are searched, because smaller
+    ones may be ordinary hiccups.
     """
     found: list[Recurrence] = []
-    state = evidence.units.get(unit)
     n_tries = evidence.n_units * sum(range(2, MAX_PERIOD_STEPS + 1))
     n_guilty = len(settings.guilty_fractions)
-    folded: tuple[NDArray[np.intp], tuple[int, int, float] | None] = (np.zeros(0, np.intp), None)
+    log_odds_T = evidence.units[unit].log_odds if unit in evidence.units else ()
+    folded: dict[int, tuple[int, int, float] | None] = {}
     for i, size in enumerate((settings.min_event_fraction, *settings.event_fractions)):
         steps = _steps(one for one in evidence.events if one.unit == unit and one.share > size)
-        if len(steps) != len(folded[0]):
-            folded = steps, _fold(steps, evidence.next_step)
-        best = folded[1]
+        if len(steps) not in folded:
+            folded[len(steps)] = _fold(steps, evidence.next_step)
+        best = folded[len(steps)]
         if best is None:
             continue
         period, phase, log_chance = best
         own = steps[steps % period == phase]
-        ended = evidence.next_step - own[-1] > 2 * period
+        goes_on = evidence.next_step - own[-1] <= 2 * period
         mostly = 2 * len(own) >= (steps >= own[0]).sum()
         log_odds = -log_chance - math.log(n_tries)
-        if ended or not mostly or log_odds < settings.recurrence_log_odds:
+        here = Recurrence(period, phase, int(own[0]), log_odds)
+        if not (goes_on and mostly and log_odds >= settings.recurrence_log_odds):
             continue
-        others = _steps(one for one in evidence.events if one.unit != unit and one.step >= own[0] - period)
-        n_steps = int(min(evidence.next_step - own[0] + period, HISTORY_STEPS))
-        hits = np.asarray([(others % period == phase).sum()])
-        times = np.maximum(-(-n_steps // period), hits)
-        if _log_chance(hits, times, len(others), n_steps)[0] < -settings.recurrence_log_odds:
-            continue  # the job's recurrence, not this unit's
-        in_phase = [one.share for one in evidence.events if one.unit == unit and one.step % period == phase]
-        usual = settings.most_fraction * float(np.median(in_phase))
-        if _others_alike(evidence.events, unit, period, int(own[0]) - period, max(size, usual)):
-            continue  # others do the same as often, each in its own time: as where all collect garbage
-        log_odds += 0.0 if state is None else max(state.log_odds[n_guilty * i : n_guilty * (i + 1)])
-        if log_odds >= settings.naming_log_odds:
-            found.append(Recurrence(period, phase, int(own[0]), log_odds))
+        log_odds += max(log_odds_T[n_guilty * i : n_guilty * (i + 1)], default=0.0)
+        if log_odds >= settings.naming_log_odds and not _is_of_job(here, evidence, unit, size, settings):
+            found.append(replace(here, log_odds=log_odds))
     return max(found, key=lambda one: one.log_odds, default=None)
 
 
-def _others_alike(events: Iterable[ClearEvent], unit: UnitName, period: int, since: int, size: float) -> bool:
-    """Whether another unit's events mostly come a period apart too, in whatever phase, and with a little drift."""
-    others: dict[UnitName, list[ClearEvent]] = {}
-    for one in events:
-        if one.unit != unit and one.step >= since and one.share > size:
-            others.setdefault(one.unit, []).append(one)
-    for theirs in others.values():
-        apart = np.diff(_steps(theirs))
-        near = int((abs(apart - period) <= MAX_DRIFT * period).sum())
+def _is_of_job(here: Recurrence, evidence: Evidence, unit: UnitName, size: float, settings: Settings) -> bool:
+    """Whether the others' events recur like a unit's: in its phase, or those of one of them in a phase of their own.
+
+    These may drift a little, as where each rank collects its garbage; they count from half of the unit's usual size on.
+    """
+    since, n_steps = here.onset - here.period, min(evidence.next_step - here.onset + here.period, HISTORY_STEPS)
+    others = [one for one in evidence.events if one.unit != unit and one.step >= since]
+    steps = _steps(others)
+    hits = np.asarray([(steps % here.period == here.phase).sum()])
+    times = np.maximum(-(-n_steps // here.period), hits)
+    if _log_chance(hits, times, len(steps), n_steps)[0] < -settings.recurrence_log_odds:
+        return True
+    in_phase = [one.share for one in evidence.events if one.unit == unit and one.step % here.period == here.phase]
+    size = max(size, settings.most_fraction * float(np.median(in_phase)))
+    for other in {one.unit for one in others}:
+        apart = np.diff(_steps(one for one in others if one.unit == other and one.share > size))
+        near = int((abs(apart - here.period) <= MAX_DRIFT * here.period).sum())
         if near >= MIN_TIMES - 1 and 2 * near >= len(apart):
             return True
     return False
