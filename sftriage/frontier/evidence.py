@@ -249,7 +249,11 @@ def gather_evidence(
     )
     candidates = _single(units, context)
     if normal is not None:
-        candidates += _shared(group_candidates(like, normal, roles, context, exposed_s), past.named, settings)
+        # From their threshold on: below it they are drift, and no rival to a rank.
+        kept = past.named is not None and not is_single(past.named)
+        least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
+        alike = group_candidates(like, normal, roles, context, exposed_s)
+        candidates += [one for one in alike if one.suspect.share >= least]
     leader_GN = np.stack([one.walk.leader_M[:n_steps] for one in replays])[:, used_N]
     gain_GN = np.stack([one.whole_gain_M[:n_steps] for one in replays])[:, used_N]
     return WindowEvidence(
@@ -382,13 +386,6 @@ def _single(units: list[Unit], context: WindowContext) -> list[Candidate]:
             found = [one for one in found if one.suspect.rank not in unit.ranks]
         found += here
     return found
-
-
-def _shared(candidates: list[Candidate], named: Suspect | None, settings: Settings) -> list[Candidate]:
-    """Candidates of scope cohort and all, from their threshold on: below it they are drift, and no rival to a rank."""
-    kept = named is not None and not is_single(named)
-    least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
-    return [one for one in candidates if one.suspect.share >= least]
 
 
 def _ranked(candidates: list[Candidate], min_total_s: float) -> tuple[Candidate, ...]:

@@ -39,9 +39,15 @@ def reproduced(window: Window, trigger: Trigger, settings: Settings | None = Non
         return None
     there_N = valid_N & (over_N >= settings.most_fraction * trigger.gain_s) & (over_N > 0.0)
     n_steps, n_valid, n_there = len(valid_N), int(valid_N.sum()), int(there_N.sum())
-    if not n_there and _is_recurring(trigger) and n_steps - n_valid >= _due(n_steps, trigger):
+    recurring = trigger.pattern == "recurring" or bool(trigger.period_steps)
+
+    def due(n_steps: int) -> int:
+        """In how many captured steps the fault is expected at least."""
+        return max(1, n_steps // (trigger.period_steps or n_steps)) if recurring else n_steps
+
+    if not n_there and recurring and n_steps - n_valid >= due(n_steps):
         return None
-    n_expected = max(_due(n_valid, trigger), n_there)
+    n_expected = max(due(n_valid), n_there)
     enough = n_there >= settings.min_persistence_fraction * n_expected
     # Those with the fault, and after them the likeliest others.
     furthest_X = np.sort(over_N[valid_N])[-n_expected:]
@@ -74,14 +80,3 @@ def _over(window: Window, trigger: Trigger) -> FloatArray | None:
     over_NXS = np.sum([one.over_NXS(ranks, roles, len(complete_N)) for one in replays], axis=0)
     over_NS = medians(over_NXS, axis=1)
     return np.asarray(over_NS.sum(axis=1) if trigger.stage is None else over_NS[:, stages.index(trigger.stage)])
-
-
-def _is_recurring(trigger: Trigger) -> bool:
-    return trigger.pattern == "recurring" or bool(trigger.period_steps)
-
-
-def _due(n_steps: int, trigger: Trigger) -> int:
-    """In how many of ``n_steps`` captured steps the fault is expected at least."""
-    if not _is_recurring(trigger):
-        return n_steps
-    return max(1, n_steps // trigger.period_steps) if trigger.period_steps else 1

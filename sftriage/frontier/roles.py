@@ -109,25 +109,25 @@ def _sample(count: int, size: int) -> RankArray:
     return np.sort(np.random.default_rng(0).choice(count, size, replace=False))
 
 
-def without_stages_after(level_X: Mapping[str, FloatArray], late: str) -> dict[str, FloatArray]:
-    """Levels by stage, in the order of the segment, without the stages after ``late``.
-
-    These stay if ranks differ in them by more than half of what they differ by in ``late``.
-    """
-    stages = list(level_X)
-    after = stages[stages.index(late) + 1 :]
-    if sum(float(np.ptp(level_X[stage])) for stage in after) > 0.5 * float(np.ptp(level_X[late])):
-        after = []
-    return {stage: some_X for stage, some_X in level_X.items() if stage not in after}
-
-
-def differ(level_SX: FloatArray, min_s: float) -> bool:
+def differ(level_X: Mapping[str, FloatArray], late: str | None, min_s: float) -> bool:
     """Whether ranks look like several roles: each is high in some local stage in which another is low.
 
     A straggler is high in some stage and low in none, and its peers are neither. Ranks with different roles (pipeline
     stages, a rank that also evaluates) are each high in their own work, and low in that of others. Only stages count in
-    which ranks differ by at least ``min_s`` in the typical step (``level_SX``, of some ranks), and by half.
+    which ranks differ by at least ``min_s``, and by half. A rank that is ``late`` in a stage has the machine to itself
+    while the others wait: that it is faster after it does not count, up to half of what it is late.
+
+    Args:
+        level_X: what each stage typically takes some ranks, in the order of the segment.
+        late: the stage of the likeliest suspect.
+        min_s: the least difference that counts, in seconds.
     """
+    stages, after = list(level_X), list[str]()
+    if late is not None and late in level_X:
+        after = stages[stages.index(late) + 1 :]
+        if sum(float(np.ptp(level_X[stage])) for stage in after) > 0.5 * float(np.ptp(level_X[late])):
+            after = []
+    level_SX = np.array([some_X for stage, some_X in level_X.items() if stage not in after])
     low_S, high_S = level_SX.min(axis=1, initial=np.inf), level_SX.max(axis=1, initial=0.0)
     tells_S = (high_S - low_S >= min_s) & (low_S <= 0.5 * high_S)
     if tells_S.sum() < 2:

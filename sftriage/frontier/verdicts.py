@@ -14,7 +14,7 @@ from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.candidates import Candidate
 from sftriage.frontier.evidence import Past, WindowEvidence, gather_evidence, is_named, is_single
 from sftriage.frontier.overlap import resumed
-from sftriage.frontier.roles import differ, roles_of, without_stages_after
+from sftriage.frontier.roles import differ, roles_of
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import undisturbed_steps
 from sftriage.frontier.whatif import replay
@@ -97,25 +97,21 @@ def coverage_of(window: Window) -> float:
 def _roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence) -> bool:
     """Whether ranks are late because they do different work, and no cohorts are declared.
 
-    Not if the job's healthy steps are known, for those have shown that its ranks are alike. Stages after the slow one
-    do not count: a late rank has the machine to itself while the others wait, and is faster there. Levels are medians
-    over the steps, so that neither hiccups nor pulses count, which may lie in any stage.
+    Not if the job's healthy steps are known, for those have shown that its ranks are alike. Levels are medians over the
+    steps, so that neither hiccups nor pulses count, which may lie in any stage.
     """
     min_s = evidence.settings.min_gain_fraction * evidence.exposed_s
     if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
         return False
-    times_NX: dict[str, FloatArray] = {}  # in the order in which a segment has them
+    times_NX: dict[str, FloatArray] = {}
     for one in walks:
         for column, some_NX in zip(one.segment.local, one.some_KNX, strict=True):
             stage = window.schema.stages[column.stage]
-            if stage not in window.schema.sync:
-                own_NX = np.asarray(some_NX if some_NX.size else column.values_NR, dtype=np.float64)[valid_N]
-                times_NX[stage] = own_NX + times_NX[stage] if stage in times_NX else own_NX
-    level_X = {stage: medians(some_NX, axis=0) for stage, some_NX in times_NX.items()}
+            own_NX = np.asarray(some_NX if some_NX.size else column.values_NR, dtype=np.float64)[valid_N]
+            times_NX[stage] = own_NX + times_NX.get(stage, 0.0)
+    level_X = {stage: medians(own_NX, axis=0) for stage, own_NX in times_NX.items() if stage not in window.schema.sync}
     late = evidence.candidates[0].suspect.stage if evidence.candidates else None
-    if late in level_X:
-        level_X = without_stages_after(level_X, late)
-    return bool(level_X) and differ(np.stack(list(level_X.values())), min_s)
+    return bool(level_X) and differ(level_X, late, min_s)
 
 
 def unambiguous(evidence: WindowEvidence) -> Candidate | None:
