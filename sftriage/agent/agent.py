@@ -22,7 +22,7 @@ from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.steplog import KeptSteps
 
 if TYPE_CHECKING:
-    from sftriage.mitigate.switching import Setting, SwitchStatus
+    from sftriage.mitigate.standing import Setting, SwitchStatus
 
 STORING_S = 60.0
 """How long it is waited for a trace to be checked and stored. After that, what else there is to do is done."""

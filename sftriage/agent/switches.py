@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from sftriage.errors import RingError
 
 if TYPE_CHECKING:
-    from sftriage.mitigate.switching import Setting, SwitchFile, SwitchStatus
+    from sftriage.mitigate.standing import Setting, SwitchStatus
+    from sftriage.mitigate.switching import SwitchFile
 
 log = logging.getLogger("sftriage")
 
@@ -23,7 +24,7 @@ class Switches:
         self._files: dict[str, SwitchFile] = {}
 
     def statuses(self) -> list[SwitchStatus]:
-        """How each group stands whose first rank is there."""
+        """How each group stands whose first rank here is there."""
         if not (self._files or any(self._rings.glob("*.switch"))):
             return []
         from sftriage.mitigate.switching import SwitchFile, find_switches  # not above: most jobs have no such group
@@ -42,10 +43,11 @@ class Switches:
         return found
 
     def want(self, wanted: Mapping[str, Setting]) -> None:
-        """Have settings be in force, by the file of their group. Told again, nothing happens again."""
-        for name, setting in wanted.items():
+        """Have settings be in force, by the files of their groups. Told again, nothing happens again."""
+        for file in self._files.values():
             try:
-                if (file := self._files.get(name)) and (request := file.status().next_request(setting.value)):
+                setting = wanted.get(file.name)
+                if setting is not None and (request := file.status().next_request(setting.value)):
                     file.ask(request, setting.ahead_S)
             except RingError as error:
                 log.warning("a remedy cannot be switched: %s", error)

@@ -3,7 +3,8 @@
 from contextlib import closing
 
 from sftriage.agent.switches import Switches
-from sftriage.mitigate.switching import Setting, Switch, SwitchFile, make_switch
+from sftriage.mitigate.standing import Setting
+from sftriage.mitigate.switching import Switch, SwitchFile, make_switch
 
 
 def test_groups_are_found_as_they_come_and_asked_once_for_what_is_wanted(tmp_path):
