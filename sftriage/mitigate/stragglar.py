@@ -71,7 +71,7 @@ class Stragglar:
     def _cast(self, vote: int) -> Callable[[], int | None]:
         """See `switching.Cast`: before this round's gradients, and so in the same order on all ranks."""
         votes = torch.tensor([vote, -vote])
-        exchange = dist.all_reduce(votes, dist.ReduceOp.MAX, self.group, async_op=True)
+        exchange = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.group, async_op=True)
 
         def counted() -> int | None:
             exchange.wait()
