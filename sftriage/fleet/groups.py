@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
 
 import msgspec
 
@@ -60,14 +59,15 @@ def checked(told: Told) -> SwitchStatus:
     Raises:
         ValueError: it is none that there can be.
     """
-    ranks, here = _numbers(*told.ranks), _numbers(*told.here)
+    ranks = numbers_of(*told.ranks, MAX_COUNT)
+    here = numbers_of(*told.here, len(ranks))
     counts = [told.round, told.all_begun, told.exchanged_bytes, told.microbatches, told.since_step + 1, *told.request]
     times_s = [told.exchange_s, *(took_s for stage in told.stages for took_s in stage[:-1])]
     if not all(0 <= one < MAX_COUNT for one in counts) or not all(0 <= one < MAX_SECONDS for one in times_s):
         raise ValueError("a group with numbers that cannot be")
-    if max(told.value or 0, told.request.value) >= MAX_VALUE or (told.value or 0) < 0:
+    if not all(0 <= one < MAX_VALUE for one in (told.value or 0, told.request.value)):
         raise ValueError("a group with a value that cannot be")
-    if not ranks or max(here, default=0) >= len(ranks) or not told.name.isprintable() or len(told.name) > 100:
+    if not ranks or not told.name.isprintable() or len(told.name) > 100:
         raise ValueError("a group that cannot be")
     room = [stage.most for stage in told.stages]
     if len(room) != (len(ranks) if told.microbatches else 0) or not all(0 <= one < MAX_MOST for one in room):
@@ -79,15 +79,6 @@ def may_be(setting: Setting) -> bool:
     """Whether there can be such a setting."""
     value, ahead_S = setting
     return 0 <= value < MAX_VALUE and len(ahead_S) <= MAX_STAGES and all(0 < one < MAX_MOST for one in ahead_S)
-
-
-@lru_cache(maxsize=1 << 10)
-def _numbers(short: tuple[int, ...], is_range: bool) -> tuple[int, ...]:
-    """Ranks, or places: the same come with every message."""
-    found = numbers_of(short, is_range)
-    if min(found, default=0) < 0 or max(found, default=0) >= MAX_COUNT or len(set(found)) < len(found):
-        raise ValueError("ranks that cannot be")
-    return found
 
 
 class Groups:

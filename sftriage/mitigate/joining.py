@@ -33,8 +33,8 @@ def joined(
     rings = Path(os.environ[RINGS_ENV]) if os.environ.get(RINGS_ENV) else None
     mine = _identity(rings) if rings is not None and fits else None
     # (so that a group that has begun anew is another one on all of its hosts, with another name)
-    told_R = _of_all((mine, secrets.token_hex(8)), group)
-    host_R, name = [host for host, _ in told_R], f"ranks-{ranks[0]}.{told_R[0][1]}"
+    told_R = _of_all((mine, rings is not None, secrets.token_hex(8)), group)
+    host_R, name = [host for host, *_ in told_R], f"ranks-{ranks[0]}.{told_R[0][-1]}"
     is_spread = len(set(host_R)) > 1
     switch = None
     if rings is not None and None not in host_R and (spreads or not is_spread):
@@ -43,7 +43,7 @@ def joined(
         made_R = _of_all(_made(rings, ranks, microbatches, spread) if place == here[0] else None, group)
         switch = _opened(rings, made_R[here[0]], place, SpreadSwitch if is_spread else Switch)
     if not all(_of_all(switch is not None, group)):
-        if rings is not None and place == 0:
+        if place == next((at for at, (_, watched, _) in enumerate(told_R) if watched), None):
             warn(refusal)
         return None
     return switch

@@ -84,7 +84,7 @@ class SwitchStatus:
     """
 
     name: str
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     round: int
     all_begun: int
     value: int | None
@@ -94,12 +94,12 @@ class SwitchStatus:
     exchanged_bytes: int = 0
     stages: tuple[StageTimes, ...] = ()
     microbatches: int = 0
-    here: tuple[int, ...] = ()
+    here: Sequence[int] = ()
 
     @property
-    def ranks_here(self) -> Sequence[int]:
+    def ranks_here(self) -> Iterable[int]:
         """The ranks that this is told by."""
-        return [self.ranks[place] for place in self.here] or self.ranks
+        return map(self.ranks.__getitem__, self.here) if self.here else self.ranks
 
     def next_request(self, value: int) -> Request | None:
         """What to ask for so that a value comes into force; None where it is, or was asked for and may yet be."""
@@ -124,9 +124,7 @@ def _whole(parts: Sequence[SwitchStatus]) -> SwitchStatus | None:
     if not (others or first.here):
         return first
     here = sorted(place for one in parts for place in one.here)
-    # (it is the same object where it has come over a network)
-    of_one = all(one.ranks is first.ranks or one.ranks == first.ranks for one in others)
-    if not of_one or here != list(range(len(first.ranks))):
+    if any(one.ranks != first.ranks for one in others) or here != list(range(len(first.ranks))):
         return None
     values, requests = {one.value for one in parts}, {one.request for one in parts}
     return replace(
@@ -143,20 +141,27 @@ def _whole(parts: Sequence[SwitchStatus]) -> SwitchStatus | None:
 
 
 def as_range(numbers: Sequence[int]) -> tuple[tuple[int, ...], bool]:
-    """Numbers in short: a long run of them, as most groups are, is its start, end and step; and whether it is one."""
+    """Numbers in short: a run of them, as most groups are, is its start, end and step; and whether it is one."""
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
     run = range(numbers[0], numbers[0] + step * len(numbers), step) if numbers and step > 0 else range(0)
     is_range = len(run) > 0 and list(run) == list(numbers)
     return ((run.start, run.stop, run.step) if is_range else tuple(numbers)), is_range
 
 
-def numbers_of(short: Sequence[int], is_range: bool) -> tuple[int, ...]:
-    """The numbers that `as_range` has made short.
+def numbers_of(short: Sequence[int], is_range: bool, below: int) -> Sequence[int]:
+    """The numbers that `as_range` has made short: a range takes no room, however long it is.
 
     Raises:
-        ValueError: they are none, or more than a group has ranks.
+        ValueError: they are not all different and from 0 up to what they are to be ``below``, or are more than a group
+            has ranks.
     """
-    found = range(*short) if is_range and len(short) == 3 else short
-    if len(found) > MAX_RANKS or not all(type(one) is int for one in short):
-        raise ValueError(f"{len(found)} numbers of ranks")
-    return tuple(found)
+    if not all(type(one) is int for one in short) or (is_range and len(short) != 3):
+        raise ValueError(f"{len(short)} numbers that are no ranks")
+    found = range(*short) if is_range else tuple(short)
+    if isinstance(found, range):
+        ends, differ = (*found[:1], *found[-1:]), found.step > 0
+    else:
+        ends, differ = found, len(set(found)) == len(found)
+    if not differ or len(found) > MAX_RANKS or not all(0 <= one < below for one in ends):
+        raise ValueError(f"{len(found)} numbers that are no ranks")
+    return found

@@ -53,6 +53,7 @@ from sftriage.mitigate.standing import (
     numbers_of,
 )
 from sftriage.recorder import files
+from sftriage.recorder.layout import MAX_COUNT
 
 MAGIC = b"SFTSWTCH"
 REQUEST_AT = 4096
@@ -218,11 +219,10 @@ class SwitchFile(files.OpenFile):
             if magic != MAGIC or crc32(body) != checksum:
                 raise RingError(f"{path}: no switch of sftriage, or damaged")
             document = json.loads(body)
-            self.ranks = numbers_of(document["ranks"], document["range"])
-            self.group, places = document.get("group", ""), range(len(self.ranks))
-            self.here = numbers_of(*document["here"]) if self.group else tuple(places)
-            if not set(self.here) <= set(places) or len(set(self.here)) < len(self.here):
-                raise RingError(f"{path}: no places of {len(self.ranks)} ranks")
+            self.ranks = tuple(numbers_of(document["ranks"], document["range"], MAX_COUNT))
+            self.group, n = document.get("group", ""), len(self.ranks)
+            here, is_range = document["here"] if self.group else (range(n), False)
+            self.here = tuple(numbers_of(here, is_range, n))
             self._maker, self.microbatches = (document["pid"], document["pid_start_ticks"]), document["microbatches"]
             self.line_words = _line_words(self.microbatches)
             self.size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * self.line_words * len(self.here)
