@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -86,13 +86,14 @@ class Groups:
 
     Args:
         clock: seconds on a clock that only goes on.
+        takes_part: whether an agent's host has ranks in the job's newest start, as far as is known.
 
     Attributes:
         wanted: of each agent, by the names of groups, what these have not been asked for yet as far as is known.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._began_s = clock, clock()
+    def __init__(self, clock: Callable[[], float], takes_part: Callable[[str], bool]) -> None:
+        self._clock, self._began_s, self._takes_part = clock, clock(), takes_part
         self._told: dict[str, tuple[SwitchStatus, ...]] = {}
         self.wanted: Mapping[str, Mapping[str, Setting]] = {}
 
@@ -103,17 +104,21 @@ class Groups:
 
     def statuses(self) -> list[SwitchStatus]:
         """How the groups stand of which all ranks are told of."""
-        parts = [one for told in self._told.values() for one in told]
+        parts = [one for told in self._of_now().values() for one in told]
         found = wholes(parts)
         is_new = self._clock() < self._began_s + KNOWN_S
         return [] if is_new and len(found) < len({one.name for one in parts}) else found
 
     def want(self, wanted: Mapping[str, Setting]) -> None:
         """What is to be in force in each group. It stays written down for all of its agents until all have asked."""
-        open_ones = {
+        to_ask = {
             one.name: setting
             for one in self.statuses()
             if (setting := wanted.get(one.name)) is not None and one.next_request(setting.value) is not None
         }
-        mine = {agent: {one.name for one in told} & open_ones.keys() for agent, told in self._told.items()}
-        self.wanted = {agent: {name: open_ones[name] for name in names} for agent, names in mine.items() if names}
+        names = {agent: {one.name for one in told} & to_ask.keys() for agent, told in self._of_now().items()}
+        self.wanted = {agent: {name: to_ask[name] for name in some} for agent, some in names.items() if some}
+
+    def _of_now(self) -> Mapping[str, Sequence[SwitchStatus]]:
+        """What is told by agents that count: what a host told last that is gone by now may have another one's name."""
+        return {agent: told for agent, told in self._told.items() if told and self._takes_part(agent)}

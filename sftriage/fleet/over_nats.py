@@ -117,7 +117,8 @@ class NatsFleet:
         self._incoming = Incoming(hub, places, lease, self._asking.write_again, clock, self._refusals)
         self._unsettled: deque[Message] = deque()
         self._rows = Together(SILENT_S + FETCH_S)
-        self._once, self._groups = Once(), Groups(clock)
+        self._once = Once()
+        self._groups = Groups(clock, lambda agent: self._hosts[agent].takes_part(self._generations))
         self._gpus: tuple[tuple[int, ...], list[Future[GpuFindings]]] | None = None
         # Of hosts that are quiet, whether they answer.
         self._called: dict[str, Future[GpuFindings]] = {}
@@ -188,7 +189,6 @@ class NatsFleet:
 
     def switches(self) -> Sequence[SwitchStatus]:
         """See `Fleet`: as their hosts have told last, those of which all hosts have."""
-        self._take_in()
         return self._groups.statuses()
 
     def switch(self, wanted: Mapping[str, Setting]) -> None:

@@ -70,7 +70,7 @@ class Stragglar:
 
     def _cast(self, vote: int) -> Callable[[], int | None]:
         """See `switching.Cast`: before this round's gradients, and so in the same order on all ranks."""
-        votes = torch.tensor([vote, -vote])
+        votes = torch.tensor([vote, -vote], device="cpu")
         exchange = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.group, async_op=True)
 
         def counted() -> int | None:
@@ -86,7 +86,7 @@ class Stragglar:
         Raises:
             UsageError: there is no such rank.
         """
-        said = torch.tensor([-1 if straggler is None else straggler])
+        said = torch.tensor([-1 if straggler is None else straggler], device="cpu")
         dist.broadcast(said, self._ranks[0], group=self.group)
         rank = int(said.item())
         if rank >= len(self._ranks):

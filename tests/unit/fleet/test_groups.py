@@ -17,9 +17,13 @@ class Told:
     """Groups of a job whose hosts have two ranks each; `now_s` is the time, long after the controller began."""
 
     def __init__(self):
-        self.now_s = 0.0
-        self.groups = Groups(lambda: self.now_s)
+        self.now_s, self.gone = 0.0, set()
+        self.begin()
         self.now_s = KNOWN_S
+
+    def begin(self):
+        """A controller begins."""
+        self.groups = Groups(lambda: self.now_s, lambda agent: agent not in self.gone)
 
     def says(self, host, *parts):
         """A host tells how its parts stand."""
@@ -93,7 +97,7 @@ def test_a_host_that_is_silent_has_not_switched(told):
 
 def test_a_controller_that_has_just_begun_takes_no_group_for_gone(told):
     # GIVEN a new controller that has heard of one host so far THEN it knows of no group yet, as of a job without any
-    told.groups = Groups(lambda: told.now_s)
+    told.begin()
     told.says(0, group((0, 1)), ALONE)
     assert told.groups.statuses() == []
     # WHEN it hears of the other one, or of none
@@ -103,6 +107,17 @@ def test_a_controller_that_has_just_begun_takes_no_group_for_gone(told):
     assert told.groups.statuses() == []
     told.now_s += KNOWN_S
     assert [one.name for one in told.groups.statuses()] == [ALONE.name]
+
+
+def test_a_host_that_the_job_goes_on_without_tells_of_nothing(told):
+    # GIVEN a host that was replaced by another one, on which the ranks have files of the same names
+    told.says(0, ALONE)
+    told.groups.heard("host-2", [replace(ALONE, value=2)], {0, 1})
+    assert told.groups.statuses() == []
+    told.gone.add("host-0")
+    # THEN these count, and are asked
+    assert told.groups.statuses() == [replace(ALONE, value=2)]
+    assert told.wanted(Setting(), ALONE.name) == {"host-2": {ALONE.name: Setting()}}
 
 
 def test_a_host_tells_of_its_own_ranks_alone(told):
