@@ -59,7 +59,7 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rings = RankRings(rings, steps, kept, do)
-        self._switches = Switches(rings)
+        self._switches = Switches(rings, self._rings.writes)
         self._captures = Captures(self._rings, Places(rings, spool, nsys), store, job=job, run=run)
         self._do = partial(do, lane="captures", latest=True, patience_s=STORING_S)
         self._gpus = EvidenceSampler()

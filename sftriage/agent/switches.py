@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,16 @@ log = logging.getLogger("sftriage")
 
 
 class Switches:
-    """The files of groups in a directory of rings."""
+    """The files of groups in a directory of rings.
 
-    def __init__(self, rings: Path) -> None:
-        self._rings = rings
+    Args:
+        rings: the directory.
+        writes: whether a process, by its id and when it started, writes a ring there: one of another container, whose
+            id says nothing here, is known by its ring's lock.
+    """
+
+    def __init__(self, rings: Path, writes: Callable[[int, int], bool]) -> None:
+        self._rings, self._writes = rings, writes
         self._files: dict[str, SwitchFile] = {}
 
     def statuses(self) -> list[SwitchStatus]:
@@ -36,7 +42,7 @@ class Switches:
         for name, path in there.items():
             try:
                 file = self._files[name] = self._files.get(name) or SwitchFile(path)
-                if file.maker_alive:
+                if file.maker_alive or self._writes(*file.maker):
                     found.append(file.status())
             except RingError as error:
                 log.debug("%s", error)

@@ -223,7 +223,7 @@ class SwitchFile(files.OpenFile):
             self.group, n = document.get("group", ""), len(self.ranks)
             here, is_range = document["here"] if self.group else (range(n), False)
             self.here = tuple(numbers_of(here, is_range, n))
-            self._maker, self.microbatches = (document["pid"], document["pid_start_ticks"]), document["microbatches"]
+            self.maker, self.microbatches = (document["pid"], document["pid_start_ticks"]), document["microbatches"]
             self.line_words = _line_words(self.microbatches)
             self.size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * self.line_words * len(self.here)
             if self._size_bytes() != self.size_bytes or not self.here:
@@ -243,7 +243,7 @@ class SwitchFile(files.OpenFile):
     @property
     def maker_alive(self) -> bool:
         """Whether the rank that made it is there."""
-        return bool(files.start_ticks(self._maker[0]) == self._maker[1])
+        return bool(files.start_ticks(self.maker[0]) == self.maker[1])
 
     def status(self) -> SwitchStatus:
         """How the group stands."""

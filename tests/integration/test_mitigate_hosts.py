@@ -3,13 +3,17 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from sftriage.mitigate.switching import make_switch
+from sftriage.recorder import Monitor
+from tests import needs
 from tests.integration.namespaces import BOTH, two_hosts
-from tests.integration.processes import FORKED, descendants, wait_until
+from tests.integration.processes import FORKED, descendants, is_controller, wait_until
 from tests.integration.remedies import POLICY, on_record, remedies, say, states
 
 pytest.importorskip("torch")
@@ -39,10 +43,6 @@ def job(tmp_path, environment):
         yield both, tmp_path / "run"
 
 
-def is_controller(pid):
-    return b"\0controller\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
 def test_a_remedy_is_switched_on_ranks_of_two_hosts_and_outlives_the_controller(job, tmp_path):
     # GIVEN a rank of the second host that is later than the break-even, and a policy that allows to do something
     (first, _), run = job
@@ -65,3 +65,36 @@ def test_a_remedy_is_switched_on_ranks_of_two_hosts_and_outlives_the_controller(
     say(tmp_path / "whom", "1")
     wait_until(lambda: len(states(run)) == 4)
     assert states(run)[2:] == [("undone", "moved", LATE_RANK), ("trying", "worthwhile", 1)]
+
+
+FROM_A_SIDECAR = """
+import sys
+from pathlib import Path
+from sftriage.agent.agent import Agent
+from sftriage.traces.store import LocalStore
+rings, kept = map(Path, sys.argv[1:])
+agent = Agent(rings, kept, kept, LocalStore(kept), job="job", run="run-1")
+agent.rows()
+print([one.name for one in agent.switches()])
+"""
+
+
+def test_an_agent_that_cannot_see_the_ranks_processes_finds_their_group(tmp_path):
+    # GIVEN an agent in another container than the ranks, as a sidecar is: their process ids say nothing to it
+    rings = tmp_path / "rings"
+    rings.mkdir()
+    path = make_switch(rings, (0, 1), group="ranks-0.abcd", here=(0,))
+    elsewhere = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", FROM_A_SIDECAR, rings, tmp_path]
+
+    def seen():
+        done = subprocess.run(elsewhere, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode and "unshare" in done.stderr:
+            pytest.skip(needs.NO_NAMESPACE)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    # THEN their group is there while they write their rings, and gone with them
+    with Monitor(("data",), sync=(), rank=0, world_size=2, rings=rings):
+        assert seen() == "['ranks-0.abcd']\n"
+    assert seen() == "[]\n"
+    assert path.exists()
