@@ -1,5 +1,7 @@
 """Ranks on several hosts vote across these: what is in force is the same on all of them in every round."""
 
+from itertools import count
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ class Votes:
         self.n, self.of_round = n, {}
 
     def cast_of(self, rank):
-        rounds = iter(range(1000))
+        rounds = count()
 
         def cast(vote):
             votes = self.of_round.setdefault(next(rounds), {})
