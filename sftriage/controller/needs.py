@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sftriage.events import Event
-from sftriage.mitigate.switching import Setting, SwitchStatus
+from sftriage.mitigate.standing import Setting, SwitchStatus
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.shipped import ReadCounts, Rows
 

@@ -175,6 +175,8 @@ class HostEnd:
             wanted = [self._wanted(one.wanted, one.of) for one in orders.captures]
             self._agent.want([one for one in wanted if one.request.capture_id not in self._refused])
             self._tell_again({one.wanted.request.capture_id: one.heard for one in orders.captures})
+            if orders.switches:
+                self._agent.switch(orders.switches)
         for report in self._agent.reports():
             self._tell(report)
         if self._gpu_asks and (found := self._agent.gpus(self._gpu_asks[0][0])) is not None:
@@ -274,6 +276,7 @@ class HostEnd:
             blocks=tuple(blocks[-1:]),
             reports=reports,
             over=over and not self._reports,
+            switches=tuple(self._agent.switches()),
         )
         self._outbox.extend(replace(alone, blocks=(block,)) for block in blocks[:-1])
         self._outbox.append(last)
