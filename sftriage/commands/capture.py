@@ -192,12 +192,13 @@ def _options(profiler: ProfilerChoice, given: Mapping[str, Any]) -> dict[str, di
         # (auto looks from outside only where it has to)
         if profiler != of and (profiler != "auto" or of == "stacks"):
             raise UsageError(f"{', '.join(its)}: say --profiler {of} too")
-    return {of: {_key(name): value for name, value in its.items()} for of, its in said.items()}
+    return {of: dict(_asked(*option) for option in its.items()) for of, its in said.items()}
 
 
-def _key(option: str) -> str:
-    """What a request calls an option."""
-    return option.removeprefix("--").removeprefix("nsys-").replace("-", "_")
+def _asked(option: str, value: object) -> tuple[str, object]:
+    """An option as a request has it."""
+    key = option.removeprefix("--").removeprefix("nsys-").replace("-", "_")
+    return key, value.split(",") if key == "trace" and isinstance(value, str) else value
 
 
 def _who() -> str:

@@ -15,10 +15,9 @@ from sftriage.words.amounts import counted, place
 
 if TYPE_CHECKING:
     from sftriage.runtime.controlling import JobController
-    from sftriage.runtime.local import LocalRun, TakeOver
+    from sftriage.runtime.local import Keeping, LocalRun, TakeOver
     from sftriage.sinks.metering import Endpoint, Metering
     from sftriage.sinks.terminal import Reporter
-    from sftriage.windows.steplog import KeptSteps
 
     Watched = LocalRun | TakeOver | JobController
 
@@ -102,7 +101,7 @@ class KeepingOptions:
         ),
     ] = "30d"
 
-    def of(self, job: str, directory: Path | None = None, catalogue: str | Path | None = None) -> Keeping:
+    def of(self, job: str, directory: Path | None = None) -> Keeping:
         """What was asked for, for a job of this name.
 
         Raises:
@@ -117,7 +116,7 @@ class KeepingOptions:
         age_s = meant("--keep-steps-for", quantities.seconds, self.keep_steps_for)
         if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
             raise UsageError("--keep-steps is 1Mi at least, and --keep-steps-for 1m")
-        return Keeping(directory, store, self.drop_local, catalogue, KeptSteps(max_bytes, age_s))
+        return Keeping(directory, store, self.drop_local, steps=KeptSteps(max_bytes, age_s))
 
 
 @dataclass(frozen=True, slots=True)
