@@ -14,8 +14,8 @@ import typer
 from sftriage.commands.grouping import arguments
 from sftriage.commands.options import RunOption, meant
 from sftriage.commands.output import notices, print_json, say, write
+from sftriage.decisions import ManualRequest, ProfilerChoice
 from sftriage.errors import CaptureError, UsageError
-from sftriage.records import ManualRequest, ProfilerChoice
 from sftriage.runs.asks import leave, withdraw
 from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.words.amounts import place

@@ -13,8 +13,8 @@ import typer
 
 from sftriage.commands.options import CapturesChoice, JsonOption
 from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
+from sftriage.decisions import Profiler
 from sftriage.errors import SftriageError, UsageError
-from sftriage.records import Profiler
 from sftriage.reduce.flames import FOLDED_NAME, collapsed
 from sftriage.reduce.samples import read_samples
 from sftriage.reports.manifest import manifest_lines

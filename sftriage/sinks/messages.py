@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from sftriage.decisions import Decision, Verdict
 from sftriage.events import CauseFound, RemedyChanged
-from sftriage.records import Decision, Verdict, plain
+from sftriage.records import plain
 from sftriage.words.advice import remedy_told
 from sftriage.words.captures import caused
 from sftriage.words.decisions import decision_values, reason_sentence

@@ -27,10 +27,10 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Retry, Url, make_headers, parse_url
 
 from sftriage import __version__
+from sftriage.decisions import Decision, Trigger, Verdict
 from sftriage.errors import SftriageError
 from sftriage.events import CauseFound, Event, FollowUpDecided, PolicyChanged, RemedyChanged, Sight, WindowJudged
 from sftriage.policy.schema import Rule, Webhook
-from sftriage.records import Decision, Trigger, Verdict
 from sftriage.sinks.messages import (
     cause_event,
     cause_message,

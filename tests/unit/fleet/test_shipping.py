@@ -2,13 +2,13 @@
 
 import pytest
 
+from sftriage.decisions import CaptureResult, Report
 from sftriage.fleet import shipping
 from sftriage.fleet.hub import Places
 from sftriage.fleet.messages import Order, Orders
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import encode
-from sftriage.records import CaptureResult, Report
 from tests.disks import small_disk
 from tests.unit.fleet.test_asking import WANTED
 

@@ -13,9 +13,9 @@ import pytest
 import urllib3
 from msgspec.structs import replace as replaced
 
+from sftriage.decisions import Decision, Suspect, Trigger, Verdict
 from sftriage.events import CauseFound, Place, PolicyChanged, RemedyChanged, WindowJudged
 from sftriage.policy.schema import Rule, Webhook
-from sftriage.records import Decision, Suspect, Trigger, Verdict
 from sftriage.sinks import webhooks
 from sftriage.sinks.messages import cloud_event, slack_message
 from sftriage.sinks.stream import Stream
