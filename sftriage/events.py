@@ -12,18 +12,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from sftriage.records import (
+from sftriage.decisions import (
     CaptureRequest,
     CaptureResult,
     Decision,
-    JobStatus,
     LeftOpen,
     ManualRequest,
     Reproduced,
     Trigger,
     Verdict,
-    Window,
 )
+from sftriage.records import JobStatus, Window
 
 VERSION = 2
 MAX_EVENT_BYTES = 8 * 2**20

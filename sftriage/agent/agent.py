@@ -14,8 +14,9 @@ from sftriage.agent.executors import Places
 from sftriage.agent.reading import RankRings
 from sftriage.agent.switches import Switches
 from sftriage.capture.nsys import NsysPlace
+from sftriage.decisions import Report, WantedCapture
 from sftriage.recorder import RingInfo
-from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture, plain
+from sftriage.records import GpuFindings, JobStatus, plain
 from sftriage.traces.disk import Do, at_once
 from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import ReadCounts, Rows

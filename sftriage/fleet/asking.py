@@ -13,6 +13,7 @@ from functools import partial
 
 import msgspec
 
+from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.leading import Lease
@@ -20,7 +21,6 @@ from sftriage.fleet.messages import Incarnation, Order, Orders
 from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.wire import encode
 from sftriage.mitigate.standing import Setting
-from sftriage.records import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 
 log = logging.getLogger("sftriage")
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
+from sftriage.decisions import Report, WantedCapture
 from sftriage.mitigate.standing import Setting, SwitchStatus, wholes
-from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
+from sftriage.records import GpuFindings, JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.statuses import together
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sftriage import __version__
+from sftriage.decisions import Report, WantedCapture
 from sftriage.mitigate.standing import Setting, SwitchStatus
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import JobStatus, Report, WantedCapture
+from sftriage.records import JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
 
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from sftriage.decisions import Report, WantedCapture
 from sftriage.fleet.asking import Asking, Message
 from sftriage.fleet.claims import Claims
 from sftriage.fleet.fetching import Fetching
@@ -34,7 +35,7 @@ from sftriage.fleet.together import Together
 from sftriage.fleet.wire import decode_findings, encode
 from sftriage.mitigate.standing import Setting, SwitchStatus
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
+from sftriage.records import GpuFindings, JobStatus
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.shipped import ReadCounts, Rows
 

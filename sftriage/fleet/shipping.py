@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, HubError, Places, token
 from sftriage.fleet.in_process import HostAgent
@@ -27,7 +28,6 @@ from sftriage.fleet.sending import KeptCaptures, Sending
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import MAX_MESSAGE_BYTES, decode_orders, decode_ranks, encode, parts
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg

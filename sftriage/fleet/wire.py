@@ -22,12 +22,13 @@ import numpy as np
 
 from sftriage import __version__
 from sftriage.counters import COUNTERS
+from sftriage.decisions import CAPTURE_ID, Report
 from sftriage.errors import InputError, SftriageError
 from sftriage.fleet import groups
 from sftriage.fleet.columns import Columns, packed, unpacked
 from sftriage.fleet.messages import Block, Orders, Shipment
 from sftriage.recorder.layout import MAX_COUNT, RingInfo, bounded_text
-from sftriage.records import CAPTURE_ID, GpuFindings, JobStatus, Report, StageSchema
+from sftriage.records import GpuFindings, JobStatus, StageSchema
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import slot_words
 from sftriage.windows.statuses import N_VALUES, bounds

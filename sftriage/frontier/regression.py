@@ -19,11 +19,11 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.decisions import Regression
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Regime, Samples
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import MAD_TO_SIGMA
-from sftriage.records import Regression
 
 StepArray = NDArray[np.int64]
 

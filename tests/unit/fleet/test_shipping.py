@@ -2,6 +2,7 @@
 
 import pytest
 
+from sftriage.decisions import CaptureResult, Report
 from sftriage.fleet import shipping
 from sftriage.fleet.hub import Places
 from sftriage.fleet.messages import Order, Orders
@@ -9,7 +10,6 @@ from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import encode
 from sftriage.mitigate.standing import Setting
-from sftriage.records import CaptureResult, Report
 from sftriage.windows.shipped import ReadCounts
 from tests.disks import small_disk
 from tests.unit.fleet.shipments import group

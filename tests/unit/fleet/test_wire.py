@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.counters import COUNTERS
+from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.errors import SftriageError
 from sftriage.fleet import columns, wire
 from sftriage.fleet.messages import NO_NAME, Block, Incarnation, Order, Orders, RunName, Shipment
@@ -23,7 +24,7 @@ from sftriage.fleet.wire import (
     parts,
 )
 from sftriage.mitigate.standing import Request, Setting, StageTimes
-from sftriage.records import CaptureRequest, CaptureResult, Report, StageSchema, Trigger, WantedCapture
+from sftriage.records import StageSchema
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import DURATIONS, FLAGS, KIND_REST, READY, SEQ, START, STEP, WORK, slot_words

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.fleet import wire
 from sftriage.fleet.messages import Incarnation, Order, Orders
 from sftriage.fleet.wire import (
@@ -24,7 +25,7 @@ from sftriage.fleet.wire import (
 )
 from sftriage.mitigate.standing import Setting
 from sftriage.recorder.layout import MAX_COUNT
-from sftriage.records import CaptureRequest, CaptureResult, GpuFindings, Report, Trigger, WantedCapture
+from sftriage.records import GpuFindings
 from sftriage.windows.shipped import ReadCounts
 from tests.unit.fleet.shipments import block, group, shipment, status
 
