@@ -12,18 +12,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from sftriage.records import (
+from sftriage.decisions import (
     CaptureRequest,
     CaptureResult,
     Decision,
-    JobStatus,
     LeftOpen,
     ManualRequest,
     Reproduced,
     Trigger,
     Verdict,
-    Window,
 )
+from sftriage.records import JobStatus, Window
 
 VERSION = 2
 MAX_EVENT_BYTES = 8 * 2**20
@@ -207,8 +206,8 @@ class RemedyChanged(_Event, tag="remedy", frozen=True):
     """A remedy against a straggler is in another state: no more than advised, tried, kept, or undone.
 
     The straggler is ``rank``; of a ``pipeline`` it is the link from there to the next stage, and stages are to be
-    ``ahead_S`` microbatches ahead. ``switch`` is the file of the ranks that it is switched on
-    (`sftriage.mitigate.switching`), and ``numbers`` are what it was decided from: of its model ``late_s``, ``step_s``,
+    ``ahead_S`` microbatches ahead. ``switch`` is the name of the group that it is switched on
+    (`sftriage.mitigate.standing`), and ``numbers`` are what it was decided from: of its model ``late_s``, ``step_s``,
     ``ring_s`` of ``ring_bytes`` among ``ring_ranks``, ``break_even_s``, ``expected_s``, or of a link ``delay_s`` a
     microbatch, the longer of ``there_s`` and ``back_s``; of its trial the typical step with it and without, ``on_s``
     and ``off_s``, what it saves, ``saves_s``, give or take ``error_s``, and of how many steps, ``on_steps`` and

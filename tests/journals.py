@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sftriage.decisions import ENDED, CaptureResult, Decision, ManualRequest, Trigger, Verdict
 from sftriage.events import (
     CaptureChanged,
     CostMeasured,
@@ -15,7 +16,6 @@ from sftriage.events import (
     encode,
     from_values,
 )
-from sftriage.records import ENDED, CaptureResult, Decision, ManualRequest, Trigger, Verdict
 from sftriage.runs.journal import Journal, read_journal
 
 

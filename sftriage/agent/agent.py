@@ -14,15 +14,16 @@ from sftriage.agent.executors import Places
 from sftriage.agent.reading import RankRings
 from sftriage.agent.switches import Switches
 from sftriage.capture.nsys import NsysPlace
+from sftriage.decisions import Report, WantedCapture
 from sftriage.recorder import RingInfo
-from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture, plain
+from sftriage.records import GpuFindings, JobStatus, plain
 from sftriage.traces.disk import Do, at_once
 from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.steplog import KeptSteps
 
 if TYPE_CHECKING:
-    from sftriage.mitigate.switching import Setting, SwitchStatus
+    from sftriage.mitigate.standing import Setting, SwitchStatus
 
 STORING_S = 60.0
 """How long it is waited for a trace to be checked and stored. After that, what else there is to do is done."""
@@ -59,7 +60,7 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rings = RankRings(rings, steps, kept, do)
-        self._switches = Switches(rings)
+        self._switches = Switches(rings, self._rings.writes)
         self._captures = Captures(self._rings, Places(rings, spool, nsys), store, job=job, run=run)
         self._do = partial(do, lane="captures", latest=True, patience_s=STORING_S)
         self._gpus = EvidenceSampler()

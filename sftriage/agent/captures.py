@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from sftriage.agent.executors import Places, adopted, executor_for, overlap
 from sftriage.agent.reading import RankRings
 from sftriage.capture.executor import Executor
+from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.recorder import RingInfo
-from sftriage.records import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
 from sftriage.traces.contents import contents_of
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo
 from sftriage.traces.store import LocalStore

@@ -12,9 +12,9 @@ from sftriage.capture.nsys import NsysCapture, NsysPlace
 from sftriage.capture.sampled import SampledCapture
 from sftriage.capture.stacks import StacksCapture
 from sftriage.capture.torch_profiler import TorchCapture
+from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
-from sftriage.records import CaptureRequest
 
 
 @dataclass(frozen=True, slots=True)

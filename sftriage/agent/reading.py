@@ -190,6 +190,13 @@ class RankRings:
         rings = [one.ring for one in list(self._ranks.values())]
         return any(ring.writer_alive for ring in rings if (ring.info.rank, ring.info.attempt) == of)
 
+    def writes(self, pid: int, start_ticks: int) -> bool:
+        """Whether a process is there, and writes one of the rings."""
+        rings = [one.ring for one in list(self._ranks.values())]
+        return any(
+            ring.writer_alive for ring in rings if (ring.info.pid, ring.info.pid_start_ticks) == (pid, start_ticks)
+        )
+
     def close(self) -> None:
         """Close every file."""
         for one in self._ranks.values():

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError
 
 if TYPE_CHECKING:
-    from sftriage.mitigate.switching import Setting, SwitchFile, SwitchStatus
+    from sftriage.mitigate.standing import Setting, SwitchStatus
+    from sftriage.mitigate.switching import SwitchFile
 
 log = logging.getLogger("sftriage")
 
 
 class Switches:
-    """The files of groups in a directory of rings."""
+    """The files of groups in a directory of rings.
 
-    def __init__(self, rings: Path) -> None:
-        self._rings = rings
+    Args:
+        rings: the directory.
+        writes: whether a process, by its id and when it started, writes a ring there: one of another container, whose
+            id says nothing here, is known by its ring's lock.
+    """
+
+    def __init__(self, rings: Path, writes: Callable[[int, int], bool]) -> None:
+        self._rings, self._writes = rings, writes
         self._files: dict[str, SwitchFile] = {}
 
     def statuses(self) -> list[SwitchStatus]:
-        """How each group stands whose first rank is there."""
+        """How each group stands whose first rank here is there."""
         if not (self._files or any(self._rings.glob("*.switch"))):
             return []
         from sftriage.mitigate.switching import SwitchFile, find_switches  # not above: most jobs have no such group
@@ -35,17 +42,18 @@ class Switches:
         for name, path in there.items():
             try:
                 file = self._files[name] = self._files.get(name) or SwitchFile(path)
-                if file.maker_alive:
+                if file.maker_alive or self._writes(*file.maker):
                     found.append(file.status())
             except RingError as error:
                 log.debug("%s", error)
         return found
 
     def want(self, wanted: Mapping[str, Setting]) -> None:
-        """Have settings be in force, by the file of their group. Told again, nothing happens again."""
-        for name, setting in wanted.items():
+        """Have settings be in force, by the files of their groups. Told again, nothing happens again."""
+        for file in self._files.values():
             try:
-                if (file := self._files.get(name)) and (request := file.status().next_request(setting.value)):
+                setting = wanted.get(file.name)
+                if setting is not None and (request := file.status().next_request(setting.value)):
                     file.ask(request, setting.ahead_S)
             except RingError as error:
                 log.warning("a remedy cannot be switched: %s", error)

@@ -10,8 +10,8 @@ from pathlib import Path
 from sftriage.capture.executor import Course, InTurns
 from sftriage.capture.nsys import NsysCapture
 from sftriage.capture.nsys_dialect import session_of
+from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError, RingError
-from sftriage.records import CaptureRequest
 
 ENDED = "sftriage ended during it"
 """How the reason of such a capture begins."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
 from sftriage.capture.mailbox import MailboxClient
+from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState
 from sftriage.errors import CaptureError, RingError
-from sftriage.records import CaptureRequest, CaptureResult, CaptureState, RankStatus
+from sftriage.records import RankStatus
 from sftriage.traces.store import FileToStore
 
 RankLook = Callable[[], RankStatus | None]

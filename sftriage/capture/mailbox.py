@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 from zlib import crc32
 
+from sftriage.decisions import ENDED, CaptureCode, CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import layout
 from sftriage.recorder.files import OpenFile
@@ -37,7 +38,7 @@ from sftriage.recorder.mailbox import (
     State,
     typed,
 )
-from sftriage.records import ENDED, CaptureCode, CaptureRequest, CaptureResult, plain
+from sftriage.records import plain
 
 _LIVE = struct.Struct("=13q")
 _WORD = struct.Struct("=q")

@@ -26,8 +26,9 @@ from sftriage.capture.bounded import BoundedProgram, Finished
 from sftriage.capture.executor import Course, InTurns, RankLook, Turns, mailbox_of
 from sftriage.capture.nsys_rank import NOTE
 from sftriage.capture.nsys_report import check, to_export, to_report
+from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError, RingError
-from sftriage.records import CaptureRequest, CaptureResult, RankStatus
+from sftriage.records import RankStatus
 from sftriage.traces.store import FileToStore
 
 ASK_S = 20.0

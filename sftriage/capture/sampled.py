@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from sftriage.capture.torch_profiler import TorchCapture
+from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError
-from sftriage.records import CaptureRequest, CaptureResult
 from sftriage.sampling.sampler import NAME
 from sftriage.traces.store import FileToStore
 

@@ -20,9 +20,9 @@ from typing import Any
 from sftriage.capture.bounded import BoundedProgram, Finished
 from sftriage.capture.executor import Course, InTurns, RankLook
 from sftriage.capture.own_stacks import ANSWER_S, ask
+from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
-from sftriage.records import CaptureRequest
 from sftriage.traces.store import FileToStore
 
 SETTLED_S = 0.5

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 
 from sftriage.capture.executor import Executor, mailbox_of
+from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState
 from sftriage.errors import CaptureError, RingError
-from sftriage.records import CaptureRequest, CaptureResult, CaptureState
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.files import chunks
 from sftriage.traces.store import FileToStore

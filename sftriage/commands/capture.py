@@ -5,15 +5,17 @@ from __future__ import annotations
 import getpass
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from sftriage.commands.grouping import arguments
 from sftriage.commands.options import RunOption, meant
 from sftriage.commands.output import notices, print_json, say, write
+from sftriage.decisions import ManualRequest, ProfilerChoice
 from sftriage.errors import CaptureError, UsageError
-from sftriage.records import ManualRequest, ProfilerChoice
 from sftriage.runs.asks import leave, withdraw
 from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.words.amounts import place
@@ -26,6 +28,68 @@ NOTED_S = 30.0
 
 Switch = bool | None
 """On, off, or as in a policy that does not say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOptions:
+    """What torch.profiler records beside operators and kernels."""
+
+    sample_stacks: Annotated[
+        Switch,
+        typer.Option(
+            "--sample-stacks/--no-sample-stacks", help="torch: sample Python stacks beside.", show_default="sampled"
+        ),
+    ] = None
+    record_shapes: Annotated[
+        Switch, typer.Option("--record-shapes", help="torch: the shapes of operators' inputs.")
+    ] = None
+    with_stack: Annotated[
+        Switch,
+        typer.Option(
+            "--with-stack", help="torch: trace every Python call: exact, and several times slower where there are many."
+        ),
+    ] = None
+    profile_memory: Annotated[Switch, typer.Option("--profile-memory", help="torch: allocations.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class NsysOptions:
+    """What Nsight Systems records."""
+
+    nsys_trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="The interfaces whose calls are recorded.",
+            show_default="what the ranks were launched with",
+        ),
+    ] = None
+    nsys_sample: Annotated[
+        Literal["none", "cpu"] | None, typer.Option(help="Sample the process's stacks (cpu).", show_default="none")
+    ] = None
+    nsys_sqlite: Annotated[
+        Switch,
+        typer.Option(
+            "--nsys-sqlite/--no-nsys-sqlite", help="Export the report to SQLite too.", show_default="exported"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class StacksOptions:
+    """What a look from outside has beside Python's frames."""
+
+    native: Annotated[
+        Switch,
+        typer.Option("--native", help="stacks: the frames of C and C++ too; one look from outside, and of no steps."),
+    ] = None
+    flight_recorder: Annotated[
+        Switch,
+        typer.Option(
+            "--flight-recorder",
+            help="stacks: the flight recorder of torch.distributed too; one look from outside, and of no steps.",
+        ),
+    ] = None
 
 
 def capture(
@@ -50,50 +114,10 @@ def capture(
         int, typer.Option(metavar="N", min=1, max=1000, help="How often stacks are sampled over the steps, at most.")
     ] = 200,
     max_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Size over which a trace is not kept.")] = "512Mi",
-    sample_stacks: Annotated[
-        Switch,
-        typer.Option(
-            "--sample-stacks/--no-sample-stacks", help="torch: sample Python stacks beside.", show_default="sampled"
-        ),
-    ] = None,
-    record_shapes: Annotated[
-        Switch, typer.Option("--record-shapes", help="torch: the shapes of operators' inputs.")
-    ] = None,
-    with_stack: Annotated[
-        Switch,
-        typer.Option(
-            "--with-stack", help="torch: trace every Python call: exact, and several times slower where there are many."
-        ),
-    ] = None,
-    profile_memory: Annotated[Switch, typer.Option("--profile-memory", help="torch: allocations.")] = None,
-    nsys_trace: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="The interfaces whose calls are recorded.",
-            show_default="what the ranks were launched with",
-        ),
-    ] = None,
-    nsys_sample: Annotated[
-        Literal["none", "cpu"] | None, typer.Option(help="Sample the process's stacks (cpu).", show_default="none")
-    ] = None,
-    nsys_sqlite: Annotated[
-        Switch,
-        typer.Option(
-            "--nsys-sqlite/--no-nsys-sqlite", help="Export the report to SQLite too.", show_default="exported"
-        ),
-    ] = None,
-    native: Annotated[
-        Switch,
-        typer.Option("--native", help="stacks: the frames of C and C++ too; one look from outside, and of no steps."),
-    ] = None,
-    flight_recorder: Annotated[
-        Switch,
-        typer.Option(
-            "--flight-recorder",
-            help="stacks: the flight recorder of torch.distributed too; one look from outside, and of no steps.",
-        ),
-    ] = None,
+    *,
+    torch: TorchOptions,
+    nsys: NsysOptions,
+    stacks: StacksOptions,
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
     """Capture ranks of a job that runs, under the same limits and with the same record as any capture.
@@ -108,21 +132,7 @@ def capture(
     from sftriage.runs import answers
 
     most_bytes = meant("--max-bytes", size_bytes, max_bytes)
-    given: dict[str, dict[str, Any]] = {
-        "torch": {
-            "sample_stacks": sample_stacks,
-            "record_shapes": record_shapes,
-            "with_stack": with_stack,
-            "profile_memory": profile_memory,
-        },
-        "nsys": {
-            "trace": None if nsys_trace is None else nsys_trace.split(","),
-            "sample": nsys_sample,
-            "sqlite": nsys_sqlite,
-        },
-        "stacks": {"native": native, "flight_recorder": flight_recorder},
-    }
-    options = _options(profiler, given)
+    options = _options(profiler, {"torch": torch, "nsys": nsys, "stacks": stacks})
     directory = find_run(run)
     _refuse_ended(directory)
     ask = ManualRequest(
@@ -171,19 +181,24 @@ def _refuse_ended(directory: RunDirectory) -> None:
     raise UsageError(f"{where} is a run that has ended")
 
 
-def _options(profiler: ProfilerChoice, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _options(profiler: ProfilerChoice, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The options that were given, under the profiler that they are of.
 
     Raises:
         UsageError: some are of one that does not run.
     """
-    said = {of: {name: value for name, value in its.items() if value is not None} for of, its in given.items()}
+    said = {of: its for of, options in given.items() if (its := arguments(options))}
     for of, its in said.items():
         # (auto looks from outside only where it has to)
-        if its and profiler != of and (profiler != "auto" or of == "stacks"):
-            names = ", ".join(f"--{'nsys-' * (of == 'nsys')}{name.replace('_', '-')}" for name in its)
-            raise UsageError(f"{names}: say --profiler {of} too")
-    return {of: its for of, its in said.items() if its}
+        if profiler != of and (profiler != "auto" or of == "stacks"):
+            raise UsageError(f"{', '.join(its)}: say --profiler {of} too")
+    return {of: dict(_asked(*option) for option in its.items()) for of, its in said.items()}
+
+
+def _asked(option: str, value: object) -> tuple[str, object]:
+    """An option as a request has it."""
+    key = option.removeprefix("--").removeprefix("nsys-").replace("-", "_")
+    return key, value.split(",") if key == "trace" and isinstance(value, str) else value
 
 
 def _who() -> str:

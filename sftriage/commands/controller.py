@@ -16,18 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sftriage.commands.job_options import (
-    KEEP_STEPS,
-    KEEP_STEPS_FOR,
-    CopiesOption,
-    DropLocalOption,
-    KeepStepsForOption,
-    KeepStepsOption,
+    KeepingOptions,
     MetricsOptions,
     OutOption,
     PoliciesOption,
-    copies_of,
     finish,
-    kept_steps,
     say_begun,
     say_summary,
 )
@@ -58,11 +51,8 @@ def controller(
         str | None, typer.Option(metavar="NAME", help="Name of the job, for people.", show_default="the --job-id")
     ] = None,
     policy: PoliciesOption = None,
-    store: CopiesOption = None,
-    drop_local: DropLocalOption = False,
+    keep: KeepingOptions,
     catalogue: CatalogueOption = None,
-    keep_steps: KeepStepsOption = KEEP_STEPS,
-    keep_steps_for: KeepStepsForOption = KEEP_STEPS_FOR,
     metrics: MetricsOptions,
     standby: Annotated[
         bool,
@@ -85,7 +75,6 @@ def controller(
     from sftriage.runtime.controlling import Beginning, JobController, JobEndedError, job_of
     from sftriage.runtime.hosting import file_name, free
     from sftriage.runtime.indexing import checked_catalogue
-    from sftriage.runtime.local import Keeping
     from sftriage.runtime.many_hosts import forget_hub
     from sftriage.sinks.terminal import Reporter
 
@@ -110,9 +99,7 @@ def controller(
     beginning = None
     if run is None:
         name = bounded_text(job or options.job_id)
-        where = copies_of(name, store, drop_local=drop_local)
-        keeping = Keeping(None, where, drop_local, None, kept_steps(keep_steps, keep_steps_for))
-        beginning = Beginning(name, [find(one) for one in policy or ["default"]], keeping, nsys)
+        beginning = Beginning(name, [find(one) for one in policy or ["default"]], keep.of(name), nsys)
     waits = "" if standby or run is None else "waiting until the job's last controller is gone"
     try:
         with notices().status(waits) if waits else contextlib.nullcontext():

@@ -15,10 +15,9 @@ from sftriage.words.amounts import counted, place
 
 if TYPE_CHECKING:
     from sftriage.runtime.controlling import JobController
-    from sftriage.runtime.local import LocalRun, TakeOver
+    from sftriage.runtime.local import Keeping, LocalRun, TakeOver
     from sftriage.sinks.metering import Endpoint, Metering
     from sftriage.sinks.terminal import Reporter
-    from sftriage.windows.steplog import KeptSteps
 
     Watched = LocalRun | TakeOver | JobController
 
@@ -26,7 +25,6 @@ LOOPBACK = "127.0.0.1"
 TOKEN_VARIABLE = "SFTRIAGE_METRICS_TOKEN"
 _METRICS_PANEL = "Metrics and traces"
 _STEPS_PANEL = "Recorded steps"
-KEEP_STEPS, KEEP_STEPS_FOR = "16Gi", "30d"
 MIN_KEPT_BYTES, MIN_KEPT_S = 1 << 20, 60.0
 
 PoliciesOption = Annotated[
@@ -63,25 +61,6 @@ CopiesOption = Annotated[
 DropLocalOption = Annotated[
     bool, typer.Option("--drop-local", help="Remove traces here once their copy in the store is verified.")
 ]
-KeepStepsOption = Annotated[
-    str,
-    typer.Option(
-        "--keep-steps",
-        metavar="SIZE",
-        help="How much is kept of the steps of all ranks together. What is older than the newest that find room "
-        "is thinned, one step in eight, and then removed.",
-        rich_help_panel=_STEPS_PANEL,
-    ),
-]
-KeepStepsForOption = Annotated[
-    str,
-    typer.Option(
-        "--keep-steps-for",
-        metavar="DURATION",
-        help="Steps so much older than the newest are removed.",
-        rich_help_panel=_STEPS_PANEL,
-    ),
-]
 MetricsPortOption = Annotated[
     int | None,
     typer.Option(
@@ -94,6 +73,50 @@ MetricsPortOption = Annotated[
         rich_help_panel=_METRICS_PANEL,
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingOptions:
+    """What is kept of a job, and where."""
+
+    store: CopiesOption = None
+    drop_local: DropLocalOption = False
+    keep_steps: Annotated[
+        str,
+        typer.Option(
+            "--keep-steps",
+            metavar="SIZE",
+            help="How much is kept of the steps of all ranks together. What is older than the newest that find room "
+            "is thinned, one step in eight, and then removed.",
+            rich_help_panel=_STEPS_PANEL,
+        ),
+    ] = "16Gi"
+    keep_steps_for: Annotated[
+        str,
+        typer.Option(
+            "--keep-steps-for",
+            metavar="DURATION",
+            help="Steps so much older than the newest are removed.",
+            rich_help_panel=_STEPS_PANEL,
+        ),
+    ] = "30d"
+
+    def of(self, job: str, directory: Path | None = None) -> Keeping:
+        """What was asked for, for a job of this name.
+
+        Raises:
+            UsageError: the store cannot be used, or nothing would be kept, or the options are no size and no duration.
+        """
+        from sftriage.policy import quantities
+        from sftriage.runtime.local import Keeping
+        from sftriage.windows.steplog import KeptSteps
+
+        store = copies_of(job, self.store, drop_local=self.drop_local)
+        max_bytes = meant("--keep-steps", quantities.size_bytes, self.keep_steps)
+        age_s = meant("--keep-steps-for", quantities.seconds, self.keep_steps_for)
+        if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
+            raise UsageError("--keep-steps is 1Mi at least, and --keep-steps-for 1m")
+        return Keeping(directory, store, self.drop_local, steps=KeptSteps(max_bytes, age_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,24 +193,6 @@ class MetricsOptions:
 
         made = None if port is None else listen
         return Metering(made, self.metrics_file, self.metrics_per_rank, self.otel, self.otel_steps)
-
-
-def kept_steps(size: str, age: str) -> KeptSteps:
-    """How much is kept of steps, by the options.
-
-    Raises:
-        UsageError: they are no size and no duration, or too little.
-    """
-    from sftriage.policy import quantities
-    from sftriage.windows.steplog import KeptSteps
-
-    max_bytes, age_s = (
-        meant("--keep-steps", quantities.size_bytes, size),
-        meant("--keep-steps-for", quantities.seconds, age),
-    )
-    if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
-        raise UsageError("--keep-steps is 1Mi at least, and --keep-steps-for 1m")
-    return KeptSteps(max_bytes, age_s)
 
 
 def copies_of(job: str, store: str | None, *, drop_local: bool) -> str | None:

@@ -6,6 +6,7 @@ import logging
 import secrets
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,15 +78,14 @@ def definitions() -> None:
     sys.stdout.write("---\n".join(written().values()))
 
 
-def operate(
-    store: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="A store in which traces of deleted captures may be deleted. Repeatable."),
-    ] = None,
-    namespace: Annotated[
-        list[str] | None,
-        typer.Option("--namespace", "-n", metavar="NAME", help="Only this namespace. Repeatable.", show_default="all"),
-    ] = None,
+@dataclass(frozen=True, slots=True)
+class ControllersOptions:
+    """How controllers of jobs run.
+
+    Raises:
+        UsageError: where none are started, something of them is said.
+    """
+
     settings: Annotated[
         Path | None,
         typer.Option(
@@ -95,7 +95,7 @@ def operate(
             show_default="none are started",
             rich_help_panel=_CONTROLLERS,
         ),
-    ] = None,
+    ] = None
     runs_claim: Annotated[
         str | None,
         typer.Option(
@@ -104,13 +104,13 @@ def operate(
             show_default="they go with the pod",
             rich_help_panel=_CONTROLLERS,
         ),
-    ] = None,
+    ] = None
     grace_seconds: Annotated[
         float,
         typer.Option(
             metavar="N", min=0, help="How long a controller outlives its job's pods.", rich_help_panel=_CONTROLLERS
         ),
-    ] = 300.0,
+    ] = 300.0
     report_days: Annotated[
         float,
         typer.Option(
@@ -119,7 +119,25 @@ def operate(
             help="How long the report of a job of plain pods, which goes with no object, stays after its last news.",
             rich_help_panel=_CONTROLLERS,
         ),
-    ] = 7.0,
+    ] = 7.0
+
+    def __post_init__(self) -> None:
+        """Say so before a cluster is asked."""
+        if self.settings is None and self.runs_claim is not None:
+            raise UsageError("--runs-claim is of controllers: give --settings too")
+
+
+def operate(
+    store: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A store in which traces of deleted captures may be deleted. Repeatable."),
+    ] = None,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option("--namespace", "-n", metavar="NAME", help="Only this namespace. Repeatable.", show_default="all"),
+    ] = None,
+    *,
+    of_jobs: ControllersOptions,
     lease: Annotated[
         str | None,
         typer.Option(
@@ -137,9 +155,7 @@ def operate(
     With --settings it starts a controller for each job, too. It needs the rights of k8s/rbac/operator.yaml, no more. It
     asks the cluster that kubectl would, or inside a pod its own. Ctrl-C or SIGTERM ends it; nothing is lost meanwhile.
     """
-    said = None if settings is None else read_settings(settings)
-    if said is None and runs_claim is not None:
-        raise UsageError("--runs-claim is of controllers: give --settings too")
+    said = None if of_jobs.settings is None else read_settings(of_jobs.settings)
     stores = frozenset(map(checked_url, [*(store or ()), *([said.store] if said is not None and said.store else ())]))
     held, slash, name = (lease or "").partition("/")
     if lease is not None and not (held and slash and name):
@@ -157,11 +173,12 @@ def operate(
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_in_a_line)
-    controllers = None if said is None else ControllerSettings(said, runs_claim or "")
+    controllers = None if said is None else ControllerSettings(said, of_jobs.runs_claim or "")
     leader = None
     if lease is not None:
         leader = Leader(objects, held, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")
-    after = operator.Looked(stores, namespace or (), watch_seconds, controllers, grace_seconds, report_days * DAY_S)
+    keep_s = of_jobs.report_days * DAY_S
+    after = operator.Looked(stores, namespace or (), watch_seconds, controllers, of_jobs.grace_seconds, keep_s)
     operator.run(objects, after, leader)
 
 

@@ -11,13 +11,14 @@ from sftriage.commands.capture import INTERRUPTED
 from sftriage.commands.kube_options import ContextOption, NamespaceOption, connected, within
 from sftriage.commands.options import JsonOption
 from sftriage.commands.output import notices, print_json, say, write
+from sftriage.decisions import ProfilerChoice
 from sftriage.errors import CaptureError, UsageError
 from sftriage.kube.captures import STORING_S
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
 from sftriage.kube.crds import KINDS
 from sftriage.kube.listing import Body, Progress, is_of, progress_of, trace_row
 from sftriage.kube.objects import capture_of
-from sftriage.records import ProfilerChoice, plain
+from sftriage.records import plain
 
 CAPTURES, REPORTS = KINDS[1], KINDS[2]
 LOOK_S = 1.0

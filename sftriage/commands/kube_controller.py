@@ -17,19 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sftriage.commands.job_options import (
-    KEEP_STEPS,
-    KEEP_STEPS_FOR,
     LOOPBACK,
     TOKEN_VARIABLE,
-    CopiesOption,
-    DropLocalOption,
-    KeepStepsForOption,
-    KeepStepsOption,
+    KeepingOptions,
     MetricsOptions,
     MetricsPortOption,
-    copies_of,
     finish,
-    kept_steps,
     say_summary,
 )
 from sftriage.commands.options import NatsOption, TlsOption
@@ -69,10 +62,8 @@ def controller(
     port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="Where its hub listens.")] = PORT,
     tls: TlsOption = None,
     metrics_port: MetricsPortOption = None,
-    store: CopiesOption = None,
-    drop_local: DropLocalOption = False,
-    keep_steps: KeepStepsOption = KEEP_STEPS,
-    keep_steps_for: KeepStepsForOption = KEEP_STEPS_FOR,
+    *,
+    keep: KeepingOptions,
 ) -> None:
     """Watch a job whose pods sftriage was put into: its hub, its controller, and what the cluster is shown of it.
 
@@ -86,18 +77,13 @@ def controller(
     from sftriage.kube.mirroring import Mirror
     from sftriage.runtime.controlling import Beginning
     from sftriage.runtime.hub_server import HubServer
-    from sftriage.runtime.local import Keeping
     from sftriage.sinks.terminal import Reporter
 
     try:
         job = job_named(job_id)
     except ValueError as error:
         raise UsageError(f"--job-id: {error}") from None
-    keeping = Keeping(
-        store=copies_of(job.name, store, drop_local=drop_local),
-        drop_local=drop_local,
-        steps=kept_steps(keep_steps, keep_steps_for),
-    )
+    keeping = keep.of(job.name)
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     mirror = Mirror(ClusterObjects.connect(), job)
     run.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -16,28 +16,10 @@ from sftriage.commands.kube_options import (
     shown_cell,
     within,
 )
-from sftriage.commands.opening import (
-    PATIENCE_S,
-    ArtefactOption,
-    BrowserOption,
-    LeaveOption,
-    OfflineOption,
-    PatienceOption,
-    PortOption,
-    WhereOption,
-    shown_in_program,
-)
+from sftriage.commands.opening import Showing, shown_in_program
 from sftriage.commands.options import JsonOption
 from sftriage.commands.output import lists, print_json, say, tell, write
-from sftriage.commands.traces import (
-    ArtefactsOption,
-    CopyToOption,
-    EveryOption,
-    ForceOption,
-    checked_out,
-    copied_out,
-    wanted_names,
-)
+from sftriage.commands.traces import Copying, copied_out
 from sftriage.errors import IntegrityError, UsageError
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
 from sftriage.kube.crds import KINDS
@@ -193,10 +175,8 @@ def get(
     job: JobOption = None,
     step: StepOption = None,
     rank: RankOption = None,
-    out: CopyToOption = ".",
-    artefact: ArtefactsOption = None,
-    every: EveryOption = False,
-    force: ForceOption = False,
+    *,
+    how: Copying,
     store: SeenFromHereOption = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -207,14 +187,12 @@ def get(
     With --job, and --step or --rank where they matter, the trace that tells most: one in which the fault is, and of
     those the newest. Its sums are held against its manifest, and against what the object says.
     """
-    names = wanted_names(artefact, every=every)
-    target = checked_out(out)
     objects, namespace = connected(namespace, context)
     body = _chosen(objects, namespace, capture, job, step, rank)
     its_store, stored = _opened(body, store)
     manifest, _ = its_store.look(stored.reference)
     _agree(body, stored, manifest)
-    row, files = trace_row(body), copied_out(its_store, stored.reference, manifest, names, target, force=force)
+    row, files = trace_row(body), copied_out(its_store, stored.reference, manifest, how)
     if as_json:
         print_json({**files[0], "files": files, "capture": row})
         return
@@ -230,16 +208,11 @@ def open_trace(
     job: JobOption = None,
     step: StepOption = None,
     rank: RankOption = None,
-    artefact: ArtefactOption = None,
-    browser: BrowserOption = True,
-    offline: OfflineOption = False,
-    port: PortOption = None,
-    out: LeaveOption = None,
-    wait: PatienceOption = PATIENCE_S,
+    *,
+    how: Showing,
     store: SeenFromHereOption = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
-    as_json: WhereOption = False,
 ) -> None:
     """Open the trace of a TraceCapture in Perfetto's viewer, which fetches it from this machine; nothing is uploaded.
 
@@ -250,7 +223,7 @@ def open_trace(
     its_store, stored = _opened(body, store)
     manifest, _ = its_store.look(stored.reference)
     _agree(body, stored, manifest)
-    shown_in_program(its_store, stored.reference, artefact, browser, offline, port, out, wait, as_json)
+    shown_in_program(its_store, stored.reference, how)
 
 
 def _chosen(

@@ -6,12 +6,13 @@ import contextlib
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
+from sftriage.commands.options import CapturesChoice
 from sftriage.commands.output import copying, ending_on_sigterm, print_json, say, write
 from sftriage.commands.traces import CaptureArgument, captures_of
 from sftriage.commands.ui import serve_page
@@ -26,102 +27,94 @@ GRACE_S = 30
 """How long the last bytes of a file may take to be received."""
 
 
-ArtefactOption = Annotated[
-    str | None, typer.Option("--artefact", metavar="NAME", help="Which file of it.", show_default="the trace itself")
-]
-BrowserOption = Annotated[bool, typer.Option("--browser/--no-browser", help="Start a browser, or print the link.")]
-OfflineOption = Annotated[
-    bool, typer.Option("--offline", help="Open sftriage's own page at the capture: it asks no other host.")
-]
-PortOption = Annotated[
-    int | None, typer.Option("--port", metavar="PORT", min=1, max=65535, help="Port to serve on.", show_default="9001")
-]
-LeaveOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", metavar="PATH", help="Leave a copy of the trace in this file or directory.", show_default=False
-    ),
-]
-PatienceOption = Annotated[
-    float, typer.Option("--wait", min=1.0, metavar="SECONDS", help="How long the file waits to be fetched.")
-]
-WhereOption = Annotated[bool, typer.Option("--json", help="One object on stdout: where what is.")]
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """How a capture is shown.
+
+    Raises:
+        UsageError: the options contradict one another.
+    """
+
+    artefact: Annotated[
+        str | None,
+        typer.Option("--artefact", metavar="NAME", help="Which file of it.", show_default="the trace itself"),
+    ] = None
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Start a browser, or print the link.")] = True
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Open sftriage's own page at the capture: it asks no other host.")
+    ] = False
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="PORT", min=1, max=65535, help="Port to serve on.", show_default="9001"),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="PATH", help="Leave a copy of the trace in this file or directory.", show_default=False
+        ),
+    ] = None
+    wait: Annotated[
+        float, typer.Option("--wait", min=1.0, metavar="SECONDS", help="How long the file waits to be fetched.")
+    ] = PATIENCE_S
+    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout: where what is.")] = False
+
+    def __post_init__(self) -> None:
+        """Say so before anything is looked for."""
+        if self.offline and self.artefact is not None:
+            raise UsageError("--offline opens the page of the capture, with all of its files: leave --artefact out")
 
 
-def open_trace(
-    capture_id: CaptureArgument,
-    run: RunOption = None,
-    store: StoreOption = None,
-    catalogue: CatalogueOption = None,
-    artefact: ArtefactOption = None,
-    browser: BrowserOption = True,
-    offline: OfflineOption = False,
-    port: PortOption = None,
-    out: LeaveOption = None,
-    wait: PatienceOption = PATIENCE_S,
-    as_json: WhereOption = False,
-) -> None:
+def open_trace(capture_id: CaptureArgument, *, of: CapturesChoice, how: Showing) -> None:
     """Open a capture's trace in Perfetto's viewer, which fetches it from this machine; nothing is uploaded.
 
     The verified file is served on 127.0.0.1 alone, at an address that cannot be guessed, until the viewer has fetched
     it. What Perfetto does not show (an Nsight Systems report, stacks) is said how to open, or printed.
     """
-    found, reference = captures_of(run, store, catalogue).one(capture_id)
-    shown_in_program(found, reference, artefact, browser, offline, port, out, wait, as_json)
+    found, reference = captures_of(of).one(capture_id)
+    shown_in_program(found, reference, how)
 
 
-def shown_in_program(
-    found: Store,
-    reference: str,
-    artefact: str | None,
-    browser: bool,
-    offline: bool,
-    port: int | None,
-    out: Path | None,
-    wait: float,
-    as_json: bool,
-) -> None:
+def shown_in_program(found: Store, reference: str, how: Showing) -> None:
     """Show a capture of a store as the options of ``sftriage traces open`` say."""
-    start = browser_starter(browser, say)
-    if offline:
-        if artefact is not None:
-            raise UsageError("--offline opens the page of the capture, with all of its files: leave --artefact out")
-        _show_page(found, reference, port, out, start, as_json)
+    start = browser_starter(how.browser, say)
+    if how.offline:
+        _show_page(found, reference, how, start)
         return
     manifest, _ = found.look(reference)
-    wanted = manifest.artefacts[0] if artefact is None else manifest.artefact(artefact)
+    wanted = manifest.artefacts[0] if how.artefact is None else manifest.artefact(how.artefact)
     program = program_for(wanted.name, manifest.capture.profiler)
-    trace = StoredFile(found, reference, manifest, wanted, out, copying)
+    trace = StoredFile(found, reference, manifest, wanted, how.out, copying)
     if program == "perfetto":
-        _hand_over(trace, port, wait, start, browser and has_browser(os.environ, sys.platform), as_json)
+        _hand_over(trace, how, start)
     elif program == "text":
-        _print_text(trace, as_json)
+        _print_text(trace, how.as_json)
     else:
-        _name_program(trace, program, as_json)
+        _name_program(trace, program, how.as_json)
 
 
-def _show_page(store: Store, reference: str, port: int | None, out: Path | None, start: Starter, as_json: bool) -> None:
+def _show_page(store: Store, reference: str, how: Showing, start: Starter) -> None:
     from sftriage.web.own_page import capture_page
     from sftriage.web.viewer import HOST
 
     # A run's own captures are not copied: nothing is left behind.
     ending = contextlib.nullcontext() if isinstance(store, LocalStore) else ending_on_sigterm()
-    with ending, capture_page(store, reference, out, copying) as page:
+    with ending, capture_page(store, reference, how.out, copying) as page:
 
         def about(link: str) -> dict[str, str]:
             return {"file_url": f"{link}/files/{page.trace}", "path": str(page.file)}
 
-        serve_page(page.app, page.stopping, HOST, port or 0, about, as_json=as_json, where=page.where, start=start)
+        serve_page(
+            page.app, page.stopping, HOST, how.port or 0, about, as_json=how.as_json, where=page.where, start=start
+        )
 
 
-def _hand_over(
-    trace: StoredFile, wanted_port: int | None, wait_s: float, start: Starter, started: bool, as_json: bool
-) -> None:
+def _hand_over(trace: StoredFile, how: Showing, start: Starter) -> None:
     from sftriage.reduce.tracks import stack_tracks
     from sftriage.web.serving import BackgroundServer
     from sftriage.web.viewer import VIEWER, VIEWER_PORT, ServedTrace, listen_for_viewer, unreachable
 
-    port = wanted_port or VIEWER_PORT
+    port, wait_s = how.port or VIEWER_PORT, how.wait
+    started = how.browser and has_browser(os.environ, sys.platform)
     try:
         with (
             ending_on_sigterm(),
@@ -130,7 +123,7 @@ def _hand_over(
         ):
             served = ServedTrace(shown, trace.name, port, "" if spot is None else spot.parameters)
             with BackgroundServer(served.app(), listening, grace_s=GRACE_S):
-                if as_json:
+                if how.as_json:
                     path = str(trace.here or file)
                     print_json({"url": served.link, "file_url": served.url, "path": path, "pid": os.getpid()})
                     sys.stdout.flush()

@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 RunOption = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Run directory.", show_default="the newest run")
 ]
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        help="Captures of a store rather than of a run on this machine: s3://, gs:// or az:// with bucket and prefix, "
-        "or a directory. Credentials come from the environment.",
-        show_default=False,
-    ),
-]
 CatalogueOption = Annotated[
     str | None,
     typer.Option(
@@ -60,6 +50,24 @@ NatsOption = Annotated[
         rich_help_panel=_HOSTS_PANEL,
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturesChoice:
+    """Whose captures are meant: a run's, a store's, or all that a catalogue knows."""
+
+    run: RunOption = None
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Captures of a store rather than of a run on this machine: s3://, gs:// or az:// with bucket and "
+            "prefix, or a directory. Credentials come from the environment.",
+            show_default=False,
+        ),
+    ] = None
+    catalogue: CatalogueOption = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from sftriage import __version__
-from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
+from sftriage.commands.options import CapturesChoice
 from sftriage.commands.output import results, write
 from sftriage.commands.traces import captures_of, complete_capture
 from sftriage.errors import UsageError
@@ -31,9 +31,8 @@ def report(
             show_default="the newest run",
         ),
     ] = "",
-    run: RunOption = None,
-    store: StoreOption = None,
-    catalogue: CatalogueOption = None,
+    *,
+    of: CapturesChoice,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write it.", show_default="stdout")
     ] = None,
@@ -53,13 +52,13 @@ def report(
         raise UsageError(f"{out} exists already; --force overwrites it")
     made = f"Made by sftriage {__version__}, {clock_time(time.time())} UTC."
     if what and not Path(what).is_dir():
-        told = _of_capture(what, run, store, catalogue, form, made)
-    elif store is not None or catalogue is not None:
+        told = _of_capture(what, of, form, made)
+    elif of.store is not None or of.catalogue is not None:
         raise UsageError("a store keeps captures, and no runs: name a capture, or a run directory")
-    elif what and run is not None:
+    elif what and of.run is not None:
         raise UsageError("name the run directory once")
     else:
-        told = _of_run(find_run(Path(what) if what else run), form, made)
+        told = _of_run(find_run(Path(what) if what else of.run), form, made)
     if out is None:
         results().print(told, soft_wrap=True, markup=False, end="")
         return
@@ -90,8 +89,8 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
     return html(told, made, time.time, chart, heat if isinstance(heat, HeatMap) else None, flames=flames)
 
 
-def _of_capture(what: str, run: Path | None, store: str | None, catalogue: str | None, form: str, made: str) -> str:
-    captures = captures_of(run, store, catalogue)
+def _of_capture(what: str, meant: CapturesChoice, form: str, made: str) -> str:
+    captures = captures_of(meant)
     its_store, reference = captures.one(what)
     manifest, _ = its_store.look(reference)
     of_run = captures.run

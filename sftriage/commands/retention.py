@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption, meant
+from sftriage.commands.options import CapturesChoice, JsonOption, meant
 from sftriage.commands.output import counting, notices, print_json, say, tell, write
 from sftriage.commands.traces import CaptureArgument, captures_of
 from sftriage.errors import CatalogueError, UsageError
@@ -21,28 +21,23 @@ from sftriage.traces.retention import Kept, RetentionLimits, outlook, remove
 from sftriage.words.amounts import size
 
 
-def pin_trace(
-    capture_id: CaptureArgument, run: RunOption = None, store: StoreOption = None, catalogue: CatalogueOption = None
-) -> None:
+def pin_trace(capture_id: CaptureArgument, *, of: CapturesChoice) -> None:
     """Keep a capture, whatever the policy's retention says."""
-    its_store, reference = captures_of(run, store, catalogue).one(capture_id)
+    its_store, reference = captures_of(of).one(capture_id)
     its_store.pin(reference)
     write(f"{reference} is pinned")
 
 
-def unpin_trace(
-    capture_id: CaptureArgument, run: RunOption = None, store: StoreOption = None, catalogue: CatalogueOption = None
-) -> None:
+def unpin_trace(capture_id: CaptureArgument, *, of: CapturesChoice) -> None:
     """Leave a capture to retention again."""
-    its_store, reference = captures_of(run, store, catalogue).one(capture_id)
+    its_store, reference = captures_of(of).one(capture_id)
     its_store.unpin(reference)
     write(f"{reference} is not pinned")
 
 
 def prune_traces(
-    run: RunOption = None,
-    store: StoreOption = None,
-    catalogue: CatalogueOption = None,
+    *,
+    of: CapturesChoice,
     age: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Remove captures older than this, such as 14d.")
     ] = None,
@@ -67,11 +62,11 @@ def prune_traces(
     retention = RetentionLimits(age_s, None if total is None else meant("--bytes", quantities.size_bytes, total))
     if retention.unlimited and not damaged:
         raise UsageError("say what may go: --age, --bytes or --damaged")
-    directory, its_store = whole_store(run, store)
+    directory, its_store = whole_store(of.run, of.store)
     found = outlook(its_store, retention, time.time(), unfit=damaged)
     captures, problem = found.captures, None
     if not dry_run:
-        if shared := catalogue_url(catalogue):
+        if shared := catalogue_url(of.catalogue):
             _forget(Catalogue(shared, its_store), captures)
         captures, problem = remove(its_store, Catalogue(own_catalogue(directory, its_store), its_store), captures)
     say(*(f"left alone: {name}: {why}" for name, why in found.left_alone.items()))
@@ -97,15 +92,13 @@ def _forget(shared: Catalogue, captures: Sequence[Kept]) -> None:
         say(f"{error}; `sftriage traces reindex` brings it up to date")
 
 
-def reindex_traces(
-    run: RunOption = None, store: StoreOption = None, catalogue: CatalogueOption = None, as_json: JsonOption = False
-) -> None:
+def reindex_traces(*, of: CapturesChoice, as_json: JsonOption = False) -> None:
     """Build the catalogue of a run or store again from its manifests, and say what in it is none.
 
     In a catalogue that others share, nothing of theirs is touched.
     """
-    directory, meant = whole_store(run, store)
-    built = Catalogue(catalogue_url(catalogue) or own_catalogue(directory, meant), meant)
+    directory, meant = whole_store(of.run, of.store)
+    built = Catalogue(catalogue_url(of.catalogue) or own_catalogue(directory, meant), meant)
     with counting("Reading manifests") as progress:
         found = built.reindex(progress)
     say(*found.problems)

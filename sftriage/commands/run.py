@@ -5,25 +5,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sftriage.commands.grouping import arguments
 from sftriage.commands.job_options import (
-    KEEP_STEPS,
-    KEEP_STEPS_FOR,
     AutoOption,
-    CopiesOption,
-    DropLocalOption,
-    KeepStepsForOption,
-    KeepStepsOption,
+    KeepingOptions,
     MetricsOptions,
     OutOption,
     PoliciesOption,
-    copies_of,
     finish,
-    kept_steps,
     say_begun,
     say_summary,
 )
@@ -33,7 +27,40 @@ from sftriage.errors import UsageError
 from sftriage.runs.directory import find_run
 from sftriage.words.amounts import place
 
-DEFAULT_TRACE = "cuda,nvtx,osrt"
+if TYPE_CHECKING:
+    from sftriage.runtime.local import UnderNsys
+
+_NSYS_PANEL = "Nsight Systems"
+
+
+@dataclass(frozen=True, slots=True)
+class NsysOptions:
+    """Whether the ranks run under Nsight Systems, and what it traces."""
+
+    nsys: Annotated[
+        bool, typer.Option("--nsys", help="Start every rank under Nsight Systems, for policies that capture with it.")
+    ] = False
+    nsys_armed: Annotated[
+        bool,
+        typer.Option(
+            "--nsys-armed",
+            help="As --nsys, for ranks whose session cannot be reached from here, as in another container: nsys waits "
+            "for a range that the trainer opens. The run directory has to be theirs too.",
+            rich_help_panel=_NSYS_PANEL,
+        ),
+    ] = False
+    nsys_trace: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST", help="What nsys traces; it has to be known at the start.", rich_help_panel=_NSYS_PANEL
+        ),
+    ] = "cuda,nvtx,osrt"
+
+    def under(self) -> UnderNsys | None:
+        """How the ranks are started; None where they are so without it."""
+        from sftriage.runtime.local import UnderNsys
+
+        return UnderNsys(self.nsys_trace, self.nsys_armed) if self.nsys or self.nsys_armed else None
 
 
 def run(
@@ -47,30 +74,10 @@ def run(
         str | None, typer.Option(metavar="NAME", help="Name of the job.", show_default="the script's")
     ] = None,
     auto: AutoOption = False,
-    nsys: Annotated[
-        bool, typer.Option("--nsys", help="Start every rank under Nsight Systems, for policies that capture with it.")
-    ] = False,
-    nsys_armed: Annotated[
-        bool,
-        typer.Option(
-            "--nsys-armed",
-            help="As --nsys, for ranks whose session cannot be reached from here, as in another container: nsys waits "
-            "for a range that the trainer opens. The run directory has to be theirs too.",
-            rich_help_panel="Nsight Systems",
-        ),
-    ] = False,
-    nsys_trace: Annotated[
-        str,
-        typer.Option(
-            metavar="LIST", help="What nsys traces; it has to be known at the start.", rich_help_panel="Nsight Systems"
-        ),
-    ] = DEFAULT_TRACE,
-    store: CopiesOption = None,
-    drop_local: DropLocalOption = False,
-    catalogue: CatalogueOption = None,
-    keep_steps: KeepStepsOption = KEEP_STEPS,
-    keep_steps_for: KeepStepsForOption = KEEP_STEPS_FOR,
     *,
+    nsys: NsysOptions,
+    keep: KeepingOptions,
+    catalogue: CatalogueOption = None,
     metrics: MetricsOptions,
     hub: HubChoice,
 ) -> None:
@@ -82,33 +89,29 @@ def run(
     # What watches a job takes a second to import: not for a help text, nor while a shell completes a line.
     from sftriage.policy.loading import find
     from sftriage.runtime.indexing import checked_catalogue
-    from sftriage.runtime.local import Keeping, LocalRun, UnderNsys, job_name
+    from sftriage.runtime.local import LocalRun, job_name
     from sftriage.sinks.terminal import Reporter
 
     if not command:
         raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
     paths = [find(name) for name in policy or ["default"]]
     name = job_name(job, command)
-    store = copies_of(name, store, drop_local=drop_local)
-    kept = kept_steps(keep_steps, keep_steps_for)
-    under = UnderNsys(nsys_trace, nsys_armed) if nsys or nsys_armed else None
+    keeping, under = keep.of(name, out), nsys.under()
     if arguments(hub):
         from sftriage.runtime.hosting import Copies
         from sftriage.runtime.many_hosts import HostRun
 
         options = hub.options()
         told: dict[str, object] = {
-            "--store": store,
-            "--drop-local": drop_local or None,
+            **arguments(keep),
+            "--store": keeping.store,
             "--catalogue": catalogue,
-            "--keep-steps": keep_steps,
-            "--keep-steps-for": keep_steps_for,
             **arguments(metrics),
             "--nsys": under and True,
         }
         given = [name if value is True else f"{name}={value}" for name, value in told.items() if value is not None]
         given += [f"--policy={path}" for path in paths]
-        copies = Copies(store, drop_local)
+        copies = Copies(keeping.store, keeping.drop_local)
         # (who is told to end before there is a launcher leaves no hub behind)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         raise typer.Exit(HostRun(tuple(command), name, options, out, given, copies, under, auto=auto).execute())
@@ -119,7 +122,7 @@ def run(
         name,
         paths,
         lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
-        keeping=Keeping(out, store, drop_local, checked_catalogue(catalogue), kept),
+        keeping=replace(keeping, catalogue=checked_catalogue(catalogue)),
         nsys=under,
         auto=auto,
     )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
+from sftriage.commands.options import CapturesChoice, JsonOption
 from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
+from sftriage.decisions import Profiler
 from sftriage.errors import SftriageError, UsageError
-from sftriage.records import Profiler
 from sftriage.reduce.flames import FOLDED_NAME, collapsed
 from sftriage.reduce.samples import read_samples
 from sftriage.reports.manifest import manifest_lines
@@ -55,18 +56,17 @@ JobOption = Annotated[str | None, typer.Option("--job", metavar="NAME", help="On
 RunIdOption = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Only captures of the run of this id.")]
 
 
-def captures_of(run: Path | None, store: str | None, catalogue: str | None) -> CatalogueCaptures:
+def captures_of(meant: CapturesChoice) -> CatalogueCaptures:
     """The captures that the options mean; what is to be known of where they are is said."""
     with counting("Reading manifests") as progress:
-        captures = catalogues.captures_of(run, store, catalogue, progress)
+        captures = catalogues.captures_of(meant.run, meant.store, meant.catalogue, progress)
     say(*captures.problems)
     return captures
 
 
 def list_traces(
-    run: RunOption = None,
-    store: StoreOption = None,
-    catalogue: CatalogueOption = None,
+    *,
+    of: CapturesChoice,
     job: JobOption = None,
     run_id: RunIdOption = None,
     rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only captures of this rank.")] = None,
@@ -105,13 +105,13 @@ def list_traces(
         steps=None if step is None else steps_of(step),
         since=None if since is None else since_of(since, datetime.now(timezone.utc)),
     )
-    captures = captures_of(run, store, catalogue)
+    captures = captures_of(of)
     rows = captures.find(wanted)
     seen = [captures.seen(row) for row in rows]
     conditions = [condition for _, condition in seen]
     say(*captures.damage(rows, conditions))
     if as_json:
-        print_json(described(rows, seen, captures.run if store is None else None))
+        print_json(described(rows, seen, captures.run if of.store is None else None))
     elif rows:
         console = lists()
         console.print(captures_table(rows, conditions, console.width))
@@ -130,9 +130,8 @@ def _none(captures: CatalogueCaptures, wanted: CaptureQuery) -> str:
 
 def traces_for_step(
     step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="A step of the job.")],
-    run: RunOption = None,
-    store: StoreOption = None,
-    catalogue: CatalogueOption = None,
+    *,
+    of: CapturesChoice,
     job: JobOption = None,
     run_id: RunIdOption = None,
     as_json: JsonOption = False,
@@ -144,7 +143,7 @@ def traces_for_step(
     """
     from sftriage.runs.decisions import decided_about, decisions_of, kept_no_longer, why_none
 
-    captures = captures_of(run, store, catalogue)
+    captures = captures_of(of)
     rows = captures.find(CaptureQuery(job=job, run=run_id))
     holding = [row for row in rows if row.distance_from(step) == 0]
     nearest = min(rows, key=lambda row: (row.distance_from(step), row.first_step), default=None)
@@ -156,7 +155,7 @@ def traces_for_step(
     gone = None if captures.run is None else kept_no_longer(captures.run, step)
     if as_json:
         why = None if about or captures.run is None else why_none(captures.run, step)
-        values = described(shown, seen, captures.run if store is None else None)
+        values = described(shown, seen, captures.run if of.store is None else None)
         found = {"captures": values if holding else [], "nearest": next((one for one in values), None)}
         print_json({"step": step, **found, "decisions": about or [], "reason": why, "kept_no_longer": gone})
         return
@@ -177,18 +176,12 @@ def traces_for_step(
         tell(f"What each rank took in step {step} is kept no longer. {gone}")
 
 
-def show_trace(
-    capture_id: CaptureArgument,
-    run: RunOption = None,
-    store: StoreOption = None,
-    catalogue: CatalogueOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def show_trace(capture_id: CaptureArgument, *, of: CapturesChoice, as_json: JsonOption = False) -> None:
     """Show what triggered a capture, what it holds and what it cost."""
-    captures = captures_of(run, store, catalogue)
+    captures = captures_of(of)
     its_store, reference = captures.one(capture_id)
     manifest, condition = its_store.look(reference)
-    its_run = captures.run if store is None else None
+    its_run = captures.run if of.store is None else None
     if as_json:
         beside = {"upload": upload_values(its_run, manifest.capture_id), "cause": cause_values(manifest)}
         print_json({**manifest.model_dump(mode="json"), **condition_values(condition), **beside})
@@ -205,38 +198,47 @@ def show_schema() -> None:
     print_json(manifest_schema())
 
 
-CopyToOption = Annotated[
-    str, typer.Option("--out", metavar="PATH", help="File or directory to copy to; of several files, a directory.")
-]
-ArtefactsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--artefact",
-        metavar="NAME",
-        help="Which file, rather than the main one; repeatable. stacks.folded: the sampled stacks, collapsed.",
-    ),
-]
-EveryOption = Annotated[bool, typer.Option("--all", help="Every file of the capture.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")]
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """Which files of a capture are copied, and where to.
+
+    Raises:
+        UsageError: the options contradict one another, or a directory is meant that is not there.
+    """
+
+    out: Annotated[
+        str, typer.Option("--out", metavar="PATH", help="File or directory to copy to; of several files, a directory.")
+    ] = "."
+    artefact: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--artefact",
+            metavar="NAME",
+            help="Which file, rather than the main one; repeatable. stacks.folded: the sampled stacks, collapsed.",
+        ),
+    ] = None
+    every: Annotated[bool, typer.Option("--all", help="Every file of the capture.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False
+
+    def __post_init__(self) -> None:
+        """Say so before anything is fetched."""
+        if self.every and self.artefact:
+            raise UsageError("--all is every artefact: say it, or --artefact")
+        if self.out.endswith("/") and not Path(self.out).is_dir():
+            raise UsageError(f"{self.out}: no such directory")
+
+    def names(self, manifest: Manifest) -> list[str]:
+        """Those of the files that are wanted."""
+        all_of_them = [one.name for one in manifest.artefacts]
+        return all_of_them if self.every else list(dict.fromkeys(self.artefact or all_of_them[:1]))
 
 
-def get_trace(
-    capture_id: CaptureArgument,
-    run: RunOption = None,
-    store: StoreOption = None,
-    catalogue: CatalogueOption = None,
-    out: CopyToOption = ".",
-    artefact: ArtefactsOption = None,
-    every: EveryOption = False,
-    force: ForceOption = False,
-    as_json: JsonOption = False,
-) -> None:
+def get_trace(capture_id: CaptureArgument, *, of: CapturesChoice, how: Copying, as_json: JsonOption = False) -> None:
     """Copy a capture's trace out of the store, verified against its manifest."""
-    names = wanted_names(artefact, every=every)
-    its_store, reference = captures_of(run, store, catalogue).one(capture_id)
+    its_store, reference = captures_of(of).one(capture_id)
     # What is the matter with one of its files is no reason to withhold the others.
     manifest, _ = its_store.look(reference)
-    files = copied_out(its_store, reference, manifest, names, checked_out(out), force=force)
+    files = copied_out(its_store, reference, manifest, how)
     if as_json:
         print_json({**files[0], "files": files})
         return
@@ -244,44 +246,20 @@ def get_trace(
         write(file["path"])
 
 
-def wanted_names(artefact: list[str] | None, *, every: bool) -> list[str] | None:
-    """The files that options name: None for all of them, empty for the main one.
-
-    Raises:
-        UsageError: they contradict one another.
-    """
-    if every and artefact:
-        raise UsageError("--all is every artefact: say it, or --artefact")
-    return None if every else list(dict.fromkeys(artefact or ()))
-
-
-def checked_out(out: str) -> Path:
-    """Where copies go.
-
-    Raises:
-        UsageError: a directory is meant, and there is none.
-    """
-    if out.endswith("/") and not Path(out).is_dir():
-        raise UsageError(f"{out}: no such directory")
-    return Path(out)
-
-
-def copied_out(
-    its_store: Store, reference: str, manifest: Manifest, names: list[str] | None, out: Path, *, force: bool
-) -> list[dict[str, Any]]:
+def copied_out(its_store: Store, reference: str, manifest: Manifest, how: Copying) -> list[dict[str, Any]]:
     """Copy files of a capture out of its store, verified; where each is now, its size and its sum."""
-    names = [one.name for one in manifest.artefacts] if names is None else names or [manifest.artefacts[0].name]
+    names = how.names(manifest)
     # (collapsed stacks are made of the sampled ones)
     chosen = [manifest.artefact(STACKS_NAME if name == FOLDED_NAME else name) for name in names]
-    targets = _targets(manifest, names, out)
-    if not force:
+    targets = _targets(manifest, names, Path(how.out))
+    if not how.force:
         for target in targets:
             if target.exists():
                 raise UsageError(f"{target} exists already")
     files = []
     for name, one, to in zip(names, chosen, targets, strict=True):
         fetch = _fetch_folded if name == FOLDED_NAME else _fetch
-        path = fetch(its_store, reference, one, to, force=force)
+        path = fetch(its_store, reference, one, to, force=how.force)
         size_bytes, sha256 = one.size_bytes, one.sha256
         if name == FOLDED_NAME:
             size_bytes, sha256 = copy([path.read_bytes()], None)

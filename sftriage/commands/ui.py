@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
+from sftriage.commands.options import CapturesChoice
 from sftriage.commands.output import print_json, tell, write
 from sftriage.errors import UsageError
 from sftriage.runs.directory import RunDirectory
@@ -32,9 +32,8 @@ FOUND_EVERY_S = 1.0
 
 
 def ui(
-    run: RunOption = None,
-    store: StoreOption = None,
-    catalogue: CatalogueOption = None,
+    *,
+    of: CapturesChoice,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to listen on. Any but this machine's own wants a token.")
     ] = ("127.0.0.1"),
@@ -63,7 +62,8 @@ def ui(
     from sftriage.web.access import Access, token_of
     from sftriage.web.store_page import StorePage
 
-    if run is not None and not (store is None and catalogue is None):
+    run, of_store = of.run, of.store is not None or of.catalogue is not None
+    if run is not None and of_store:
         raise UsageError("name a run or a store, and not both")
     if run is not None and run.exists() and not run.is_dir():
         raise UsageError(f"{run}: not a directory")
@@ -71,8 +71,8 @@ def ui(
     access = Access.to(host, token_of(token_file, TOKEN_VARIABLE), given, allow_host or ())
     stopping, about = threading.Event(), dict[str, Any]()
     name = next(iter(allow_host or ()), None)
-    if store is not None or catalogue is not None:
-        captures = _captures(store, catalogue)
+    if of_store:
+        captures = _captures(of.store, of.catalogue)
         about = {"run_dir": None, "store": captures.place}
         app = StorePage(captures, access, stopping=stopping).app
         serve_page(app, stopping, host, port, lambda _: about, as_json=as_json, shown=captures.place, name=name)

@@ -15,6 +15,16 @@ from sftriage.controller.needs import Records
 from sftriage.controller.peers import peers_of
 from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.resuming import ResumeState
+from sftriage.decisions import (
+    ENDED,
+    CaptureRequest,
+    CaptureResult,
+    Decision,
+    ManualRequest,
+    Reproduced,
+    Trigger,
+    Verdict,
+)
 from sftriage.errors import InputError
 from sftriage.events import (
     CaptureChanged,
@@ -35,7 +45,7 @@ from sftriage.frontier.reproducing import reproduced
 from sftriage.frontier.stalls import StallSettings, Watch, look, still_ranks
 from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, straggler_in
 from sftriage.mitigate.loop import JobNow, Loop
-from sftriage.mitigate.switching import Setting, SwitchStatus
+from sftriage.mitigate.standing import Setting, SwitchStatus
 from sftriage.policy.choosing import Situation
 from sftriage.policy.engine import decide
 from sftriage.policy.explanations import labelled, trigger
@@ -45,18 +55,7 @@ from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import decide_follow_up, decide_manual_request, trigger_of_request
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished, left_open
-from sftriage.records import (
-    ENDED,
-    CaptureRequest,
-    CaptureResult,
-    Decision,
-    JobStatus,
-    ManualRequest,
-    Reproduced,
-    Trigger,
-    Verdict,
-    Window,
-)
+from sftriage.records import JobStatus, Window
 from sftriage.words.verdicts import where, who
 
 log = logging.getLogger("sftriage")

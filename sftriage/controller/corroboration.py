@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sftriage.controller.needs import Fleet
+from sftriage.decisions import Verdict
 from sftriage.events import EvidenceGathered
-from sftriage.records import Verdict
 
 
 @dataclass(slots=True)

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from sftriage.decisions import Report, WantedCapture
 from sftriage.events import Event
-from sftriage.mitigate.switching import Setting, SwitchStatus
-from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
+from sftriage.mitigate.standing import Setting, SwitchStatus
+from sftriage.records import GpuFindings, JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.records import Verdict, Window
+from sftriage.decisions import Verdict
+from sftriage.records import Window
 
 
 def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ()) -> tuple[int, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sftriage.decisions import ENDED, CaptureRequest, Trigger
 from sftriage.events import CaptureChanged, Event, FollowUpDecided, ManualRequestDecided, RemedyChanged, WindowJudged
 from sftriage.policy.losses import Losses
-from sftriage.records import ENDED, CaptureRequest, Trigger
 
 
 @dataclass(frozen=True, slots=True)

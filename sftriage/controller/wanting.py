@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sftriage.records import CaptureRequest, CaptureResult, Trigger, WantedCapture
+from sftriage.decisions import CaptureRequest, CaptureResult, Trigger, WantedCapture
 
 EXPIRES_S = 60.0
 """How long after it was decided a capture may begin: later the job is another one than what was decided about."""

@@ -10,9 +10,9 @@ import numpy as np
 
 from sftriage.controller.controller import settings_of
 from sftriage.controller.replay import judge_all
+from sftriage.decisions import CaptureResult, Verdict
 from sftriage.demo.faults import Caused, Fault
 from sftriage.policy.schema import Detection
-from sftriage.records import CaptureResult, Verdict
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.recordings import RecordedRun, load_recording

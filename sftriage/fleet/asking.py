@@ -13,13 +13,14 @@ from functools import partial
 
 import msgspec
 
+from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.leading import Lease
 from sftriage.fleet.messages import Incarnation, Order, Orders
 from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.wire import encode
-from sftriage.records import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
+from sftriage.mitigate.standing import Setting
 
 log = logging.getLogger("sftriage")
 
@@ -122,8 +123,15 @@ class Asking:
         """Whether there is something to be told yet."""
         return bool(self._under_way or self._reports)
 
-    def want(self, wanted: Sequence[WantedCapture], over: Mapping[str, bool]) -> None:
+    def want(
+        self,
+        wanted: Sequence[WantedCapture],
+        over: Mapping[str, bool],
+        switches: Mapping[str, Mapping[str, Setting]] = {},
+    ) -> None:
         """See `Fleet.want`; of all agents it is said whether the job is ``over`` on their host.
+
+        Of some, also what groups of their ranks are to have in force.
 
         What was reported before the last call is on record by now.
         """
@@ -132,7 +140,7 @@ class Asking:
             message.reports -= 1
         self._told_before, self._told = self._told, []
         # (of most agents nothing is wanted, and that is written already)
-        orders: dict[str, list[Order]] = {agent: [] for agent in over if agent not in self._idle}
+        orders: dict[str, list[Order]] = {agent: [] for agent in over if agent not in self._idle or agent in switches}
         for one in wanted:
             asked = self._asked.get(one.request.capture_id) or self._ask(one, now_s)
             if not asked.agent:
@@ -156,8 +164,8 @@ class Asking:
             elif asked.agent:
                 orders.setdefault(asked.agent, []).append(Order(one, asked.of))
         for agent, some in orders.items():
-            self._document(agent, some)
-        self._idle = {agent for agent in over if not orders.get(agent)}
+            self._document(agent, some, switches.get(agent, {}))
+        self._idle = {agent for agent in over if not (orders.get(agent) or agent in switches)}
 
     def heard(self, report: Report, message: Message) -> None:
         """A report has come."""
@@ -248,16 +256,17 @@ class Asking:
         """Something of a capture that goes on."""
         self._reports.append((report, None, True))
 
-    def _document(self, agent: str, orders: Sequence[Order]) -> None:
+    def _document(self, agent: str, orders: Sequence[Order], switches: Mapping[str, Setting] = {}) -> None:
         """Have it written down what is wanted of an agent, if that is news, or else every so often."""
         # An age changes with every look, and is news to nobody.
-        same = msgspec.msgpack.encode(tuple(replace(one, wanted=replace(one.wanted, expires_s=None)) for one in orders))
+        ageless = [replace(one, wanted=replace(one.wanted, expires_s=None)) for one in orders]
+        same = msgspec.msgpack.encode((ageless, switches))
         with self._lock:
             written, at_s = self._written.get(agent, (b"", 0.0))
             newest = self._to_write[agent][0] if agent in self._to_write else written
-            if newest != same or (orders and self._clock() > at_s + REFRESH_S):
-                orders_of = Orders(self._lease.epoch, tuple(orders), agent=agent, run=self._fetching.run)
-                self._to_write[agent] = same, encode(orders_of)
+            if newest != same or ((orders or switches) and self._clock() > at_s + REFRESH_S):
+                told = Orders(self._lease.epoch, tuple(orders), agent=agent, run=self._fetching.run, switches=switches)
+                self._to_write[agent] = same, encode(told)
 
     async def _write(self) -> None:
         want = None

@@ -14,11 +14,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sftriage.decisions import Report
 from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
 from sftriage.fleet.hub import Hub
 from sftriage.fleet.messages import NO_NAME, RunName
 from sftriage.fleet.transfers import Tell, Transfer
-from sftriage.records import Report
 from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore

@@ -118,6 +118,11 @@ class Host:
         of = [generations.of(Incarnation.of(self.boot_id, info)) for info in infos.values()]
         return not of or generations.newest in of
 
+    @property
+    def ranks(self) -> set[int]:
+        """Those that it has had of late."""
+        return set().union(*self.rings.values())
+
     def process_of(self, rank: int, generation: int, generations: Generations) -> Incarnation | None:
         """The process that is a rank of one of the controller's generations here."""
         of = (Incarnation.of(self.boot_id, infos[rank]) for infos in self.rings.values() if rank in infos)

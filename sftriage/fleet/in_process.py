@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from sftriage.mitigate.switching import Setting, SwitchStatus
-from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
+from sftriage.decisions import Report, WantedCapture
+from sftriage.mitigate.standing import Setting, SwitchStatus, wholes
+from sftriage.records import GpuFindings, JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.statuses import together
 
@@ -77,7 +78,7 @@ class InProcess:
 
     def switches(self) -> Sequence[SwitchStatus]:
         """See `controller.needs.Fleet`."""
-        return [status for agent in self._agents for status in agent.switches()]
+        return wholes(status for agent in self._agents for status in agent.switches())
 
     def switch(self, wanted: Mapping[str, Setting]) -> None:
         """See `controller.needs.Fleet`."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sftriage import __version__
+from sftriage.decisions import Report, WantedCapture
+from sftriage.mitigate.standing import Setting, SwitchStatus
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import JobStatus, Report, WantedCapture
+from sftriage.records import JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
 
 
@@ -50,6 +52,7 @@ class Shipment:
         release: of sftriage.
         mono_ns: what the host's monotonic clock shows as the message is sent; 0 where that is not said.
         rings_id: which rings it reads: by others of the same host, starts are counted anew.
+        switches: how the groups stand that a remedy can be switched on; None where that was not looked at.
     """
 
     agent: str
@@ -63,6 +66,7 @@ class Shipment:
     release: str = __version__
     mono_ns: int = 0
     rings_id: str = ""
+    switches: tuple[SwitchStatus, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ NO_NAME = RunName()
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """All that is wanted of one ``agent`` now, and for which run.
+    """All that is wanted of one ``agent`` now, and for which run; and, by their names, of groups of its ranks.
 
     Of two, the one with the higher ``epoch`` is the newer controller's.
     """
@@ -101,3 +105,4 @@ class Orders:
     release: str = __version__
     agent: str = ""
     run: RunName = NO_NAME
+    switches: Mapping[str, Setting] = field(default_factory=dict)

@@ -16,10 +16,12 @@ from typing import Protocol
 
 import numpy as np
 
+from sftriage.decisions import Report, WantedCapture
 from sftriage.fleet.asking import Asking, Message
 from sftriage.fleet.claims import Claims
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import Generations
+from sftriage.fleet.groups import Groups
 from sftriage.fleet.hosts import Host, Members, status_of_all
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.in_process import of_all
@@ -31,9 +33,9 @@ from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.roll_call import HostLook
 from sftriage.fleet.together import Together
 from sftriage.fleet.wire import decode_findings, encode
-from sftriage.mitigate.switching import Setting, SwitchStatus
+from sftriage.mitigate.standing import Setting, SwitchStatus
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
+from sftriage.records import GpuFindings, JobStatus
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.shipped import ReadCounts, Rows
 
@@ -117,6 +119,7 @@ class NatsFleet:
         self._unsettled: deque[Message] = deque()
         self._rows = Together(SILENT_S + FETCH_S)
         self._once = Once()
+        self._groups = Groups(clock, lambda agent: self._hosts[agent].takes_part(self._generations))
         self._gpus: tuple[tuple[int, ...], list[Future[GpuFindings]]] | None = None
         # Of hosts that are quiet, whether they answer.
         self._called: dict[str, Future[GpuFindings]] = {}
@@ -176,7 +179,8 @@ class NatsFleet:
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """See `Fleet`. What nobody begins in time is called off, and what nobody ends is given up."""
-        self._asking.want(wanted, {agent: host.over for agent, host in self._hosts.items()})
+        over = {agent: host.over for agent, host in self._hosts.items()}
+        self._asking.want(wanted, over, self._groups.wanted)
         self._acknowledge()
 
     def reports(self) -> Sequence[Report]:
@@ -185,11 +189,12 @@ class NatsFleet:
         return self._asking.reports()
 
     def switches(self) -> Sequence[SwitchStatus]:
-        """See `Fleet`. Votes are in the memory of one host: where agents are elsewhere, there is advice alone."""
-        return ()
+        """See `Fleet`: as their hosts have told last, those of which all hosts have."""
+        return self._groups.statuses()
 
     def switch(self, wanted: Mapping[str, Setting]) -> None:
-        """See `Fleet`."""
+        """See `Fleet`: it goes down with what is wanted next, to all hosts of a group, and stands until all know."""
+        self._groups.want(wanted)
 
     def telemetry(self) -> ReadCounts:
         """See `Fleet`."""
@@ -262,6 +267,8 @@ class NatsFleet:
             host.heard(shipment, arrived.sent_s, arrived.at_s)
             for block in sorted(shipment.blocks, key=lambda block: block.rows.generation):
                 self._take_rows(host, shipment.agent, block, message)
+            if shipment.switches is not None:
+                self._groups.heard(shipment.agent, shipment.switches, host.ranks)
             for report in shipment.reports:
                 self._asking.heard(report, message)
             if message.rows:

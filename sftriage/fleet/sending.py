@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sftriage.decisions import Report
 from sftriage.errors import CaptureError
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.messages import RunName
 from sftriage.fleet.transfers import Tell, Transfer
-from sftriage.records import Report
 from sftriage.words.amounts import size
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, HubError, Places, token
 from sftriage.fleet.in_process import HostAgent
@@ -27,7 +28,6 @@ from sftriage.fleet.sending import KeptCaptures, Sending
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import MAX_MESSAGE_BYTES, decode_orders, decode_ranks, encode, parts
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -175,6 +175,8 @@ class HostEnd:
             wanted = [self._wanted(one.wanted, one.of) for one in orders.captures]
             self._agent.want([one for one in wanted if one.request.capture_id not in self._refused])
             self._tell_again({one.wanted.request.capture_id: one.heard for one in orders.captures})
+            if orders.switches:
+                self._agent.switch(orders.switches)
         for report in self._agent.reports():
             self._tell(report)
         if self._gpu_asks and (found := self._agent.gpus(self._gpu_asks[0][0])) is not None:
@@ -274,6 +276,7 @@ class HostEnd:
             blocks=tuple(blocks[-1:]),
             reports=reports,
             over=over and not self._reports,
+            switches=tuple(self._agent.switches()),
         )
         self._outbox.extend(replace(alone, blocks=(block,)) for block in blocks[:-1])
         self._outbox.append(last)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sftriage.records import CaptureResult, Report
+from sftriage.decisions import CaptureResult, Report
 from sftriage.words.amounts import size
 
 if TYPE_CHECKING:

@@ -22,11 +22,13 @@ import numpy as np
 
 from sftriage import __version__
 from sftriage.counters import COUNTERS
+from sftriage.decisions import CAPTURE_ID, Report
 from sftriage.errors import InputError, SftriageError
+from sftriage.fleet import groups
 from sftriage.fleet.columns import Columns, packed, unpacked
 from sftriage.fleet.messages import Block, Orders, Shipment
 from sftriage.recorder.layout import MAX_COUNT, RingInfo, bounded_text
-from sftriage.records import CAPTURE_ID, GpuFindings, JobStatus, Report, StageSchema
+from sftriage.records import GpuFindings, JobStatus, StageSchema
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import slot_words
 from sftriage.windows.statuses import N_VALUES, bounds
@@ -108,6 +110,7 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     release: str = ""
     mono_ns: int = 0
     rings_id: str = ""
+    switches: tuple[groups.Told, ...] | None = None
 
 
 _RANKS = msgspec.msgpack.Decoder(tuple[int, ...])
@@ -147,6 +150,8 @@ def decode_orders(data: bytes) -> Orders:
         ages = [one.wanted.expires_s for one in orders.captures if one.wanted.expires_s is not None]
         if not 0 <= orders.epoch < MAX_COUNT or not all(0 <= age_s < MAX_SECONDS for age_s in ages):
             raise WireError("orders that cannot be")
+        if not all(map(groups.may_be, orders.switches.values())):
+            raise WireError("settings that cannot be")
         return orders
 
     return _decoded(data, checked)
@@ -247,6 +252,7 @@ def _plain(message: Shipment) -> _Shipment:
         release=message.release,
         mono_ns=message.mono_ns,
         rings_id=message.rings_id,
+        switches=None if message.switches is None else tuple(map(groups.plain, message.switches[:MAX_TOLD])),
     )
 
 
@@ -272,7 +278,8 @@ def _plain_block(block: Block) -> _Block:
 
 
 def _checked(found: _Shipment) -> Shipment:
-    if len(found.blocks) > MAX_BLOCKS or max(len(found.reports), len(found.problems)) > MAX_TOLD:
+    told = found.reports, found.problems, found.switches or ()
+    if len(found.blocks) > MAX_BLOCKS or max(map(len, told)) > MAX_TOLD:
         raise WireError("more than one message tells")
     if not all(_is_name(name) for name in (found.agent, found.boot_id, found.process, found.release, found.rings_id)):
         raise WireError("names that cannot be")
@@ -291,6 +298,7 @@ def _checked(found: _Shipment) -> Shipment:
         release=found.release,
         mono_ns=found.mono_ns,
         rings_id=found.rings_id,
+        switches=None if found.switches is None else tuple(map(groups.checked, found.switches)),
     )
 
 

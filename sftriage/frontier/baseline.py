@@ -15,11 +15,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from sftriage.decisions import Verdict
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import MAD_TO_SIGMA, SegmentReplay, arrivals, jitter_s
-from sftriage.records import Verdict, Window
+from sftriage.records import Window
 
 MAX_SAMPLES = 32
 """Windows that are kept for a regime."""

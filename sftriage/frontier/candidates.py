@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sftriage.decisions import Scope, Suspect
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, medians
 from sftriage.frontier.baseline import Profile, Typical
 from sftriage.frontier.course import Course, Onset, course_of, recurring_course
@@ -14,7 +15,7 @@ from sftriage.frontier.roles import Roles
 from sftriage.frontier.sequential import Recurrence, UnitName
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.units import Unit
-from sftriage.records import Scope, StageSchema, Suspect
+from sftriage.records import StageSchema
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sftriage.decisions import Clock, Verdict
 from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.segments import complete_steps
 from sftriage.frontier.settings import Settings
-from sftriage.records import Clock, Verdict, Window
+from sftriage.records import Window
 
 HOST_STAGES = frozenset({"data"})
 """Stages of the host's own work. In all others, the host's time is launches or waiting for the device."""

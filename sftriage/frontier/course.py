@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.decisions import Pattern
 from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.sequential import Recurrence
 from sftriage.frontier.settings import Settings
-from sftriage.records import Pattern
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sftriage.decisions import Suspect
 from sftriage.frontier.accounting import Accounting, Walk
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.baseline import (
@@ -39,7 +40,7 @@ from sftriage.frontier.steps import ordinary_steps, steps_of_a_kind
 from sftriage.frontier.system import waited
 from sftriage.frontier.units import Unit, host_units, last_elsewhere, places_of, rank_units
 from sftriage.frontier.whatif import SegmentReplay
-from sftriage.records import Suspect, Window
+from sftriage.records import Window
 
 LISTED_FRACTION = 0.01
 """A candidate whose gain is less than this fraction of the window is not listed."""

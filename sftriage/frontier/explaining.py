@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sftriage.records import Suspect, Verdict
+from sftriage.decisions import Suspect, Verdict
 
 Unit = Literal["s", "fraction", "log odds"]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sftriage.decisions import Lost, Regression, Suspect, Verdict
 from sftriage.frontier.baseline import learned
 from sftriage.frontier.clocks import Timed, on_its_clock, timed
 from sftriage.frontier.evidence import Past, WindowEvidence, is_single
@@ -14,7 +15,7 @@ from sftriage.frontier.regression import advanced
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.system import with_system
 from sftriage.frontier.verdicts import assess_times, coverage_of
-from sftriage.records import Lost, Regression, Suspect, Verdict, Window
+from sftriage.records import Window
 
 
 def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdict, Past]:

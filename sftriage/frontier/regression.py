@@ -19,12 +19,13 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.decisions import Regression
 from sftriage.frontier.accounting import Walk, advances_by_step
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.baseline import MAX_SAMPLES, Profile, Regime, Samples, met, regimes_of
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import MAD_TO_SIGMA
-from sftriage.records import Regression, Window
+from sftriage.records import Window
 
 StepArray = NDArray[np.int64]
 

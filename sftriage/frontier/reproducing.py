@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sftriage.decisions import Reproduced, Trigger
 from sftriage.frontier.accounting import walked
 from sftriage.frontier.arrays import FloatArray, medians
 from sftriage.frontier.clocks import HOST_STAGES, timed
@@ -11,7 +12,7 @@ from sftriage.frontier.roles import roles_of
 from sftriage.frontier.segments import complete_steps
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import replay
-from sftriage.records import Reproduced, Trigger, Window
+from sftriage.records import Window
 
 
 def reproduced(window: Window, trigger: Trigger, settings: Settings | None = None) -> Reproduced | None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sftriage.decisions import Suspect, Verdict
 from sftriage.frontier.arrays import BoolArray, RankArray
 from sftriage.frontier.pace import NS, JobSince, Pace, Pause, Wait
-from sftriage.records import OTHER, JobStatus, RankStatus, Suspect, Verdict, Window
+from sftriage.records import OTHER, JobStatus, RankStatus, Window
 
 MAX_NAMED = 16
 """The most suspects that a verdict lists; ``missing_ranks`` is the number of all."""

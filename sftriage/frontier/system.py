@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sftriage.counters import COUNTERS, PLACE, SHARED, SystemCode, accounting
+from sftriage.decisions import Suspect, Verdict
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.roles import roles_of, sampled
 from sftriage.frontier.segments import complete_steps, segments
-from sftriage.records import Suspect, Verdict, Window
+from sftriage.records import Window
 
 MIN_KNOWN_FRACTION = 0.5
 """Fraction of the steps in which a counter must be known for a statement about all of them."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sftriage.decisions import Scope
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, medians
 from sftriage.frontier.roles import LEAST_SAMPLE_RANKS, SAMPLE_RANKS, Roles, grouped, sampled
 from sftriage.frontier.sequential import UnitName
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
-from sftriage.records import Scope
 
 Peers = Sequence[FloatArray]
 """For each local column of a segment, the medians of the ranks on other hosts, by step and cohort."""

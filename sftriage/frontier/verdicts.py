@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sftriage.decisions import Label, Suspect, Verdict
 from sftriage.frontier.accounting import Walk, account, walked
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.candidates import Candidate
@@ -18,7 +19,7 @@ from sftriage.frontier.roles import differ, roles_of
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import undisturbed_steps
 from sftriage.frontier.whatif import replay
-from sftriage.records import Label, Suspect, Verdict, Window
+from sftriage.records import Window
 
 MAX_SUSPECTS = 8
 """Candidates a verdict lists at most."""

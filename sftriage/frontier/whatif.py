@@ -107,11 +107,11 @@ def joined(parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment, n_sta
     """The replay of a segment, put together from rows of other replays, in order."""
     walk = joined_walks([(one.walk, rows) for one, rows in parts], segment)
     lateness_M = np.concatenate([one.lateness_M[rows] for one, rows in parts])
-    by_column = (
+    reference_KMC, common_KMC, excess_KM = (
         np.concatenate([getattr(one, name)[:, rows] for one, rows in parts], axis=1)
         for name in ("reference_KMC", "common_KMC", "excess_KM")
     )
-    return _by_stage(walk, lateness_M, *by_column, n_stages)
+    return _by_stage(walk, lateness_M, reference_KMC, common_KMC, excess_KM, n_stages)
 
 
 def _by_stage(

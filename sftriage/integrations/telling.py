@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from sftriage.decisions import Verdict
 from sftriage.events import CaptureChanged, CauseFound, Event, RemedyChanged, WindowJudged
-from sftriage.records import Verdict
 from sftriage.sinks.terminal import Teller
 
 NOBODY = -1.0

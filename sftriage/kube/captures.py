@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from sftriage.decisions import ENDED, CaptureResult
 from sftriage.kube.conditions import Answer, Now, dated, status_of
 from sftriage.kube.objects import (
     RequestState,
@@ -18,7 +19,6 @@ from sftriage.kube.objects import (
     TraceCaptureStatus,
     capture_of,
 )
-from sftriage.records import ENDED, CaptureResult
 from sftriage.traces.documents import first_problem
 from sftriage.traces.manifest import Manifest
 from sftriage.words.captures import caused

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from sftriage.decisions import CaptureState, Cause, Label, Outcome, ProfilerChoice, ReasonCode
 from sftriage.events import RemedyState
 from sftriage.kube.fields import (
     Count,
@@ -24,7 +25,6 @@ from sftriage.policy.capture import ProfilerRun
 from sftriage.policy.contradictions import in_capture
 from sftriage.policy.document import path_text
 from sftriage.policy.fields import Name, PolicyModel, Rank, Stage
-from sftriage.records import CaptureState, Cause, Label, Outcome, ProfilerChoice, ReasonCode
 from sftriage.runs.outlook import Face
 from sftriage.traces.manifest import FileName, Sha256
 

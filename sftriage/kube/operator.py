@@ -37,7 +37,7 @@ FINALIZER = f"{GROUP}/trace"
 _PREFIX = f"operator.{GROUP}"
 _SETTLE_S = 0.2
 """Events come in crowds: how long a namespace is left to settle before it is looked at."""
-_LONGEST_PAUSE_S = 60.0
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MAX_SAID = 300
 
 _AT_ONCE = 8
@@ -80,7 +80,7 @@ class Reconciler:
         async with at_once:
             again_s = await asyncio.to_thread(self._done, *what)
         if again_s is None:
-            again_s = self._pauses_s[what] = min(2 * self._pauses_s.get(what, 0.5), _LONGEST_PAUSE_S)
+            again_s = self._pauses_s[what] = min(2 * self._pauses_s.get(what, _PAUSE_S / 2), _LONGEST_PAUSE_S)
         else:
             self._pauses_s.pop(what, None)
         if again_s:

@@ -1,50 +1,82 @@
-"""How the ranks of a group come to share the file that a remedy is switched on by. Runs in the trainer."""
+"""How the ranks of a group come to share the files that a remedy is switched on by. Runs in the trainer."""
 
 from __future__ import annotations
 
 import os
+import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from sftriage.errors import RingError
-from sftriage.mitigate.switching import Switch, make_switch
+from sftriage.mitigate.switching import SpreadSwitch, Switch, make_switch
 from sftriage.recorder.log import warn
 from sftriage.recorder.monitor import RINGS_ENV
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-def joined(refusal: str, group: dist.ProcessGroup | None, *, fits: bool, microbatches: int = 0) -> Switch | None:
+
+def joined(
+    refusal: str, group: dist.ProcessGroup | None, *, fits: bool, microbatches: int = 0, spreads: bool = False
+) -> Switch | None:
     """This rank's end of a new file of the group; None where sftriage does not watch the job. On all ranks at once.
 
-    None, and ``refusal`` a warning, where the remedy ``fits`` a rank not, or ranks are on several hosts.
+    Each host of the group has a file of its own, of the ranks there; those share it that have one directory of rings.
+    None, and ``refusal`` a warning, where the remedy ``fits`` a rank not, or ranks are on several hosts and it does not
+    spread over these, or a host has no file.
     """
     group = group or dist.group.WORLD
     ranks = dist.get_process_group_ranks(group)
     place = ranks.index(dist.get_rank())
-    directory = os.environ.get(RINGS_ENV)
-    made: list[Any] = [_made(directory, ranks, microbatches) if directory and fits and place == 0 else None]
-    dist.broadcast_object_list(made, ranks[0], group=group)
-    switch = _opened(directory, made[0], place) if made[0] is not None and fits else None
-    has_R: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(has_R, switch is not None, group=group)
-    if switch is None or not all(has_R):
-        if directory and place == 0:
+    rings = Path(os.environ[RINGS_ENV]) if os.environ.get(RINGS_ENV) else None
+    mine = _identity(rings) if rings is not None and fits else None
+    # (so that a group that has begun anew is another one on all of its hosts, with another name)
+    told_R = _of_all((mine, rings is not None, secrets.token_hex(8)), group)
+    host_R, name = [host for host, *_ in told_R], f"ranks-{ranks[0]}.{told_R[0][-1]}"
+    is_spread = len(set(host_R)) > 1
+    switch = None
+    if rings is not None and None not in host_R and (spreads or not is_spread):
+        here = [at for at, host in enumerate(host_R) if host == mine]
+        spread: dict[str, Any] = {"group": name, "here": here} if is_spread else {}
+        made_R = _of_all(_made(rings, ranks, microbatches, spread) if place == here[0] else None, group)
+        switch = _opened(rings, made_R[here[0]], place, SpreadSwitch if is_spread else Switch)
+    if not all(_of_all(switch is not None, group)):
+        if place == next((at for at, (_, watched, _) in enumerate(told_R) if watched), None):
             warn(refusal)
         return None
     return switch
 
 
-def _made(directory: str, ranks: list[int], microbatches: int) -> str | None:
+def _of_all(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """What each rank of the group says."""
+    said_R: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(said_R, mine, group=group)
+    return said_R
+
+
+def _identity(rings: Path) -> tuple[str, int, int] | None:
+    """What is the same for two ranks if they have one directory of rings; None where there is none."""
     try:
-        return make_switch(Path(directory), ranks, microbatches).name
+        found = rings.stat()
+        boot_id = BOOT_ID.read_text(encoding="ascii") if BOOT_ID.exists() else socket.gethostname()
+    except OSError as error:
+        warn("no straggler can be named from outside: %s", error)
+        return None
+    return boot_id, found.st_dev, found.st_ino
+
+
+def _made(rings: Path, ranks: list[int], microbatches: int, spread: dict[str, Any]) -> str | None:
+    try:
+        return make_switch(rings, ranks, microbatches, **spread).name
     except (OSError, RingError) as error:
         warn("no straggler can be named from outside: %s", error)
         return None
 
 
-def _opened(directory: str | None, name: str, place: int) -> Switch | None:
+def _opened(rings: Path, name: str | None, place: int, kind: type[Switch]) -> Switch | None:
     try:
-        return Switch(Path(directory) / name, place) if directory else None
+        return None if name is None else kind(rings / name, place)
     except (OSError, RingError):
         return None

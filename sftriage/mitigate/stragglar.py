@@ -12,7 +12,7 @@ Tried on Gloo with gradients on the CPU, and refused elsewhere.
 """
 # Annotations as they are, not as text: torch compares those of a hook with its own types.
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from time import monotonic_ns
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from sftriage.errors import UsageError
 from sftriage.mitigate.joining import joined
 from sftriage.mitigate.schedule import schedule_of
-from sftriage.mitigate.switching import Switch
+from sftriage.mitigate.switching import SpreadSwitch, Switch
 from sftriage.recorder.recording import step_now
 
 
@@ -55,6 +55,8 @@ class Stragglar:
     def follow(self, switch: Switch) -> None:
         """Let the straggler be who the group's file says, from one backward to the next."""
         self._switch = switch
+        if isinstance(switch, SpreadSwitch):
+            switch.cast = self._cast
 
     def begin(self) -> None:
         """A backward's first gradients are there: the last one's have all been exchanged."""
@@ -66,13 +68,25 @@ class Stragglar:
         value = self._switch.begin(step_now())
         self.straggler = value - 1 if value else None
 
+    def _cast(self, vote: int) -> Callable[[], int | None]:
+        """See `switching.Cast`: before this round's gradients, and so in the same order on all ranks."""
+        votes = torch.tensor([vote, -vote], device="cpu")
+        exchange = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.group, async_op=True)
+
+        def counted() -> int | None:
+            exchange.wait()
+            most, least = votes.tolist()
+            return most if most == -least else None
+
+        return counted
+
     def switch(self, straggler: int | None) -> None:
         """Name the straggler, or nobody: between two steps, on all ranks. What the first rank says holds for all.
 
         Raises:
             UsageError: there is no such rank.
         """
-        said = torch.tensor([-1 if straggler is None else straggler])
+        said = torch.tensor([-1 if straggler is None else straggler], device="cpu")
         dist.broadcast(said, self._ranks[0], group=self.group)
         rank = int(said.item())
         if rank >= len(self._ranks):
@@ -116,14 +130,16 @@ def stragglar_hook(
 def attach(model: torch.nn.parallel.DistributedDataParallel, timeout: timedelta | None = None) -> Stragglar | None:
     """Take the hook in, so that a policy's ``mitigate`` may have gradients reduced around a straggler. On all ranks.
 
-    Nothing is done, and None returned, where sftriage does not watch the job; nor, with a warning, where the ranks of
-    the group are on several hosts, or gradients on a GPU.
+    Nothing is done, and None returned, where sftriage does not watch the job; nor, with a warning, where gradients are
+    on a GPU, or it does not watch all of the group's ranks. Where these are on several hosts, votes are exchanged: 16
+    bytes a backward.
     """
     on_cpu = all(one.device.type == "cpu" for one in model.parameters())
     switch = joined(
-        "gradients are reduced as before: StragglAR is here for ranks of one host, with gradients on the CPU",
+        "gradients are reduced as before: StragglAR is here for gradients on the CPU, where all ranks are watched",
         model.process_group,
         fits=on_cpu,
+        spreads=True,
     )
     if switch is None:
         return None

@@ -1,15 +1,17 @@
 """A remedy is switched on all ranks of a group before the same exchange of gradients, or on none: by a mapped file.
 
-``rank-<first rank>.<number>.switch``, among the rings, is of one group on one host. 64-bit words in native byte order::
+``rank-<first rank there>.<number>.switch``, among the rings, is of one group on one host. Where its ranks are on
+several hosts, each has such a file, of the ranks that are there. 64-bit words in native byte order::
 
     0     8   magic
     8     4   length of the document in bytes
     12    4   CRC-32 of the document
     16    n   document: UTF-8 JSON: ``ranks`` of the group, in its order; ``microbatches`` of a pipeline's step, 0 of
-              no pipeline; ``pid``, ``pid_start_ticks`` of who made it
+              no pipeline; ``pid``, ``pid_start_ticks`` of who made it; of a group on several hosts what it is called
+              on all of them (``group``), and the places in it that are ``here``
     4096      the request: a number of 15 bits, the round that it is for (32 bits), and the value (16)
     4104      how far ahead each stage of a pipeline is to be, a byte each, up to the first zero
-    4160      a line for each rank: the words below
+    4160      a line for each rank that is here: the words below
 
 A *round* is one backward whose gradients are exchanged, or one step of a pipeline, counted from 1. A value is what is
 in force: 0 for nothing, one more than the straggler's place in the group, or from `PLANNED` on the checksum of how far
@@ -21,6 +23,8 @@ the votes: if all are for this request, it is in force from there on, and else i
 votes then, for round T - 1 ended on none before all had begun it, and a vote stands until the round
 that it is for is over: until then, nobody votes again. So nothing is exchanged for a switch, nobody waits, a request
 that comes too late for one rank comes to nothing on all, and who asked may be gone by then, or ask for something else.
+
+So it is on one host. Across hosts no file has all votes, and votes are exchanged: see `SpreadSwitch`.
 """
 
 from __future__ import annotations
@@ -30,15 +34,26 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 from sftriage.errors import RingError
+from sftriage.mitigate.standing import (
+    MAX_RANKS,
+    MAX_STAGES,
+    PLANNED,
+    Request,
+    Setting,
+    StageTimes,
+    SwitchStatus,
+    as_range,
+    numbers_of,
+)
 from sftriage.recorder import files
+from sftriage.recorder.layout import MAX_COUNT
 
 MAGIC = b"SFTSWTCH"
 REQUEST_AT = 4096
@@ -53,101 +68,25 @@ SENT, SENT_AT = 2, 16
 (activations) and from the one after (gradients), typical of recent steps, or 0; of how many microbatches it can hold
 the activations; from `SENT_AT` on, when each microbatch's results were last sent on, and sent back."""
 
-PLANNED = 1 << 15
-MAX_RANKS = PLANNED - 2
-MAX_STAGES = 56
 SMOOTHED = 8
 """Of so many rounds about, an exchange's time is the mean."""
-ROUNDS_AHEAD = 3
-"""A request is for the so-manieth round after the newest: all ranks see it in time, unless who asks is held up."""
+NO_VOTE = -1
+"""That of a rank that cannot do what is asked for."""
+
+Cast = Callable[[int], Callable[[], "int | None"]]
+"""Has a vote exchanged with those of all ranks, of which nobody waits for another here. What it gives is called once a
+later round begins: the value that all have voted for, or None where they differ."""
 
 _PROLOGUE = struct.Struct("=8sII")
 _WORD = struct.Struct("=q")
 
 
-class Request(NamedTuple):
-    """A value that is to be in force from a round on; ``number`` tells requests apart."""
-
-    number: int
-    round: int
-    value: int
-
-    @property
-    def word(self) -> int:
-        """It in one word."""
-        return self.number << 48 | self.round << 16 | self.value
-
-    @classmethod
-    def of(cls, word: int) -> Request:
-        """The request that a word is."""
-        return cls(word >> 48 & 0x7FFF, word >> 16 & 0xFFFFFFFF, word & 0xFFFF)
-
-
-class Setting(NamedTuple):
-    """What is to be in force: a value, and of a pipeline how far ahead each stage is."""
-
-    value: int = 0
-    ahead_S: tuple[int, ...] = ()
-
-    @classmethod
-    def of_plan(cls, ahead_S: Sequence[int]) -> Setting:
-        """Stages so far ahead."""
-        return cls(PLANNED | crc32(bytes(ahead_S)) & (PLANNED - 1), tuple(ahead_S))
-
-
-class StageTimes(NamedTuple):
-    """What a microbatch takes a stage, and on its way there, in seconds; 0 where that is not known.
-
-    ``there_s`` is from the end of the stage before's computation, ``back_s`` from that of the one after; ``most`` is of
-    how many microbatches it can hold the activations.
-    """
-
-    forward_s: float
-    backward_s: float
-    there_s: float
-    back_s: float
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchStatus:
-    """How a group stands.
-
-    Attributes:
-        name: of its file.
-        ranks: the job's ranks in it, in the group's order.
-        round: the newest that a rank has begun; ``all_begun`` is the newest that all have.
-        value: what is in force on all ranks; None while they are between two rounds with different ones.
-        since_step: the job's step from which on it is, by the last of them; -1 where that is not known.
-        request: the last one.
-        exchange_s: what an exchange takes that waits for nobody, with nothing in force; 0 where none has been.
-        exchanged_bytes: how much of it there is.
-        stages: what microbatches take, of a pipeline.
-        microbatches: of its step; 0 of no pipeline.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    round: int
-    all_begun: int
-    value: int | None
-    since_step: int
-    request: Request
-    exchange_s: float = 0.0
-    exchanged_bytes: int = 0
-    stages: tuple[StageTimes, ...] = ()
-    microbatches: int = 0
-
-    def next_request(self, value: int) -> Request | None:
-        """What to ask for so that a value comes into force; None where it is, or was asked for and may yet be."""
-        may_come = self.all_begun < self.request.round
-        if (self.request.value if may_come else self.value) == value:
-            return None
-        return Request(self.request.number % 0x7FFF + 1, self.round + ROUNDS_AHEAD, value)
-
-
 class Switch:
     """A rank's end of the file of its group; driven as each round begins, on one thread.
+
+    Args:
+        path: of the file.
+        place: of the rank in its group.
 
     Attributes:
         ahead_S: how far ahead stages of a pipeline are, by the value in force; empty where it says nothing of that.
@@ -159,14 +98,14 @@ class Switch:
     def __init__(self, path: Path, place: int) -> None:
         with SwitchFile(path) as file:
             n, size_bytes, self._line_words = len(file.ranks), file.size_bytes, file.line_words
-            self.microbatches = file.microbatches
+            self.microbatches, line = file.microbatches, file.here.index(place)
         descriptor = files.open_regular(path, os.O_RDWR)
         try:
             self._map = mmap.mmap(descriptor, size_bytes)
         finally:
             os.close(descriptor)
         self._words = memoryview(self._map)[REQUEST_AT:].cast("q")
-        self._place, self._line = place, self._line_of(place)
+        self._place, self._line = place, self._line_of(line)
         self._votes = [self._line_of(rank) + VOTE for rank in range(n)]
         self._n, self._round, self._vote, self._value = n, 0, 0, 0
         self.ahead_S: tuple[int, ...] = ()
@@ -183,14 +122,18 @@ class Switch:
         mine = Request.of(self._vote)
         if self._vote and mine.round == self._round:
             if all(words[vote] == self._vote for vote in self._votes):
-                self._value, self.ahead_S = mine.value, self._asked_S
-                words[line + SINCE_STEP], words[line + IN_FORCE] = step, mine.value
+                self.ahead_S = self._asked_S
+                self._in_force(mine.value, step)
         else:
             asked = Request.of(words[0])
             if asked.round == self._round + 1 and self._may(asked.value):
                 self._vote = words[line + VOTE] = asked.word
         words[line + ROUND] = self._round
         return self._value
+
+    def _in_force(self, value: int, step: int) -> None:
+        self._value = value
+        self._words[self._line + SINCE_STEP], self._words[self._line + IN_FORCE] = step, value
 
     def _may(self, value: int) -> bool:
         """Whether a value can be in force here, and how far ahead stages are then."""
@@ -232,6 +175,35 @@ class Switch:
         words[line + EXCHANGED_BYTES] = size_bytes
 
 
+class SpreadSwitch(Switch):
+    """The same for a rank of a group on several hosts, each of which has a file of its own. It has no pipeline's plan.
+
+    Rounds are over long before a word comes from one host to the others, so that a request is for none: it says what is
+    to be in force, and stands. As round T begins, each rank votes for what it sees asked for; votes are exchanged among
+    all ranks while that round goes on, and counted as the next one begins. What all have voted for is in force from
+    there on, and else what was before: all ranks count the same votes. Nobody waits for them, for round T, which is
+    over, ended on none before all had voted.
+
+    Attributes:
+        cast: exchanges votes; to be there before the first round.
+    """
+
+    cast: Cast
+    _counted: Callable[[], int | None] | None = None
+
+    def begin(self, step: int) -> int:
+        """See `Switch.begin`."""
+        words = self._words
+        value = None if self._counted is None else self._counted()
+        if value is not None and value not in (NO_VOTE, self._value):
+            self._in_force(value, step)
+        asked = Request.of(words[0]).value
+        self._counted = self.cast(asked if self._may(asked) else NO_VOTE)
+        self._round += 1
+        words[self._line + ROUND] = self._round
+        return self._value
+
+
 class SwitchFile(files.OpenFile):
     """Who asks: the file of a group, read and written as one.
 
@@ -247,13 +219,15 @@ class SwitchFile(files.OpenFile):
             if magic != MAGIC or crc32(body) != checksum:
                 raise RingError(f"{path}: no switch of sftriage, or damaged")
             document = json.loads(body)
-            # (a long run of ranks, as most groups are, is its first, its number and how far apart they are)
-            self.ranks = tuple(range(*document["ranks"])) if document["range"] else tuple(document["ranks"])
-            self._maker, self.microbatches = (document["pid"], document["pid_start_ticks"]), document["microbatches"]
+            self.ranks = tuple(numbers_of(document["ranks"], document["range"], MAX_COUNT))
+            self.group, n = document.get("group", ""), len(self.ranks)
+            here, is_range = document["here"] if self.group else (range(n), False)
+            self.here = tuple(numbers_of(here, is_range, n))
+            self.maker, self.microbatches = (document["pid"], document["pid_start_ticks"]), document["microbatches"]
             self.line_words = _line_words(self.microbatches)
-            self.size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * self.line_words * len(self.ranks)
-            if self._size_bytes() != self.size_bytes or not 0 < len(self.ranks) <= MAX_RANKS:
-                raise RingError(f"{path}: {self._size_bytes()} bytes for {len(self.ranks)} ranks")
+            self.size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * self.line_words * len(self.here)
+            if self._size_bytes() != self.size_bytes or not self.here:
+                raise RingError(f"{path}: {self._size_bytes()} bytes for {len(self.here)} ranks")
         except (ValueError, TypeError, KeyError, struct.error) as error:
             self.close()
             raise RingError(f"{path}: bad header: {error}") from error
@@ -262,9 +236,14 @@ class SwitchFile(files.OpenFile):
             raise
 
     @property
+    def name(self) -> str:
+        """What the group is called."""
+        return self.group or self.path.name
+
+    @property
     def maker_alive(self) -> bool:
         """Whether the rank that made it is there."""
-        return bool(files.start_ticks(self._maker[0]) == self._maker[1])
+        return bool(files.start_ticks(self.maker[0]) == self.maker[1])
 
     def status(self) -> SwitchStatus:
         """How the group stands."""
@@ -283,13 +262,14 @@ class SwitchFile(files.OpenFile):
                 "exchanged_bytes": max(one[EXCHANGED_BYTES] for one in lines),
             }
         return SwitchStatus(
-            name=self.path.name,
+            name=self.name,
             ranks=self.ranks,
             round=max(rounds),
             all_begun=min(rounds),
             value=values.pop() if len(values) == 1 else None,
             since_step=max(one[SINCE_STEP] for one in lines),
             request=Request.of(request),
+            here=self.here if self.group else (),
             **more,
         )
 
@@ -303,37 +283,42 @@ class SwitchFile(files.OpenFile):
             raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
 
 
-def make_switch(directory: Path, ranks: Sequence[int], microbatches: int = 0) -> Path:
+def make_switch(
+    directory: Path, ranks: Sequence[int], microbatches: int = 0, *, group: str = "", here: Sequence[int] = ()
+) -> Path:
     """Make the file of a group, under the first number that is free; those that gone ones have left are removed.
 
     Args:
         directory: that of the rings.
         ranks: of the group, in its order.
         microbatches: of a step, where the group is a pipeline of a stage a rank.
+        group: what it is called on all of its hosts, where these are several.
+        here: then, the places in it of the ranks that are.
 
     Raises:
         OSError: the directory is missing or full, or may not be written.
         RingError: the group has more ranks than a file has room for.
     """
-    apart = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-    in_range = range(ranks[0], ranks[0] + apart * len(ranks), apart) if apart > 0 else range(0)
-    is_range = list(in_range) == list(ranks)
-    document = {
-        "ranks": [in_range.start, in_range.stop, in_range.step] if is_range else list(ranks),
+    short, is_range = as_range(ranks)
+    lines, first = (len(here), ranks[here[0]]) if group else (len(ranks), ranks[0])
+    document: dict[str, Any] = {
+        "ranks": short,
         "range": is_range,
         "microbatches": microbatches,
         "pid": os.getpid(),
         "pid_start_ticks": files.start_ticks(os.getpid()),
     }
+    if group:
+        document |= {"group": group, "here": as_range(here)}
     body = json.dumps(document).encode("ascii")
     head = _PROLOGUE.pack(MAGIC, len(body), crc32(body)) + body
     if len(head) > REQUEST_AT or len(ranks) > (MAX_STAGES if microbatches else MAX_RANKS):
         raise RingError(f"a group of {len(ranks)} ranks: there is no room for so many")
-    _sweep(directory, ranks[0])
+    _sweep(directory, first)
     for number in count():
-        path = directory / f"rank-{ranks[0]}.{number}.switch"
+        path = directory / f"rank-{first}.{number}.switch"
         with contextlib.suppress(FileExistsError):
-            size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * _line_words(microbatches) * len(ranks)
+            size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * _line_words(microbatches) * lines
             os.close(files.create_whole(path, size_bytes, lambda _: head))
             return path
     raise AssertionError

@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from sftriage.decisions import ProfilerChoice
 from sftriage.policy import quantities
 from sftriage.policy.contradictions import CONTROL_RANKS, PROFILER, SAMPLE
 from sftriage.policy.fields import Listed, PolicyModel, Rank, TraceSize
-from sftriage.records import ProfilerChoice
 
 
 class TorchOptions(PolicyModel):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, get_args
 
+from sftriage.decisions import Profiler, ProfilerChoice
 from sftriage.policy.fields import Location
-from sftriage.records import Profiler, ProfilerChoice
 
 # Defaults that others are held against.
 WINDOW_STEPS, STRIDE_STEPS = 50, 10

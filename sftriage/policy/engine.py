@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from sftriage.decisions import CaptureRequest, Decision, Outcome, Suspect, Verdict
 from sftriage.policy import explanations, lasting, limits, regressions, suspects
 from sftriage.policy.capture import Capture
 from sftriage.policy.choosing import Means, Situation, choose, options_of
@@ -21,7 +22,6 @@ from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import Rule
 from sftriage.policy.state import Reproduction, State, key_of, opened, remembered, started
 from sftriage.policy.suspects import Target
-from sftriage.records import CaptureRequest, Decision, Outcome, Suspect, Verdict
 
 _MAX_ID_LENGTH = 100
 

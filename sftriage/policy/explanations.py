@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeAlias, cast
 
+from sftriage.decisions import ChoiceReason, Decision, Parameter, ReasonCode, Suspect, Trigger, Verdict
 from sftriage.policy.choosing import Means
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import Rule
 from sftriage.policy.state import Reproduction
-from sftriage.records import ChoiceReason, Decision, Parameter, ReasonCode, Suspect, Trigger, Verdict
 from sftriage.words.verdicts import verdict_sentence
 
 Parameters: TypeAlias = Mapping[str, Parameter]

@@ -13,11 +13,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from sftriage.decisions import Suspect, Verdict
 from sftriage.policy.explanations import Parameters
 from sftriage.policy.quantities import Lasting
 from sftriage.policy.schema import Rule
 from sftriage.policy.state import Lasted, State, Streak
-from sftriage.records import Suspect, Verdict
 
 
 def broken(state: State) -> State:

@@ -1,7 +1,7 @@
 """What stragglers have cost a job since it began, by suspect: the sum of what verdicts say, and nothing else. Pure.
 
-A verdict's `records.Lost` has what its suspect cost in each step that no window before has counted. Summed over a run's
-verdicts, in order, that is the same while the job runs, once another controller has taken it over, and afterwards.
+A verdict's `decisions.Lost` has what its suspect cost in each step that no window before has counted. Summed over a
+run's verdicts, in order, that is the same while the job runs, once another controller has taken it over, and after it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from sftriage.decisions import Lost, Suspect, Verdict
 from sftriage.policy import suspects
-from sftriage.records import Lost, Suspect, Verdict
 from sftriage.words.verdicts import where, who
 
 MOST_SUSPECTS = 1000

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from apscheduler.triggers.cron import CronTrigger
 
+from sftriage.decisions import Suspect
 from sftriage.policy import cron
 from sftriage.policy.document import path_text
 from sftriage.policy.fields import Location
@@ -16,7 +17,6 @@ from sftriage.policy.loading import LoadedPolicy, find, load
 from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.quantities import AT_ONCE, Lasting
 from sftriage.policy.schema import Detection, Limits, Mitigate, Rule, Spec
-from sftriage.records import Suspect
 
 _MOST_TURNS = 100
 """Windows of several policies that have not met after so many turns are taken never to."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sftriage.decisions import Regression, Verdict
 from sftriage.policy.schema import Rule
 from sftriage.policy.state import State
-from sftriage.records import Regression, Verdict
 
 _END = "{} (end)"
 """Under which the end of what a rule told is noted; no rule can be called so."""

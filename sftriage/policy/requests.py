@@ -9,14 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from sftriage.policy import limits
-from sftriage.policy.capture import Capture
-from sftriage.policy.choosing import Means, Situation, choose, options_of
-from sftriage.policy.explanations import Why
-from sftriage.policy.limits import Chosen
-from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.state import State, opened, started
-from sftriage.records import (
+from sftriage.decisions import (
     SAMPLES_PER_SECOND,
     CaptureRequest,
     ChoiceReason,
@@ -25,6 +18,13 @@ from sftriage.records import (
     Profiler,
     Trigger,
 )
+from sftriage.policy import limits
+from sftriage.policy.capture import Capture
+from sftriage.policy.choosing import Means, Situation, choose, options_of
+from sftriage.policy.explanations import Why
+from sftriage.policy.limits import Chosen
+from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.state import State, opened, started
 from sftriage.words.decisions import SENTENCES, reason_sentence
 
 NO_RULE = ""

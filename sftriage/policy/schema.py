@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from sftriage.decisions import Label, Pattern, Scope, Suspect
 from sftriage.policy import cron, quantities
 from sftriage.policy.capture import Capture
 from sftriage.policy.contradictions import (
@@ -51,7 +52,6 @@ from sftriage.policy.fields import (
     one_left_out,
     only_one,
 )
-from sftriage.records import Label, Pattern, Scope, Suspect
 
 
 class Detection(PolicyModel):

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 import pydantic_core
 from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
+from sftriage.decisions import CaptureRequest, CaptureResult, LeftOpen, Profiler
 from sftriage.errors import InputError
 from sftriage.policy.suspects import NOBODY, Target
-from sftriage.records import CaptureRequest, CaptureResult, LeftOpen, Profiler
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from sftriage.records import Suspect
+from sftriage.decisions import Suspect
 
 WHOLE = "*"
 """All local stages: no stage is called so."""

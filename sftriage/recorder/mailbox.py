@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 from zlib import crc32
 
+from sftriage.decisions import SAMPLES_PER_SECOND, CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError
 from sftriage.recorder import files
 from sftriage.recorder.layout import (
@@ -43,7 +44,7 @@ from sftriage.recorder.layout import (
     RingInfo,
     encode_header,
 )
-from sftriage.records import SAMPLES_PER_SECOND, CaptureRequest, CaptureResult, plain
+from sftriage.records import plain
 
 State = Literal["idle", "armed", "recording", "exporting"]
 

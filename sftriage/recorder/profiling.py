@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sftriage.decisions import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
 from sftriage.errors import CaptureError
 from sftriage.recorder.guard import GUARD, ProfilerGuard
 from sftriage.recorder.layout import RingInfo
@@ -40,13 +41,6 @@ from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
 from sftriage.recorder.session import OPTIONS, STACK_OPTIONS, NvtxSession, SampledSession, Session, TorchSession
 from sftriage.recorder.sizing import Probe, StepLimit, StepSizes, TraceCost
-from sftriage.records import (
-    SAMPLE_STACKS,
-    CaptureCode,
-    CaptureRequest,
-    CaptureResult,
-    CaptureState,
-)
 from sftriage.sampling.workers import WORKERS
 
 LAST_EXPORT_S = 10.0

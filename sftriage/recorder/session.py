@@ -15,12 +15,13 @@ from importlib import import_module
 from pathlib import Path
 from time import monotonic, monotonic_ns, time_ns
 
+from sftriage.decisions import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
 from sftriage.errors import CaptureError
 from sftriage.recorder import files
 from sftriage.recorder.guard import ProfilerGuard
 from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.spool import write_trace
-from sftriage.records import OTHER, SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
+from sftriage.records import OTHER
 from sftriage.sampling.sampler import NAME, StackSampler, period_of
 
 _OF_PROFILER = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})

@@ -14,9 +14,9 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from sftriage.decisions import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
 from sftriage.errors import CaptureError
 from sftriage.recorder.spool import create
-from sftriage.records import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
 
 if TYPE_CHECKING:
     from sftriage.recorder.session import TorchSession

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from sftriage.decisions import LeftOpen
 from sftriage.errors import InputError
-from sftriage.records import LeftOpen
 from sftriage.reduce.doing import RUNS_FRACTION
 from sftriage.reduce.samples import StackSamples
 from sftriage.reduce.spots import Spot, spots

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sftriage.decisions import Decision, Verdict
 from sftriage.events import RemedyChanged, WindowJudged
 from sftriage.frontier.explaining import Check, explain
-from sftriage.records import Decision, Verdict
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import milliseconds
 from sftriage.words.decisions import advice, reason_sentence, resolution

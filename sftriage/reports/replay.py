@@ -9,7 +9,8 @@ from itertools import groupby
 from typing import Any
 
 from sftriage.controller.replay import Replayed
-from sftriage.records import Outcome, plain
+from sftriage.decisions import Outcome
+from sftriage.records import plain
 from sftriage.words.amounts import counted, size
 from sftriage.words.decisions import decision_values, reason_kind, reason_sentence
 from sftriage.words.verdicts import where, who

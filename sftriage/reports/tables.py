@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table
 
-from sftriage.records import Verdict
+from sftriage.decisions import Verdict
 from sftriage.words.amounts import every, milliseconds, moment, size
 from sftriage.words.captures import stage_suspected
 from sftriage.words.verdicts import CLOCKS, where, who

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from sftriage.decisions import CaptureResult
 from sftriage.events import CauseFound, RemedyChanged
-from sftriage.records import CaptureResult, plain
+from sftriage.records import plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
 from sftriage.runs.outlook import DISTURBED, telling_row

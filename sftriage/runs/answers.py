@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sftriage.decisions import ENDED, ManualRequest
 from sftriage.errors import CaptureError, UsageError
 from sftriage.events import FollowUpDecided, ManualRequestDecided
-from sftriage.records import ENDED, ManualRequest, plain
+from sftriage.records import plain
 from sftriage.runs.asks import withdraw
 from sftriage.runs.decisions import decided_in, states_in
 from sftriage.runs.directory import RunDirectory, read_info

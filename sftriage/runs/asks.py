@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sftriage.decisions import ManualRequest, ProfilerChoice
 from sftriage.errors import InputError, UsageError
-from sftriage.records import ManualRequest, ProfilerChoice, plain
+from sftriage.records import plain
 from sftriage.runs.directory import RunDirectory
 from sftriage.traces.files import regular, write_atomically
 

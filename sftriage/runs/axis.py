@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from sftriage.records import Label
+from sftriage.decisions import Label
 from sftriage.runs.following import WindowRow
 
 MAX_COLUMNS = 400

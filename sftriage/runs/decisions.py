@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+from sftriage.decisions import ENDED, CaptureResult, Decision
 from sftriage.errors import InputError, UsageError
 from sftriage.events import (
     CaptureChanged,
@@ -23,7 +24,7 @@ from sftriage.events import (
     RemedyChanged,
     WindowJudged,
 )
-from sftriage.records import ENDED, CaptureResult, Decision, plain
+from sftriage.records import plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import Note, RequestRow, WindowRow, note_kind
 from sftriage.runs.journal import read_journal

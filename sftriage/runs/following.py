@@ -13,25 +13,8 @@ from typing import Any
 
 import msgspec
 
-from sftriage.events import (
-    CaptureChanged,
-    CauseFound,
-    CostMeasured,
-    DiskRecovered,
-    EvidenceGathered,
-    FollowUpDecided,
-    ManualRequestDecided,
-    NamedPolicy,
-    Place,
-    PolicyChanged,
-    RemedyChanged,
-    TakenOver,
-    WindowJudged,
-)
-from sftriage.policy.losses import Losses
-from sftriage.records import (
+from sftriage.decisions import (
     ENDED,
-    MAX_STAGES,
     CaptureRequest,
     CaptureResult,
     Clock,
@@ -48,6 +31,23 @@ from sftriage.records import (
     Trigger,
     Verdict,
 )
+from sftriage.events import (
+    CaptureChanged,
+    CauseFound,
+    CostMeasured,
+    DiskRecovered,
+    EvidenceGathered,
+    FollowUpDecided,
+    ManualRequestDecided,
+    NamedPolicy,
+    Place,
+    PolicyChanged,
+    RemedyChanged,
+    TakenOver,
+    WindowJudged,
+)
+from sftriage.policy.losses import Losses
+from sftriage.records import MAX_STAGES
 from sftriage.runs.appended import Appended
 from sftriage.runs.journal import event_of
 from sftriage.words.decisions import reason_sentence, resolution
@@ -96,7 +96,7 @@ class RequestRow(_DecisionRow):
     """Captures that no window led to, and what was decided about them: a person asked, or another capture led to them.
 
     ``by`` is the person, or "", and ``why`` what they said, or the other capture, whose id is then in ``beside``.
-    ``request_id`` is the person's (see `records.ManualRequest`).
+    ``request_id`` is the person's (see `decisions.ManualRequest`).
     """
 
     by: str
@@ -119,7 +119,7 @@ def note_kind(note: Note) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedSuspect:
-    """A suspect in words, and its numbers (see `records.Suspect`)."""
+    """A suspect in words, and its numbers (see `decisions.Suspect`)."""
 
     who: str
     where: str

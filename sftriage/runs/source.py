@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+from sftriage.decisions import CaptureResult
 from sftriage.errors import InputError
 from sftriage.events import CostMeasured
 from sftriage.policy.losses import Losses
-from sftriage.records import CaptureResult
 from sftriage.runs.beside import steps_beside
 from sftriage.runs.captures import CaptureShelf, Damaged
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sftriage.records import Cause, Parameter, ReasonCode
+from sftriage.decisions import Cause, Parameter, ReasonCode
 
 
 def upgraded(entry: dict[str, Any]) -> dict[str, Any] | None:

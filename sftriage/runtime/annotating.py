@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
+from sftriage.decisions import LeftOpen, Reproduced
 from sftriage.errors import InputError, SftriageError
 from sftriage.events import CauseFound, CostMeasured, Place
-from sftriage.records import LeftOpen, Reproduced
 from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.sampled import SampledRank, find_sampled, in_torch, left_open, slowest

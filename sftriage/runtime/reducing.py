@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from sftriage.decisions import Verdict
 from sftriage.errors import InputError, UsageError
 from sftriage.frontier import Settings, judge
-from sftriage.records import Verdict, Window
+from sftriage.records import Window
 from sftriage.reduce.agreeing import Agreement, Agrees, compare, overall
 from sftriage.reduce.causes import cause_of, cause_of_rank
 from sftriage.reduce.events import Trace

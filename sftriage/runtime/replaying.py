@@ -6,10 +6,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from sftriage.controller.replay import Replayed, replay
+from sftriage.decisions import Verdict
 from sftriage.errors import InputError
 from sftriage.events import WindowJudged
 from sftriage.policy.policy_set import PolicySet
-from sftriage.records import Verdict
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import load_recording

@@ -23,13 +23,14 @@ from sftriage.controller.needs import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.resuming import ResumeState, resume_state
 from sftriage.controller.wanting import Wants
+from sftriage.decisions import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
 from sftriage.errors import SftriageError
 from sftriage.events import DiskRecovered, JobSeen, Received, Resumed, TakenOver
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import in_the_same_steps
 from sftriage.policy.schema import Rule
-from sftriage.records import ENDED, CaptureResult, Decision, JobStatus, ManualRequest, Report, Reproduced, Window
+from sftriage.records import JobStatus, Window
 from sftriage.runs.asks import left
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from sftriage.decisions import SAMPLES_PER_SECOND
 from sftriage.errors import CaptureError
-from sftriage.records import SAMPLES_PER_SECOND
 from sftriage.sampling.speedscope import written
 from sftriage.sampling.stacks import At, Stacks
 from sftriage.sampling.workers import WORKERS

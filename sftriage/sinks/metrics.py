@@ -16,6 +16,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sftriage import __version__
+from sftriage.decisions import ENDED, CaptureRequest, Clock, Decision, Label, Profiler, Regression, Suspect
 from sftriage.events import (
     CaptureChanged,
     CauseFound,
@@ -33,18 +34,7 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.records import (
-    ENDED,
-    OTHER,
-    CaptureRequest,
-    Clock,
-    Decision,
-    Label,
-    Profiler,
-    Regression,
-    Suspect,
-    Window,
-)
+from sftriage.records import OTHER, Window
 from sftriage.sinks.exposition import Exposed
 from sftriage.sinks.per_rank import Counters, Gauges, PerRank
 from sftriage.sinks.stream import Sink, window_of

@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 from prometheus_client import Counter, Gauge
 
-from sftriage.records import CaptureResult, JobStatus, Suspect
+from sftriage.decisions import CaptureResult, Suspect
+from sftriage.records import JobStatus
 
 Counters: TypeAlias = "partial[Counter]"
 Gauges: TypeAlias = "partial[Gauge]"

@@ -23,6 +23,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, StatusCode,
 from opentelemetry.trace import Span as ApiSpan
 
 from sftriage import __version__
+from sftriage.decisions import ENDED, Decision, Regression, Suspect, Verdict
 from sftriage.events import (
     CaptureChanged,
     CauseFound,
@@ -36,7 +37,7 @@ from sftriage.events import (
     WindowSeen,
 )
 from sftriage.frontier.accounting import by_step
-from sftriage.records import ENDED, Decision, Regression, Suspect, Verdict, Window
+from sftriage.records import Window
 from sftriage.sinks.stream import Sink, keep_newest, window_of
 from sftriage.sinks.tally import on_clock
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol, TypeVar
 
+from sftriage.decisions import Verdict
 from sftriage.events import Event, Sight, WindowSeen
-from sftriage.records import Verdict
 
 log = logging.getLogger("sftriage")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.decisions import Clock
 from sftriage.frontier.accounting import by_step
-from sftriage.records import Clock, Window
+from sftriage.records import Window
 
 
 class StepTally:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sftriage.decisions import ENDED, CaptureResult, Decision, Verdict
 from sftriage.events import (
     CaptureChanged,
     CauseFound,
@@ -20,7 +21,6 @@ from sftriage.events import (
     Sight,
     WindowJudged,
 )
-from sftriage.records import ENDED, CaptureResult, Decision, Verdict
 from sftriage.sinks.stream import Sink
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import counted, milliseconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sftriage.records import SAMPLE_STACKS, Profiler
+from sftriage.decisions import SAMPLE_STACKS, Profiler
 
 
 def may_contain(options: Mapping[str, bool]) -> str:

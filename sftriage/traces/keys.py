@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
+from sftriage.decisions import CAPTURE_ID
 from sftriage.errors import InputError, UsageError
-from sftriage.records import CAPTURE_ID
 from sftriage.traces.documents import CONTROL
 from sftriage.traces.manifest import Manifest
 

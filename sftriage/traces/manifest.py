@@ -11,11 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
 
-from sftriage.errors import InputError, SchemaError
-from sftriage.records import (
+from sftriage.decisions import (
     CAPTURE_ID,
-    MAX_STAGE_NAME_BYTES,
-    MAX_STAGES,
     CaptureRequest,
     CaptureResult,
     Cause,
@@ -25,10 +22,10 @@ from sftriage.records import (
     Reproduced,
     Role,
     Scope,
-    StageSchema,
     Trigger,
-    plain,
 )
+from sftriage.errors import InputError, SchemaError
+from sftriage.records import MAX_STAGE_NAME_BYTES, MAX_STAGES, StageSchema, plain
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.documents import CONTROL, Count, DocumentModel, Number, Rank, Sentence, Word, first_problem, text
 from sftriage.traces.findings import CauseInfo, Findings
@@ -62,7 +59,7 @@ class Steps(DocumentModel):
 
 
 class TriggerInfo(DocumentModel):
-    """Why the capture exists: the window, the suspect found in it, and the rule that asked (see `records.Trigger`)."""
+    """Why the capture exists: the window, the suspect in it, and the rule that asked (see `decisions.Trigger`)."""
 
     window: Steps
     label: Cause
@@ -160,7 +157,7 @@ class Artefact(DocumentModel):
 
 
 class ReproducedInfo(DocumentModel):
-    """Whether the fault was there while it was captured (see `records.Reproduced`)."""
+    """Whether the fault was there while it was captured (see `decisions.Reproduced`)."""
 
     answer: Literal["yes", "no", "partly"]
     steps: Count

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from sftriage.decisions import Profiler
 from sftriage.errors import SftriageError, UsageError
-from sftriage.records import Profiler
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.store import LocalStore

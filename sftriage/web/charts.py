@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import floor, log10
 from urllib.parse import urlencode
 
-from sftriage.records import CaptureResult, Label
+from sftriage.decisions import CaptureResult, Label
 from sftriage.runs.axis import Axis, TimelineColumn, axis_of, columns_of, stages_of
 from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.traces.findings import Findings, StageProfile

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from sftriage.records import ChoiceReason, Decision, LeftOpen, Parameter, Profiler, ReasonCode, plain
+from sftriage.decisions import ChoiceReason, Decision, LeftOpen, Parameter, Profiler, ReasonCode
+from sftriage.records import plain
 from sftriage.words.amounts import clock
 from sftriage.words.captures import CHOICES, LEFT_OPEN, PROFILERS, choice_words
 from sftriage.words.verdicts import BY_SYSTEM, RESOLVES

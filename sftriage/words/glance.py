@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sftriage.records import OTHER, Parameter, ReasonCode
+from sftriage.decisions import Parameter, ReasonCode
+from sftriage.records import OTHER
 from sftriage.words.decisions import RESOLUTIONS, Said
 from sftriage.words.verdicts import RESOLVES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sftriage.counters import SystemCode
-from sftriage.records import Regression, Suspect, Verdict
+from sftriage.decisions import Regression, Suspect, Verdict
 from sftriage.words.amounts import counted, every, milliseconds, some_ranks, span
 
 REASONS: Mapping[str, str] = {

@@ -23,12 +23,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from sftriage.decisions import Suspect, Verdict
 from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import State
-from sftriage.records import Suspect, Verdict
 
 STAGES = ("data", "h2d", "forward", "backward", "optimizer")
 STREAMS = ("elsewhere", "under", "waiting")

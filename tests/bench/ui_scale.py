@@ -27,9 +27,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from sftriage.decisions import Decision, Suspect, Verdict
 from sftriage.events import WindowJudged, encode
 from sftriage.recorder.layout import LOG_MAGIC, RingInfo, encode_header
-from sftriage.records import Decision, StageSchema, Suspect, Verdict
+from sftriage.records import StageSchema
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.source import RunSource

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.controller.wanting import EXPIRES_S
+from sftriage.decisions import ENDED, CaptureRequest, Verdict
 from sftriage.events import CaptureChanged, Event, TakenOver, WindowJudged
 from sftriage.fleet.asking import END_GRACE_S
-from sftriage.records import ENDED, CaptureRequest, Verdict
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import load_recording
 from sftriage.traces.store import LocalStore

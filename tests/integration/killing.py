@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sftriage.capture.mailbox import MailboxClient
+from sftriage.decisions import ManualRequest
 from sftriage.errors import RingError
 from sftriage.recorder import find_rings
-from sftriage.records import ManualRequest
 from sftriage.runs import asks
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.store import LocalStore

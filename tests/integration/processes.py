@@ -44,6 +44,11 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def is_controller(pid: int) -> bool:
+    """Whether a process is the controller that ``sftriage run`` has started."""
+    return b"\0controller\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def wait_until(what: Callable[[], object], deadline_s: float = DEADLINE_S) -> object:
     """Wait until something is so; what it gave."""
     end = time.monotonic() + deadline_s

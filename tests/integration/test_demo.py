@@ -4,9 +4,9 @@ import json
 
 import msgspec
 
+from sftriage.decisions import Verdict
 from sftriage.events import WindowJudged
 from sftriage.policy.losses import losses_of
-from sftriage.records import Verdict
 from sftriage.runs.journal import read_journal
 from tests.integration.linked import check_linked
 from tests.integration.runs import captures

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from sftriage import __version__
+from sftriage.decisions import CaptureResult, Report
 from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.leading import make_places, taken_up
@@ -21,7 +22,6 @@ from sftriage.fleet.messages import Orders, RunName
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import VERSION, decode_orders, encode
-from sftriage.records import CaptureResult, Report
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.traces.manifest import Artefact

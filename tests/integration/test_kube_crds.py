@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sftriage.decisions import CaptureResult
 from sftriage.kube.captures import Seen, capture_status
 from sftriage.kube.crds import KINDS, definition
 from sftriage.kube.objects import capture_of
@@ -20,7 +21,6 @@ from sftriage.kube.reports import report_status
 from sftriage.policy.loading import find, parse, shipped
 from sftriage.policy.losses import Losses, SuspectLoss
 from sftriage.policy.problems import PolicyError
-from sftriage.records import CaptureResult
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View
 from sftriage.traces.manifest import ReproducedInfo

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent import captures
+from sftriage.decisions import ENDED, ManualRequest
 from sftriage.events import CaptureChanged, WindowJudged
-from sftriage.records import ENDED, ManualRequest
 from sftriage.runs import asks
 from sftriage.runs.decisions import decisions_of
 from sftriage.runtime import local

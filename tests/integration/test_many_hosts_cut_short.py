@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from sftriage.decisions import ENDED
 from sftriage.events import CaptureChanged
 from sftriage.recorder import find_rings
-from sftriage.records import ENDED
 from sftriage.runs.journal import read_journal
 from sftriage.windows.rings import open_ring
 from tests.integration.beside_hub import BesideHub

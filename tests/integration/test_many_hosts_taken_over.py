@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.beside_hub import BesideHub, free_port
 from tests.integration.namespaces import BOTH, two_hosts
-from tests.integration.processes import DEADLINE_S, descendants, ended, wait_until
+from tests.integration.processes import DEADLINE_S, descendants, ended, is_controller, wait_until
 from tests.integration.runs import verdicts
 from tests.integration.terminals import terminals
 
@@ -95,10 +95,6 @@ def test_a_controller_that_is_killed_under_sftriage_run_is_started_again(tmp_pat
     steps = {step for one in verdicts(run) for step in range(one["first_step"], one["last_step"] + 1)}
     assert steps == set(range(min(steps), max(steps) + 1))
     assert {path.name for path in run.parent.iterdir()} == {"my-job", "my-job.hosts"}
-
-
-def is_controller(pid):
-    return b"\0controller\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_one_line_goes_on_where_the_first_host_has_lost_its_sftriage(tmp_path, environment):

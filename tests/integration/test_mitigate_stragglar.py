@@ -37,9 +37,10 @@ def test_groups_side_by_side_have_stragglers_of_their_own(environment):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped", "voting"])
+@pytest.mark.parametrize("how", ["killed", "stopped", "voting", "across", "casting"])
 def test_a_rank_that_is_gone_while_all_switch_ends_the_others(environment, tmp_path, how):
-    # GIVEN three ranks that switch, by a word of their own or by their votes, with nobody to end them but themselves
+    # GIVEN three ranks that switch, by a word of their own or by their votes, in a file or across hosts, with nobody to
+    # end them but themselves
     meeting = {"WORLD_SIZE": "3", "MEETING": str(tmp_path / "meeting"), "SFTRIAGE_RINGS": str(tmp_path)}
     with ExitStack() as stack:
         ranks = []

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sftriage.decisions import ENDED, CaptureResult, Report, Verdict, WantedCapture
 from sftriage.events import CaptureChanged, Event, EvidenceGathered, Sight, WindowJudged, WindowSeen, encode
 from sftriage.fleet.in_process import InProcess
 from sftriage.policy.loading import parse
-from sftriage.records import ENDED, CaptureResult, GpuFindings, JobStatus, Report, Verdict, WantedCapture
+from sftriage.records import GpuFindings, JobStatus
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.journal import read_journal
 from sftriage.runtime.triage import Clock, Triage
@@ -42,7 +43,7 @@ spec:
 """,
     "test.yaml",
 )
-CROSSING = ("sftriage.records", "sftriage.windows.shipped", "sftriage.windows.decoding", "numpy")
+CROSSING = ("sftriage.decisions", "sftriage.records", "sftriage.windows.shipped", "sftriage.windows.decoding", "numpy")
 
 
 class RecordsOnly(pickle.Unpickler):

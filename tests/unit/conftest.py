@@ -2,24 +2,29 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
 
 from sftriage.commands import main
-from sftriage.records import CaptureRequest, CaptureResult, Profiler, Trigger
+from sftriage.decisions import CaptureRequest, CaptureResult, Profiler, Trigger
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.traces.contents import may_contain
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo
 from sftriage.traces.store import LocalStore
 
+MEMORY, ROOM_BYTES = Path("/dev/shm"), 2 << 30
+"""Where files are in memory, and how much has to be free there."""
 MakeManifest = Callable[..., Manifest]
 Put = Callable[..., Manifest]
 
@@ -85,7 +90,11 @@ def run_going_on(path: Path) -> RunDirectory:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_test_waits_for_the_disk() -> Iterator[None]:
-    """What a test wrote it reads back itself: none pulls the plug, and a disk that others use may take long."""
+    """What a test wrote it reads back itself: none pulls the plug, and a disk that others use may take long.
+
+    Where there is room for it in memory, no disk is written to at all: files that come and go take most of the time of
+    many a test.
+    """
     connect = sqlite3.connect
 
     def connect_unsynced(*arguments: Any, **options: Any) -> sqlite3.Connection:
@@ -98,10 +107,19 @@ def no_test_waits_for_the_disk() -> Iterator[None]:
     def check_open(descriptor: int) -> None:
         os.fstat(descriptor)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
         patch.setattr(sqlite3, "connect", connect_unsynced)
         patch.setattr(os, "fsync", check_open)
+        if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
+            patch.setattr(tempfile, "tempdir", held.enter_context(TemporaryDirectory(prefix="unit-", dir=MEMORY)))
         yield
+
+
+@pytest.fixture
+def tmp_path(no_test_waits_for_the_disk: None) -> Iterator[Path]:
+    """An empty directory, which is gone after the test: what thousands of them leave would fill the memory."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as made:
+        yield Path(made)
 
 
 @pytest.fixture(scope="session")

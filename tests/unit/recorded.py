@@ -9,19 +9,10 @@ from zlib import crc32
 
 import pytest
 
+from sftriage.decisions import CaptureRequest, CaptureResult, Decision, Lost, ReasonCode, Regression, Suspect, Verdict
 from sftriage.recorder import RingInfo
 from sftriage.recorder.layout import WORD_BYTES
-from sftriage.records import (
-    CaptureRequest,
-    CaptureResult,
-    Decision,
-    Lost,
-    ReasonCode,
-    Regression,
-    StageSchema,
-    Suspect,
-    Verdict,
-)
+from sftriage.records import StageSchema
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.following import WindowRow, row_of
 from sftriage.runs.source import RunSource

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.records import CaptureRequest, StageSchema, Window, axes_of
+from sftriage.decisions import CaptureRequest
+from sftriage.records import StageSchema, Window, axes_of
 
 SIZES = {"R": 3, "S": 4, "G": 2, "C": 5}
 SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("forward", "backward"))

@@ -19,6 +19,23 @@ from rich.console import Console
 
 import sftriage
 from sftriage.controller.policies import Change
+from sftriage.decisions import (
+    CaptureRequest,
+    CaptureResult,
+    CaptureState,
+    Decision,
+    Label,
+    Lost,
+    ManualRequest,
+    Outcome,
+    Pattern,
+    Profiler,
+    ReasonCode,
+    Regression,
+    Scope,
+    Suspect,
+    Verdict,
+)
 from sftriage.events import (
     CaptureChanged,
     CauseFound,
@@ -43,23 +60,6 @@ from sftriage.mitigate.pipelines import Pipeline
 from sftriage.policy.loading import find, load
 from sftriage.policy.losses import losses_of
 from sftriage.policy.policy_set import PolicySet
-from sftriage.records import (
-    CaptureRequest,
-    CaptureResult,
-    CaptureState,
-    Decision,
-    Label,
-    Lost,
-    ManualRequest,
-    Outcome,
-    Pattern,
-    Profiler,
-    ReasonCode,
-    Regression,
-    Scope,
-    Suspect,
-    Verdict,
-)
 from sftriage.reports.explanation import explanation_lines
 from sftriage.reports.manifest import manifest_lines
 from sftriage.runs.advice import advice_lines

@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from nats.aio.client import Client
 from nats.js.errors import KeyNotFoundError
 
+from sftriage.decisions import CaptureRequest, CaptureResult, Report, WantedCapture
 from sftriage.fleet.hub import HubAddress, Places, token
 from sftriage.fleet.messages import Block, Shipment
 from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S, ship_s
 from sftriage.fleet.wire import decode_orders, encode
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import CaptureRequest, CaptureResult, Report, WantedCapture
 from sftriage.traces.contents import may_contain
 from sftriage.traces.manifest import MANIFEST_NAME, CaptureInfo, Manifest, TriggerInfo
 from sftriage.traces.store import LocalStore

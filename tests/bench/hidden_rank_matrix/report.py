@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sftriage.records import Verdict, plain
+from sftriage.decisions import Verdict
+from sftriage.records import plain
 from tests.bench.hidden_rank_matrix.rivals import RULES
 from tests.bench.hidden_rank_matrix.rows import BAR_FRACTION
 from tests.bench.hidden_rank_matrix.scoring import HELD, OURS, PART, RIGHT, WRONG, Score, Scored

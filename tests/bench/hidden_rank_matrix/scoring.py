@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sftriage.decisions import Suspect, Verdict
 from sftriage.frontier import Settings, judge
-from sftriage.records import Suspect, Verdict
 from tests.bench.hidden_rank_matrix.recorded import Recorded
 from tests.bench.hidden_rank_matrix.rivals import RULES, Named, says
 from tests.bench.hidden_rank_matrix.rows import BAR_FRACTION, Row, Truth

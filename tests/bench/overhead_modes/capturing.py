@@ -66,7 +66,8 @@ def phases_s(run: Path, captures: int) -> list[dict[str, float]]:
 
 
 def ask(asks: Path, number: int) -> None:
-    from sftriage.records import ManualRequest, plain
+    from sftriage.decisions import ManualRequest
+    from sftriage.records import plain
 
     wanted = ManualRequest(
         request_id=f"overhead-{number}", ranks=(0,), who="tests/bench/overhead.py", reason="what a capture costs"

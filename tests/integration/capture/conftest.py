@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from sftriage.capture.nsys import NsysCapture, NsysPlace
+from sftriage.decisions import CaptureRequest
 from sftriage.recorder import Monitor
-from sftriage.records import CaptureRequest
 from sftriage.windows.rings import open_ring
 
 FAKE_NSYS = """#!/bin/sh

@@ -1,6 +1,7 @@
 """A launcher whose ranks share one import of torch, which takes longer than most jobs here: as torchrun, with less.
 
 ``launch.py RANKS SCRIPT ARGS...``: each rank runs the script. When one fails, the others are ended, and so is the job.
+With ``NODES``, the ranks are those of the host NODE_RANK of so many, which meet at MEET_AT, a port of the first one.
 """
 
 import os
@@ -12,12 +13,16 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+NODES = int(os.environ.get("NODES", "1"))
+NODE = int(os.environ["NODE_RANK"]) if NODES > 1 else 0
 
-def become(rank: int, ranks: int, port: int, script: str) -> None:
+
+def become(rank: int, ranks: int, address: str, port: int, script: str) -> None:
     """Run the script as a rank, in a session of its own, as torchrun has it."""
     os.setsid()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    of_all = {"RANK": NODE * ranks + rank, "WORLD_SIZE": NODES * ranks, "MASTER_ADDR": address, "MASTER_PORT": port}
+    here = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "TORCHELASTIC_USE_AGENT_STORE": True}
+    os.environ.update({name: str(value) for name, value in (of_all | here).items()})
     sys.argv = sys.argv[2:]
     sys.path[0] = str(Path(script).parent)
     runpy.run_path(script, run_name="__main__")
@@ -25,19 +30,20 @@ def become(rank: int, ranks: int, port: int, script: str) -> None:
 
 def main() -> int:
     ranks, script = int(sys.argv[1]), sys.argv[2]
-    listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
+    address, _, port = os.environ.get("MEET_AT", "127.0.0.1:0").partition(":")
+    listening = socket.create_server((address, int(port))) if NODE == 0 else None
+    port = int(port) if listening is None else listening.getsockname()[1]
     # Nothing has a thread yet: ranks are forked from here.
     pids = set()
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
-            become(rank, ranks, port, script)
+            become(rank, ranks, address, port, script)
             os._exit(0)
         pids.add(pid)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    store = dist.TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    store = listening and dist.TCPStore(
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
     failed = 0
     try:

@@ -1,7 +1,8 @@
 """Ranks that reduce gradients around a straggler, and say whether the sums are right. In as many ranks as launched.
 
 ``stragglar_ranks.py sums|groups|ddp``, as a launcher starts them; ``killed|stopped``, where they meet in MEETING, and
-``voting``, where one is killed between its vote for a straggler and the round from which that one was to be known.
+``voting``, where one is killed between its vote for a straggler and the round from which that one was to be known, and
+``across`` and ``casting``, where each rank is a host: one is killed then, or once its vote is on its way.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import sys
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from sftriage.errors import UsageError
 from sftriage.mitigate.stragglar import Stragglar, attach, stragglar_hook
-from sftriage.mitigate.switching import SwitchFile, find_switches
+from sftriage.mitigate.switching import SpreadSwitch, SwitchFile, find_switches
 
 SIZES = (1, 5, 1000, 4099)
 WITHIN = {torch.float32: 1e-6, torch.bfloat16: 0.05}
@@ -155,12 +157,55 @@ def voting() -> None:
         raise
 
 
+def across(how: str) -> None:
+    """The same where votes cross between hosts."""
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    # (each rank is a host, with a directory of rings of its own)
+    rings = Path(os.environ["SFTRIAGE_RINGS"])
+    mine = rings / os.environ["RANK"]
+    mine.mkdir()
+    os.environ["SFTRIAGE_RINGS"] = str(mine)
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    state = attach(model, timedelta(seconds=LOST_TIMEOUT_S))
+    assert state is not None
+    assert isinstance(state._switch, SpreadSwitch)
+    cast, rounds = state._switch.cast, 0
+
+    def then_killed(vote: int) -> Any:
+        counted = cast(vote)
+        if vote and how == "casting":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return counted
+
+    if dist.get_rank() == 1:
+        state._switch.cast = then_killed
+    (path,) = find_switches(mine)
+    file = SwitchFile(path)
+    try:
+        while True:
+            rounds += 1
+            if rounds == 3:
+                file.ask(file.status().next_request(3))
+            dist.barrier()
+            if rounds == 4 and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            model(torch.ones(8)).sum().backward()
+            assert (state.straggler == 2) == (rounds >= 4)
+    except RuntimeError as error:
+        sys.stdout.write(f"failed: {error}\n")
+        raise
+
+
 if __name__ == "__main__":
     what = sys.argv[1]
     where = {"init_method": f"file://{os.environ['MEETING']}"} if "MEETING" in os.environ else {}
     dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), **where)
     if what == "voting":
         voting()
+    elif what in ("across", "casting"):
+        across(what)
     elif what in LOST:
         lost(LOST[what])
     else:

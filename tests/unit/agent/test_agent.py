@@ -12,9 +12,9 @@ import pytest
 
 from sftriage.agent.agent import Agent
 from sftriage.agent.captures import ANSWER_GRACE_S
+from sftriage.decisions import CaptureRequest, CaptureResult, Trigger, WantedCapture
 from sftriage.errors import RingError
 from sftriage.recorder import Monitor
-from sftriage.records import CaptureRequest, CaptureResult, Trigger, WantedCapture
 from sftriage.traces.store import LocalStore
 from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader

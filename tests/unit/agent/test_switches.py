@@ -3,11 +3,12 @@
 from contextlib import closing
 
 from sftriage.agent.switches import Switches
-from sftriage.mitigate.switching import Setting, Switch, SwitchFile, make_switch
+from sftriage.mitigate.standing import Setting
+from sftriage.mitigate.switching import Switch, SwitchFile, make_switch
 
 
 def test_groups_are_found_as_they_come_and_asked_once_for_what_is_wanted(tmp_path):
-    with closing(Switches(tmp_path)) as switches:
+    with closing(Switches(tmp_path, lambda *_: False)) as switches:
         # GIVEN a host on which there is no group yet, and then one, beside a file that is none
         assert switches.statuses() == []
         path = make_switch(tmp_path, (0, 1))

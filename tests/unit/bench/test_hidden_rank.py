@@ -4,7 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from sftriage.records import StageSchema, Suspect, Verdict, Window
+from sftriage.decisions import Suspect, Verdict
+from sftriage.records import StageSchema, Window
 from tests.bench.hidden_rank_matrix import report
 from tests.bench.hidden_rank_matrix.drawing import COURSES, FRACTIONS, SHARES, STRENGTHS, draw, shares
 from tests.bench.hidden_rank_matrix.recorded import Recorded

@@ -13,10 +13,11 @@ import pytest
 from sftriage.capture import stacks
 from sftriage.capture.bounded import Finished
 from sftriage.capture.stacks import FlightRecorder, StacksCapture, place_of
+from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import CaptureRequest, RankStatus, StageSchema
+from sftriage.records import RankStatus, StageSchema
 
 WAITS = "def waits_here():\n    print('up', flush=True)\n    input()\nwaits_here()\n"
 

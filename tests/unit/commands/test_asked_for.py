@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 
 from sftriage.commands.capture import capture
+from sftriage.commands.grouping import flattened
 from sftriage.policy.capture import Capture
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import asked_for, run_going_on
@@ -38,7 +39,7 @@ def test_a_reason_that_is_no_line_of_text_is_refused_in_words(sftriage, run, rea
 
 def test_whoever_asks_has_every_option_that_a_policy_has_with_its_default_and_its_bounds():
     """(Whom to capture is said by --rank.)"""
-    signature = inspect.signature(capture, eval_str=True).parameters
+    signature = inspect.signature(flattened(capture), eval_str=True).parameters
     for name, field in Capture.model_fields.items():
         if name in ("ranks", "sample", "control_ranks"):
             continue

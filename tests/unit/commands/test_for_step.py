@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sftriage.records import Decision, Verdict
+from sftriage.decisions import Decision, Verdict
 from sftriage.runs.decisions import MAX_DECISIONS, decided_about, why_undecided
 from sftriage.traces.rows import CaptureRow
 from tests.journals import Recorder

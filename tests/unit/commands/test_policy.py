@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import yaml
 
+from sftriage.decisions import Decision, Suspect, Verdict
 from sftriage.policy.loading import parse, shipped
-from sftriage.records import Decision, Suspect, Verdict
 from tests.journals import Recorder
 from tests.unit.commands.test_analyze import recorded
 from tests.unit.conftest import run_in

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from sftriage.decisions import CaptureRequest, CaptureResult, Decision, Pattern, Suspect, Verdict
 from sftriage.events import CaptureChanged, WindowJudged
-from sftriage.records import CaptureRequest, CaptureResult, Decision, Pattern, Suspect, Verdict
 from sftriage.sinks.terminal import MOST, MOST_TIMES, WITHIN_S, Progress, Reporter, Said
 from sftriage.words.captures import capturing_sentence
 

@@ -3,8 +3,8 @@
 import pytest
 from rich.console import Console
 
+from sftriage.decisions import Decision, Suspect, Verdict
 from sftriage.events import WindowJudged
-from sftriage.records import Decision, Suspect, Verdict
 from sftriage.sinks.terminal import Reporter
 from sftriage.words.verdicts import verdict_sentence
 

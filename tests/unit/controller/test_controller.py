@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from sftriage.controller.controller import Controller, settings_of
+from sftriage.decisions import CaptureResult, Reproduced
 from sftriage.errors import InputError
 from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
-from sftriage.records import CaptureResult, Reproduced, StageSchema, Window
+from sftriage.records import StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
 
 POLICY = """

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.controller.peers import median_known, peers_of
-from sftriage.records import StageSchema, Suspect, Verdict, Window
+from sftriage.decisions import Suspect, Verdict
+from sftriage.records import StageSchema, Window
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from sftriage.controller.controller import Controller
 from sftriage.controller.resuming import resume_state
+from sftriage.decisions import CaptureResult, ManualRequest, Reproduced
 from sftriage.events import CauseFound
 from sftriage.policy.loading import parse
-from sftriage.records import CaptureResult, ManualRequest, RankStatus, Reproduced
+from sftriage.records import RankStatus
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.windows.statuses import status_of
 from tests.unit.controller.test_controller import window

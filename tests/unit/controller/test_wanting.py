@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.controller.wanting import EXPIRES_S, Wants
-from sftriage.records import CaptureRequest, CaptureResult, Trigger
+from sftriage.decisions import CaptureRequest, CaptureResult, Trigger
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from sftriage.fleet.messages import Block, Shipment
+from sftriage.mitigate.standing import Request, SwitchStatus
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.windows.decoding import StepArrays
@@ -47,6 +48,11 @@ def status(ranks=(0, 1), attempt=0, **changes) -> JobStatus:
     about = {"stage": "backward", "stage_age_ns": 5, "step": 7, "step_age_ns": 9, "published": 7, "closed": False}
     about |= {"alive": True, **changes}
     return status_of(SCHEMA, 4, [RankStatus(rank=rank, host="node-a", **about) for rank in ranks], attempt)
+
+
+def group(here=(), *, ranks=(0, 1, 2, 3), name="ranks-0.abcd", value=0, request=0, **more) -> SwitchStatus:
+    """How a group of ranks stands, by those of one host."""
+    return SwitchStatus(name, ranks, 40, 39, value, 17, Request(0, 0, request), 0.175, 1 << 20, here=here, **more)
 
 
 def shipment(*blocks, **more) -> Shipment:

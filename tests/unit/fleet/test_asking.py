@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.fleet.asking import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, Asking, Message
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Places
 from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.wire import decode_orders
-from sftriage.records import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
+from sftriage.mitigate.standing import Setting
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 20.0, 1 << 20)
 TRIGGER = Trigger(5, 24, "suspect", "rank", (3,), "data", 0.1, 0.2, 1.0, "p", "0" * 64, "slow")
@@ -72,6 +73,26 @@ def asked(tmp_path):
 def test_it_is_asked_only_of_the_host_that_has_its_rank(asked):
     assert asked.turn() == []
     assert (asked.ordered("node-a"), asked.ordered("node-b")) == ([], ["c-1"])
+
+
+def test_what_groups_are_to_have_in_force_is_written_with_it_and_again_while_it_stands(asked):
+    # GIVEN a host of whose ranks a group is to have something in force, and a capture is wanted of another one
+    setting = {"node-a": {"ranks-0.abcd": Setting(3)}}
+    asked.want([WANTED], HOSTS, setting)
+    orders = {agent: decode_orders(data) for agent, (_, data) in asked._to_write.items()}
+    assert (orders["node-a"].switches, orders["node-b"].switches) == (setting["node-a"], {})
+    assert (len(orders["node-a"].captures), len(orders["node-b"].captures)) == (0, 1)
+    # WHEN that is written THEN it is no news, until it would go by itself
+    asked._written = {agent: (same, asked.now_s) for agent, (same, _) in asked._to_write.items()}
+    asked._to_write.clear()
+    asked.want([], HOSTS, setting)
+    assert asked._to_write.keys() == {"node-b"}
+    asked.now_s += REFRESH_S + 0.1
+    asked.want([], HOSTS, setting)
+    assert asked._to_write.keys() == {"node-a", "node-b"}
+    # AND once all hosts have heard, it stands no longer
+    asked.want([], HOSTS)
+    assert decode_orders(asked._to_write["node-a"][1]).switches == {}
 
 
 def test_a_rank_that_no_host_has_fails_at_once(asked):

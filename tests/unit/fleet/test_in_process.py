@@ -7,19 +7,9 @@ import numpy as np
 import pytest
 
 from sftriage.controller.gathering import WindowAssembly
+from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.fleet.in_process import InProcess
-from sftriage.records import (
-    CaptureRequest,
-    CaptureResult,
-    GpuFindings,
-    JobStatus,
-    RankStatus,
-    Report,
-    StageSchema,
-    StepRecord,
-    Trigger,
-    WantedCapture,
-)
+from sftriage.records import GpuFindings, JobStatus, RankStatus, StageSchema, StepRecord
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.gather import Shape
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows

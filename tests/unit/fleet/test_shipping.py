@@ -2,14 +2,17 @@
 
 import pytest
 
+from sftriage.decisions import CaptureResult, Report
 from sftriage.fleet import shipping
 from sftriage.fleet.hub import Places
 from sftriage.fleet.messages import Order, Orders
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import encode
-from sftriage.records import CaptureResult, Report
+from sftriage.mitigate.standing import Setting
+from sftriage.windows.shipped import ReadCounts
 from tests.disks import small_disk
+from tests.unit.fleet.shipments import group
 from tests.unit.fleet.test_asking import WANTED
 
 
@@ -28,10 +31,10 @@ class Nowhere:
 class Agent:
     """Has no ranks, and says of captures what it is told to."""
 
-    rings, telemetry = (), None
+    rings, telemetry = (), ReadCounts()
 
     def __init__(self):
-        self.wanted, self.said = [], []
+        self.wanted, self.said, self.in_force = [], [], []
 
     def want(self, wanted):
         self.wanted = [one.request.capture_id for one in wanted]
@@ -46,6 +49,12 @@ class Agent:
     def statuses(self):
         return None
 
+    def switches(self):
+        return [group((0, 1))]
+
+    def switch(self, wanted):
+        self.in_force.append(wanted)
+
 
 class Ended(HostEnd):
     """The end of node-b, of which capture c-1 is wanted."""
@@ -58,8 +67,8 @@ class Ended(HostEnd):
         self._has_read = True
         self.orders((Order(WANTED),))
 
-    def orders(self, captures):
-        self._take(encode(Orders(1, captures)))
+    def orders(self, captures, switches=(), epoch=1):
+        self._take(encode(Orders(epoch, captures, switches=dict(switches))))
 
     def turns(self, number=1):
         """So many turns: what is reported in them."""
@@ -127,6 +136,23 @@ def test_what_was_heard_of_is_not_told_again_for_as_long_as_it_is(tmp_path, now_
     # WHEN it turns out that it was lost after all
     end.orders((Order(WANTED),))
     assert end.turns(3) == [("failed", "busy")]
+
+
+def test_what_is_to_be_in_force_is_passed_on_as_long_as_it_stands(tmp_path):
+    # GIVEN a host that tells how the groups stand that have ranks on it
+    end, setting = Ended(tmp_path), {"ranks-0.abcd": Setting(3)}
+    end._outbox.clear()
+    end.turn()
+    assert end._outbox.pop().switches == (group((0, 1)),)
+    # WHEN one is to have something in force THEN its ranks are asked for that, but by no controller of before
+    end.orders((), setting, epoch=2)
+    end.orders((), {"ranks-0.abcd": Setting(1)}, epoch=1)
+    end.turn()
+    assert end.agent.in_force == [setting]
+    # AND not any more once nobody has to be asked
+    end.orders((), epoch=2)
+    end.turn()
+    assert end.agent.in_force == [setting]
 
 
 def test_nothing_is_begun_before_it_is_known_which_ranks_are_there(tmp_path):

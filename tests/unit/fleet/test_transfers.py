@@ -1,8 +1,8 @@
 """How far a trace is on its way is told every so often, and not of what is quick."""
 
+from sftriage.decisions import CaptureResult
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.transfers import TELL_S, Transfer
-from sftriage.records import CaptureResult
 
 RESULT = CaptureResult("c-1", 3, "stored")
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.counters import COUNTERS
+from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.errors import SftriageError
 from sftriage.fleet import columns, wire
-from sftriage.fleet.messages import Block, Incarnation, Order, Orders, RunName, Shipment
+from sftriage.fleet.messages import NO_NAME, Block, Incarnation, Order, Orders, RunName, Shipment
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
     VersionError,
@@ -22,13 +23,23 @@ from sftriage.fleet.wire import (
     encode,
     parts,
 )
-from sftriage.records import CaptureRequest, CaptureResult, Report, StageSchema, Trigger, WantedCapture
+from sftriage.mitigate.standing import Request, Setting, StageTimes
+from sftriage.records import StageSchema
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import DURATIONS, FLAGS, KIND_REST, READY, SEQ, START, STEP, WORK, slot_words
-from tests.unit.fleet.shipments import SCHEMA, block, info, shipment, status, steps
+from tests.unit.fleet.shipments import SCHEMA, block, group, info, shipment, status, steps
 
 NAMES = st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="\x00"), max_size=20)
+
+
+PIPELINE = {"stages": (StageTimes(0.01, 0.02, 0.0, 0.03, 8), StageTimes(0.01, 0.02, 0.03, 0.0, 8)), "microbatches": 4}
+GROUPS = (
+    group((2, 3), value=None, request=3),
+    group((0, 3), ranks=(0, 4, 5, 9), value=2),
+    group(name="rank-6.0.switch", ranks=range(6, 20, 2)),
+    group(name="rank-7.3.switch", ranks=(7, 8), **PIPELINE),
+)
 
 
 @st.composite
@@ -80,6 +91,7 @@ def shipments(draw):
         ),
         reports=draw(st.sampled_from([(), (Report(result, hangs=True, stored_bytes=9),)])),
         over=draw(st.booleans()),
+        switches=draw(st.sampled_from([None, (), GROUPS])),
     )
 
 
@@ -94,8 +106,14 @@ def same_steps(one, other):
     return True
 
 
+def listed(switches):
+    """Groups, with their ranks as they are, and not as they cross."""
+    return switches and [dataclasses.replace(one, ranks=[*one.ranks], here=[*one.here]) for one in switches]
+
+
 def assert_same(one: Shipment, other: Shipment):
-    plain = [dataclasses.replace(each, blocks=(), status=None) for each in (one, other)]
+    assert listed(one.switches) == listed(other.switches)
+    plain = [dataclasses.replace(each, blocks=(), status=None, switches=None) for each in (one, other)]
     doing = [each.status and (each.status.schema, each.status.attempt, each.status.ranks) for each in (one, other)]
     assert doing[0] == doing[1]
     for field in dataclasses.fields(Shipment):
@@ -130,6 +148,82 @@ def test_what_is_wanted_arrives_as_it_was():
     # AND with what their run is called
     named = dataclasses.replace(orders, run=RunName("job", "run-7", "s3://kept/here"))
     assert decode_orders(encode(named)) == named
+    # AND with what groups of ranks are to have in force
+    asked = dataclasses.replace(
+        named, switches={"ranks-0.abcd": Setting(3), "rank-7.3.switch": Setting.of_plan((5, 1))}
+    )
+    assert decode_orders(encode(asked)) == asked
+
+
+def test_a_release_before_tells_of_no_groups_and_passes_over_what_is_wanted_of_them():
+    # GIVEN a message without what this release has added WHEN it comes THEN nothing is known of groups
+    found = msgspec.msgpack.decode(zlib.decompress(encode(shipment(block(), switches=GROUPS))[4:]))
+    assert listed(decode_shipment(SENT[:4] + zlib.compress(msgspec.msgpack.encode(found))).switches) == listed(GROUPS)
+    older = decode_shipment(SENT[:4] + zlib.compress(msgspec.msgpack.encode(found[:12])))
+    assert older.switches is None
+    # AND what it knows of orders is read from what this one writes, and the other way round
+
+    @dataclasses.dataclass(frozen=True)
+    class Before:
+        epoch: int
+        captures: tuple[Order, ...] = ()
+        release: str = ""
+        agent: str = ""
+        run: RunName = NO_NAME
+
+    orders = Orders(7, (Order(WANTED),), agent="node-a", switches={"ranks-0.abcd": Setting(3)})
+    before = msgspec.msgpack.decode(zlib.decompress(encode(orders)[4:]), type=Before)
+    assert (before.epoch, before.captures, before.agent) == (7, orders.captures, "node-a")
+    after = decode_orders(SENT[:4] + zlib.compress(msgspec.msgpack.encode(before)))
+    assert (after.captures, after.switches) == (orders.captures, {})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "\x1b[2J"},
+        {"name": "x" * 101},
+        {"ranks": ((), False)},
+        {"ranks": ((0, 1 << 40, 1), True)},
+        {"ranks": ((0, 4, 0), True)},
+        {"ranks": ((0, 4), True)},
+        {"ranks": ((0, 4, 1, 1), True)},
+        {"ranks": ((3, 2, 1, 3), False)},
+        {"ranks": ((-1, 2), False)},
+        {"here": ((4,), False)},
+        {"here": ((2, 5, 1), True)},
+        {"round": -1},
+        {"since_step": -2},
+        {"value": 1 << 16},
+        {"value": -1},
+        {"request": Request(0, 0, 1 << 16)},
+        {"request": Request(-1, 0, 0)},
+        {"exchange_s": float("nan")},
+        {"exchange_s": -0.1},
+        {"microbatches": 4},
+        {"stages": (StageTimes(0.1, 0.1, 0.1, 0.1, 8),) * 4},
+        {"stages": (StageTimes(0.1, 0.1, 0.1, 0.1, 300),) * 4, "microbatches": 4},
+        {"stages": (StageTimes(0.1, -0.1, 0.1, 0.1, 8),) * 4, "microbatches": 4},
+    ],
+    ids=str,
+)
+def test_a_group_that_cannot_be_is_refused(changes):
+    def sent(**changes):
+        found = msgspec.msgpack.decode(
+            zlib.decompress(encode(shipment(switches=(group((2, 3)),)))[4:]), type=wire._Shipment
+        )
+        told = msgspec.structs.replace(found.switches[0], **changes)
+        return SENT[:4] + zlib.compress(msgspec.msgpack.encode(msgspec.structs.replace(found, switches=(told,))))
+
+    assert not refused(sent())
+    assert refused(sent(**changes))
+
+
+@pytest.mark.parametrize(
+    "setting", [Setting(-1), Setting(1 << 16), Setting(3, (0,)), Setting(3, (256,)), Setting(3, (1,) * 57)]
+)
+def test_a_setting_that_cannot_be_is_refused(setting):
+    assert refused(encode(Orders(7, switches={"ranks-0.abcd": setting})), decode_orders)
 
 
 @settings(max_examples=25)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.fleet import wire
 from sftriage.fleet.messages import Incarnation, Order, Orders
 from sftriage.fleet.wire import (
@@ -22,10 +23,11 @@ from sftriage.fleet.wire import (
     decode_shipment,
     encode,
 )
+from sftriage.mitigate.standing import Setting
 from sftriage.recorder.layout import MAX_COUNT
-from sftriage.records import CaptureRequest, CaptureResult, GpuFindings, Report, Trigger, WantedCapture
+from sftriage.records import GpuFindings
 from sftriage.windows.shipped import ReadCounts
-from tests.unit.fleet.shipments import block, shipment, status
+from tests.unit.fleet.shipments import block, group, shipment, status
 
 RESULT = CaptureResult("c-1", 1, "stored", "well", 3, 4, 5, {"run": 0.5}, {"mono_ns": 7})
 REQUEST = CaptureRequest(
@@ -35,9 +37,17 @@ TRIGGER = Trigger(5, 24, "suspect", "rank", (3,), "data", 0.1, 0.2, 1.0, "p", "0
 GPUS = GpuFindings(1e9, ("it is hot",), {1: {"name": "A100", "clocks": [1, 2], "power_w": 300.5}}, "one is missing")
 SENT = {
     decode_shipment: shipment(
-        block(), status=status(), counts=ReadCounts(1, 2, 3, {"ring": "torn"}), reports=(Report(RESULT, True, 9),)
+        block(),
+        status=status(),
+        counts=ReadCounts(1, 2, 3, {"ring": "torn"}),
+        reports=(Report(RESULT, True, 9),),
+        switches=(group((0, 1)), group(ranks=(7, 3, 5), name="rank-7.0.switch")),
     ),
-    decode_orders: Orders(7, (Order(WantedCapture(REQUEST, TRIGGER, 2, 59.5), Incarnation("boot", 1, 2, 3)),)),
+    decode_orders: Orders(
+        7,
+        (Order(WantedCapture(REQUEST, TRIGGER, 2, 59.5), Incarnation("boot", 1, 2, 3)),),
+        switches={"rank-7.0.switch": Setting.of_plan((3, 2, 1))},
+    ),
     decode_findings: GPUS,
     decode_ranks: (1, 2, 3),
 }
@@ -142,6 +152,8 @@ def deep(levels):
 
 
 RING = plain(SENT[decode_shipment])[3][0][5][0]
+GROUPLESS = ["a", "b", "c", [], None, [0, 0, 0], {}, [], False, "", 0, ""]
+MANY_RANKS = ["g", [[0, 32766, 1], True], [[0, 32766, 1], True], 0, 0, 0, 0, [0, 0, 0], 0.0, 0, [], 0]
 BOMBS = {
     "zeros": (decode_shipment, b"\0" * (1 << 27)),
     "an array that says it is long": (decode_shipment, b"\xdd\xff\xff\xff\xff\x01"),
@@ -151,6 +163,7 @@ BOMBS = {
         decode_shipment,
         ["a", "b", "c", [[0, ["s"], [], 4, 0, [], [b"", b"", b"", [""] * 4_000_000]]]],
     ),
+    "many groups of many ranks": (decode_shipment, [*GROUPLESS, [MANY_RANKS] * 60_000]),
     "many stages": (decode_shipment, ["a", "b", "c", [[0, [""] * 4_000_000, [], 4, 0, [], [b"", b""]]]]),
     "many ranks that are over": (
         decode_shipment,
@@ -180,6 +193,16 @@ def test_a_small_message_of_much_takes_no_more_than_a_bound(name):
     finally:
         tracemalloc.stop()
     assert most_bytes < 64 * MAX_UNPACKED_BYTES
+
+
+def test_groups_of_many_ranks_take_no_room_however_many_a_message_tells_of():
+    data = packed([*GROUPLESS, [MANY_RANKS] * wire.MAX_TOLD])
+    tracemalloc.start()
+    found = decode_shipment(data)
+    most_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found.switches) == wire.MAX_TOLD
+    assert most_bytes < MAX_UNPACKED_BYTES
 
 
 @settings(max_examples=100)

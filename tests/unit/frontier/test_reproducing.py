@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.decisions import Trigger
 from sftriage.frontier import Settings, judge
 from sftriage.frontier.reproducing import reproduced
-from sftriage.records import Trigger
 
 from .windows import Fault, Job, at, every, from_step
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.integrations import log_verdicts
+from sftriage.integrations import log_verdicts, verdicts
 from sftriage.integrations.leading import Lead
 from sftriage.integrations.telling import Told
 from sftriage.integrations.verdicts import VerdictLog
@@ -41,6 +41,13 @@ class Kept:
         if self.fails:
             raise OSError("the disk is full")
         self.told.append(what)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """All that is logged was written before the end: nothing more is to be waited for."""
+    monkeypatch.setattr(verdicts, "LOOK_S", 0.01)
+    monkeypatch.setattr(verdicts, "QUIET_S", 0.05)
 
 
 @pytest.fixture

@@ -157,5 +157,6 @@ def test_what_kubernetes_cannot_say_is_an_error_and_not_left_out(model, said):
 
 
 def test_the_yaml_is_read_back_as_it_was():
+    files = written()
     for kind in KINDS:
-        assert yaml.safe_load(written()[f"{kind.plural}.yaml"]) == definition(kind)
+        assert yaml.safe_load(files[f"{kind.plural}.yaml"]) == definition(kind)

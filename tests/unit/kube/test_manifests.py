@@ -6,6 +6,7 @@ import functools
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,16 @@ NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 NOT_BUILT_IN = ("CustomResourceDefinition", "Issuer", "Certificate", "PodMonitor", "TriagePolicy")
 SETTINGS = InjectionSettings(image="registry.example.com/sftriage:1", store="s3://traces", store_secret="s3")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_schema_is_read_once() -> Iterator[None]:
+    """The validator reads megabytes of definitions anew for each object."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            kubernetes_validate.utils, "schema_contents", functools.cache(kubernetes_validate.utils.schema_contents)
+        )
+        yield
 
 
 def validate(body: dict[str, Any], versions: tuple[str, ...] = VERSIONS) -> None:

@@ -9,13 +9,13 @@ from collections import Counter
 
 import pytest
 
+from sftriage.decisions import CaptureResult, ManualRequest
 from sftriage.errors import ClusterError
 from sftriage.events import CaptureChanged
 from sftriage.kube import mirroring, watching
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.mirroring import Mirror
-from sftriage.records import CaptureResult, ManualRequest
 from sftriage.runs.asks import left
 from tests.journals import Recorder
 from tests.unit.recorded import decision, request_of, verdict

@@ -8,11 +8,18 @@ import logging
 import pytest
 
 from sftriage.errors import ClusterError
+from sftriage.kube import operator
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError
 from sftriage.kube.operator import POLICIES, Reconciler
 from tests.unit.kube.objects import made
 
 DEADLINE_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(operator, "_SETTLE_S", 0.01)
+    monkeypatch.setattr(operator, "_PAUSE_S", 0.02)
 
 
 class Answering:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.decisions import CaptureResult
 from sftriage.events import CostMeasured, RemedyChanged
 from sftriage.kube.objects import MAX_CAPTURES, MAX_HOLDS
 from sftriage.kube.reports import outdated, report_status
 from sftriage.policy.losses import Losses, SuspectLoss
-from sftriage.records import CaptureResult
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.following import row_of
 from sftriage.runs.liveness import RankCoverage

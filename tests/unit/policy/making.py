@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from sftriage.counters import SystemCode
+from sftriage.decisions import CaptureResult, Decision, Pattern, Scope, Suspect, Verdict
 from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import State
-from sftriage.records import CaptureResult, Decision, Pattern, Scope, Suspect, Verdict
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z, a Friday
 BEGUN = State(started_s=NOW - 1000)

@@ -2,12 +2,12 @@
 
 import pytest
 
+from sftriage.decisions import CaptureResult, ManualRequest
 from sftriage.policy.choosing import Situation
 from sftriage.policy.loading import parse
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import ANY, decide_manual_request, trigger_of_request
 from sftriage.policy.state import State, finished
-from sftriage.records import CaptureResult, ManualRequest
 from sftriage.words.decisions import reason_sentence, resolution
 
 NOW_S = 1_800_000_000.0

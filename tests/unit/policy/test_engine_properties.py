@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.decisions import CaptureRequest, CaptureResult, Decision
 from sftriage.policy import suspects
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import WORSE_TIMES
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.quantities import Lasting
 from sftriage.policy.state import GRACE_S, State, charged, finished
-from sftriage.records import CaptureRequest, CaptureResult, Decision
 from sftriage.words.decisions import reason_sentence
 
 from .making import make_policy, make_verdict

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.decisions import Lost
 from sftriage.policy.engine import decide
 from sftriage.policy.losses import MOST_SUSPECTS, OTHERS, Losses, losses_of
-from sftriage.records import Lost
 
 from .making import BEGUN, NOW, make_policy, make_verdict
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from sftriage.decisions import ManualRequest
 from sftriage.policy.engine import decide
 from sftriage.policy.requests import decide_manual_request
 from sftriage.policy.state import finished
-from sftriage.records import ManualRequest
 from sftriage.words.decisions import reason_sentence, resolution
 
 from .making import BEGUN, CAPTURING, NOW, make_policy, make_verdict, of

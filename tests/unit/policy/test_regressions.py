@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from sftriage.decisions import Regression
 from sftriage.policy.contradictions import contradictions
 from sftriage.policy.engine import decide
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import State
-from sftriage.records import Regression
 
 from .making import make_policy, make_verdict
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from sftriage.decisions import CaptureRequest
 from sftriage.policy.requests import in_the_same_steps
-from sftriage.records import CaptureRequest
 
 
 def request(rank: int, profiler: str = "torch", warmup_steps: int = 1, **more) -> CaptureRequest:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.capture.mailbox import MailboxClient, result_from_json
+from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import RingInfo, layout
 from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT
@@ -29,7 +30,7 @@ from sftriage.recorder.mailbox import (
     Mailbox,
 )
 from sftriage.recorder.ring import RingFile
-from sftriage.records import CaptureRequest, CaptureResult, plain
+from sftriage.records import plain
 from tests.rings import word
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 5, 2, 30.0, 1 << 20, {"with_stack": True})

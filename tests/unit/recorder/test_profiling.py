@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from sftriage.capture.mailbox import MailboxClient
+from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.recorder import profiling
 from sftriage.recorder.guard import ProfilerGuard
 from sftriage.recorder.mailbox import Mailbox
@@ -22,7 +23,7 @@ from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import RingFile
 from sftriage.recorder.session import TorchSession
-from sftriage.records import CaptureRequest, CaptureResult, StepRecord
+from sftriage.records import StepRecord
 from sftriage.windows.rings import open_ring
 from tests.recorded import new_records
 

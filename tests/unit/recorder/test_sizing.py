@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
 from sftriage.recorder.sizing import MAX_STALL_S, PROBED_STEPS, StepLimit, StepSizes, TraceCost
-from sftriage.records import CaptureRequest
 
 MANY_BYTES = 1 << 40
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from sftriage.decisions import CaptureResult, ManualRequest, Regression
 from sftriage.events import CauseFound, Place, RemedyChanged
-from sftriage.records import CaptureResult, ManualRequest, Regression, plain
+from sftriage.records import plain
 from sftriage.reports.watch_changes import Told, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage, Watcher

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sftriage.records import ManualRequest, plain
+from sftriage.decisions import ManualRequest
+from sftriage.records import plain
 from sftriage.runs.asks import leave, left
 from sftriage.runs.directory import RunDirectory
 

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
+from sftriage.decisions import CaptureResult
 from sftriage.events import WindowJudged, encode
-from sftriage.records import CaptureResult
 from sftriage.runs import appended as module
 from sftriage.runs.following import JournalTail
 from tests.journals import Recorder

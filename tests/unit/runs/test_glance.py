@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from sftriage.decisions import CaptureResult
 from sftriage.events import CostMeasured
 from sftriage.policy.losses import losses_of
-from sftriage.records import CaptureResult
 from sftriage.runs.following import row_of
 from sftriage.runs.glance import captured_words, captures_cost_s, glance_of
 from sftriage.runs.liveness import RankCoverage, Watcher

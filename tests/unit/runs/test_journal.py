@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from sftriage.decisions import CaptureResult, Decision, Regression, Verdict
 from sftriage.errors import InputError
 from sftriage.events import CaptureChanged, DiskRecovered, WindowJudged
-from sftriage.records import CaptureResult, Decision, Regression, Verdict
 from sftriage.runs.journal import Journal, read_journal
 from tests.disks import small_disk
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from sftriage.decisions import CaptureResult, ManualRequest
 from sftriage.events import (
     VERSION,
     CostMeasured,
@@ -14,7 +15,6 @@ from sftriage.events import (
     RemedyChanged,
     TakenOver,
 )
-from sftriage.records import CaptureResult, ManualRequest
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
 from sftriage.runs.following import JournalTail, request_row
 from sftriage.runs.liveness import note_disk

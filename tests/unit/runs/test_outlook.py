@@ -1,6 +1,6 @@
 import pytest
 
-from sftriage.records import ENDED, CaptureResult, Regression
+from sftriage.decisions import ENDED, CaptureResult, Regression
 from sftriage.runs.decisions import groups_of
 from sftriage.runs.following import row_of
 from sftriage.runs.outlook import outlook

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.decisions import Decision
 from sftriage.events import VERSION, encode
-from sftriage.records import Decision
 from sftriage.runs.following import JournalTail
 from sftriage.runs.journal import event_of, read_journal
 from sftriage.runs.version1 import translated, upgraded

@@ -3,9 +3,9 @@
 import pytest
 
 from sftriage.counters import COUNTERS
+from sftriage.decisions import Trigger
 from sftriage.events import CostMeasured
 from sftriage.frontier.reproducing import reproduced
-from sftriage.records import Trigger
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.annotating import Annotations
 from sftriage.windows.counting import CountersLog

@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from rich.console import Console
 
+from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, Verdict
 from sftriage.events import (
     CaptureChanged,
     CostMeasured,
@@ -23,7 +24,7 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.records import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, StageSchema, Verdict, Window
+from sftriage.records import StageSchema, Window
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.metrics import Metrics

@@ -11,6 +11,16 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from sftriage.decisions import (
+    CaptureRequest,
+    CaptureResult,
+    Decision,
+    ManualRequest,
+    Regression,
+    Reproduced,
+    Suspect,
+    Verdict,
+)
 from sftriage.events import (
     CaptureChanged,
     CauseFound,
@@ -27,20 +37,7 @@ from sftriage.events import (
     WindowSeen,
 )
 from sftriage.frontier.accounting import anchored, by_step
-from sftriage.records import (
-    CaptureRequest,
-    CaptureResult,
-    Decision,
-    JobStatus,
-    ManualRequest,
-    RankStatus,
-    Regression,
-    Reproduced,
-    StageSchema,
-    Suspect,
-    Verdict,
-    Window,
-)
+from sftriage.records import JobStatus, RankStatus, StageSchema, Window
 from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, Metrics
 from sftriage.windows.statuses import status_of
 from sftriage.words.verdicts import RESOLVES

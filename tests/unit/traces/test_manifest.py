@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from sftriage.decisions import CaptureRequest, CaptureResult, Reproduced
 from sftriage.errors import InputError
-from sftriage.records import CaptureRequest, CaptureResult, Reproduced
 from sftriage.traces.contents import may_contain
 from sftriage.traces.manifest import MAX_MANIFEST_BYTES, CaptureInfo, Manifest, ReproducedInfo
 

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from sftriage.records import Reproduced
+from sftriage.decisions import Reproduced
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.viewing import Spot, StackSlice, StackTrack, StackTracks, lay_out
 

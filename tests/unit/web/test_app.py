@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from sftriage.records import CaptureResult
+from sftriage.decisions import CaptureResult
 from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
 from sftriage.traces.findings import Share

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.records import CaptureResult
+from sftriage.decisions import CaptureResult
 from sftriage.runs.axis import MAX_COLUMNS, Axis, Stretch, axis_of
 from sftriage.runs.following import row_of
 from sftriage.traces.findings import Findings, StageProfile

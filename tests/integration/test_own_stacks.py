@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sftriage.capture.stacks import StacksCapture
+from sftriage.decisions import CaptureRequest
 from sftriage.recorder import find_rings
-from sftriage.records import CaptureRequest
 from sftriage.windows.rings import open_ring
 from tests.integration.processes import wait_until
 

@@ -1,0 +1,409 @@
+"""What was found, decided and captured, as it passes between rooms: frozen records, standard library only.
+
+The trainer's process imports this module: a request is carried out there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from sftriage.counters import MOST_FRACTION, SystemCode
+
+CAPTURE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+"""What a capture may be called: a plain file name that is never hidden and never leads elsewhere."""
+
+Label = Literal["healthy", "suspect", "stalled", "needs_evidence"]
+NAMING: frozenset[Label] = frozenset({"suspect", "stalled"})
+"""The labels under which a suspect is named. Under any other there may be candidates, none of them sure enough."""
+Cause = Literal["healthy", "suspect", "stalled", "needs_evidence", "asked"]
+"""What a decision is about: a verdict's label, or that a person asked."""
+Scope = Literal["rank", "host", "cohort", "all"]
+Clock = Literal["host", "device"]
+Pattern = Literal["chronic", "recurring", "one-off"]
+Outcome = Literal["capture", "hold", "throttle", "ignore"]
+Profiler = Literal["torch", "nsys", "stacks"]
+ProfilerChoice = Literal["auto", "torch", "nsys", "stacks"]
+"""What is asked for; ``auto`` becomes one of the profilers once it is known what there is to see."""
+ChoiceReason = Literal["", "host_stage", "compute_stage", "device_clock", "whole_rank", "stands_still", "left_open"]
+"""Why ``auto`` chose a profiler; "" where it was named."""
+LeftOpen = Literal["", "operators", "stacks", "system"]
+"""What a capture that holds its fault does not show and another means would: operators and kernels, Python stacks, or
+what only a look at the whole process has; "" where it shows what the time went into."""
+SAMPLE_STACKS = "sample_stacks"
+"""The option of a capture that has the trainer sample its Python stacks; torch's ``with_stack`` traces every call."""
+SAMPLES_PER_SECOND = "samples_per_second"
+"""The option that says how often, at most; whole, from 1 to 1,000."""
+Role = Literal["suspect", "control"]
+CaptureState = Literal["accepted", "armed", "running", "stored", "failed", "refused", "expired"]
+ENDED: frozenset[CaptureState] = frozenset({"stored", "failed", "refused", "expired"})
+"""The states that a capture does not leave any more."""
+CaptureCode = Literal["", "no_nvtx"]
+"""What of a capture's detail a program acts on; "" where there is nothing of the sort."""
+ReasonCode = Literal[
+    "healthy",
+    "undecided",
+    "standstill",
+    "no_rank_named",
+    "one_off",
+    "descheduled",
+    "cgroup_throttled",
+    "stopped",
+    "page_faults",
+    "memory_pressure",
+    "no_rule_matched",
+    "observe_only",
+    "pending",
+    "waits_for_windows",
+    "rule_matched",
+    "follow_up",
+    "asked",
+    "rank_hangs",
+    "captures_per_run",
+    "active",
+    "overhead_budget",
+    "captures_per_hour",
+    "captures_per_day",
+    "place_kept",
+    "already_captured",
+    "cooldown",
+    "after_failures",
+    "rank_busy",
+    "concurrent_ranks",
+    "no_such_rank",
+    "captures_left",
+    "recorded",
+]
+"""Why a decision is what it is; `words` has the sentence of each. ``waits_for_windows`` is in journals of earlier
+versions alone, and ``recorded`` is a sentence of theirs."""
+Parameter: TypeAlias = str | int | float | bool | tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """The job is slower than the best it has shown, by itself.
+
+    Attributes:
+        since_step: the step it began at, about: somewhere from ``since_first_step`` to ``since_last_step``.
+        fraction: by how much a typical step is longer than ``best_step_s``, as a fraction of that.
+        scope: ``all`` where the ranks have become slower alike, ``some`` where the step is longer for ranks that are
+            late in it, and what the ranks have in common is not.
+        stages: where, in the order of the step; none where it is in all of them alike, or only some ranks are slower.
+        best_step_s: what a typical step took when the job was at its best, with as much work.
+        kind: the kind of step that has become slower, "" for ordinary ones.
+        until_step: the step, about, from which on the job has been as good as its best again; None while it is not.
+    """
+
+    since_step: int
+    since_first_step: int
+    since_last_step: int
+    fraction: float
+    scope: Literal["all", "some"]
+    stages: tuple[str, ...]
+    best_step_s: float
+    kind: str = ""
+    until_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Who and what would have to be mended: a scope, a stage, and what that would save.
+
+    Attributes:
+        scope: one rank, the ranks of one host, those of one cohort, or all; the field of that name says which.
+        ranks: the ranks of the scope.
+        stage: the stage, or None where all local stages of the scope are slow alike.
+        gain_s: exposed seconds a step that would be saved if the suspect were as its reference: the mean over the steps
+            that its fault fills (all of the window for a ``chronic`` one that was there from its start).
+        share: what it adds to those steps, as a fraction of their exposed time: ``gain_s``, or a little more, where
+            that is hardly worth a capture and the jitter of others hides a part of what is always there.
+        persistence: fraction of the window's steps in which the suspect's gain was there.
+        pattern: ``chronic``: it is there to stay; ``recurring``: it comes back; ``one-off``: it came, and has passed.
+        period_steps: of a ``recurring`` one, the steps from one time to the next.
+        onset_step: the step it most likely began at; of a ``recurring`` one, one of its own steps.
+        onset_range: the earliest and the latest step that it may have begun at instead.
+        descheduled_fraction: how much of its lateness over its peers was waiting for a CPU; None where that is not
+            known. It decides nothing about who is named.
+        system: what else the system did to it that was more of its lateness than anything else, and how much of it was
+            that; None where it was nothing of the sort, or that is not known.
+    """
+
+    scope: Scope
+    ranks: tuple[int, ...]
+    stage: str | None
+    gain_s: float
+    share: float
+    persistence: float
+    rank: int | None = None
+    host: str | None = None
+    cohort: str | None = None
+    pattern: Pattern = "chronic"
+    period_steps: int | None = None
+    onset_step: int | None = None
+    onset_range: tuple[int, int] | None = None
+    descheduled_fraction: float | None = None
+    system: tuple[SystemCode, float] | None = None
+
+    @property
+    def by_system(self) -> tuple[SystemCode, float] | None:
+        """What the system did to it that was more of its lateness than anything else, and how much of it was that."""
+        if self.system is not None:
+            return self.system
+        waited = self.descheduled_fraction
+        return None if waited is None or waited < MOST_FRACTION else ("descheduled", waited)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What one suspect cost a job of so many ``ranks``, in steps that no window before has counted: each counts once.
+
+    ``step_s`` has the exposed seconds that mending it would have saved in each step, from ``first_step`` on. ``of``
+    says whom, where the verdict itself does not: the one named before a capture that disturbs the window.
+    """
+
+    first_step: int
+    step_s: tuple[float, ...]
+    ranks: int
+    of: Suspect | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One window's label, its reasons, its ranked suspects, and every number that decided.
+
+    ``exposed_s`` is the mean exposed time of a step; ``advances_s`` sums to it to floating-point precision.
+    ``leaders`` names for each stage the rank that led the frontier at its boundary, weighted by what it
+    advanced; None where the frontier never moved. At the end of one of the ``sync`` stages all ranks are together, and
+    who leads there is a matter of microseconds. ``clock`` is the one that all of its times are on.
+
+    A ``stalled`` verdict is about the step in progress: it is both the first and the last step, ``exposed_s`` is how
+    long it has lasted so far, a suspect's ``gain_s`` how long it has been waited for, and there is no frontier yet.
+
+    ``regression`` is there while the job is slower than its own best, whoever is suspected, and once when that ends.
+    ``lost`` is what the window adds to what stragglers have cost.
+    """
+
+    first_step: int
+    last_step: int
+    label: Label
+    reasons: tuple[str, ...]
+    suspects: tuple[Suspect, ...]
+    exposed_s: float
+    advances_s: Mapping[str, float]
+    leaders: Mapping[str, int | None]
+    numbers: Mapping[str, float]
+    sync: tuple[str, ...] = ()
+    clock: Clock = "host"
+    attempt: int = 0
+    regression: Regression | None = None
+    lost: Lost | None = None
+
+    @property
+    def named(self) -> Suspect | None:
+        """Who is named; None where nobody is: the suspects of a window that is held are candidates and no more."""
+        return self.suspects[0] if self.suspects and self.label in NAMING else None
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Why a capture exists: the window and the suspect, and the rule of the policy that asked for it.
+
+    ``why`` says it in a sentence. ``chosen`` is why it is by this profiler, where nobody named one, and ``follows`` the
+    earlier capture of the same suspect that left open what this one is to show.
+    """
+
+    first_step: int
+    last_step: int
+    label: Cause
+    scope: Scope
+    ranks: tuple[int, ...]
+    stage: str | None
+    gain_s: float
+    share: float
+    persistence: float
+    policy: str
+    policy_sha256: str
+    rule: str
+    pattern: Pattern = "chronic"
+    period_steps: int | None = None
+    onset_step: int | None = None
+    why: str = ""
+    chosen: ChoiceReason = ""
+    follows: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ManualRequest:
+    """A capture that a person asks for; ``who`` does, and why. The answer has the same ``request_id``.
+
+    ``options`` are those of each profiler under its name, as a policy has them; what is not there is as it is there.
+    """
+
+    request_id: str
+    ranks: tuple[int, ...]
+    who: str
+    reason: str
+    profiler: ProfilerChoice = "auto"
+    steps: int = 5
+    warmup_steps: int = 1
+    max_seconds: float = 60.0
+    max_bytes: int = 512 * 2**20
+    samples_per_second: int = 200
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedCapture:
+    """A capture that is wanted of an agent: desired state, which it brings about once, however often it is told.
+
+    Its rank has to be of that ``generation`` (start) of the job, if one is given, and it has to begin within
+    ``expires_s`` seconds from now, if there are any. One that is ``resumed`` was asked for by an earlier process: it is
+    gone on with, and not begun again. The ``trigger`` goes into its manifest.
+    """
+
+    request: CaptureRequest
+    trigger: Trigger
+    generation: int | None = None
+    expires_s: float | None = None
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """Whether the fault that led to a capture was there while it was captured: in most steps, in some, or in none.
+
+    It was there in ``steps_with`` captured steps, whose numbers are ``fault_steps``, of ``steps`` in which it was due:
+    all of them, or, of what comes back, one a period (at least one; more, where it was there more often), whichever
+    these are. In so many steps, those in which the suspect was furthest over its peers, it was so by ``over_s`` seconds
+    a step, where the gain that led to the capture was ``expected_s``.
+    """
+
+    answer: Literal["yes", "no", "partly"]
+    steps: int
+    steps_with: int
+    over_s: float
+    expected_s: float
+    fault_steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """One time-boxed run of a profiler on one rank. Bounded in steps, seconds and bytes, whatever the profiler does.
+
+    ``options`` are the profiler's own, ready for JSON: switches, and for nsys a word and a list of words. ``role`` says
+    whether the rank is suspected, or a healthy peer to compare with. ``labels`` say in the trace itself what led to it.
+
+    What comes back is caught: with a ``period_steps``, the capture begins so that a step whose number leaves ``phase``
+    over a multiple of it is among those recorded. Without one (0) it begins at the rank's next step. No step before
+    ``first_step`` is recorded: ranks that are captured together are so in the same steps.
+
+    Raises:
+        ValueError: a bound that is no bound, or an id that could not be a file name.
+    """
+
+    capture_id: str
+    rank: int
+    profiler: Profiler
+    steps: int
+    warmup_steps: int
+    max_seconds: float
+    max_bytes: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    role: Role = "suspect"
+    period_steps: int = 0
+    phase: int = 0
+    first_step: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """A request travels through a file that another process reads: check it wherever it is made."""
+        if not CAPTURE_ID.fullmatch(self.capture_id):
+            raise ValueError(f"capture id {self.capture_id!r} is not a plain file name")
+        if self.profiler not in get_args(Profiler):
+            raise ValueError(f"unknown profiler {self.profiler!r}")
+        if self.role not in get_args(Role):
+            raise ValueError(f"unknown role {self.role!r}")
+        if not (1 <= self.steps <= 1000 and 0 <= self.warmup_steps <= 100 and self.rank >= 0):
+            raise ValueError(f"steps {self.steps}, warmup_steps {self.warmup_steps} or rank {self.rank} out of bounds")
+        if not (self.period_steps == self.phase == 0 or 0 <= self.phase < self.period_steps):
+            raise ValueError(f"phase {self.phase} of a period of {self.period_steps} steps")
+        if not (0 < self.max_seconds <= 3600 and self.max_bytes > 0):
+            raise ValueError(f"max_seconds {self.max_seconds} or max_bytes {self.max_bytes} out of bounds")
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether the trainer carries it out, or marks its steps; else its stacks are taken once, from outside."""
+        return self.profiler != "stacks" or bool(self.options.get(SAMPLE_STACKS))
+
+    def begins_at(self, step: int) -> int:
+        """The first step to be recorded, if none before ``step`` can be: with what comes back in the middle."""
+        step = max(step, self.first_step)
+        if not self.period_steps or self.steps >= self.period_steps:
+            return step
+        before = (self.steps - 1) // 2
+        to_go = (self.phase - step) % self.period_steps
+        # It comes soon enough to be recorded from now on, or later than half of the steps.
+        return step if to_go <= before else step + to_go - before
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureResult:
+    """How far a request is. ``first_step``..``last_step`` are the measured steps, without warm-up.
+
+    ``stored`` is one whose trace is whole: in the spool where an executor says so, in the store once it was collected.
+
+    ``timings_s`` holds what the capture cost its rank: ``start``, ``run``, ``stop`` and ``export`` seconds, of torch's
+    profiler also ``import`` and ``prepare``.
+    ``clock`` maps the host's monotonic clock to wall time: two readings taken together, in nanoseconds.
+    ``detail`` is for people; what programs have to know of it is ``code``.
+    """
+
+    capture_id: str
+    rank: int
+    state: CaptureState
+    detail: str = ""
+    first_step: int | None = None
+    last_step: int | None = None
+    size_bytes: int = 0
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+    clock: Mapping[str, int] = field(default_factory=dict)
+    code: CaptureCode = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an agent says of a capture that is wanted of it: ``result`` is the state it is in, with the reason.
+
+    One that ``hangs`` was given up, and its rank is still there. ``stored_bytes`` is its size in the store. Of one that
+    is ``elsewhere``, its host has put a copy into the store that its run keeps copies in, and verified it there.
+    """
+
+    result: CaptureResult
+    hangs: bool = False
+    stored_bytes: int = 0
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was done about one window, why, and the numbers it was taken from.
+
+    ``requests`` is not empty exactly when ``outcome`` is ``capture``. ``parameters`` are what ``reason`` is said with:
+    `words.reason_sentence` makes the sentence of the two, and `words.resolution` says what would resolve a hold-off.
+    ``notify`` names the rules whose notifications are due, whatever the outcome is.
+    """
+
+    time_s: float
+    first_step: int
+    last_step: int
+    label: Cause
+    outcome: Outcome
+    reason: ReasonCode
+    rule: str | None = None
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    requests: tuple[CaptureRequest, ...] = ()
+    attempt: int = 0
+    notify: tuple[str, ...] = ()
