@@ -23,7 +23,7 @@ from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.steplog import KeptSteps
 
 if TYPE_CHECKING:
-    from sftriage.mitigate.standing import Setting, SwitchStatus
+    from sftriage.mitigate.switch_state import Setting, SwitchStatus
 
 STORING_S = 60.0
 """How long it is waited for a trace to be checked and stored. After that, what else there is to do is done."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sftriage.errors import RingError
 
 if TYPE_CHECKING:
-    from sftriage.mitigate.standing import Setting, SwitchStatus
+    from sftriage.mitigate.switch_state import Setting, SwitchStatus
     from sftriage.mitigate.switching import SwitchFile
 
 log = logging.getLogger("sftriage")

@@ -45,7 +45,7 @@ from sftriage.frontier.reproducing import reproduced
 from sftriage.frontier.stalls import StallSettings, Watch, look, still_ranks
 from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, straggler_in
 from sftriage.mitigate.loop import JobNow, Loop
-from sftriage.mitigate.standing import Setting, SwitchStatus
+from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.policy.choosing import Situation
 from sftriage.policy.engine import decide
 from sftriage.policy.explanations import labelled, trigger

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sftriage.decisions import Report, WantedCapture
 from sftriage.events import Event
-from sftriage.mitigate.standing import Setting, SwitchStatus
+from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.records import GpuFindings, JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
 

@@ -20,7 +20,7 @@ from sftriage.fleet.leading import Lease
 from sftriage.fleet.messages import Incarnation, Order, Orders
 from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.wire import encode
-from sftriage.mitigate.standing import Setting
+from sftriage.mitigate.switch_state import Setting
 
 log = logging.getLogger("sftriage")
 

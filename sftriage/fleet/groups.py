@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from sftriage.mitigate.standing import (
+from sftriage.fleet.messages import MAX_SECONDS
+from sftriage.mitigate.switch_state import (
     MAX_STAGES,
     Request,
     Setting,
@@ -14,12 +15,11 @@ from sftriage.mitigate.standing import (
     SwitchStatus,
     as_range,
     numbers_of,
-    wholes,
+    whole_groups,
 )
 from sftriage.recorder.layout import MAX_COUNT
 
 MAX_VALUE, MAX_MOST = 1 << 16, 1 << 8
-MAX_SECONDS = 1e12
 KNOWN_S = 10.0
 """A controller that takes over has heard of all hosts within that: before, a group that lacks one is not gone."""
 
@@ -105,7 +105,7 @@ class Groups:
     def statuses(self) -> list[SwitchStatus]:
         """How the groups stand of which all ranks are told of."""
         parts = [one for told in self._of_now().values() for one in told]
-        found = wholes(parts)
+        found = whole_groups(parts)
         is_new = self._clock() < self._began_s + KNOWN_S
         return [] if is_new and len(found) < len({one.name for one in parts}) else found
 

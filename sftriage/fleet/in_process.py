@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from sftriage.decisions import Report, WantedCapture
-from sftriage.mitigate.standing import Setting, SwitchStatus, wholes
+from sftriage.mitigate.switch_state import Setting, SwitchStatus, whole_groups
 from sftriage.records import GpuFindings, JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.statuses import together
@@ -78,7 +78,7 @@ class InProcess:
 
     def switches(self) -> Sequence[SwitchStatus]:
         """See `controller.needs.Fleet`."""
-        return wholes(status for agent in self._agents for status in agent.switches())
+        return whole_groups(status for agent in self._agents for status in agent.switches())
 
     def switch(self, wanted: Mapping[str, Setting]) -> None:
         """See `controller.needs.Fleet`."""

@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 from sftriage import __version__
 from sftriage.decisions import Report, WantedCapture
-from sftriage.mitigate.standing import Setting, SwitchStatus
+from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
+
+MAX_SECONDS = 1e12
+"""Every time that is told is below."""
 
 
 class Incarnation(NamedTuple):

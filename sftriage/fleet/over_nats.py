@@ -33,7 +33,7 @@ from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.roll_call import HostLook
 from sftriage.fleet.together import Together
 from sftriage.fleet.wire import decode_findings, encode
-from sftriage.mitigate.standing import Setting, SwitchStatus
+from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import GpuFindings, JobStatus
 from sftriage.windows.decoding import StepArrays

@@ -26,7 +26,7 @@ from sftriage.decisions import CAPTURE_ID, Report
 from sftriage.errors import InputError, SftriageError
 from sftriage.fleet import groups
 from sftriage.fleet.columns import Columns, packed, unpacked
-from sftriage.fleet.messages import Block, Orders, Shipment
+from sftriage.fleet.messages import MAX_SECONDS, Block, Orders, Shipment
 from sftriage.recorder.layout import MAX_COUNT, RingInfo, bounded_text
 from sftriage.records import GpuFindings, JobStatus, StageSchema
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
@@ -43,7 +43,6 @@ MAX_ROW_BYTES = 384 << 10
 even where nothing packs."""
 MAX_RANKS, MAX_RINGS = 1 << 17, 1 << 12
 MAX_BLOCKS, MAX_TOLD, MAX_TEXT, MAX_NAME, MAX_DEPTH = 64, 1024, 2000, 100, 8
-MAX_SECONDS = 1e12
 MAX_KNOWN_BYTES = 8 << 10
 """Rings are remembered as they are packed, up to so many of one host."""
 _MAGIC = b"SFT"

@@ -11,21 +11,20 @@ from typing import Any
 import torch.distributed as dist
 
 from sftriage.errors import RingError
-from sftriage.mitigate.switching import SpreadSwitch, Switch, make_switch
+from sftriage.mitigate.switching import MultiHostSwitch, Switch, make_switch
+from sftriage.recorder.files import BOOT_ID
 from sftriage.recorder.log import warn
 from sftriage.recorder.monitor import RINGS_ENV
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 def joined(
-    refusal: str, group: dist.ProcessGroup | None, *, fits: bool, microbatches: int = 0, spreads: bool = False
+    refusal: str, group: dist.ProcessGroup | None, *, fits: bool, microbatches: int = 0, multi_host: bool = False
 ) -> Switch | None:
     """This rank's end of a new file of the group; None where sftriage does not watch the job. On all ranks at once.
 
     Each host of the group has a file of its own, of the ranks there; those share it that have one directory of rings.
     None, and ``refusal`` a warning, where the remedy ``fits`` a rank not, or ranks are on several hosts and it does not
-    spread over these, or a host has no file.
+    work across these, or a host has no file.
     """
     group = group or dist.group.WORLD
     ranks = dist.get_process_group_ranks(group)
@@ -35,13 +34,13 @@ def joined(
     # (so that a group that has begun anew is another one on all of its hosts, with another name)
     told_R = _of_all((mine, rings is not None, secrets.token_hex(8)), group)
     host_R, name = [host for host, *_ in told_R], f"ranks-{ranks[0]}.{told_R[0][-1]}"
-    is_spread = len(set(host_R)) > 1
+    is_multi_host = len(set(host_R)) > 1
     switch = None
-    if rings is not None and None not in host_R and (spreads or not is_spread):
+    if rings is not None and None not in host_R and (multi_host or not is_multi_host):
         here = [at for at, host in enumerate(host_R) if host == mine]
-        spread: dict[str, Any] = {"group": name, "here": here} if is_spread else {}
-        made_R = _of_all(_made(rings, ranks, microbatches, spread) if place == here[0] else None, group)
-        switch = _opened(rings, made_R[here[0]], place, SpreadSwitch if is_spread else Switch)
+        parts: dict[str, Any] = {"group": name, "here": here} if is_multi_host else {}
+        made_R = _of_all(_made(rings, ranks, microbatches, parts) if place == here[0] else None, group)
+        switch = _opened(rings, made_R[here[0]], place, MultiHostSwitch if is_multi_host else Switch)
     if not all(_of_all(switch is not None, group)):
         if place == next((at for at, (_, watched, _) in enumerate(told_R) if watched), None):
             warn(refusal)
@@ -67,9 +66,9 @@ def _identity(rings: Path) -> tuple[str, int, int] | None:
     return boot_id, found.st_dev, found.st_ino
 
 
-def _made(rings: Path, ranks: list[int], microbatches: int, spread: dict[str, Any]) -> str | None:
+def _made(rings: Path, ranks: list[int], microbatches: int, parts: dict[str, Any]) -> str | None:
     try:
-        return make_switch(rings, ranks, microbatches, **spread).name
+        return make_switch(rings, ranks, microbatches, **parts).name
     except (OSError, RingError) as error:
         warn("no straggler can be named from outside: %s", error)
         return None

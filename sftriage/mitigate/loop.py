@@ -21,7 +21,7 @@ from sftriage.events import PipelineFigures, RemedyChanged, RemedyReason, Remedy
 from sftriage.mitigate.advice import MIN_SHARE, Straggler, around
 from sftriage.mitigate.costs import as_measured
 from sftriage.mitigate.pipelines import Pipeline, one_f_one_b, pipeline_seen, planned, slow_link, step_s
-from sftriage.mitigate.standing import Setting, SwitchStatus
+from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.policy.schema import Mitigate
 
 PARTS = (True, False, True, False)

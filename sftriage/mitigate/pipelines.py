@@ -17,7 +17,7 @@ import numpy as np
 
 from sftriage.errors import UsageError
 from sftriage.mitigate.ordering import Step, order_of
-from sftriage.mitigate.standing import SwitchStatus
+from sftriage.mitigate.switch_state import SwitchStatus
 from sftriage.whatif.graph import graph_of, timeline
 from sftriage.whatif.operations import Operations
 from sftriage.whatif.pipeline import BACKWARD, BACKWARD_RECV, FORWARD, FORWARD_RECV

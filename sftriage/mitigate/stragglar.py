@@ -24,7 +24,7 @@ import torch.distributed as dist
 from sftriage.errors import UsageError
 from sftriage.mitigate.joining import joined
 from sftriage.mitigate.schedule import schedule_of
-from sftriage.mitigate.switching import SpreadSwitch, Switch
+from sftriage.mitigate.switching import MultiHostSwitch, Switch
 from sftriage.recorder.recording import step_now
 
 
@@ -55,7 +55,7 @@ class Stragglar:
     def follow(self, switch: Switch) -> None:
         """Let the straggler be who the group's file says, from one backward to the next."""
         self._switch = switch
-        if isinstance(switch, SpreadSwitch):
+        if isinstance(switch, MultiHostSwitch):
             switch.cast = self._cast
 
     def begin(self) -> None:
@@ -139,7 +139,7 @@ def attach(model: torch.nn.parallel.DistributedDataParallel, timeout: timedelta 
         "gradients are reduced as before: StragglAR is here for gradients on the CPU, where all ranks are watched",
         model.process_group,
         fits=on_cpu,
-        spreads=True,
+        multi_host=True,
     )
     if switch is None:
         return None

@@ -24,7 +24,7 @@ votes then, for round T - 1 ended on none before all had begun it, and a vote st
 that it is for is over: until then, nobody votes again. So nothing is exchanged for a switch, nobody waits, a request
 that comes too late for one rank comes to nothing on all, and who asked may be gone by then, or ask for something else.
 
-So it is on one host. Across hosts no file has all votes, and votes are exchanged: see `SpreadSwitch`.
+So it is on one host. Across hosts no file has all votes, and votes are exchanged: see `MultiHostSwitch`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from typing import Any
 from zlib import crc32
 
 from sftriage.errors import RingError
-from sftriage.mitigate.standing import (
+from sftriage.mitigate.switch_state import (
     MAX_RANKS,
     MAX_STAGES,
     PLANNED,
@@ -175,7 +175,7 @@ class Switch:
         words[line + EXCHANGED_BYTES] = size_bytes
 
 
-class SpreadSwitch(Switch):
+class MultiHostSwitch(Switch):
     """The same for a rank of a group on several hosts, each of which has a file of its own. It has no pipeline's plan.
 
     Rounds are over long before a word comes from one host to the others, so that a request is for none: it says what is

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MODE_ENV = "SFTRIAGE_FILE_MODE"
 GROUP_ENV = "SFTRIAGE_FILE_GROUP"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Tells one start of a host's kernel from all others."""
 """Permissions (octal) and group (name or number) of what the recorder creates; by default it is the owner's alone."""
 
 _FLOCK = struct.Struct("hhqqi4x")

@@ -24,6 +24,7 @@ from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.transfers import Transfer
 from sftriage.recorder import find_rings
+from sftriage.recorder.files import BOOT_ID
 from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.spool import SPOOL
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
@@ -55,7 +56,6 @@ NOTE = "host.json"
 """In a host's directory: a `HostNote`."""
 SPEAKER = "speaker"
 """Beside the directories of a job's hosts: held by the one that says what all of them see."""
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def node_number(environment: Mapping[str, str]) -> int | None:

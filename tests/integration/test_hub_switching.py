@@ -8,11 +8,11 @@ from sftriage.agent.agent import Agent
 from sftriage.fleet.hub import Hub, HubAddress
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
-from sftriage.mitigate.standing import UNLIKE, Setting
+from sftriage.mitigate.switch_state import UNLIKE, Setting
 from sftriage.recorder import Monitor
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import wait_until
-from tests.unit.mitigate.test_spread import NAME, Group
+from tests.unit.mitigate.test_multi_host import NAME, Group
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 from tests.integration.test_hub_lost import PLACES, Told  # once it is known to be there

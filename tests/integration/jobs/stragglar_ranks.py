@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from sftriage.errors import UsageError
 from sftriage.mitigate.stragglar import Stragglar, attach, stragglar_hook
-from sftriage.mitigate.switching import SpreadSwitch, SwitchFile, find_switches
+from sftriage.mitigate.switching import MultiHostSwitch, SwitchFile, find_switches
 
 SIZES = (1, 5, 1000, 4099)
 WITHIN = {torch.float32: 1e-6, torch.bfloat16: 0.05}
@@ -170,7 +170,7 @@ def across(how: str) -> None:
     model = DistributedDataParallel(nn.Linear(8, 8))
     state = attach(model, timedelta(seconds=LOST_TIMEOUT_S))
     assert state is not None
-    assert isinstance(state._switch, SpreadSwitch)
+    assert isinstance(state._switch, MultiHostSwitch)
     cast, rounds = state._switch.cast, 0
 
     def then_killed(vote: int) -> Any:

@@ -3,7 +3,7 @@
 from contextlib import closing
 
 from sftriage.agent.switches import Switches
-from sftriage.mitigate.standing import Setting
+from sftriage.mitigate.switch_state import Setting
 from sftriage.mitigate.switching import Switch, SwitchFile, make_switch
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from sftriage.fleet.messages import Block, Shipment
-from sftriage.mitigate.standing import Request, SwitchStatus
+from sftriage.mitigate.switch_state import Request, SwitchStatus
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.windows.decoding import StepArrays

@@ -10,7 +10,7 @@ from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Places
 from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.wire import decode_orders
-from sftriage.mitigate.standing import Setting
+from sftriage.mitigate.switch_state import Setting
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 20.0, 1 << 20)
 TRIGGER = Trigger(5, 24, "suspect", "rank", (3,), "data", 0.1, 0.2, 1.0, "p", "0" * 64, "slow")

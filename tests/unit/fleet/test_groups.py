@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sftriage.fleet.groups import KNOWN_S, Groups
-from sftriage.mitigate.standing import UNLIKE, Request, Setting
+from sftriage.mitigate.switch_state import UNLIKE, Request, Setting
 from tests.unit.fleet.shipments import group
 
 NAME = "ranks-0.abcd"

@@ -9,7 +9,7 @@ from sftriage.fleet.messages import Order, Orders
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import encode
-from sftriage.mitigate.standing import Setting
+from sftriage.mitigate.switch_state import Setting
 from sftriage.windows.shipped import ReadCounts
 from tests.disks import small_disk
 from tests.unit.fleet.shipments import group

@@ -23,7 +23,7 @@ from sftriage.fleet.wire import (
     encode,
     parts,
 )
-from sftriage.mitigate.standing import Request, Setting, StageTimes
+from sftriage.mitigate.switch_state import Request, Setting, StageTimes
 from sftriage.records import StageSchema
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows

@@ -23,7 +23,7 @@ from sftriage.fleet.wire import (
     decode_shipment,
     encode,
 )
-from sftriage.mitigate.standing import Setting
+from sftriage.mitigate.switch_state import Setting
 from sftriage.recorder.layout import MAX_COUNT
 from sftriage.records import GpuFindings
 from sftriage.windows.shipped import ReadCounts

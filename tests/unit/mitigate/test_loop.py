@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sftriage.mitigate.advice import Straggler
 from sftriage.mitigate.loop import PARTS, SWITCH_S, JobNow, Loop
-from sftriage.mitigate.standing import Request, Setting, StageTimes, SwitchStatus
+from sftriage.mitigate.switch_state import Request, Setting, StageTimes, SwitchStatus
 from sftriage.policy.schema import Mitigate
 
 ALLOWED = Mitigate(remedies=("stragglar",), min_saving="2%", steps=10, cooldown="1h")

@@ -67,7 +67,7 @@ class StageTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SwitchStatus:
-    """How a group stands, as far as one host knows; of one on several hosts, the whole is by `wholes`.
+    """How a group stands, as far as one host knows; of one on several hosts, the whole is by `whole_groups`.
 
     Attributes:
         name: of its file; of a group on several hosts, what all of its files call it.
@@ -111,7 +111,7 @@ class SwitchStatus:
         return Request(self.request.number % 0x7FFF + 1, self.round + ROUNDS_AHEAD, value)
 
 
-def wholes(told: Iterable[SwitchStatus]) -> list[SwitchStatus]:
+def whole_groups(told: Iterable[SwitchStatus]) -> list[SwitchStatus]:
     """The groups of a job, by what all of its hosts tell: those of which some rank is not told of are left out."""
     groups: dict[str, list[SwitchStatus]] = {}
     for one in told:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import RingError
-from sftriage.mitigate.standing import UNLIKE, Request, Setting, wholes
-from sftriage.mitigate.switching import NO_VOTE, SpreadSwitch, SwitchFile, find_switches, make_switch
+from sftriage.mitigate.switch_state import UNLIKE, Request, Setting, whole_groups
+from sftriage.mitigate.switching import NO_VOTE, MultiHostSwitch, SwitchFile, find_switches, make_switch
 
 NAME = "ranks-0.abcd"
 
@@ -49,7 +49,7 @@ class Group:
             path = make_switch(rings, tuple(range(n)), group=NAME, here=places)
             self.files.append(SwitchFile(path))
             for place in places:
-                self.switches[place] = SpreadSwitch(path, place)
+                self.switches[place] = MultiHostSwitch(path, place)
                 self.switches[place].cast = votes.cast_of(place)
 
     def may_begin(self, place):
@@ -69,7 +69,7 @@ class Group:
                 file.ask(Request(0, 0, value))
 
     def status(self):
-        (whole,) = wholes(file.status() for file in self.files)
+        (whole,) = whole_groups(file.status() for file in self.files)
         return whole
 
 
@@ -152,7 +152,7 @@ def test_no_two_ranks_are_ever_in_one_round_with_different_values(tmp_path_facto
     n = data.draw(st.integers(2, 5))
     host_R = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n).filter(lambda hosts: len(set(hosts)) > 1))
     here = [tuple(at for at in range(n) if host_R[at] == host) for host in sorted(set(host_R))]
-    group = Group(tmp_path_factory.mktemp("spread"), *here)
+    group = Group(tmp_path_factory.mktemp("hosts"), *here)
     for _ in range(data.draw(st.integers(10, 80))):
         if data.draw(st.integers(0, 3)) == 0:
             asked = data.draw(st.integers(0, n + 1))
@@ -201,9 +201,9 @@ def test_a_group_is_whole_with_all_of_its_ranks_once(group, tmp_path):
     assert (first.name, first.ranks, second.ranks) == (NAME, (0, 1, 2), (0, 1, 2))
     assert [list(one.ranks_here) for one in (first, second, alone.status())] == [[0, 2], [1], [7, 8]]
     # THEN one that lacks a host is left out, as is one of which two tell the same; what is on one host is whole
-    assert [one.name for one in wholes([first, alone.status()])] == [alone.path.name]
-    assert wholes([first, second, second]) == []
-    assert [one.here for one in wholes([first, second])] == [(0, 1, 2)]
+    assert [one.name for one in whole_groups([first, alone.status()])] == [alone.path.name]
+    assert whole_groups([first, second, second]) == []
+    assert [one.here for one in whole_groups([first, second])] == [(0, 1, 2)]
     alone.close()
 
 
