@@ -3,11 +3,12 @@
 A *unit* is a rank or a host (which arrives with its last rank). A *clear event* of a unit is a step that this unit
 alone delayed by more than some share of the step. Two hypotheses are compared at each event:
 
-- nothing is wrong: each unit is equally likely to cause the event;
+- nothing is wrong: each unit is equally likely to cause the event, or, where delays last for several steps, the unit of
+  the last event is as likely to cause it as others were after theirs;
 - the unit is at fault: it causes most of the events.
 
 The log likelihood ratio is summed over the events and never falls below zero (CUSUM, Page 1954). If events are
-independent, chance alone reaches a threshold h at most once in e^h events (Lorden 1971).
+no more dependent than that, chance alone reaches a threshold h at most once in e^h events (Lorden 1971).
 
 Work that all units do (an evaluation, a checkpoint) makes a different unit last each time, so that no unit's sum grows,
 however regular the work is. Where each unit does it in its own time, the events of several are the same period apart,
@@ -33,6 +34,12 @@ UnitName: TypeAlias = "int | str"
 
 HISTORY_STEPS = 512
 """Steps whose events are remembered."""
+
+Runs: TypeAlias = "tuple[tuple[UnitName, bool], ...]"
+"""Runs of clear events that one unit caused one after the other, and whether there was a second one."""
+
+MAX_RUNS = 64
+"""Runs that are remembered."""
 
 MAX_PERIOD_STEPS = 64
 """The longest period that is searched for, an eighth of `HISTORY_STEPS`. A fault absent for longer has ended."""
@@ -94,12 +101,14 @@ class Evidence:
         next_step: the first step that has not been taken into account.
         units: the state of each unit whose sums are not all 0.
         events: the clear events of the last `HISTORY_STEPS` steps, in order.
+        runs: the last runs of events from each size on.
     """
 
     n_units: int = 0
     next_step: int = 0
     units: Mapping[UnitName, UnitOdds] = field(default_factory=dict)
     events: tuple[ClearEvent, ...] = ()
+    runs: tuple[Runs, ...] = ()
 
     def named(self, unit: UnitName) -> bool:
         """Whether a test has named the unit, and its fault is not known to have ended."""
@@ -115,62 +124,92 @@ def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, s
     if evidence.n_units < 2:
         return replace(evidence, next_step=next_step)
     tests = _tests(evidence.n_units, settings)
-    units = dict(evidence.units)
+    units, runs = dict(evidence.units), list(evidence.runs or [()] * len(tests.sizes))
     last_step = {event.unit: event.step for event in evidence.events}
     for event in events:
         units = {unit: one for unit, one in units.items() if event.step - last_step[unit] <= MAX_PERIOD_STEPS}
-        own = units.pop(event.unit, None) or UnitOdds((0.0,) * len(tests.weights), (event.step,) * len(tests.weights))
-        units = {
-            unit: lowered
-            for unit, one in units.items()
-            if any((lowered := _updated(one, event, tests, own=False)).log_odds)
-        }
-        units[event.unit] = _updated(own, event, tests, own=True)
+        units.setdefault(event.unit, UnitOdds((0.0,) * tests.n_tests, (event.step,) * tests.n_tests))
+        updated = {unit: _updated(one, unit, event, runs, tests) for unit, one in units.items()}
+        units = {unit: one for unit, one in updated.items() if any(one.log_odds)}
         last_step[event.unit] = event.step
+        runs = [_longer(r, event.unit) if event.share > size else r for r, size in zip(runs, tests.sizes, strict=True)]
     units = {unit: one for unit, one in units.items() if next_step - last_step[unit] <= MAX_PERIOD_STEPS}
     kept = tuple(one for one in (*evidence.events, *events) if one.step >= next_step - HISTORY_STEPS)
-    return Evidence(evidence.n_units, next_step, units, kept)
+    return Evidence(evidence.n_units, next_step, units, kept, tuple(runs))
 
 
 class Tests(NamedTuple):
     """The tests of a unit among so many.
 
     Attributes:
-        weights: for each test the share of a step from which an event counts, the log odds that an event of the unit
-            adds, and those that an event of another unit adds (negative).
+        sizes: the shares of a step from which events count, with as many tests each as there are ``guilty``.
+        guilty: the fraction of clear events that a unit at fault causes.
+        chance: the fraction that any unit causes by chance.
         names_from, keeps_from: the log odds from which a test names a unit, and down to which it stays named.
         most: the most that log odds can be.
     """
 
-    weights: tuple[tuple[float, float, float], ...]
+    sizes: tuple[float, ...]
+    guilty: tuple[float, ...]
+    chance: float
     names_from: float
     keeps_from: float
     most: float
 
+    @property
+    def n_tests(self) -> int:
+        """The number of tests."""
+        return len(self.sizes) * len(self.guilty)
 
-def _updated(state: UnitOdds, event: ClearEvent, tests: Tests, *, own: bool) -> UnitOdds:
-    """A unit's state after an event, which was its ``own`` or another's."""
-    since = state.since
-    if own and 0.0 in state.log_odds:
-        pairs = zip(state.log_odds, since, strict=True)
-        since = tuple(event.step if odds == 0.0 else at for odds, at in pairs)
-    log_odds = tuple(
-        min(tests.most, max(0.0, odds + (hit if own else miss))) if event.share > size else odds
-        for odds, (size, hit, miss) in zip(state.log_odds, tests.weights, strict=True)
-    )
+
+def _longer(runs: Runs, unit: UnitName) -> Runs:
+    """The runs after one more event."""
+    if not runs or runs[-1][0] != unit:
+        return (*runs, (unit, False))[-MAX_RUNS:]
+    return runs if runs[-1][1] else (*runs[:-1], (unit, True))
+
+
+def _chance(runs: Runs, unit: UnitName, least: float) -> float:
+    """The probability that the next event is this unit's too by chance: ``least`` at least.
+
+    After one of its own, it is as large as the fraction of the others' runs that went on (the rule of succession, from
+    ``least`` where there are none). A run that is a whole fault counts once.
+    """
+    if not runs or runs[-1][0] != unit:
+        return least
+    others = [went_on for other, went_on in runs if other != unit]
+    return max(least, (sum(others) + 1.0) / (len(others) + 1.0 / least))
+
+
+def _updated(state: UnitOdds, unit: UnitName, event: ClearEvent, runs: list[Runs], tests: Tests) -> UnitOdds:
+    """A unit's state after an event, which was its own or another's. ``runs`` are those before it."""
+    own, since, log_odds, n_guilty = unit == event.unit, list(state.since), list(state.log_odds), len(tests.guilty)
+    for k, size in enumerate(tests.sizes):
+        if event.share <= size:
+            continue
+        chance = _chance(runs[k], unit, tests.chance)
+        for i, guilty in enumerate(tests.guilty, k * n_guilty):
+            if own and log_odds[i] == 0.0:
+                since[i] = event.step
+            # Runs that go on by chance as often as a unit at fault would tell nothing.
+            guilty = max(guilty, chance)
+            says = math.log(guilty / chance) if own else math.log((1.0 - guilty) / (1.0 - chance))
+            log_odds[i] = min(tests.most, max(0.0, log_odds[i] + says))
     least = tests.keeps_from if state.named else tests.names_from
-    return UnitOdds(log_odds, since, (own or state.named) and max(log_odds) >= least)
+    return UnitOdds(tuple(log_odds), tuple(since), (own or state.named) and max(log_odds) >= least)
 
 
 @lru_cache(maxsize=32)
 def _tests(n_units: int, settings: Settings) -> Tests:
-    chance, enough = max(1.0 / n_units, settings.min_chance), settings.naming_log_odds
-    weights = tuple(
-        (size, math.log(guilty / chance), math.log((1.0 - guilty) / (1.0 - chance)))
-        for size in (settings.min_event_fraction, *settings.event_fractions)
-        for guilty in settings.guilty_fractions
+    enough = settings.naming_log_odds
+    return Tests(
+        (settings.min_event_fraction, *settings.event_fractions),
+        settings.guilty_fractions,
+        max(1.0 / n_units, settings.min_chance),
+        enough,
+        settings.most_fraction * enough,
+        settings.whole_factor * enough,
     )
-    return Tests(weights, enough, settings.most_fraction * enough, settings.whole_factor * enough)
 
 
 def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Recurrence | None:

@@ -32,7 +32,8 @@ class Settings:
         guilty_fractions: the fraction of clear events that a unit at fault causes, one test each (90 %; 65 % amid the
             hiccups of others).
         min_chance: the probability that chance makes a given unit last, at least: 1 / R, but not below this (1/8: a
-            hiccup lasts for several steps, whose events are not independent).
+            hiccup lasts for several steps, whose events are not independent). After an event of its own it is more
+            where the runs of other units' events go on more often.
         whole_factor: multiple of ``naming_log_odds`` to name a unit in all its stages, or one that waited for a CPU for
             most of its lateness, and the most that any log odds can be (2: a process that has the unit's core for a
             second or two makes it slow for a dozen steps; and a bounded sum can fall again).

@@ -80,7 +80,9 @@ def assess_times(
         evidence = replace(evidence, candidates=(first, *others))
     numbers |= _numbers(evidence)
     suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
-    if _roles_differ(window, walks, valid_N, evidence):
+    # (that of two ranks one differs from its own past is not their roles)
+    alone = first is not None and evidence.is_one_of_two(first.suspect)
+    if not alone and _roles_differ(window, walks, valid_N, evidence):
         return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
     if first is not None:
         numbers |= {"slow_step_s": first.exposed_s, "without_s": max(0.0, first.exposed_s - first.suspect.gain_s)}

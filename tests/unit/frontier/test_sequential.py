@@ -1,5 +1,6 @@
 """The evidence along a run: who causes the clear events, against chance, and what comes back."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -94,6 +95,41 @@ def test_chance_names_nobody_in_as_many_steps_as_are_promised(n_units):
             named += sum(one.named for one in evidence.units.values())
     # THEN hardly more are named than that (ten; counted are those that still are at the end of a thousand)
     assert named <= 20
+
+
+def hanging_together(n_steps, seed, n_units, stays):
+    """Events in every step, each of the same unit as the one before or of anybody."""
+    random = np.random.default_rng(seed)
+    anew = np.concatenate([[0], np.cumsum(random.random(n_steps - 1) >= stays)])
+    unit_N = random.integers(n_units, size=n_steps)[anew]
+    return [ClearEvent(step, unit, 0.2) for step, unit in enumerate(unit_N.tolist())]
+
+
+def named_windows(found, n_units, stride=10):
+    """How often somebody is named, looked at every so many steps."""
+    evidence, named = Evidence(n_units), 0
+    for first in range(0, len(found), stride):
+        evidence = advanced(evidence, found[first : first + stride], first + stride, SETTINGS)
+        named += any(one.named for one in evidence.units.values())
+    return named
+
+
+@pytest.mark.parametrize(("n_units", "stays"), [(2, 0.6), (4, 0.7), (8, 0.7), (1024, 0.8)])
+def test_delays_that_hang_together_name_nobody(n_units, stays):
+    # GIVEN hiccups of anybody that each last for several steps, THEN hardly anybody is named in 10,000 of these
+    found = hanging_together(10_000, 5, n_units, stays)
+    assert named_windows(found, n_units) <= 10
+    # AND who causes nine in ten of the events among them still is
+    random = np.random.default_rng(6)
+    guilty = [replace(one, unit=RANK) if random.random() < 0.9 else one for one in found[:1000]]
+    assert named_windows(guilty, n_units) >= 80
+
+
+def test_one_fault_does_not_hide_the_next():
+    # GIVEN a rank that was slow for a long time, WHEN another one is, THEN few events more name that one
+    before = after(events(*range(300), rank=0), 300)
+    assert not advanced(before, events(*range(300, 312)), 312, SETTINGS).named(RANK)
+    assert advanced(before, events(*range(300, 320)), 320, SETTINGS).named(RANK)
 
 
 def test_a_fault_that_stays_away_has_ended_and_the_next_one_is_another():
