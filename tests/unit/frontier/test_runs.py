@@ -228,6 +228,17 @@ def test_pulses_on_one_of_two_ranks_are_no_other_work(first, seed):
     assert names(found) or first == 0
 
 
+def test_one_of_two_ranks_is_named_though_the_other_has_always_had_more_to_do():
+    # GIVEN two ranks of which one reads more in every step, so that no window was ever healthy
+    reads, slow = Fault("data", 0, 0.022), Fault("forward", 1, 0.060, from_step(100, 300))
+    # WHEN the other one becomes slow, by far more than that
+    found = verdicts(Job(n_ranks=2, n_steps=300).run(reads, slow))
+    assert not any(one.label == "healthy" for one in found)
+    # THEN it is named, and nobody says that it does other work
+    assert {ranks for ranks, _ in names(found)} == {(1,)}
+    assert not any("mixed_roles" in one.reasons for one in found if one.first_step >= 100)
+
+
 def test_of_two_ranks_that_always_differed_neither_is_named():
     # GIVEN two ranks, one of which has more to do from the first step on: an embedding, or a slow disk
     found = verdicts(Job(n_ranks=2, n_steps=400).run(Fault("forward", 0, 0.015)))
