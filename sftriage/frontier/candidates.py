@@ -64,12 +64,17 @@ class WindowContext:
 def candidates_of(unit: Unit, context: WindowContext) -> list[Candidate]:
     """A unit's candidates: each stage with a gain, and the unit as a whole where no stage dominates.
 
-    Whether one dominates is judged by the local time over all steps. Gains would mislead: they end at the next rank's
-    arrival, so that two slow stages look alike, and jitter does not cancel in the rows that a rank happened to lead.
+    Whether one dominates is judged by the local time over all steps that it fills. Gains would mislead: they end at the
+    next rank's arrival, so that two slow stages look alike, and jitter does not cancel in the rows that a rank happened
+    to lead.
     """
     found = []
     course = _course(unit, context)
-    tells = one_stage_dominates(unit.over_NS[context.used_N].mean(axis=0), context.settings)
+    over_NS = unit.over_NS[context.used_N if course is None else course.filled_N]
+    typical_s = max(context.present_s, float(medians(over_NS.sum(axis=1))))
+    tells = one_stage_dominates(over_NS.mean(axis=0), context.settings)
+    # A few large hiccups in other stages change the mean, but not a typical step.
+    tells |= float(medians(over_NS, axis=0).max()) >= context.settings.min_part_fraction * typical_s
     for s, stage in enumerate((*context.schema.stages, None)):
         gain_N = unit.gain_NS[:, s] * context.used_N
         led_N = (gain_N >= context.present_s) & (gain_N > 0.0)

@@ -228,6 +228,15 @@ def test_pulses_on_one_of_two_ranks_are_no_other_work(first, seed):
     assert names(found) or first == 0
 
 
+def test_a_stage_is_named_though_a_few_hiccups_lie_in_others():
+    # GIVEN a rank that is slow in one stage, and now and then is held up for as long as a step in another
+    held = 60 + np.cumsum(np.random.default_rng(4).integers(9, 17, size=30))
+    slow = Fault("forward", 2, 0.012, from_step(60, 400))
+    hiccups = Fault("optimizer", 2, 0.100, lambda n: np.isin(np.arange(n), held))
+    # THEN it is named in that stage
+    assert names(verdicts(Job(n_steps=400).run(slow, hiccups))) == {((2,), "forward")}
+
+
 def test_one_of_two_ranks_is_named_though_the_other_has_always_had_more_to_do():
     # GIVEN two ranks of which one reads more in every step, so that no window was ever healthy
     reads, slow = Fault("data", 0, 0.022), Fault("forward", 1, 0.060, from_step(100, 300))
