@@ -30,6 +30,7 @@ TYPICAL_STEPS = 9
 WAITED = 4
 """Who waited for less than such a part of what a message took may have been busy when it came."""
 MOST = 255
+AS_BEFORE = "stages run as before"
 
 _COMPUTES = ("forward_one_chunk", "backward_one_chunk")
 
@@ -46,12 +47,13 @@ def attach(schedule: Any, most: int) -> Any:
     """
     if type(schedule) is not Schedule1F1B or not is_known():
         if RINGS_ENV in os.environ:
-            warn("stages run as before: further ahead is here for Schedule1F1B, of a torch that is known")
+            warn("%s: further ahead is here for Schedule1F1B, of a torch that is known", AS_BEFORE)
         return schedule
     stage = schedule._stage
     fits = stage.stage_index == stage.group_rank and stage.num_stages == stage.group_size
     switch = joined(
-        "stages run as before: further ahead is here for a stage a rank, on the CPU, on one host",
+        AS_BEFORE,
+        "further ahead is here for a stage a rank, on the CPU, on one host",
         stage.group,
         fits=fits and stage.device.type == "cpu",
         microbatches=schedule._n_microbatches,

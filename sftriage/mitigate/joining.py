@@ -10,21 +10,37 @@ from typing import Any
 
 import torch.distributed as dist
 
+from sftriage import __version__
 from sftriage.errors import RingError
 from sftriage.mitigate.switching import MultiHostSwitch, Switch, make_switch
 from sftriage.recorder.files import BOOT_ID
 from sftriage.recorder.log import warn
 from sftriage.recorder.monitor import RINGS_ENV
 
+FORM = 2
+"""How ranks join, vote, and lay out what they share. It is another number with each release that changes any of that.
+
+Releases of different forms understand this much of each other: the first that a rank says is None, whether it is
+watched, and its form, its release, and what else belongs to that form. Where forms differ, the next is False, and all
+refuse. (It has the shape of what was said before there were forms: those who know of none refuse too.)
+"""
+
 
 def joined(
-    refusal: str, group: dist.ProcessGroup | None, *, fits: bool, microbatches: int = 0, multi_host: bool = False
+    as_before: str,
+    wants: str,
+    group: dist.ProcessGroup | None,
+    *,
+    fits: bool,
+    microbatches: int = 0,
+    multi_host: bool = False,
 ) -> Switch | None:
     """This rank's end of a new file of the group; None where sftriage does not watch the job. On all ranks at once.
 
     Each host of the group has a file of its own, of the ranks there; those share it that have one directory of rings.
-    None, and ``refusal`` a warning, where the remedy ``fits`` a rank not, or ranks are on several hosts and it does not
-    work across these, or a host has no file.
+    None on all ranks, with a warning that says what is ``as_before`` and what the remedy ``wants``, where it ``fits`` a
+    rank not, ranks are on several hosts and it does not work across these, a host has no file, or releases of sftriage
+    have different forms.
     """
     group = group or dist.group.WORLD
     ranks = dist.get_process_group_ranks(group)
@@ -32,18 +48,24 @@ def joined(
     rings = Path(os.environ[RINGS_ENV]) if os.environ.get(RINGS_ENV) else None
     mine = _identity(rings) if rings is not None and fits else None
     # (so that a group that has begun anew is another one on all of its hosts, with another name)
-    told_R = _of_all((mine, rings is not None, secrets.token_hex(8)), group)
-    host_R, name = [host for host, *_ in told_R], f"ranks-{ranks[0]}.{told_R[0][-1]}"
-    is_multi_host = len(set(host_R)) > 1
+    told_R = _of_all((None, rings is not None, (FORM, __version__, mine, secrets.token_hex(8))), group)
+    form_R = [words[0] for *_, words in told_R]
+    watched = [at for at, (_, is_watched, _) in enumerate(told_R) if is_watched and form_R[at] == FORM]
     switch = None
-    if rings is not None and None not in host_R and (multi_host or not is_multi_host):
-        here = [at for at, host in enumerate(host_R) if host == mine]
-        parts: dict[str, Any] = {"group": name, "here": here} if is_multi_host else {}
-        made_R = _of_all(_made(rings, ranks, microbatches, parts) if place == here[0] else None, group)
-        switch = _opened(rings, made_R[here[0]], place, MultiHostSwitch if is_multi_host else Switch)
+    if set(form_R) == {FORM}:
+        _, _, host_R, token_R = zip(*(words for *_, words in told_R), strict=True)
+        is_multi_host = len(set(host_R)) > 1
+        if rings is not None and None not in host_R and (multi_host or not is_multi_host):
+            here = [at for at, host in enumerate(host_R) if host == mine]
+            parts = {"group": f"ranks-{ranks[0]}.{token_R[0]}", "here": here} if is_multi_host else {}
+            made_R = _of_all(_made(rings, ranks, microbatches, parts) if place == here[0] else None, group)
+            switch = _opened(rings, made_R[here[0]], place, MultiHostSwitch if is_multi_host else Switch)
+    else:
+        releases = {words[1] if isinstance(words, tuple) else "an older one" for *_, words in told_R}
+        wants = f"their ranks have releases of sftriage that do not go together: {', '.join(sorted(releases))}"
     if not all(_of_all(switch is not None, group)):
-        if place == next((at for at, (_, watched, _) in enumerate(told_R) if watched), None):
-            warn(refusal)
+        if place == next(iter(watched), None):
+            warn("%s: %s", as_before, wants)
         return None
     return switch
 

@@ -136,7 +136,8 @@ def attach(model: torch.nn.parallel.DistributedDataParallel, timeout: timedelta 
     """
     on_cpu = all(one.device.type == "cpu" for one in model.parameters())
     switch = joined(
-        "gradients are reduced as before: StragglAR is here for gradients on the CPU, where all ranks are watched",
+        "gradients are reduced as before",
+        "StragglAR is here for gradients on the CPU, where all ranks are watched",
         model.process_group,
         fits=on_cpu,
         multi_host=True,

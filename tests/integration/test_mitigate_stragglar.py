@@ -37,6 +37,16 @@ def test_groups_side_by_side_have_stragglers_of_their_own(environment):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("other", ["before", "later"])
+def test_ranks_whose_releases_do_not_go_together_all_refuse(environment, tmp_path, other):
+    # GIVEN three ranks, of which the second has a release that exchanges something else WHEN all take the hook in
+    # THEN none does, it is said once by each release that knows, and they train on
+    environment = {**environment, "SFTRIAGE_RINGS": str(tmp_path)}
+    done = subprocess.run([*FORKED, "3", JOB, other], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["right"] * 3
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped", "voting", "across", "casting"])
 def test_a_rank_that_is_gone_while_all_switch_ends_the_others(environment, tmp_path, how):
     # GIVEN three ranks that switch, by a word of their own or by their votes, in a file or across hosts, with nobody to

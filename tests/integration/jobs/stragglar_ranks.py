@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from sftriage.errors import UsageError
+from sftriage.mitigate import joining
 from sftriage.mitigate.stragglar import Stragglar, attach, stragglar_hook
 from sftriage.mitigate.switching import MultiHostSwitch, SwitchFile, find_switches
 
@@ -198,6 +201,33 @@ def across(how: str) -> None:
         raise
 
 
+def releases(other: str) -> None:
+    """A rank has a release of another form: no rank takes the hook in, who knows of forms says so, training goes on."""
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("sftriage").addHandler(handler)
+    model, rank = DistributedDataParallel(nn.Linear(8, 8)), dist.get_rank()
+    if rank == 1 and other == "before":
+        # (what it exchanged: who shares its rings, whether it is watched, a word for the name; and whether it is in)
+        told_R = joining._of_all((("boot", 1, 2), True, "0123456789abcdef"), None)
+        assert None in [host for host, *_ in told_R]
+        assert [watched for _, watched, _ in told_R] == [True] * 3
+        assert joining._of_all(False, None) == [False] * 3
+    else:
+        joining.FORM += rank == 1
+        assert attach(model, timedelta(seconds=LOST_TIMEOUT_S)) is None
+    for _ in range(3):
+        model(torch.ones(8)).sum().backward()
+    assert len(said) == (rank == 0 or (rank == 1 and other == "later"))
+    assert all(one.startswith("sftriage: gradients are reduced as before: ") for one in said)
+    assert all("do not go together" in one for one in said)
+    assert not list(Path(os.environ["SFTRIAGE_RINGS"]).glob("*.switch"))
+
+
 if __name__ == "__main__":
     what = sys.argv[1]
     where = {"init_method": f"file://{os.environ['MEETING']}"} if "MEETING" in os.environ else {}
@@ -209,7 +239,7 @@ if __name__ == "__main__":
     elif what in LOST:
         lost(LOST[what])
     else:
-        {"sums": sums, "groups": groups, "ddp": ddp}[what]()
+        {"sums": sums, "groups": groups, "ddp": ddp}.get(what, partial(releases, what))()
         dist.barrier()
         sys.stdout.write("right\n")
         sys.stdout.flush()
