@@ -27,23 +27,29 @@ class Switches:
 
     def __init__(self, rings: Path, writes: Callable[[int, int], bool]) -> None:
         self._rings, self._writes = rings, writes
-        self._files: dict[str, SwitchFile] = {}
+        self._files: dict[Path, SwitchFile] = {}
 
     def statuses(self) -> list[SwitchStatus]:
         """How each group stands whose first rank here is there."""
         if not (self._files or any(self._rings.glob("*.switch"))):
             return []
-        from sftriage.mitigate.switching import SwitchFile, find_switches  # not above: most jobs have no such group
+        # (not above: most jobs have no such group)
+        from sftriage.mitigate.switching import SwitchFile, find_switches, newest_of_each
 
-        there = {path.name: path for path in find_switches(self._rings)}
-        for name in self._files.keys() - there.keys():
-            self._files.pop(name).close()
-        found = []
-        for name, path in there.items():
+        for path in self._files.keys() - (there := find_switches(self._rings)):
+            self._files.pop(path).close()
+        for path in there:
             try:
-                file = self._files[name] = self._files.get(name) or SwitchFile(path)
-                if file.maker_alive or self._writes(*file.maker):
-                    found.append(file.status())
+                file = self._files[path] = self._files.get(path) or SwitchFile(path)
+                if not (file.maker_alive or self._writes(*file.maker)):
+                    # (another one may be there under that name by the next look)
+                    self._files.pop(path).close()
+            except RingError as error:
+                log.debug("%s", error)
+        found = []
+        for file in newest_of_each(self._files.values()):
+            try:
+                found.append(file.status())
             except RingError as error:
                 log.debug("%s", error)
         return found

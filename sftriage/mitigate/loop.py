@@ -2,7 +2,8 @@
 
 A remedy is tried in four parts of as many steps, with it and without in turn, for a job's steps drift. It is kept where
 the typical step is shorter with it: by the least that the policy asks for, and by more than chance. From there on, and
-meanwhile, it is undone where what it was for is no longer so.
+meanwhile, it is undone where what it was for is no longer so. Each group of ranks may have one that is kept; one at a
+time is tried, for a trial's steps are to differ by nothing else.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Trial:
         parts: the first whole step of each part that has begun; of them all but the last are over.
         asked_s: when what is wanted now was first so.
         is_over: the last part is over, and the next one is wanted.
-        interrupted: it is an earlier controller's, and not to be gone on with.
+        interrupted: it is not to be gone on with: it is an earlier controller's, or the steps changed meanwhile.
     """
 
     told: RemedyChanged
@@ -100,13 +101,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What is done about stragglers: the remedy that is tried or kept, if any, and when that for whom was undone.
+    """What is done about stragglers: remedies that are kept or tried, and when those that were undone were, for whom.
 
-    ``advised`` is what was said of those of an attempt for whom there is no more than advice, and ``looked_s`` when it
-    was last worked out what would help whom.
+    ``trials`` are by the names of their groups. ``advised`` is what was said of those of an attempt for whom there is
+    no more than advice, and ``looked_s`` when it was last worked out what would help whom.
     """
 
-    trial: Trial | None = None
+    trials: Mapping[str, Trial] = field(default_factory=dict)
     undone_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
     advised: Mapping[tuple[int, str, int], RemedyChanged] = field(default_factory=dict)
     looked_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
@@ -121,21 +122,25 @@ class Loop:
             elif one.state == "undone":
                 loop = loop._without_trial(one)
             else:
-                loop = replace(loop, trial=Trial(one, 0, one.time_s, interrupted=one.state == "trying"))
+                loop = loop._with_trial(Trial(one, 0, one.time_s, interrupted=one.state == "trying"))
         return loop
 
     def wanted(self, switches: Sequence[SwitchStatus]) -> Mapping[str, Setting]:
         """What is to be in force in each group."""
-        wanted = {one.name: Setting() for one in switches}
-        if self.trial is not None and (found := self.trial.of(switches)) is not None:
-            wanted[found.name] = self.trial.setting(found)
-        return wanted
+        trials = {one.name: self.trials.get(one.name) for one in switches}
+        return {one.name: Setting() if (trial := trials[one.name]) is None else trial.setting(one) for one in switches}
 
     def after(self, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
         """The loop as it goes on, and what is to go on record of that before anything is switched."""
-        trial = self.trial
-        if trial is None:
-            return self._considered(now)
+        loop, tries = self, False
+        for trial in self.trials.values():
+            loop, told = loop._gone_on(trial, now)
+            if told is not None:
+                return loop, told
+            tries |= not trial.kept
+        return (loop, None) if tries else loop._considered(now)
+
+    def _gone_on(self, trial: Trial, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
         if not now.switches and now.attempt == trial.told.attempt:
             # (the ranks are gone: the job ends, or they will have begun anew)
             return self, None
@@ -147,13 +152,13 @@ class Loop:
             return self, None
         trial = _gone_on(trial, switch, now)
         if not (trial.is_over and len(trial.parts) == len(PARTS)):
-            return replace(self, trial=trial), None
+            return self._with_trial(trial), None
         numbers = _effect(trial, now.step_s)
         least_s = (now.allowed.min_saving_fraction if now.allowed is not None else 0.0) * numbers.get("off_s", 0.0)
         if numbers.get("saves_s", 0.0) < max(least_s, ERRORS * numbers.get("error_s", float("inf"))):
             return self._undone(trial, now, "no_help", numbers)
         told = _changed(trial.told, now, "kept", "helps", numbers)
-        return replace(self, trial=replace(trial, told=told)), told
+        return self._with_trial(replace(trial, told=told)), told
 
     def _advising(self, told: RemedyChanged) -> Loop:
         here = told.attempt, *_about(told)
@@ -167,7 +172,8 @@ class Loop:
                 gone = _changed(told, now, "advised", "gone", {})
                 return self._advising(gone), gone
         looked_s = {about: seen_s for about, seen_s in self.looked_s.items() if now.time_s < seen_s + LOOK_S}
-        for told, of_step in _found(now, looked_s):
+        free = replace(now, switches=[one for one in now.switches if one.name not in self.trials])
+        for told, of_step in _found(free, looked_s):
             if told.remedy == "pipeline":
                 looked_s[_about(told)] = now.time_s
             allowed, expected = now.allowed, told.numbers["expected_s"] / of_step
@@ -179,19 +185,28 @@ class Loop:
             is_cooling = now.time_s < self.undone_s.get(_about(told), float("-inf")) + allowed.cooldown_s
             if expected >= allowed.min_saving_fraction and not is_cooling:
                 tried = msgspec.structs.replace(told, state="trying", reason="worthwhile")
-                return replace(self, trial=Trial(tried, allowed.steps, now.time_s)), tried
+                return self._with_trial(Trial(tried, allowed.steps, now.time_s)), tried
         return replace(self, looked_s=looked_s), None
 
     def _undone(
         self, trial: Trial, now: JobNow, reason: RemedyReason, numbers: Mapping[str, float] = {}
     ) -> tuple[Loop, RemedyChanged]:
         told = _changed(trial.told, now, "undone", reason, numbers)
-        return self._without_trial(told), told
+        loop = self._without_trial(told)
+        if trial.kept:
+            # (the steps of one that is tried meanwhile are other ones from here on)
+            cut_off = {name: replace(one, interrupted=not one.kept) for name, one in loop.trials.items()}
+            loop = replace(loop, trials=cut_off)
+        return loop, told
+
+    def _with_trial(self, trial: Trial) -> Loop:
+        return replace(self, trials={**self.trials, trial.told.switch: trial})
 
     def _without_trial(self, told: RemedyChanged) -> Loop:
         # (what was cut off has shown nothing)
         waits = {} if told.reason in ("interrupted", "restarted") else {_about(told): told.time_s}
-        return replace(self, trial=None, undone_s={**self.undone_s, **waits})
+        others = {name: one for name, one in self.trials.items() if name != told.switch}
+        return replace(self, trials=others, undone_s={**self.undone_s, **waits})
 
 
 def _about(told: RemedyChanged) -> tuple[str, int]:

@@ -34,7 +34,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -286,7 +286,7 @@ class SwitchFile(files.OpenFile):
 def make_switch(
     directory: Path, ranks: Sequence[int], microbatches: int = 0, *, group: str = "", here: Sequence[int] = ()
 ) -> Path:
-    """Make the file of a group, under the first number that is free; those that gone ones have left are removed.
+    """Make the file of a group, with a higher number than all there are; those that gone ones have left are removed.
 
     Args:
         directory: that of the rings.
@@ -315,7 +315,7 @@ def make_switch(
     if len(head) > REQUEST_AT or len(ranks) > (MAX_STAGES if microbatches else MAX_RANKS):
         raise RingError(f"a group of {len(ranks)} ranks: there is no room for so many")
     _sweep(directory, first)
-    for number in count():
+    for number in count(1 + max(map(_number, find_switches(directory, first)), default=-1)):
         path = directory / f"rank-{first}.{number}.switch"
         with contextlib.suppress(FileExistsError):
             size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * _line_words(microbatches) * lines
@@ -333,18 +333,27 @@ def _line_words(microbatches: int) -> int:
     return SENT_AT + SENT * microbatches if microbatches else LINE_WORDS
 
 
-def find_switches(directory: Path) -> tuple[Path, ...]:
-    """The files of all groups in a directory: of each first rank's, the newest."""
-    newest: dict[str, tuple[int, Path]] = {}
-    for path in directory.glob("rank-*.*.switch"):
-        rank, number = path.name.removesuffix(".switch").split(".", 1)
-        if number.isdecimal():
-            newest[rank] = max(newest.get(rank, (-1, path)), (int(number), path))
-    return tuple(path for _, path in newest.values())
+def find_switches(directory: Path, first: int | str = "*") -> list[Path]:
+    """The files in a directory, the newest last of those of a first rank; those that gone groups have left, too."""
+    return sorted((path for path in directory.glob(f"rank-{first}.*.switch") if _number(path) >= 0), key=_number)
+
+
+def newest_of_each(found: Iterable[SwitchFile]) -> list[SwitchFile]:
+    """Of files, those of groups as they are now: ranks that have joined again have another one than before.
+
+    A rank may be the first one of several groups, as of a pipeline's and of those that have copies of its stage.
+    """
+    by_number = sorted(found, key=lambda file: _number(file.path))
+    return list({(file.ranks, file.here, file.microbatches > 0): file for file in by_number}.values())
+
+
+def _number(path: Path) -> int:
+    number = path.name.split(".")[-2]
+    return int(number) if number.isdecimal() else -1
 
 
 def _sweep(directory: Path, rank: int) -> None:
-    for path in directory.glob(f"rank-{rank}.*.switch"):
+    for path in find_switches(directory, rank):
         with contextlib.suppress(OSError, RingError):
             with SwitchFile(path) as file:
                 alive = file.maker_alive

@@ -313,7 +313,8 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | N
 def _lived_with(view: View) -> Iterator[NextStep]:
     """What there is about a straggler that stays: a link that was slow from the start is part of what is normal."""
     if straggler_of(view) is not None or pipeline_of_run(view) is not None:
-        told = next((one for one in reversed(view.notes) if isinstance(one, RemedyChanged)), None)
-        if told is not None and told.state in ("trying", "kept"):
-            yield NextStep(remedy_told(told))
+        of_groups = {one.switch: one for one in view.notes if isinstance(one, RemedyChanged)}
+        for told in of_groups.values():
+            if told.state in ("trying", "kept"):
+                yield NextStep(remedy_told(told))
         yield NextStep(said("advise"), f"sftriage advise {shlex.quote(view.directory)}")

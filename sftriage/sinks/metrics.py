@@ -203,15 +203,16 @@ class Metrics(Sink):
         self._spent = gauge("sftriage_capture_budget_used_seconds", "What of the budget captures have used.")
 
     def _about_remedies(self, counter: Counters, gauge: Gauges) -> None:
+        self._of_groups: dict[str, RemedyChanged] = {}
         self._remedies = counter(
             "sftriage_remedies",
             "States that remedies against stragglers came to, and why.",
             ("remedy", "state", "reason"),
         )
-        self._remedy = gauge("sftriage_remedy_active", "1 while a remedy is tried, or kept, 0 otherwise.", ("remedy",))
+        self._remedy = gauge("sftriage_remedy_active", "Groups of ranks it is tried on, or kept.", ("remedy",))
         self._remedy_saves = gauge(
             "sftriage_remedy_saving_seconds",
-            "What a remedy that is kept saves of a step, as measured; 0 while it is not.",
+            "What it saves of a step where it is kept, as measured when it came to be; 0 while it is not.",
             ("remedy",),
         )
 
@@ -306,8 +307,10 @@ class Metrics(Sink):
 
     def _remedied(self, told: RemedyChanged) -> None:
         self._remedies.labels(told.remedy, told.state, told.reason).inc()
-        self._remedy.labels(told.remedy).set(told.state in ("trying", "kept"))
-        saves_s = told.numbers.get("saves_s", 0.0) if told.state == "kept" else 0.0
+        self._of_groups[told.switch] = told
+        of_kind = [one for one in self._of_groups.values() if one.remedy == told.remedy]
+        self._remedy.labels(told.remedy).set(sum(one.state in ("trying", "kept") for one in of_kind))
+        saves_s = sum(one.numbers.get("saves_s", 0.0) for one in of_kind if one.state == "kept")
         self._remedy_saves.labels(told.remedy).set(saves_s)
 
     def _captured(self, ended: CaptureChanged) -> None:

@@ -17,6 +17,7 @@ from tests.integration.remedies import POLICY, on_record, remedies, say, states
 JOB = Path(__file__).parent / "jobs" / "slow_link.py"
 SPEC = {"forward_s": 0.006, "backward_s": 0.012, "microbatches": 8, "most": 8, "steps": 2000}
 DELAY_S = 0.02
+HELPED = [("trying", "worthwhile"), ("kept", "helps")]
 MITIGATE = "  mitigate: {remedies: [pipeline], min_saving: 2%, steps: 8}\n"
 
 
@@ -32,6 +33,16 @@ def begin(start, tmp_path):
         return tmp_path / "run", tmp_path / "delays"
 
     return begin
+
+
+def in_force(run):
+    """Whether something is in force in each group that gradients or results go around in."""
+    found = {}
+    for path in find_switches(Path(json.loads((run / "run.json").read_text())["rings"])):
+        with SwitchFile(path) as file:
+            status = file.status()
+            found[status.ranks] = bool(status.value) if status.round else None
+    return found
 
 
 @pytest.mark.parametrize("link", [0, 1, 2])
@@ -79,6 +90,19 @@ def test_stages_run_further_ahead_for_as_long_as_the_link_is_slow(begin):
     say(delays, json.dumps([0.0, 0.0, 0.0]))
     wait_until(lambda: len(states(run)) == 3)
     assert states(run)[2] == ("undone", "gone", 1)
+
+
+def test_pipelines_whose_stages_share_gradients_are_told_apart_and_each_has_its_remedy(begin):
+    # GIVEN two pipelines of two stages, the copies of which are groups too: each first stage is the first of two groups
+    run, delays = begin(POLICY + MITIGATE, [DELAY_S, 0.0, 0.0], copies=2, microbatches=4)
+    # WHEN the link of the first one is slow, and that of the second one too later on
+    wait_until(lambda: len(states(run)) == 2)
+    say(delays, json.dumps([DELAY_S, 0.0, DELAY_S]))
+    wait_until(lambda: len(states(run)) == 4)
+    # THEN each pipeline's stages run further ahead, and the first one's go on to, under triage of all four groups
+    assert states(run) == [(state, reason, link) for link in (0, 2) for state, reason in HELPED]
+    assert len({one["switch"] for one in remedies(run)}) == 2
+    wait_until(lambda: in_force(run) == {(0, 1): True, (0, 2): False, (1, 3): False, (2, 3): True})
 
 
 def test_where_there_is_no_room_the_link_is_named_and_nothing_is_tried(begin):

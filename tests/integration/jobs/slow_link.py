@@ -3,8 +3,9 @@
 ``slow_link.py SPEC``: JSON with ``delays``, a file of JSON: by how much each link delays what is sent over it, in
 seconds; ``forward_s`` and ``backward_s`` of a microbatch on each stage, of which ``slow_rank`` takes twice as long;
 ``microbatches``, ``most`` and ``steps``. Computations sleep. ``killed`` says which ``rank`` is killed as it is to run
-further ahead: ``once`` it has ``voted`` for that, or has ``switched``, and computed nothing since. Ranks meet in the
-file MEETING, where no launcher has said how else.
+further ahead: ``once`` it has ``voted`` for that, or has ``switched``, and computed nothing since. With ``copies``,
+ranks are of so many pipelines, one after the other, and the copies of a stage share gradients, and have taken StragglAR
+in. Ranks meet in the file MEETING, where no launcher has said how else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,8 +23,9 @@ import torch.distributed as dist
 from delayed_pipeline import WIDTH, Layer, Link, really_exchange
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, schedules
+from torch.nn.parallel import DistributedDataParallel
 
-from sftriage.mitigate import followed
+from sftriage.mitigate import followed, stragglar
 from sftriage.mitigate.switching import Switch
 from sftriage.recorder import Monitor
 
@@ -61,21 +64,33 @@ def killed_once(where: str) -> None:
         followed.adapt = adapted
 
 
+def group_of(ranks: Iterable[range]) -> dist.ProcessGroup:
+    """Which of these groups this rank is in."""
+    groups = {of: dist.new_group(list(of)) for of in ranks}
+    return next(group for of, group in groups.items() if dist.get_rank() in of)
+
+
 def main(spec: dict) -> None:
-    rank, n = dist.get_rank(), dist.get_world_size()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    n = world_size // spec.get("copies", 1)
+    at = rank % n
     if rank == spec.get("killed", {}).get("rank"):
         killed_once(spec["killed"]["once"])
-    links = delayed(rank, n)
+    links = delayed(rank, world_size)
     times = 2.0 if rank == spec.get("slow_rank") else 1.0
-    layer = Layer(spec["forward_s"] * times, spec["backward_s"] * times)
+    layer = module = Layer(spec["forward_s"] * times, spec["backward_s"] * times)
+    pipeline = group_of(range(first, first + n) for first in range(0, world_size, n))
+    if n < world_size:
+        module = DistributedDataParallel(layer, process_group=group_of(range(at, world_size, n) for at in range(n)))
     microbatches, example = spec["microbatches"], torch.zeros(1, WIDTH)
     sent = example.clone().requires_grad_()
-    stage = PipelineStage(
-        layer, rank, n, torch.device("cpu"), input_args=(sent if rank else example,), output_args=(sent,)
-    )
+    of_stage = {"input_args": (sent if at else example,), "output_args": (sent,), "group": pipeline}
+    stage = PipelineStage(module, at, n, torch.device("cpu"), **of_stage)
     schedule = followed.attach(Schedule1F1B(stage, microbatches, loss_fn=nn.functional.mse_loss), most=spec["most"])
+    if module is not layer:
+        stragglar.attach(module)
     inputs, targets = torch.randn(microbatches, WIDTH), torch.randn(microbatches, WIDTH)
-    with Monitor(("data", "pipeline", "optimizer"), ("pipeline",), cohort=f"pp{rank}") as monitor:
+    with Monitor(("data", "pipeline", "optimizer"), ("pipeline",), cohort=f"pp{at}") as monitor:
         for _ in range(spec["steps"]):
             with monitor.step():
                 with monitor.stage("data"):
@@ -84,7 +99,7 @@ def main(spec: dict) -> None:
                         of.delay_s = delays[link]
                     layer.order.clear()
                 with monitor.stage("pipeline"):
-                    schedule.step(*([inputs] if rank == 0 else []), **({"target": targets} if rank == n - 1 else {}))
+                    schedule.step(*([inputs] if at == 0 else []), **({"target": targets} if at == n - 1 else {}))
                 with monitor.stage("optimizer"):
                     layer.zero_grad()
 

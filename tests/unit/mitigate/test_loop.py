@@ -20,25 +20,30 @@ GROUP = SwitchStatus("rank-0.0.switch", tuple(range(8)), 40, 40, 0, -1, Request(
 class Job:
     """A job that takes its steps, of 8 ranks that switch when they are told to, and the loop beside it."""
 
-    def __init__(self, allowed=ALLOWED, *, helps_s=0.05, straggler=LATE, switches=True):
+    def __init__(self, allowed=ALLOWED, *, helps_s=0.05, straggler=LATE, switches=True, beside=()):
         self.loop, self.told, self.allowed, self.straggler = Loop(), [], allowed, straggler
         self.step, self.helps_s, self.switches = 100, helps_s, switches
         self.group, self.steps_s, self.time_s = GROUP, {}, 1000.0
+        self.beside = list(beside)
 
     def turn(self, steps=3):
         for _ in range(steps):
             self.step += 1
             jitter_s = 0.001 * (self.step * 7 % 5)
-            self.steps_s[self.step] = 0.5 + jitter_s - (self.helps_s if self.group.value else 0.0)
+            helping = sum(bool(one.value) for one in (self.group, *self.beside))
+            self.steps_s[self.step] = 0.5 + jitter_s - self.helps_s * helping
         self.time_s += 1.0
         self.loop, told = self.loop.after(self.now())
         self.told += [] if told is None else [told]
-        value = self.loop.wanted([self.group])[self.group.name].value
-        if self.switches and self.group.value != value:
-            self.group = replace(self.group, value=value, since_step=self.step + 1)
+        self.group, *self.beside = map(self.switched, (self.group, *self.beside))
+
+    def switched(self, group):
+        value = self.loop.wanted([group])[group.name].value
+        changes = self.switches and group.value != value
+        return replace(group, value=value, since_step=self.step + 1) if changes else group
 
     def now(self):
-        groups = [] if self.group is None else [self.group]
+        groups = [] if self.group is None else [self.group, *self.beside]
         return JobNow(self.time_s, 0, self.step, self.steps_s, groups, self.straggler, True, self.allowed)
 
     def turns(self, number):
@@ -62,7 +67,7 @@ def test_a_remedy_that_helps_is_tried_in_turns_and_kept():
     assert kept.numbers["saves_s"] == pytest.approx(0.05, abs=1e-3)
     assert kept.numbers["on_steps"] == kept.numbers["off_steps"] == 20
     # AND both kinds of steps lie between one another
-    firsts = job.loop.trial.parts
+    firsts = job.loop.trials[GROUP.name].parts
     assert len(firsts) == len(PARTS)
     assert all(later - first >= ALLOWED.steps for first, later in pairwise(firsts))
 
@@ -274,3 +279,59 @@ def test_a_link_that_was_advised_on_is_said_to_have_healed_and_is_named_again_if
     # AND if it is slow again, it is named again
     job.group, job.told = slow, []
     assert job.turns(40) == [("advised", "not_allowed")]
+
+
+OTHER_PIPELINE = replace(PIPELINE, name="rank-4.0.switch", ranks=(4, 5, 6, 7))
+
+
+def states(told):
+    return [(one.state, one.reason, one.switch) for one in told]
+
+
+def test_each_group_has_its_remedy_and_one_at_a_time_is_tried():
+    # GIVEN two pipelines, each of which has a slow link
+    job = pipelined(beside=[OTHER_PIPELINE])
+    names = [PIPELINE.name, OTHER_PIPELINE.name]
+    # WHEN time goes on THEN what helps one is kept before it is tried on the other, and stays
+    job.turns(80)
+    helped = [
+        (state, reason, name) for name in names for state, reason in (("trying", "worthwhile"), ("kept", "helps"))
+    ]
+    assert states(job.told) == helped
+    assert [one.value != 0 for one in (job.group, *job.beside)] == [True, True]
+    # AND a controller that goes on by what is on record wants the same
+    assert Loop.resumed(job.told).wanted([job.group, *job.beside]) == job.loop.wanted([job.group, *job.beside])
+    # WHEN the first link heals THEN it alone is undone
+    healed = tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES)
+    job.group = replace(job.group, stages=healed)
+    job.turns(5)
+    assert states(job.told)[4:] == [("undone", "gone", PIPELINE.name)]
+    assert [one.value != 0 for one in (job.group, *job.beside)] == [False, True]
+
+
+def test_a_trial_is_begun_anew_where_steps_change_by_what_is_undone_meanwhile():
+    # GIVEN a remedy that is kept, and another one that is tried
+    job = pipelined(beside=[OTHER_PIPELINE])
+    job.turns(33)
+    assert [one.state for one in job.told] == ["trying", "kept", "trying"]
+    # WHEN what the first one was for is gone THEN the trial's steps are not to be compared any more
+    job.group = replace(job.group, stages=tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES))
+    job.turns(4)
+    assert [one[:2] for one in states(job.told)[3:]] == [
+        ("undone", "gone"),
+        ("undone", "interrupted"),
+        ("trying", "worthwhile"),
+    ]
+
+
+def test_what_is_late_in_one_group_and_has_a_slow_link_in_another_has_both_remedies():
+    # GIVEN a rank that is late, beside a pipeline with a slow link
+    job = Job(Mitigate(remedies=("stragglar", "pipeline"), steps=10), beside=[OTHER_PIPELINE])
+    job.turns(80)
+    assert [(one.remedy, one.state) for one in job.told] == [
+        (remedy, state) for remedy in ("stragglar", "pipeline") for state in ("trying", "kept")
+    ]
+    # WHEN it is late no more THEN the pipeline's stays
+    job.straggler = None
+    job.turns(5)
+    assert states(job.told)[4:] == [("undone", "gone", GROUP.name)]

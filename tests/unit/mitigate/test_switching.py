@@ -16,6 +16,7 @@ from sftriage.mitigate.switching import (
     SwitchFile,
     find_switches,
     make_switch,
+    newest_of_each,
 )
 
 
@@ -231,28 +232,23 @@ def test_an_exchange_takes_what_it_takes_the_last_rank(path):
     assert file.status().exchange_s == pytest.approx(0.022)
 
 
-def test_files_of_groups_that_are_gone_are_removed_and_the_newest_is_found(tmp_path):
-    # GIVEN two groups, one of which has begun anew
-    first = make_switch(tmp_path, (0, 1))
-    other = make_switch(tmp_path, (2, 5, 9))
-    again = make_switch(tmp_path, (0, 1))
-    assert set(find_switches(tmp_path)) == {other, again}
-    with SwitchFile(other) as file:
-        assert (file.ranks, file.maker_alive) == ((2, 5, 9), True)
-    # WHEN who made the first is gone, and the group begins once more
-    content = bytearray(first.read_bytes())
+def test_files_of_groups_that_are_gone_are_removed_and_a_new_one_has_the_highest_number(tmp_path):
+    # GIVEN groups of two first ranks, the last of which was made by a process that is there no more
+    first, other = make_switch(tmp_path, (0, 1)), make_switch(tmp_path, (2, 5, 9))
     child = os.fork()
     if child == 0:
-        first.unlink()
-        make_switch(tmp_path, (0, 1)).rename(first)
+        make_switch(tmp_path, (0, 4))
         os._exit(0)
     os.waitpid(child, 0)
-    assert first.read_bytes() != content
-    make_switch(tmp_path, (0, 1))
-    # THEN its file is gone
-    assert again.exists()
-    with SwitchFile(next(one for one in find_switches(tmp_path) if one != other)) as file:
-        assert file.maker_alive
+    assert [path.name for path in find_switches(tmp_path, 0)] == ["rank-0.0.switch", "rank-0.1.switch"]
+    # WHEN ranks join again, beside a file that is none
+    (tmp_path / "rank-0.x.switch").touch()
+    again = make_switch(tmp_path, (0, 1))
+    # THEN what nobody writes any more is removed, and the newest is the last
+    assert find_switches(tmp_path, 0) == [first, again]
+    with SwitchFile(again) as new, SwitchFile(first) as old, SwitchFile(other) as beside:
+        assert newest_of_each([new, old, beside]) == [new, beside]
+        assert new.maker_alive
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,11 @@ def everything(**options) -> Metrics:
         found.take(cost(cost_s))
     found.take(CauseFound(1000.0, ID, 2, "sleep", sure=True, sentence="It sleeps."))
     about = {"time_s": 1000.0, "attempt": 0, "step": 9, "remedy": "pipeline", "rank": 1, "who": "a link", "where": "it"}
-    found.take(RemedyChanged(**about, state="trying", reason="worthwhile"))
-    found.take(RemedyChanged(**about, state="kept", reason="helps", numbers={"saves_s": 0.1}))
+    for group, saves_s in (("one", 0.1), ("two", 0.25), ("three", 0.5)):
+        found.take(RemedyChanged(**about, switch=group, state="trying", reason="worthwhile"))
+        found.take(RemedyChanged(**about, switch=group, state="kept", reason="helps", numbers={"saves_s": saves_s}))
+    found.take(RemedyChanged(**about, switch="three", state="undone", reason="gone", numbers={"saves_s": 0.5}))
+    found.take(RemedyChanged(**about, switch="four", state="advised", reason="no_room"))
     tell(found, judged("suspect", [suspect()], [request()], reason="rule_matched"), window(10, seed=1))
     found.take(judged("stalled", [suspect("backward")], outcome="hold", reason="standstill", reasons=["not_arrived"]))
     tell(found, judged("needs_evidence", reason="undecided", reasons=["roaming"], outcome="hold"), window(20, seed=2))
@@ -180,9 +183,9 @@ def test_what_has_happened_is_counted():
         # costs are what is known of them, and never less than nothing
         ("capture_cost_seconds_total", {}, 0.4),
         ("causes_total", {"code": "sleep", "sure": "true"}, 1),
-        ("remedies_total", {"remedy": "pipeline", "state": "kept", "reason": "helps"}, 1),
-        ("remedy_active", {"remedy": "pipeline"}, 1),
-        ("remedy_saving_seconds", {"remedy": "pipeline"}, 0.1),
+        ("remedies_total", {"remedy": "pipeline", "state": "kept", "reason": "helps"}, 3),
+        ("remedy_active", {"remedy": "pipeline"}, 2),
+        ("remedy_saving_seconds", {"remedy": "pipeline"}, 0.35),
         ("captures_unmeasured_total", {}, 1),
         ("capture_rank_seconds_total", {"profiler": "torch", "phase": "stop"}, 0.2),
         ("capture_budget_used_seconds", {}, 0.4),
