@@ -43,7 +43,7 @@ from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.pace import on_clock
 from sftriage.frontier.reproducing import reproduced
 from sftriage.frontier.stalls import StallSettings, Watch, look, still_ranks
-from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, straggler_in
+from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, straggler_in, tells
 from sftriage.mitigate.loop import JobNow, Loop
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.policy.choosing import Situation
@@ -144,7 +144,7 @@ class Controller:
         self._triggers = {capture_id: why for capture_id, (_, why) in self._left.unended.items()}
         self._learnt: dict[int, int] = {}
         self._loop = Loop.resumed(self._left.remedies)
-        # Of the newest attempt: whom the last windows name, and of how many ranks.
+        # Of the newest attempt: whom the last windows name that tell anything of that, and of how many ranks.
         self._recent: deque[Chronic | None] = deque(maxlen=RECENT_WINDOWS)
         self._attempt = self._n_ranks = 0
         try:
@@ -193,7 +193,8 @@ class Controller:
         if window.attempt != self._attempt:
             self._recent.clear()
         self._attempt, self._n_ranks = window.attempt, window.durations_NRS.shape[1]
-        self._recent.append(_chronic(verdict))
+        if tells(verdict.label, verdict.reasons):
+            self._recent.append(_chronic(verdict))
         return verdict
 
     def _note_split(self, window: Window, now_s: float) -> None:

@@ -20,8 +20,6 @@ from sftriage.mitigate.switch_state import (
 from sftriage.recorder.layout import MAX_COUNT
 
 MAX_VALUE, MAX_MOST = 1 << 16, 1 << 8
-KNOWN_S = 10.0
-"""A controller that takes over has heard of all hosts within that: before, a group that lacks one is not gone."""
 
 _Short = tuple[tuple[int, ...], bool]
 """Numbers as `as_range` makes them."""
@@ -85,15 +83,14 @@ class Groups:
     """What the agents of a job tell of groups, and what is wanted of these by each agent that has a part of them.
 
     Args:
-        clock: seconds on a clock that only goes on.
         takes_part: whether an agent's host has ranks in the job's newest start, as far as is known.
 
     Attributes:
         wanted: of each agent, by the names of groups, what these have not been asked for yet as far as is known.
     """
 
-    def __init__(self, clock: Callable[[], float], takes_part: Callable[[str], bool]) -> None:
-        self._clock, self._began_s, self._takes_part = clock, clock(), takes_part
+    def __init__(self, takes_part: Callable[[str], bool]) -> None:
+        self._takes_part = takes_part
         self._told: dict[str, tuple[SwitchStatus, ...]] = {}
         self.wanted: Mapping[str, Mapping[str, Setting]] = {}
 
@@ -104,10 +101,7 @@ class Groups:
 
     def statuses(self) -> list[SwitchStatus]:
         """How the groups stand of which all ranks are told of."""
-        parts = [one for told in self._of_now().values() for one in told]
-        found = whole_groups(parts)
-        is_new = self._clock() < self._began_s + KNOWN_S
-        return [] if is_new and len(found) < len({one.name for one in parts}) else found
+        return whole_groups(one for told in self._of_now().values() for one in told)
 
     def want(self, wanted: Mapping[str, Setting]) -> None:
         """What is to be in force in each group. It stays written down for all of its agents until all have asked."""

@@ -6,11 +6,12 @@ Each remedy says from where on it pays, and what it takes for granted (`sftriage
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, NamedTuple
 
+from sftriage.frontier.judging import UNDECIDED
 from sftriage.mitigate.costs import Link, UnderStraggler, under_straggler
 from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, slow_link, step_s
 
@@ -47,10 +48,15 @@ class Chronic(NamedTuple):
     step_s: float
 
 
-def straggler_in(recent: Sequence[Chronic | None], n_ranks: int) -> Straggler | None:
-    """Who has been slow for long, and is still, by the last `RECENT_WINDOWS` windows; None for nobody.
+def tells(label: str, reasons: Iterable[str]) -> bool:
+    """Whether a verdict says anything of who is slow: none does where ranks are missing, are captured, or all wait."""
+    return label != "stalled" and UNDECIDED.isdisjoint(reasons)
 
-    ``recent`` has for each window the first suspect if that is a chronic one.
+
+def straggler_in(recent: Sequence[Chronic | None], n_ranks: int) -> Straggler | None:
+    """Who has been slow for long, and is still, by the last `RECENT_WINDOWS` windows that `tells`; None for nobody.
+
+    ``recent`` has for each of these the first suspect if that is a chronic one.
     """
     most = Counter((one.ranks, one.where) for one in recent if one is not None).most_common(1)
     if not most or most[0][1] < max(MIN_WINDOWS, len(recent) / 2):

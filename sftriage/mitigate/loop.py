@@ -87,9 +87,20 @@ class Trial:
         """Whether the remedy is wanted now."""
         return not self.interrupted and (self.kept or PARTS[len(self.parts) - (not self.is_over)])
 
-    def of(self, switches: Sequence[SwitchStatus]) -> SwitchStatus | None:
-        """The group that it is for; None where that is gone."""
-        return next((one for one in switches if one.name == self.told.switch), None)
+    def of(self, now: JobNow) -> SwitchStatus | None:
+        """The group that it is for; None where that is not known to be there."""
+        found = (one for one in now.switches if one.name == self.told.switch)
+        return next(found, None) if now.attempt == self.told.attempt else None
+
+    def is_replaced(self, switches: Sequence[SwitchStatus]) -> bool:
+        """Whether its ranks have joined anew, as another group of the same kind."""
+        told = self.told
+        n = len(told.ahead_S) or int(told.numbers.get("ring_ranks", 0))
+        return any(
+            (told.rank in one.ranks, len(one.ranks), one.microbatches > 0) == (True, n, told.remedy == "pipeline")
+            for one in switches
+            if one.name != told.switch
+        )
 
     def setting(self, switch: SwitchStatus) -> Setting:
         """What is wanted of it."""
@@ -141,14 +152,11 @@ class Loop:
         return (loop, None) if tries else loop._considered(now)
 
     def _gone_on(self, trial: Trial, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
-        if not now.switches and now.attempt == trial.told.attempt:
-            # (the ranks are gone: the job ends, or they will have begun anew)
-            return self, None
-        switch = trial.of(now.switches)
+        switch = trial.of(now)
         reason = _stops(trial, switch, now)
-        if reason is not None or switch is None:
-            return self._undone(trial, now, reason or "restarted")
-        if trial.kept:
+        if reason is not None:
+            return self._undone(trial, now, reason)
+        if trial.kept or switch is None:
             return self, None
         trial = _gone_on(trial, switch, now)
         if not (trial.is_over and len(trial.parts) == len(PARTS)):
@@ -279,8 +287,11 @@ def _changed(
 
 def _stops(trial: Trial, switch: SwitchStatus | None, now: JobNow) -> RemedyReason | None:
     """Why a remedy is not gone on with; None where it is."""
-    if switch is None or now.attempt != trial.told.attempt:
+    if now.attempt > trial.told.attempt or (switch is None and trial.is_replaced(now.switches)):
         return "restarted"
+    if switch is None:
+        # (its ranks are gone: the job ends, or begins anew; or who takes over has not heard of all of its hosts yet)
+        return None
     if trial.interrupted:
         return "interrupted"
     if now.allowed is None or trial.told.remedy not in now.allowed.remedies:

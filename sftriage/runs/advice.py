@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from sftriage.mitigate.advice import (
     Straggler,
     advice_of,
     straggler_in,
+    tells,
 )
 from sftriage.mitigate.costs import UnderStraggler, as_measured
 from sftriage.mitigate.pipelines import Pipeline
@@ -36,8 +38,8 @@ from sftriage.words.advice import (
 
 def straggler_of(view: View) -> Straggler | None:
     """Who has been slow for long, and is still: the chronic first suspect of most recent windows; None for nobody."""
-    recent = [row for row in view.rows[-RECENT_WINDOWS:] if row.label != "stalled"]
-    return straggler_in([_chronic(row) for row in recent], view.telemetry.world_size or 0)
+    newest = islice((row for row in reversed(view.rows) if tells(row.label, row.reasons)), RECENT_WINDOWS)
+    return straggler_in([_chronic(row) for row in newest][::-1], view.telemetry.world_size or 0)
 
 
 def pipeline_of_run(view: View) -> Pipeline | None:

@@ -8,6 +8,8 @@ import pytest
 from sftriage.controller.controller import Controller, settings_of
 from sftriage.decisions import CaptureResult, Reproduced
 from sftriage.errors import InputError
+from sftriage.events import RemedyChanged
+from sftriage.mitigate.switch_state import Request, SwitchStatus
 from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.records import StageSchema, Window
@@ -137,3 +139,27 @@ def test_a_restart_forgets_neither_who_was_told_nor_how_long_a_suspect_has_laste
     assert [decision.outcome for decision in decisions] == ["hold", "hold", "capture"]
     # AND a healthy rank is captured beside the suspect
     assert [(one.rank, one.role) for one in decisions[2].requests] == [(2, "suspect"), (0, "control")]
+
+
+def test_windows_without_the_straggler_do_not_say_that_there_is_none(tmp_path):
+    # GIVEN a remedy that is tried on a rank that is always late
+    policy = parse(POLICY + "  mitigate: {remedies: [stragglar], min_saving: 1%}\n", "test.yaml")
+    controller = Controller(policy, Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
+    group = SwitchStatus("rank-0.0.switch", (0, 1, 2, 3), 400, 400, 0, -1, Request(0, 0, 0), 0.01, 1 << 20)
+
+    def told_after(*windows):
+        for one in windows:
+            controller.take(one, now_s=100.0)
+        controller.mitigate([group], 100.0)
+        told = [one for one in read_journal(tmp_path / "decisions.jsonl") if isinstance(one, RemedyChanged)]
+        return [(one.state, one.reason, one.rank) for one in told]
+
+    tried = [("trying", "worthwhile", 2)]
+    assert told_after(*(window(20 * number, late_s=0.02) for number in range(40))) == tried
+    # WHEN nothing is heard of its host, for more windows than are looked at THEN nobody says that it is late no more
+    silent = [window(20 * number) for number in range(40, 52)]
+    for one in silent:
+        one.durations_NRS[:, 2:] = np.nan
+    assert told_after(*silent) == tried
+    # AND that is said once it is heard again, and is late no more
+    assert told_after(*(window(20 * number) for number in range(52, 62))) == [*tried, ("undone", "gone", 2)]

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.fleet.groups import KNOWN_S, Groups
+from sftriage.events import RemedyChanged
+from sftriage.fleet.groups import Groups
+from sftriage.mitigate.loop import JobNow, Loop
 from sftriage.mitigate.switch_state import UNLIKE, Request, Setting
+from sftriage.policy.schema import Mitigate
 from tests.unit.fleet.shipments import group
 
 NAME = "ranks-0.abcd"
@@ -14,16 +17,15 @@ ON = Setting(3)
 
 
 class Told:
-    """Groups of a job whose hosts have two ranks each; `now_s` is the time, long after the controller began."""
+    """Groups of a job whose hosts have two ranks each."""
 
     def __init__(self):
-        self.now_s, self.gone = 0.0, set()
+        self.gone = set()
         self.begin()
-        self.now_s = KNOWN_S
 
     def begin(self):
         """A controller begins."""
-        self.groups = Groups(lambda: self.now_s, lambda agent: agent not in self.gone)
+        self.groups = Groups(lambda agent: agent not in self.gone)
 
     def says(self, host, *parts):
         """A host tells how its parts stand."""
@@ -85,7 +87,6 @@ def test_of_a_group_that_lacks_a_host_nothing_is_known_and_nothing_wanted(told):
 def test_a_host_that_is_silent_has_not_switched(told):
     # GIVEN a group of which one host says nothing any more WHEN it is asked for something
     told.both()
-    told.now_s += 1000.0
     told.says(0, group((0, 1), request=3))
     # THEN it is not there yet, and stays to be asked for: the trial will end by that
     (whole,) = told.groups.statuses()
@@ -95,18 +96,34 @@ def test_a_host_that_is_silent_has_not_switched(told):
     assert told.wanted(Setting()) == {"host-0": {NAME: Setting()}, "host-1": {NAME: Setting()}}
 
 
-def test_a_controller_that_has_just_begun_takes_no_group_for_gone(told):
-    # GIVEN a new controller that has heard of one host so far THEN it knows of no group yet, as of a job without any
+def test_a_controller_that_takes_over_while_a_host_is_silent_leaves_in_force_what_is_kept(told):
+    # GIVEN a remedy that is kept on ranks of two hosts, beside a group on one of them
+    kept = RemedyChanged(100.0, 1, 70, "stragglar", "kept", "helps", 2, "rank 2", "data", NAME, {"ring_ranks": 4})
+    policy = Mitigate(remedies=("stragglar",))
+    now = JobNow(200.0, 0, 80, {}, (), None, is_known=False, allowed=policy)
+    # WHEN another controller takes over, which hears of one host, and no window yet, as of the job's second start
     told.begin()
-    told.says(0, group((0, 1)), ALONE)
-    assert told.groups.statuses() == []
-    # WHEN it hears of the other one, or of none
-    told.says(1, group((2, 3)))
-    assert len(told.groups.statuses()) == 2
-    told.says(1)
-    assert told.groups.statuses() == []
-    told.now_s += KNOWN_S
-    assert [one.name for one in told.groups.statuses()] == [ALONE.name]
+    told.says(0, group((0, 1), value=3, request=3), ALONE)
+
+    def turn(attempt, loop):
+        switches = told.groups.statuses()
+        loop, said = loop.after(replace(now, attempt=attempt, switches=switches))
+        told.groups.want(loop.wanted(switches))
+        return loop, said, told.groups.wanted
+
+    loop, said, wanted = turn(0, Loop.resumed([kept]))
+    # THEN nothing is said, and nobody asked for anything else; neither once windows come, of the host that speaks
+    assert (said, wanted) == (None, {})
+    loop, said, wanted = turn(1, loop)
+    assert (said, wanted) == (None, {})
+    # WHEN the other host speaks again THEN it is gone on with: that one is asked again, if it has heard otherwise
+    told.says(1, group((2, 3), value=3, request=0))
+    loop, said, wanted = turn(1, loop)
+    assert (said, wanted) == (None, {"host-0": {NAME: ON}, "host-1": {NAME: ON}})
+    told.says(1, group((2, 3), value=3, request=3))
+    assert turn(1, loop) == (loop, None, {})
+    # AND if the ranks have begun anew meanwhile, that goes on record
+    assert turn(2, loop)[1].reason == "restarted"
 
 
 def test_a_host_that_the_job_goes_on_without_tells_of_nothing(told):

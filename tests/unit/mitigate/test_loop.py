@@ -16,6 +16,13 @@ ALLOWED = Mitigate(remedies=("stragglar",), min_saving="2%", steps=10, cooldown=
 LATE = Straggler("rank 5", "data", (5,), 8, 0.2, 0.5)
 GROUP = SwitchStatus("rank-0.0.switch", tuple(range(8)), 40, 40, 0, -1, Request(0, 0, 0), 0.175, 1 << 20)
 
+LINK_ALLOWED = Mitigate(remedies=("pipeline",), min_saving="2%", steps=10, cooldown="1h")
+STAGES = tuple(
+    StageTimes(0.01, 0.02, there_s, back_s, 8)
+    for there_s, back_s in ((0, 0.001), (0.001, 0.03), (0.03, 0.001), (0.001, 0))
+)
+PIPELINE = SwitchStatus("rank-0.0.switch", (0, 1, 2, 3), 40, 40, 0, -1, Request(0, 0, 0), stages=STAGES, microbatches=8)
+
 
 class Job:
     """A job that takes its steps, of 8 ranks that switch when they are told to, and the loop beside it."""
@@ -138,14 +145,43 @@ def test_a_job_that_began_anew_has_nothing_in_force():
     assert job.turns(1)[3:] == [("trying", "worthwhile")]
 
 
-def test_of_a_job_that_ends_nothing_is_said():
-    # GIVEN a remedy that was kept WHEN the ranks are gone THEN it is not undone: nobody has begun anew
+@pytest.mark.parametrize(
+    ("told_of", "reason"),
+    [
+        # none: the job ends, or will begin anew
+        ([], None),
+        # of a job of several groups, others alone: who takes over has not heard of all hosts of this one yet
+        ([replace(PIPELINE, name="rank-4.0.switch", ranks=(4, 5, 6, 7), stages=())], None),
+        ([replace(GROUP, name="rank-0.1.switch", ranks=(0, 5))], None),
+        # its ranks have joined another one in its place
+        ([replace(GROUP, name="rank-0.1.switch")], "restarted"),
+    ],
+)
+@pytest.mark.parametrize(("turns", "resumed"), [(3, False), (3, True), (40, False), (40, True)])
+def test_of_a_group_that_is_not_told_of_nothing_is_said_before_it_is_known(turns, resumed, told_of, reason):
+    # GIVEN a remedy that is tried, or kept WHEN its group is told of no more, or not yet
     job = Job()
-    job.turns(40)
-    assert job.loop.after(replace(job.now(), switches=[])) == (job.loop, None)
-    # AND if they do, in a generation that has taken nothing in, it is
-    _, told = job.loop.after(replace(job.now(), switches=[], attempt=1))
-    assert (told.state, told.reason) == ("undone", "restarted")
+    job.turns(turns)
+    loop = Loop.resumed(job.told) if resumed else job.loop
+    now = replace(job.now(), switches=told_of)
+    # THEN it is undone only if it is certain that it is not in force
+    after, told = loop.after(now)
+    assert (told and told.reason) == reason
+    if reason is None:
+        assert after.after(now) == (after, None)
+    # AND if the ranks begin anew, it is; before they are known to, a controller that takes over waits
+    assert loop.after(replace(now, attempt=1))[1].reason == "restarted"
+    if reason is None:
+        assert loop.after(replace(now, attempt=-1)) == (loop, None)
+
+
+def test_who_takes_over_undoes_a_trial_that_was_cut_off_once_its_group_is_told_of():
+    job = Job()
+    job.turns(3)
+    loop = Loop.resumed(job.told)
+    # GIVEN a group of which some host says nothing WHEN it does again THEN that goes on record, and not before
+    assert loop.after(replace(job.now(), switches=[])) == (loop, None)
+    assert loop.after(job.now())[1].reason == "interrupted"
 
 
 def test_ranks_that_do_not_switch_are_not_waited_for_for_ever():
@@ -191,14 +227,6 @@ def test_nothing_is_ever_in_force_that_is_not_on_record_as_tried_or_kept_under_a
             assert job.allowed is not None
             assert job.told[-1].state in ("trying", "kept")
             assert job.told[-1].switch == job.group.name
-
-
-LINK_ALLOWED = Mitigate(remedies=("pipeline",), min_saving="2%", steps=10, cooldown="1h")
-STAGES = tuple(
-    StageTimes(0.01, 0.02, there_s, back_s, 8)
-    for there_s, back_s in ((0, 0.001), (0.001, 0.03), (0.03, 0.001), (0.001, 0))
-)
-PIPELINE = SwitchStatus("rank-0.0.switch", (0, 1, 2, 3), 40, 40, 0, -1, Request(0, 0, 0), stages=STAGES, microbatches=8)
 
 
 def pipelined(allowed=LINK_ALLOWED, stages=STAGES, **options):
