@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from sftriage.fleet.messages import MAX_SECONDS
 from sftriage.mitigate.switch_state import (
     MAX_STAGES,
+    UNLIKE,
     Request,
     Setting,
     StageTimes,
@@ -84,13 +86,14 @@ class Groups:
 
     Args:
         takes_part: whether an agent's host has ranks in the job's newest start, as far as is known.
+        is_silent: whether an agent says nothing.
 
     Attributes:
         wanted: of each agent, by the names of groups, what these have not been asked for yet as far as is known.
     """
 
-    def __init__(self, takes_part: Callable[[str], bool]) -> None:
-        self._takes_part = takes_part
+    def __init__(self, takes_part: Callable[[str], bool], is_silent: Callable[[str], bool]) -> None:
+        self._takes_part, self._is_silent = takes_part, is_silent
         self._told: dict[str, tuple[SwitchStatus, ...]] = {}
         self.wanted: Mapping[str, Mapping[str, Setting]] = {}
 
@@ -100,8 +103,11 @@ class Groups:
         self._told[agent] = tuple(one for one in told if mine.issuperset(one.ranks_here))
 
     def statuses(self) -> list[SwitchStatus]:
-        """How the groups stand of which all ranks are told of."""
-        return whole_groups(one for told in self._of_now().values() for one in told)
+        """How the groups stand of which all ranks are told of: with a host that is silent, as they did last."""
+        of_now = self._of_now()
+        unheard = {one.name for agent, told in of_now.items() if self._is_silent(agent) for one in told}
+        found = whole_groups(one for told in of_now.values() for one in told)
+        return [replace(one, request=UNLIKE) if one.name in unheard else one for one in found]
 
     def want(self, wanted: Mapping[str, Setting]) -> None:
         """What is to be in force in each group. It stays written down for all of its agents until all have asked."""

@@ -119,7 +119,10 @@ class NatsFleet:
         self._unsettled: deque[Message] = deque()
         self._rows = Together(SILENT_S + FETCH_S)
         self._once = Once()
-        self._groups = Groups(lambda agent: self._hosts[agent].takes_part(self._generations))
+        self._groups = Groups(
+            lambda agent: self._hosts[agent].takes_part(self._generations),
+            lambda agent: self._is_silent(self._hosts[agent]),
+        )
         self._gpus: tuple[tuple[int, ...], list[Future[GpuFindings]]] | None = None
         # Of hosts that are quiet, whether they answer.
         self._called: dict[str, Future[GpuFindings]] = {}

@@ -190,8 +190,10 @@ class Loop:
                 if (told.reason == "no_room" or expected >= MIN_SHARE) and about not in self.advised:
                     return self._advising(told), told
                 continue
-            is_cooling = now.time_s < self.undone_s.get(_about(told), float("-inf")) + allowed.cooldown_s
-            if expected >= allowed.min_saving_fraction and not is_cooling:
+            waits = now.time_s < self.undone_s.get(_about(told), float("-inf")) + allowed.cooldown_s
+            # (what was in force before may be on all ranks still, where a host has not heard)
+            waits |= switches[told.switch].next_request(0) is not None
+            if expected >= allowed.min_saving_fraction and not waits:
                 tried = msgspec.structs.replace(told, state="trying", reason="worthwhile")
                 return self._with_trial(Trial(tried, allowed.steps, now.time_s)), tried
         return replace(self, looked_s=looked_s), None

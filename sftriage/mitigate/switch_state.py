@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 UNLIKE = Request(0, 0, -1)
-"""Not the same on all hosts."""
+"""Not the same on all hosts, or not known of one that is silent."""
 
 
 class Setting(NamedTuple):
@@ -103,7 +103,7 @@ class SwitchStatus:
 
     def next_request(self, value: int) -> Request | None:
         """What to ask for so that a value comes into force; None where it is, or was asked for and may yet be."""
-        if self.here:
+        if self.here or self.request == UNLIKE:
             return None if self.request.value == value else Request(0, 0, value)
         may_come = self.all_begun < self.request.round
         if (self.request.value if may_come else self.value) == value:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.mitigate.switching import make_switch
+from sftriage.mitigate.switching import SwitchFile, make_switch
 from sftriage.recorder import Monitor
 from tests import needs
 from tests.integration.namespaces import BOTH, two_hosts
@@ -24,28 +24,69 @@ SPEC = {"late_s": 0.2, "whole_s": 0.1, "steps": 3000}
 MITIGATE = "  mitigate: {remedies: [stragglar], min_saving: 1%, steps: 8}\n"
 
 
-@pytest.fixture
-def job(tmp_path, environment):
-    """A job of two ranks a host, under triage; its processes, and the run directory. All of it ends with the test."""
-    say(tmp_path / "whom", str(LATE_RANK))
-    (tmp_path / "policy.yaml").write_text(POLICY + MITIGATE)
-    meeting = {"NODES": "2", "MEET_AT": f"{BOTH[0]}:29517", "PYTHONPATH": str(Path(__file__).parents[2])}
-    spec = json.dumps(SPEC | {"whom": str(tmp_path / "whom")})
-    with two_hosts() as hosts:
-        both = []
+IMPATIENT = """
+import sys
+if "controller" in sys.orig_argv:
+    from sftriage.mitigate import loop
+    loop.SWITCH_S = 10.0
+"""
+"""It is waited for less long for ranks to switch."""
+
+
+class Job:
+    """A job of two ranks a host, under triage: its launchers, and the run directory."""
+
+    def __init__(self, hosts, directory, environment, policy):
+        self.hosts, self.directory, self.run = hosts, directory, directory / "run"
+        say(directory / "whom", str(LATE_RANK))
+        (directory / "policy.yaml").write_text(POLICY + policy)
+        path = f"{directory / 'patience'}:{Path(__file__).parents[2]}"
+        self.environment = {**environment, "NODES": "2", "MEET_AT": f"{BOTH[0]}:29517", "PYTHONPATH": path}
+        self.hub = ["--job-id", f"job-{os.getpid()}", "--hub", BOTH[0], "--creds", directory / "secret"]
+        spec = json.dumps(SPEC | {"whom": str(directory / "whom")})
+        command = ["run", *self.hub, "--out", self.run, "--policy", directory / "policy.yaml", "--"]
+        self.both = [self.start(number, *command, *FORKED, RANKS_A_HOST, JOB, spec) for number in range(2)]
+
+    def start(self, number, *command):
+        """Start a command of ours on a host."""
+        host = self.directory / f"host-{number}"
+        host.mkdir(exist_ok=True)
+        whole = ["env", "-C", host, sys.executable, "-m", "sftriage", *command]
+        return self.hosts.start(number, whole, self.environment, self.directory / f"said-{number}")
+
+    def kill_controller(self):
+        """The controller dies, and another one goes on with the run."""
+        known = len(on_record(self.run, "taken_over"))
+        (controller,) = [pid for pid in descendants(self.both[0].pid) if is_controller(pid)]
+        os.kill(controller, signal.SIGKILL)
+        wait_until(lambda: len(on_record(self.run, "taken_over")) > known)
+
+    def judged(self, more):
+        """Wait until so many windows more are judged."""
+        known = len(on_record(self.run, "window"))
+        wait_until(lambda: len(on_record(self.run, "window")) >= known + more)
+
+    def of_hosts(self):
+        """How the group stands, by what each host's file says."""
+        found = []
         for number in range(2):
-            run = [sys.executable, "-m", "sftriage", "run", "--job-id", f"job-{os.getpid()}", "--hub", BOTH[0]]
-            run += ["--out", tmp_path / "run", "--creds", tmp_path / "secret", "--policy", tmp_path / "policy.yaml"]
-            (tmp_path / f"host-{number}").mkdir()
-            command = ["env", "-C", tmp_path / f"host-{number}", *run, "--", *FORKED, RANKS_A_HOST, JOB, spec]
-            said = tmp_path / f"said-{number}"
-            both.append(hosts.start(number, command, {**environment, **meeting}, said))
-        yield both, tmp_path / "run"
+            (path,) = self.hosts.memory(number).glob("**/*.switch")
+            with SwitchFile(path) as file:
+                found.append(file.status())
+        return found
 
 
-def test_a_remedy_is_switched_on_ranks_of_two_hosts_and_outlives_the_controller(job, tmp_path):
+@pytest.fixture
+def begin(tmp_path, environment):
+    """Start a job, by what its policy says of remedies. All of it ends with the test."""
+    with two_hosts() as hosts:
+        yield lambda policy=MITIGATE: Job(hosts, tmp_path, environment, policy)
+
+
+def test_a_remedy_is_switched_on_ranks_of_two_hosts_and_outlives_the_controller(begin, tmp_path):
     # GIVEN a rank of the second host that is later than the break-even, and a policy that allows to do something
-    (first, _), run = job
+    job = begin()
+    run = job.run
     # WHEN the job goes on THEN gradients are reduced around that rank, in turns at first, and then for good
     wait_until(lambda: len(states(run)) == 2)
     assert states(run) == [("trying", "worthwhile", LATE_RANK), ("kept", "helps", LATE_RANK)]
@@ -53,18 +94,42 @@ def test_a_remedy_is_switched_on_ranks_of_two_hosts_and_outlives_the_controller(
     assert (kept["ring_ranks"], kept["ring_bytes"] > 0) == (2 * RANKS_A_HOST, True)
     assert kept["saves_s"] > 2 * kept["error_s"]
     assert min(kept["on_steps"], kept["off_steps"]) >= 8
-    # WHEN the controller is killed, and another one goes on with the run
-    (controller,) = [pid for pid in descendants(first.pid) if is_controller(pid)]
-    os.kill(controller, signal.SIGKILL)
-    wait_until(lambda: on_record(run, "taken_over"))
-    judged = len(on_record(run, "window"))
-    wait_until(lambda: len(on_record(run, "window")) > judged + 12)
-    # THEN what was kept stays
+    # WHEN the controller is killed, and another one goes on with the run THEN what was kept stays
+    job.kill_controller()
+    job.judged(13)
     assert len(states(run)) == 2
     # WHEN the straggler moves to the other host THEN the remedy is undone, and tried for the other one
     say(tmp_path / "whom", "1")
     wait_until(lambda: len(states(run)) == 4)
     assert states(run)[2:] == [("undone", "moved", LATE_RANK), ("trying", "worthwhile", 1)]
+
+
+def test_a_host_that_falls_silent_in_a_trial_ends_it_and_once_it_speaks_again_the_loop_goes_on(begin, tmp_path):
+    # GIVEN a remedy that is being tried on ranks of two hosts
+    (tmp_path / "patience").mkdir()
+    (tmp_path / "patience" / "sitecustomize.py").write_text(IMPATIENT)
+    job = begin(MITIGATE.replace("steps: 8", "steps: 8, cooldown: 1s"))
+    run = job.run
+    wait_until(lambda: states(run))
+    # WHEN the agent of a host is killed, and the ranks there go on
+    job.both[1].kill()
+    # THEN the trial ends without a result
+    wait_until(lambda: len(states(run)) == 2)
+    assert states(run) == [("trying", "worthwhile", LATE_RANK), ("undone", "not_switched", LATE_RANK)]
+    # AND all ranks have the same in force, and go on
+    before = job.of_hosts()
+    assert len({one.value for one in before}) == 1
+    wait_until(lambda: all(now.all_begun > was.round + 5 for now, was in zip(job.of_hosts(), before, strict=True)))
+    assert [one.value for one in job.of_hosts()] == [one.value for one in before]
+    # WHEN the controller is killed too, and another one goes on THEN it tries nothing while the host is silent
+    job.kill_controller()
+    job.judged(3)
+    assert len(states(run)) == 2
+    # WHEN an agent is there again THEN it is tried anew, and kept
+    job.start(1, "agent", *job.hub)
+    wait_until(lambda: len(states(run)) == 4)
+    assert states(run)[2:] == [("trying", "worthwhile", LATE_RANK), ("kept", "helps", LATE_RANK)]
+    wait_until(lambda: [one.value for one in job.of_hosts()] == [LATE_RANK + 1] * 2)
 
 
 FROM_A_SIDECAR = """

@@ -20,12 +20,12 @@ class Told:
     """Groups of a job whose hosts have two ranks each."""
 
     def __init__(self):
-        self.gone = set()
+        self.gone, self.silent = set(), set()
         self.begin()
 
     def begin(self):
         """A controller begins."""
-        self.groups = Groups(lambda agent: agent not in self.gone)
+        self.groups = Groups(lambda agent: agent not in self.gone, lambda agent: agent in self.silent)
 
     def says(self, host, *parts):
         """A host tells how its parts stand."""
@@ -87,13 +87,25 @@ def test_of_a_group_that_lacks_a_host_nothing_is_known_and_nothing_wanted(told):
 def test_a_host_that_is_silent_has_not_switched(told):
     # GIVEN a group of which one host says nothing any more WHEN it is asked for something
     told.both()
+    told.silent = {"host-1"}
     told.says(0, group((0, 1), request=3))
     # THEN it is not there yet, and stays to be asked for: the trial will end by that
     (whole,) = told.groups.statuses()
     assert (whole.value, whole.next_request(3)) == (0, Request(0, 0, 3))
     assert told.wanted() == {"host-0": {NAME: ON}, "host-1": {NAME: ON}}
-    # AND what is asked for instead takes its place
+    # AND what is asked for instead takes its place, and is not taken for heard
+    told.says(0, group((0, 1), request=0))
     assert told.wanted(Setting()) == {"host-0": {NAME: Setting()}, "host-1": {NAME: Setting()}}
+    # WHEN it speaks again THEN that is known
+    told.silent = set()
+    assert told.wanted(Setting()) == {}
+
+
+def test_of_a_group_on_a_host_that_is_silent_nothing_more_is_known(told):
+    told.says(0, ALONE)
+    assert told.wanted(Setting(), ALONE.name) == {}
+    told.silent = {"host-0"}
+    assert told.wanted(Setting(), ALONE.name) == {"host-0": {ALONE.name: Setting()}}
 
 
 def test_a_controller_that_takes_over_while_a_host_is_silent_leaves_in_force_what_is_kept(told):

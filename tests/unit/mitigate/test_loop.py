@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sftriage.mitigate.advice import Straggler
 from sftriage.mitigate.loop import PARTS, SWITCH_S, JobNow, Loop
-from sftriage.mitigate.switch_state import Request, Setting, StageTimes, SwitchStatus
+from sftriage.mitigate.switch_state import UNLIKE, Request, Setting, StageTimes, SwitchStatus
 from sftriage.policy.schema import Mitigate
 
 ALLOWED = Mitigate(remedies=("stragglar",), min_saving="2%", steps=10, cooldown="1h")
@@ -134,6 +134,15 @@ def test_it_is_undone_where_what_it_was_for_is_no_longer_so(turns, change, reaso
     assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
     # AND a straggler that has moved is another one, which is tried
     assert job.turns(1)[known + 1 :] == ([("trying", "worthwhile")] if reason == "moved" else []) or not job.allowed
+
+
+@pytest.mark.parametrize("stands", [{"value": 3}, {"value": None}, {"request": UNLIKE}, {"request": Request(7, 43, 3)}])
+def test_nothing_is_tried_before_all_ranks_are_known_to_do_as_usual(stands):
+    job = Job(switches=False)
+    job.group = replace(GROUP, **stands)
+    assert job.turns(3) == []
+    job.group = GROUP
+    assert job.turns(1) == [("trying", "worthwhile")]
 
 
 def test_a_job_that_began_anew_has_nothing_in_force():
