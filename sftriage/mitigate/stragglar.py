@@ -12,7 +12,8 @@ Tried on Gloo with gradients on the CPU, and refused elsewhere.
 """
 # Annotations as they are, not as text: torch compares those of a hook with its own types.
 
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from time import monotonic_ns
@@ -26,6 +27,9 @@ from sftriage.mitigate.joining import joined
 from sftriage.mitigate.schedule import schedule_of
 from sftriage.mitigate.switching import MultiHostSwitch, Switch
 from sftriage.recorder.recording import step_now
+
+_MOST = dist.AllreduceOptions()
+_MOST.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
 
 
 class Stragglar:
@@ -49,6 +53,8 @@ class Stragglar:
         self._ranks = ranks
         self._worker = ThreadPoolExecutor(1, "sftriage-stragglar")
         self._switch: Switch | None = None
+        self._votes = array("q", bytes(24))
+        self._votes_tensor = torch.frombuffer(self._votes, dtype=torch.int64)
         # Of the round in progress: what its exchanges have taken, and how much they were.
         self._took_ns = self._size_bytes = 0
 
@@ -68,15 +74,16 @@ class Stragglar:
         value = self._switch.begin(step_now())
         self.straggler = value - 1 if value else None
 
-    def _cast(self, vote: int) -> Callable[[], int | None]:
+    def _cast(self, words: Sequence[int]) -> Callable[[], Sequence[int]]:
         """See `switching.Cast`: before this round's gradients, and so in the same order on all ranks."""
-        votes = torch.tensor([vote, -vote], device="cpu")
-        exchange = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        # (by the group's own method, and in the same tensor: what torch does around it takes longer than that)
+        for at, word in enumerate(words):
+            self._votes[at] = word
+        exchange = self.group.allreduce([self._votes_tensor], _MOST)
 
-        def counted() -> int | None:
+        def counted() -> Sequence[int]:
             exchange.wait()
-            most, least = votes.tolist()
-            return most if most == -least else None
+            return self._votes
 
         return counted
 
@@ -131,8 +138,8 @@ def attach(model: torch.nn.parallel.DistributedDataParallel, timeout: timedelta 
     """Take the hook in, so that a policy's ``mitigate`` may have gradients reduced around a straggler. On all ranks.
 
     Nothing is done, and None returned, where sftriage does not watch the job; nor, with a warning, where gradients are
-    on a GPU, or it does not watch all of the group's ranks. Where these are on several hosts, votes are exchanged: 16
-    bytes a backward.
+    on a GPU, or it does not watch all of the group's ranks. Where these are on several hosts, votes are exchanged: 24
+    bytes about every second, and in no backward more than once.
     """
     on_cpu = all(one.device.type == "cpu" for one in model.parameters())
     switch = joined(

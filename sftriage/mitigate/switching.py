@@ -37,6 +37,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 from zlib import crc32
 
@@ -73,9 +74,12 @@ SMOOTHED = 8
 NO_VOTE = -1
 """That of a rank that cannot do what is asked for."""
 
-Cast = Callable[[int], Callable[[], "int | None"]]
-"""Has a vote exchanged with those of all ranks, of which nobody waits for another here. What it gives is called once a
-later round begins: the value that all have voted for, or None where they differ."""
+VOTES_APART_NS, MOST_ROUNDS_APART = 1_000_000_000, 32
+"""Across hosts, votes are about so far apart, and at most so many rounds."""
+
+Cast = Callable[[Sequence[int]], Callable[[], Sequence[int]]]
+"""Has the greatest of each of some numbers found over all ranks, of which nobody waits for another here. What it gives
+says them, and is called once a later round begins."""
 
 _PROLOGUE = struct.Struct("=8sII")
 _WORD = struct.Struct("=q")
@@ -184,22 +188,37 @@ class MultiHostSwitch(Switch):
     there on, and else what was before: all ranks count the same votes. Nobody waits for them, for round T, which is
     over, ended on none before all had voted.
 
+    With its vote each rank says what a round takes it. By the longest all know, and agree on, in which round the next
+    vote is: an exchange costs more than all else of a round, and what is asked for comes once in a while.
+
     Attributes:
         cast: exchanges votes; to be there before the first round.
+        clock: nanoseconds on a clock that only goes on.
     """
 
     cast: Cast
-    _counted: Callable[[], int | None] | None = None
+    clock: Callable[[], int] = staticmethod(monotonic_ns)
+    _counted: Callable[[], Sequence[int]] | None = None
+    _due, _cast_ns, _rounds_apart = 1, 0, 1
 
     def begin(self, step: int) -> int:
         """See `Switch.begin`."""
         words = self._words
-        value = None if self._counted is None else self._counted()
-        if value is not None and value not in (NO_VOTE, self._value):
-            self._in_force(value, step)
-        asked = Request.of(words[0]).value
-        self._counted = self.cast(asked if self._may(asked) else NO_VOTE)
         self._round += 1
+        if self._counted is not None:
+            most, minus_least, round_ns = self._counted()
+            self._counted = None
+            if most == -minus_least and most not in (NO_VOTE, self._value):
+                self._in_force(most, step)
+            self._rounds_apart = max(1, min(VOTES_APART_NS // max(1, round_ns), MOST_ROUNDS_APART))
+            self._due += self._rounds_apart
+        if self._round == self._due:
+            asked, now_ns = Request.of(words[0]).value, self.clock()
+            vote = asked if self._may(asked) else NO_VOTE
+            # (of the first there is nothing to be said, and the second is at once)
+            round_ns = (now_ns - self._cast_ns) // self._rounds_apart if self._cast_ns else VOTES_APART_NS
+            self._cast_ns = now_ns
+            self._counted = self.cast((vote, -vote, round_ns))
         words[self._line + ROUND] = self._round
         return self._value
 

@@ -7,7 +7,8 @@ takes on a link (sβ): seconds from where it is there. A pipeline of four stages
 units of a forward computation: torch's own 1F1B, 1F1B whose sends hold nothing up, and stages as far ahead as planned.
 The same where a slow link holds its sender up: torch's own 1F1B, stages as far ahead as planned, and these once what
 they send leaves from the host. And a whole job with a slow link under triage, whose policy allows nothing, and allows
-that its stages run further ahead: how long it takes, with its trial, and what is on record of that.
+that its stages run further ahead: how long it takes, with its trial, and what is on record of that. And what it takes a
+rank to begin a backward that StragglAR may be switched on in: on one host, and on several, where ranks vote.
 
 Ranks are processes, and messages go over Gloo, held back for what the links take; computations sleep. So both are of
 the links and the schedules, and not of this machine's cores, whose share comes on top. Figures are medians.
@@ -37,6 +38,7 @@ from tests.integration.remedies import POLICY
 TESTS = Path(__file__).parents[1]
 LAUNCH = TESTS / "integration" / "jobs" / "launch.py"
 LATE_RANK = Path(__file__).parent / "mitigations_parts" / "late_rank.py"
+VOTES = Path(__file__).parent / "mitigations_parts" / "votes.py"
 WATCHED = TESTS / "integration" / "jobs" / "slow_link.py"
 PIPELINE = TESTS / "integration" / "jobs" / "delayed_pipeline.py"
 
@@ -48,6 +50,8 @@ LINK_DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
 HELD_DELAYS = (0.0, 0.5, 1.0, 2.0)
 LOOP_SPEC = {"forward_s": 0.006, "backward_s": 0.012, "microbatches": 8, "most": 8, "steps": 200}
 LOOP_DELAY_S = 0.02
+VOTE_SPEC = {"hosts": 2, "step_s": 0.01}
+VOTERS, STEPS_A_ROUND = 4, 200
 MITIGATE = "  mitigate: {remedies: [pipeline], steps: 8}\n"
 
 
@@ -156,6 +160,23 @@ def in_the_loop() -> dict[str, Any]:
     return found
 
 
+def what_a_vote_takes(rounds: int) -> dict[str, Any]:
+    """Medians over all ranks and backwards: with a vote, and without, and by their share in both."""
+    took = told_by(VOTERS, VOTES, {**VOTE_SPEC, "steps": STEPS_A_ROUND * rounds})
+    of = {name: statistics.median(us for rank in took for us in rank["took_us"][name]) for name in took[0]["took_us"]}
+    share = statistics.mean(rank["votes"] / len(rank["took_us"]["several"]) for rank in took)
+    several_us = of["each_round"] * share + of["several"] * (1.0 - share)
+    told = {"one_host_us": of["one_host"], "without_vote_us": of["several"], "with_vote_us": of["each_round"]}
+    return {
+        "ranks": VOTERS,
+        **VOTE_SPEC,
+        **told,
+        "votes_share": share,
+        "several_hosts_us": several_us,
+        "ratio": several_us / of["one_host"],
+    }
+
+
 def shown(found: dict[str, Any]) -> None:
     for one in found.get("late_rank", ()):
         even = "never" if one["break_even_s"] is None else f"at {one['break_even_s']:.3f} s"
@@ -177,6 +198,13 @@ def shown(found: dict[str, Any]) -> None:
         for at in one["curve"]:
             told = (f"{at[f'{name}_s']:.2f} s ({at[f'{name}_model_s']:.2f})" for name in HELD)
             print(f"  {at['delay_s']:.2f} s   {'  '.join(told)}")
+    if one := found.get("votes"):
+        print(f"{one['ranks']} ranks that begin a backward: {one['one_host_us']:.1f} us on one host")
+        several, vote, without = (
+            f"{one[name]:.1f} us" for name in ("several_hosts_us", "with_vote_us", "without_vote_us")
+        )
+        print(f"  on {one['hosts']} {several}", end="")
+        print(f" ({without}, and {vote} with a vote, in {one['votes_share']:.1%}): {one['ratio']:.2f} times as long")
     if one := found.get("loop"):
         print(
             f"{one['steps']} steps with a link of {one['delay_s']} s: {one['alone_s']:.1f} s under triage alone, ",
@@ -191,7 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=("late_rank", "slow_link", "held_up", "loop"))
+    parser.add_argument("--only", nargs="+", choices=("late_rank", "slow_link", "held_up", "loop", "votes"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     parts: dict[str, Callable[[], Any]] = {
@@ -199,6 +227,7 @@ def main() -> None:
         "slow_link": lambda: under_a_slow_link(options.rounds),
         "held_up": lambda: where_a_link_holds_up(options.rounds),
         "loop": in_the_loop,
+        "votes": lambda: what_a_vote_takes(options.rounds),
     }
     found = {"machine": {"cpus": os.cpu_count(), "system": platform.platform()}}
     found |= {name: part() for name, part in parts.items() if name in (options.only or parts)}

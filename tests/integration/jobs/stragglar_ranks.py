@@ -11,17 +11,17 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from sftriage.errors import UsageError
-from sftriage.mitigate import joining
+from sftriage.mitigate import joining, switching
 from sftriage.mitigate.stragglar import Stragglar, attach, stragglar_hook
 from sftriage.mitigate.switching import MultiHostSwitch, SwitchFile, find_switches
 
@@ -165,7 +165,8 @@ def across(how: str) -> None:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    # (each rank is a host, with a directory of rings of its own)
+    # (each rank is a host, with a directory of rings of its own, and votes in each round)
+    switching.VOTES_APART_NS = 0
     rings = Path(os.environ["SFTRIAGE_RINGS"])
     mine = rings / os.environ["RANK"]
     mine.mkdir()
@@ -176,9 +177,9 @@ def across(how: str) -> None:
     assert isinstance(state._switch, MultiHostSwitch)
     cast, rounds = state._switch.cast, 0
 
-    def then_killed(vote: int) -> Any:
-        counted = cast(vote)
-        if vote and how == "casting":
+    def then_killed(words: Sequence[int]) -> Callable[[], Sequence[int]]:
+        counted = cast(words)
+        if words[0] and how == "casting":
             os.kill(os.getpid(), signal.SIGKILL)
         return counted
 

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from sftriage.errors import RingError
 from sftriage.mitigate.switch_state import UNLIKE, Request, Setting, whole_groups
-from sftriage.mitigate.switching import NO_VOTE, MultiHostSwitch, SwitchFile, find_switches, make_switch
+from sftriage.mitigate.switching import (
+    MOST_ROUNDS_APART,
+    NO_VOTE,
+    VOTES_APART_NS,
+    MultiHostSwitch,
+    SwitchFile,
+    find_switches,
+    make_switch,
+)
 
 NAME = "ranks-0.abcd"
 
@@ -22,13 +30,13 @@ class Votes:
     def cast_of(self, rank):
         rounds = count()
 
-        def cast(vote):
+        def cast(words):
             votes = self.of_round.setdefault(next(rounds), {})
-            votes[rank] = vote
+            votes[rank] = words
 
             def counted():
                 assert len(votes) == self.n, "a round has ended before all have begun it"
-                return vote if len(set(votes.values())) == 1 else None
+                return [max(of_one) for of_one in zip(*votes.values(), strict=True)]
 
             return counted
 
@@ -51,6 +59,8 @@ class Group:
             for place in places:
                 self.switches[place] = MultiHostSwitch(path, place)
                 self.switches[place].cast = votes.cast_of(place)
+                # (rounds are as long as votes are to be apart)
+                self.switches[place].clock = count(1, VOTES_APART_NS).__next__
 
     def may_begin(self, place):
         return len(self.values[place]) <= min(map(len, self.values))
@@ -144,15 +154,65 @@ def test_what_is_withdrawn_before_all_have_seen_it_never_comes(group):
     assert group.status().next_request(0) is None
 
 
+def clock_of(data):
+    """A clock that goes on by whatever is drawn, now and then not at all."""
+    now_ns = 0
+
+    def clock():
+        nonlocal now_ns
+        now_ns += data.draw(st.sampled_from([0, 1, VOTES_APART_NS // 100, VOTES_APART_NS // 3, 5 * VOTES_APART_NS]))
+        return now_ns
+
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("round_s", "apart"),
+    [
+        # what a round takes the ranks; in every so-manieth round they vote
+        ((1.0, 1.0, 1.0), 1),
+        ((5.0, 5.0, 5.0), 1),
+        ((0.25, 0.25, 0.25), 4),
+        # one who was away for long, by its own clock, is waited for by all
+        ((0.1, 0.3, 0.1), 3),
+        ((1e-3, 1e-3, 1e-3), MOST_ROUNDS_APART),
+    ],
+)
+def test_ranks_vote_about_every_second_in_the_same_rounds(group, round_s, apart):
+    # GIVEN ranks whose rounds take them so long, by clocks that began at different times
+    cast = {place: [] for place in group.switches}
+    for place, one in group.switches.items():
+        one.clock = lambda place=place: 7 + place + round(len(group.values[place]) * round_s[place] * 1e9)
+
+        def then(words, place=place, before=one.cast):
+            cast[place].append(len(group.values[place]))
+            return before(words)
+
+        one.cast = then
+    # WHEN rounds go on THEN all vote in the same: the first two, and from there on so far apart
+    group.rounds(4 * MOST_ROUNDS_APART)
+    assert cast[0] == cast[1] == cast[2] == [0, *range(1, 4 * MOST_ROUNDS_APART, apart)]
+    # AND what is asked for is in force a round after the next vote
+    group.ask(2, 2)
+    rounds = 0
+    while group.values[0][-1] == 0:
+        group.rounds()
+        rounds += 1
+    assert rounds <= apart + 1
+    assert group.values[0] == group.values[1] == group.values[2]
+
+
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_no_two_ranks_are_ever_in_one_round_with_different_values(tmp_path_factory, data):
-    # GIVEN ranks on up to three hosts that begin rounds in any order that exchanges allow, and words that come to each
-    # host at any moment, in any order, several times or never
+    # GIVEN ranks on up to three hosts that begin rounds in any order that exchanges allow, each by a clock of its own,
+    # and words that come to each host at any moment, in any order, several times or never
     n = data.draw(st.integers(2, 5))
     host_R = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n).filter(lambda hosts: len(set(hosts)) > 1))
     here = [tuple(at for at in range(n) if host_R[at] == host) for host in sorted(set(host_R))]
     group = Group(tmp_path_factory.mktemp("hosts"), *here)
+    for one in group.switches.values():
+        one.clock = clock_of(data)
     for _ in range(data.draw(st.integers(10, 80))):
         if data.draw(st.integers(0, 3)) == 0:
             asked = data.draw(st.integers(0, n + 1))
@@ -164,14 +224,11 @@ def test_no_two_ranks_are_ever_in_one_round_with_different_values(tmp_path_facto
     for of_round in zip(*group.values, strict=False):
         assert len(set(of_round)) == 1
         assert 0 <= of_round[0] <= n
-    # AND once all hosts are asked for the same, it is in force two rounds later
+    # AND once all hosts are asked for the same, it is in force after the next vote but one
     group.ask(*[n] * len(here))
-    for place in range(n):
-        while not group.may_begin(place):
-            group.begin(min(range(n), key=lambda one: len(group.values[one])))
     while min(map(len, group.values)) < max(map(len, group.values)):
         group.begin(min(range(n), key=lambda one: len(group.values[one])))
-    group.rounds(2)
+    group.rounds(2 * MOST_ROUNDS_APART)
     assert {values[-1] for values in group.values} == {n}
     for file in group.files:
         file.close()
@@ -179,7 +236,7 @@ def test_no_two_ranks_are_ever_in_one_round_with_different_values(tmp_path_facto
 
 def test_a_rank_that_cannot_vote_votes_against(group):
     votes = []
-    group.switches[1].cast = lambda vote: votes.append(vote) or (lambda: vote)
+    group.switches[1].cast = lambda words: votes.append(words[0]) or (lambda: words)
     group.ask(None, 9)
     for _ in range(2):
         group.begin(1)
