@@ -27,8 +27,12 @@ def advise(
     gradients: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What ranks all-reduce in a step: 500Mi.", show_default=False)
     ] = None,
-    bandwidth: Annotated[float, typer.Option(metavar="GB/S", min=1e-6, help="Of a rank's link, each way.")] = 25.0,
-    latency: Annotated[float, typer.Option(metavar="US", min=0.0, help="Of a message, in microseconds.")] = 10.0,
+    bandwidth: Annotated[
+        float, typer.Option(metavar="GB/S", min=1e-6, max=1e6, help="Of a rank's link, each way.")
+    ] = 25.0,
+    latency: Annotated[
+        float, typer.Option(metavar="US", min=0.0, max=1e9, help="Of a message, in microseconds.")
+    ] = 10.0,
     pipeline: Annotated[
         Path | None,
         typer.Option(

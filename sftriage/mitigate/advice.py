@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, NamedTuple
 
+from sftriage.events import RemedyChanged
 from sftriage.frontier.judging import UNDECIDED
 from sftriage.mitigate.costs import Link, UnderStraggler, under_straggler
 from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, slow_link, step_s
@@ -102,12 +103,16 @@ class SlowLink(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The remedies, the most useful first, and for whom; ``step_s`` is a step without any."""
+    """The remedies, the most useful first, and for whom; ``step_s`` is a step without any.
+
+    ``tried`` is what the job itself has come to of those that a policy allows, of each group of ranks the last.
+    """
 
     step_s: float | None
     straggler: Straggler | None
     remedies: tuple[Remedy, ...]
     slow_link: SlowLink | None = None
+    tried: tuple[RemedyChanged, ...] = ()
 
     @property
     def best(self) -> Remedy | None:

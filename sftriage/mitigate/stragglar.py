@@ -12,6 +12,7 @@ Tried on Gloo with gradients on the CPU, and refused elsewhere.
 """
 # Annotations as they are, not as text: torch compares those of a hook with its own types.
 
+import os
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,11 @@ from sftriage.errors import UsageError
 from sftriage.mitigate.joining import joined
 from sftriage.mitigate.schedule import schedule_of
 from sftriage.mitigate.switching import MultiHostSwitch, Switch
+from sftriage.recorder.log import warn
+from sftriage.recorder.monitor import RINGS_ENV
 from sftriage.recorder.recording import step_now
+
+AS_BEFORE = "gradients are reduced as before"
 
 _MOST = dist.AllreduceOptions()
 _MOST.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
@@ -93,12 +98,12 @@ class Stragglar:
         Raises:
             UsageError: there is no such rank.
         """
-        said = torch.tensor([-1 if straggler is None else straggler], device="cpu")
+        said = torch.tensor([straggler is not None, straggler or 0], device="cpu")
         dist.broadcast(said, self._ranks[0], group=self.group)
-        rank = int(said.item())
-        if rank >= len(self._ranks):
+        is_named, rank = said.tolist()
+        if is_named and not 0 <= rank < len(self._ranks):
             raise UsageError(f"rank {rank} as straggler of {len(self._ranks)} ranks")
-        self.straggler = None if rank < 0 else rank
+        self.straggler = rank if is_named else None
 
     def start(self, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Have a flat gradient averaged over all ranks, in place."""
@@ -134,16 +139,21 @@ def stragglar_hook(
     return state.start(bucket.buffer())
 
 
-def attach(model: torch.nn.parallel.DistributedDataParallel, timeout: timedelta | None = None) -> Stragglar | None:
+def attach(model: torch.nn.Module, timeout: timedelta | None = None) -> Stragglar | None:
     """Take the hook in, so that a policy's ``mitigate`` may have gradients reduced around a straggler. On all ranks.
 
     Nothing is done, and None returned, where sftriage does not watch the job; nor, with a warning, where gradients are
-    on a GPU, or it does not watch all of the group's ranks. Where these are on several hosts, votes are exchanged: 24
-    bytes about every second, and in no backward more than once.
+    on a GPU, it does not watch all of the group's ranks, or the model is no `DistributedDataParallel`, or has a hook of
+    its own. Where ranks are on several hosts, votes are exchanged: 24 bytes about every second, and in no backward more
+    than once.
     """
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        if RINGS_ENV in os.environ:
+            warn("%s: StragglAR is here for DistributedDataParallel, and not for %s", AS_BEFORE, type(model).__name__)
+        return None
     on_cpu = all(one.device.type == "cpu" for one in model.parameters())
     switch = joined(
-        "gradients are reduced as before",
+        AS_BEFORE,
         "StragglAR is here for gradients on the CPU, where all ranks are watched",
         model.process_group,
         fits=on_cpu,
@@ -153,7 +163,12 @@ def attach(model: torch.nn.parallel.DistributedDataParallel, timeout: timedelta 
         return None
     state = Stragglar(model.process_group, timeout)
     state.follow(switch)
-    model.register_comm_hook(state, stragglar_hook)
+    try:
+        model.register_comm_hook(state, stragglar_hook)
+    except RuntimeError as error:
+        # (on all ranks alike: a model has one hook, and this one has one by now)
+        warn("%s: %s", AS_BEFORE, str(error).partition("\n")[0])
+        return None
     return state
 
 

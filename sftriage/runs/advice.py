@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -32,6 +33,7 @@ from sftriage.words.advice import (
     TITLES,
     link_sentence,
     remedy_sentence,
+    remedy_told,
     straggler_sentence,
 )
 
@@ -56,7 +58,14 @@ def pipeline_of_run(view: View) -> Pipeline | None:
 def advice_of_run(view: View, messages: Messages | None = None, pipeline: Pipeline | None = None) -> Advice:
     """What would help the run, by its own figures as far as nobody names others."""
     straggler = straggler_of(view)
-    return advice_of(straggler, messages, pipeline or pipeline_of_run(view), _exchange(view, straggler))
+    advice = advice_of(straggler, messages, pipeline or pipeline_of_run(view), _exchange(view, straggler))
+    return replace(advice, tried=tuple(tried_in(view)))
+
+
+def tried_in(view: View) -> list[RemedyChanged]:
+    """What has come of remedies that were tried, of each group of ranks the last."""
+    tried = [one for one in view.notes if isinstance(one, RemedyChanged) and one.state != "advised"]
+    return list({one.switch: one for one in tried}.values())
 
 
 def _exchange(view: View, straggler: Straggler | None) -> UnderStraggler | None:
@@ -82,6 +91,7 @@ def advice_lines(advice: Advice) -> list[str]:
     lines = [] if one is None else [straggler_sentence(one.who, one.where, one.late_s, one.step_s, one.n_ranks)]
     lines += [] if advice.slow_link is None else [link_sentence(*advice.slow_link)]
     lines = lines or [NOBODY]
+    lines += map(remedy_told, advice.tried)
     if advice.remedies and advice.best is None:
         lines.append(NOTHING)
     return lines + [line for remedy in advice.remedies for line in _remedy(remedy)]
@@ -106,6 +116,7 @@ def advice_values(advice: Advice) -> dict[str, Any]:
         "straggler": None if advice.straggler is None else plain(advice.straggler),
         "slow_link": None if advice.slow_link is None else advice.slow_link._asdict(),
         "step_s": advice.step_s,
+        "tried": [msgspec.to_builtins(one) for one in advice.tried],
         "best": None if advice.best is None else advice.best.code,
         "remedies": [
             {**plain(one), "says": _sentence(one), "taken_for_granted": ASSUMPTIONS[one.code]}

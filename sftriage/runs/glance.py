@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sftriage.events import CostMeasured, RemedyChanged
+from sftriage.events import CostMeasured
 from sftriage.policy.losses import Losses
-from sftriage.runs.advice import pipeline_of_run, straggler_of
+from sftriage.runs.advice import pipeline_of_run, straggler_of, tried_in
 from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
 from sftriage.runs.source import View
@@ -313,8 +313,7 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | N
 def _lived_with(view: View) -> Iterator[NextStep]:
     """What there is about a straggler that stays: a link that was slow from the start is part of what is normal."""
     if straggler_of(view) is not None or pipeline_of_run(view) is not None:
-        of_groups = {one.switch: one for one in view.notes if isinstance(one, RemedyChanged)}
-        for told in of_groups.values():
+        for told in tried_in(view):
             if told.state in ("trying", "kept"):
                 yield NextStep(remedy_told(told))
         yield NextStep(said("advise"), f"sftriage advise {shlex.quote(view.directory)}")

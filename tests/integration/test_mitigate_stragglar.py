@@ -37,6 +37,15 @@ def test_groups_side_by_side_have_stragglers_of_their_own(environment):
     assert done.returncode == 0, done.stderr
 
 
+def test_what_is_no_ddp_or_has_a_hook_already_stays_as_it_is(environment, tmp_path):
+    # GIVEN a model that is not wrapped, and one whose gradients are compressed by a hook WHEN each takes another one in
+    # THEN nothing changes, that is said, and training goes on
+    environment = {**environment, "SFTRIAGE_RINGS": str(tmp_path)}
+    done = subprocess.run([*FORKED, "2", JOB, "hooked"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["right"] * 2
+
+
 @pytest.mark.parametrize("other", ["before", "later"])
 def test_ranks_whose_releases_do_not_go_together_all_refuse(environment, tmp_path, other):
     # GIVEN three ranks, of which the second has a release that exchanges something else WHEN all take the hook in

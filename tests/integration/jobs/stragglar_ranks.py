@@ -1,8 +1,9 @@
 """Ranks that reduce gradients around a straggler, and say whether the sums are right. In as many ranks as launched.
 
-``stragglar_ranks.py sums|groups|ddp``, as a launcher starts them; ``killed|stopped``, where they meet in MEETING, and
-``voting``, where one is killed between its vote for a straggler and the round from which that one was to be known, and
-``across`` and ``casting``, where each rank is a host: one is killed then, or once its vote is on its way.
+``stragglar_ranks.py sums|groups|ddp|hooked``, as a launcher starts them; ``killed|stopped``, which meet in MEETING,
+and ``voting``, where one is killed between its vote for a straggler and the round from which that one was to be known,
+and ``across`` and ``casting``, where each rank is a host: one is killed then, or once its vote is on its way.
+``before|later``: rank 1 has a release of another form than the others, from before there were forms, or a later one.
 """
 
 from __future__ import annotations
@@ -65,12 +66,13 @@ def sums() -> None:
             torch.testing.assert_close(mean, torch.stack(gradients).mean(0), rtol=1e-5, atol=WITHIN[mean.dtype])
             if straggler is not None:
                 assert torch.equal(mean, in_order(gradients, straggler))
-    try:
-        state.switch(n)
-    except UsageError as error:
-        assert f"rank {n} as straggler of {n} ranks" in str(error)  # noqa: PT017
-    else:
-        raise AssertionError("a straggler that is not there")
+    for none in (n, -1):
+        try:
+            state.switch(none)
+        except UsageError as error:
+            assert f"rank {none} as straggler of {n} ranks" in str(error)  # noqa: PT017
+        else:
+            raise AssertionError("a straggler that is not there")
 
 
 def groups() -> None:
@@ -202,16 +204,39 @@ def across(how: str) -> None:
         raise
 
 
+def warnings() -> list[str]:
+    """What is said from here on."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("sftriage").addHandler(handler)
+    return said
+
+
+def hooked() -> None:
+    """What is no DDP, or has a hook of its own, stays as it is, and trains on."""
+    from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    said = warnings()
+    assert attach(nn.Linear(8, 8)) is None
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    model.register_comm_hook(None, fp16_compress_hook)
+    assert attach(model) is None
+    model(torch.ones(8)).sum().backward()
+    assert [one.startswith("sftriage: gradients are reduced as before: ") for one in said] == [True, True]
+    assert "not for Linear" in said[0]
+    assert "called once" in said[1]
+
+
 def releases(other: str) -> None:
     """A rank has a release of another form: no rank takes the hook in, who knows of forms says so, training goes on."""
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("sftriage").addHandler(handler)
-    model, rank = DistributedDataParallel(nn.Linear(8, 8)), dist.get_rank()
+    said, rank = warnings(), dist.get_rank()
+    model = DistributedDataParallel(nn.Linear(8, 8))
     if rank == 1 and other == "before":
         # (what it exchanged: who shares its rings, whether it is watched, a word for the name; and whether it is in)
         told_R = joining._of_all((("boot", 1, 2), True, "0123456789abcdef"), None)
@@ -240,7 +265,7 @@ if __name__ == "__main__":
     elif what in LOST:
         lost(LOST[what])
     else:
-        {"sums": sums, "groups": groups, "ddp": ddp}.get(what, partial(releases, what))()
+        {"sums": sums, "groups": groups, "ddp": ddp, "hooked": hooked}.get(what, partial(releases, what))()
         dist.barrier()
         sys.stdout.write("right\n")
         sys.stdout.flush()

@@ -10,7 +10,7 @@ from sftriage.assistants.places import Places
 from sftriage.events import PipelineFigures, RemedyChanged
 from sftriage.runs.glance import glance_of
 from tests.journals import Recorder
-from tests.unit.recorded import run_at, verdict
+from tests.unit.recorded import decision, run_at, verdict
 from tests.unit.whatif.planted import Job
 
 LATE_S, STEP_S = 0.02, 0.13
@@ -79,7 +79,11 @@ def test_a_slow_link_that_the_job_has_measured_is_named_with_nobody_elses_figure
     assert any("advise" in one.command for one in glance_of(made.source.view()).steps)
     # AND no more once it has healed
     noted(made.directory.path, **link, state="undone", reason="gone", pipeline=figures)
-    assert sftriage("advise", made.directory.path).out == "Nobody has been slow for long enough to be lived with.\n"
+    assert sftriage("advise", made.directory.path).out.splitlines() == [
+        "Nobody has been slow for long enough to be lived with.",
+        "Run stages further ahead (Adaptra), the link between ranks 1 and 2 in it: undone, for there is no straggler "
+        "any more.",
+    ]
 
 
 def test_what_an_exchange_takes_is_taken_from_the_record(sftriage, slow):
@@ -96,6 +100,41 @@ def test_what_an_exchange_takes_is_taken_from_the_record(sftriage, slow):
         next(one for one in of["remedies"] if one["code"] == "stragglar")["saves_s"] for of in (told, named)
     )
     assert found == pytest.approx(expected)
+
+
+def test_what_was_tried_is_said_beside_what_would_help(sftriage, slow):
+    # GIVEN the same run, in which a remedy was tried on two groups of ranks, and is kept on one of them
+    who = {"remedy": "stragglar", "rank": 2, "who": "rank 2"}
+    measured = {"on_s": 0.15, "off_s": 0.13, "error_s": 0.001, "saves_s": -0.02}
+    for switch, state, reason in (
+        ("one", "trying", "worthwhile"),
+        ("two", "trying", "worthwhile"),
+        ("one", "undone", "no_help"),
+        ("two", "kept", "helps"),
+        ("three", "advised", "not_allowed"),
+    ):
+        noted(slow, **who, switch=switch, state=state, reason=reason, numbers=measured)
+    # THEN advice says what came of it, before what its model promises
+    said = sftriage("advise", slow).out.splitlines()
+    assert [line.partition(": ")[2].partition(";")[0] for line in said[1:3]] == [
+        "undone, for it does not help",
+        "kept, for it helps",
+    ]
+    told = json.loads(sftriage("advise", slow, "--json").out)["tried"]
+    assert [(one["switch"], one["state"], one["numbers"]) for one in told] == [
+        ("one", "undone", measured),
+        ("two", "kept", measured),
+    ]
+
+
+def test_windows_that_lack_ranks_do_not_hide_who_is_slow(sftriage, slow):
+    # GIVEN the same run, nothing of whose straggler is heard any more for as many windows as count
+    with closing(Recorder(slow / "decisions.jsonl")) as journal:
+        for first in range(250, 1250, 50):
+            one = verdict(first, "needs_evidence", reasons=("low_coverage",))
+            journal.window(one, decision(one, "hold", "low_coverage"))
+    # THEN the last that is known stands
+    assert sftriage("advise", slow).out.startswith("Rank 2 holds up 4 ranks in data")
 
 
 def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, tmp_path):
@@ -122,6 +161,9 @@ def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, tmp_path):
         (("--gradients", "much"), "expected a size with its unit"),
         (("--gradients", "0MB"), "nothing to reduce"),
         (("--bandwidth", "0"), "Invalid value for '--bandwidth'"),
+        (("--bandwidth", "inf"), "Invalid value for '--bandwidth'"),
+        (("--bandwidth", "nan"), "Invalid value for '--bandwidth'"),
+        (("--latency", "inf"), "Invalid value for '--latency'"),
     ],
 )
 def test_what_cannot_be_is_refused(sftriage, slow, arguments, expected):
