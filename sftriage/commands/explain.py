@@ -11,7 +11,7 @@ from sftriage.commands.options import RunOption
 from sftriage.commands.output import print_json, write
 from sftriage.frontier.explaining import explain
 from sftriage.reports.explanation import explanation_lines, resolves
-from sftriage.runs.decisions import remedy_by, window_of
+from sftriage.runs.decisions import remedies_by, window_of
 from sftriage.runs.directory import find_run
 from sftriage.words.advice import remedy_told
 from sftriage.words.decisions import decision_values
@@ -30,11 +30,11 @@ def explain_decision(
     """
     directory = find_run(run)
     event = window_of(directory, what)
-    remedy = remedy_by(directory, event)
+    remedies = remedies_by(directory, event)
     if as_json:
         verdict, decision = event.verdict, event.decision
         values = {"verdict": verdict, "explanation": explain(verdict), "decision": decision_values(decision)}
-        told = {} if remedy is None else {"remedy": {"says": remedy_told(remedy), **msgspec.to_builtins(remedy)}}
-        print_json({**values, "resolves": resolves(verdict, decision), **told})
+        told = [{"says": remedy_told(one), **msgspec.to_builtins(one)} for one in remedies]
+        print_json({**values, "resolves": resolves(verdict, decision), "remedies": told})
         return
-    write(*explanation_lines(event, remedy))
+    write(*explanation_lines(event, remedies))

@@ -32,6 +32,7 @@ _LISTS = {
     "ranks": "[0, 8]",
     "trace": "[cuda, nvtx]",
     "gather": "[next_windows]",
+    "remedies": "[stragglar]",
     "notify": "[{webhook: {url_from_env: NAME}}]",
     "rules": "[{name: slow-rank, match: {}}]",
 }

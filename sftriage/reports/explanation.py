@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sftriage.decisions import Decision, Verdict
 from sftriage.events import RemedyChanged, WindowJudged
@@ -18,10 +18,10 @@ def resolves(verdict: Verdict, decision: Decision) -> str:
     return advice(verdict.reasons) if verdict.reasons else resolution(decision)
 
 
-def explanation_lines(event: WindowJudged, remedy: RemedyChanged | None = None) -> Iterator[str]:
+def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = ()) -> Iterator[str]:
     """The verdict, its numbers against their thresholds, the runner-up, and what would have changed the label.
 
-    ``remedy`` is what had been done about a straggler by then.
+    ``remedies`` are what had been done about stragglers by then.
     """
     verdict, decision = event.verdict, event.decision
     explanation = explain(verdict)
@@ -46,7 +46,7 @@ def explanation_lines(event: WindowJudged, remedy: RemedyChanged | None = None) 
     if what := resolves(verdict, decision):
         yield f"What would resolve it: {what}"
     yield f"Decided: {decision.outcome}: {reason_sentence(decision)}"
-    if remedy is not None:
+    for remedy in remedies:
         yield f"Remedy: {remedy_told(remedy)}"
 
 

@@ -209,10 +209,10 @@ def window_of(directory: RunDirectory, what: str) -> WindowJudged:
     raise UsageError(f"{directory.path} has no window or capture {what}; {advice}")
 
 
-def remedy_by(directory: RunDirectory, window: WindowJudged) -> RemedyChanged | None:
-    """What had been done about a straggler when a window was decided; None for nothing."""
+def remedies_by(directory: RunDirectory, window: WindowJudged) -> list[RemedyChanged]:
+    """What had been done about stragglers when a window was decided: of each group of ranks the last."""
     told = [one for one in read_journal(directory.decisions) if isinstance(one, RemedyChanged)]
-    return next((one for one in reversed(told) if one.time_s <= window.decision.time_s), None)
+    return list({one.switch: one for one in told if one.time_s <= window.decision.time_s}.values())
 
 
 def _unwritten(directory: RunDirectory, events: Sequence[Event], step: int) -> str | None:

@@ -1,12 +1,14 @@
 """``sftriage explain``: why a window was decided as it was, from what was recorded."""
 
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sftriage.controller.controller import Controller
+from sftriage.events import RemedyChanged
 from sftriage.policy.loading import find, load
 from sftriage.records import StageSchema, Window
 from sftriage.runs.journal import Journal
@@ -93,3 +95,22 @@ def test_a_damaged_record_is_named(sftriage, run):
     outcome = sftriage("explain", "5", "--run", run.path)
     assert outcome.code == 2
     assert "1 line of its journal is damaged" in outcome.err
+
+
+def test_what_had_been_done_about_stragglers_by_then_is_said_of_each_group(sftriage, run):
+    # GIVEN a run in which remedies of two groups changed before a window was decided, and after
+    about = {"attempt": 0, "step": 9, "remedy": "pipeline", "who": "a link", "where": "it", "reason": "worthwhile"}
+    with closing(Journal(run.decisions)) as journal:
+        for time_s, switch, rank, state in (
+            (10.0, "one", 1, "trying"),
+            (20.0, "one", 1, "kept"),
+            (60.0, "two", 2, "trying"),
+            (140.0, "two", 2, "undone"),
+        ):
+            told = RemedyChanged(1_800_000_000.0 + time_s, **about, switch=switch, rank=rank, state=state)
+            journal.append(told)
+    # THEN of each group the last by then is said
+    found = json.loads(sftriage("explain", "100-149", "--run", run.path, "--json").out)["remedies"]
+    assert [(one["switch"], one["state"]) for one in found] == [("one", "kept"), ("two", "trying")]
+    assert sftriage("explain", "100-149", "--run", run.path).out.count("Remedy: ") == 2
+    assert json.loads(sftriage("explain", "0-49", "--run", run.path, "--json").out)["remedies"] == []

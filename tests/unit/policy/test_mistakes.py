@@ -171,6 +171,7 @@ def test_a_rule_that_cannot_be_meant_is_refused_with_its_reason(label, fields, s
         ),
         ("mitigate: {remedies: []}", "mitigate.remedies: names no remedy; without mitigate there is advice alone"),
         ("mitigate: {remedies: [take_out]}", "mitigate.remedies[0]: expected"),
+        ("mitigate: {remedies: stragglar}", "mitigate.remedies: must be a list such as [stragglar], got 'stragglar'"),
         ("retention: {}", "retention: says neither age nor bytes; without retention traces are kept for ever"),
         ("retention: {age: 14}", "retention.age: expected a duration with its unit"),
         ("retention: {age: 1m}", "retention.age: expected 1h to 3650d, got '1m'"),
