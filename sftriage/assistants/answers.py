@@ -238,8 +238,8 @@ class Answers:
 
         Remedies come the most useful first, each with `saves_s`, `pays_from_s` (how late the straggler must be for it
         to pay) and `taken_for_granted`: say that too. `best` is null where nothing is worth the trouble, `straggler`
-        where nobody has been slow for long, and `slow_link` where no link of a pipeline is known to be slow. Nothing
-        here is done to the job.
+        where nobody has been slow for long, and `slow_link` where no link of a pipeline is known to be slow. `tried`
+        is what has come of what a policy allows the job to do by itself. Nothing here is done to the job.
         """
         of = self.places.run(run)
         view = self.places.view(of)

@@ -18,7 +18,7 @@ from sftriage.kube.objects import (
     StragglerCost,
     TriageReportStatus,
 )
-from sftriage.runs.advice import advice_of_run, remedy_line
+from sftriage.runs.advice import advice_of_run, remedy_line, tried_in
 from sftriage.runs.following import WindowRow
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.outlook import Outlook
@@ -62,7 +62,7 @@ def report_status(body: Mapping[str, Any], view: View, now_s: float) -> TriageRe
         captures_total=len(captures),
         cost=_cost(view),
         advice=_advice(view),
-        remedy=next((_remedy(one) for one in reversed(view.notes) if isinstance(one, RemedyChanged)), None),
+        remedy=_remedy(view),
     )
 
 
@@ -154,13 +154,19 @@ def _advice(view: View) -> ReportedAdvice | None:
     )
 
 
-def _remedy(told: RemedyChanged) -> ReportedRemedy:
+def _remedy(view: View) -> ReportedRemedy | None:
+    """The last that is tried or kept; where there is none, the last of which anything was said."""
+    told = [one for one in view.notes if isinstance(one, RemedyChanged)]
+    told += [one for one in tried_in(view) if one.state != "undone"]
+    if not told:
+        return None
+    newest = told[-1]
     return ReportedRemedy(
-        remedy=told.remedy,
-        state=told.state,
-        rank=told.rank,
-        saves_s=told.numbers.get("saves_s"),
-        words=remedy_told(told),
+        remedy=newest.remedy,
+        state=newest.state,
+        rank=newest.rank,
+        saves_s=newest.numbers.get("saves_s"),
+        words=remedy_told(newest),
     )
 
 

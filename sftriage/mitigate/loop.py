@@ -138,8 +138,8 @@ class Loop:
 
     def wanted(self, switches: Sequence[SwitchStatus]) -> Mapping[str, Setting]:
         """What is to be in force in each group."""
-        trials = {one.name: self.trials.get(one.name) for one in switches}
-        return {one.name: Setting() if (trial := trials[one.name]) is None else trial.setting(one) for one in switches}
+        trials = self.trials
+        return {one.name: trials[one.name].setting(one) if one.name in trials else Setting() for one in switches}
 
     def after(self, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
         """The loop as it goes on, and what is to go on record of that before anything is switched."""

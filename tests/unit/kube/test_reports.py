@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,7 +113,9 @@ def test_a_straggler_that_stays_is_reported_with_what_would_help_and_what_was_do
         where="data",
         numbers={"on_s": 0.28, "off_s": 0.33, "saves_s": 0.05, "error_s": 0.002},
     )
-    status, plain = status_of(view(*slow, notes=(kept,)))
+    # (and of another group of ranks, no more than advice)
+    advised = msgspec.structs.replace(kept, switch="other", state="advised", reason="not_allowed", rank=1, numbers={})
+    status, plain = status_of(view(*slow, notes=(kept, advised)))
     # THEN both are there, in numbers and in words
     assert (status.advice.straggler, status.advice.remedy) == ("rank 2 in data", "rebalance")
     assert status.advice.saves_s > 0
