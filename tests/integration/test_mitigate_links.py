@@ -35,6 +35,11 @@ def begin(start, tmp_path):
     return begin
 
 
+def tried(run):
+    """What was tried. (A pipeline's only link is compared with no other: on a busy machine it is named, too.)"""
+    return [one for one in states(run) if one[0] != "advised"]
+
+
 def in_force(run):
     """Whether something is in force in each group that gradients or results go around in."""
     found = {}
@@ -96,12 +101,12 @@ def test_pipelines_whose_stages_share_gradients_are_told_apart_and_each_has_its_
     # GIVEN two pipelines of two stages, the copies of which are groups too: each first stage is the first of two groups
     run, delays = begin(POLICY + MITIGATE, [DELAY_S, 0.0, 0.0], copies=2, microbatches=4)
     # WHEN the link of the first one is slow, and that of the second one too later on
-    wait_until(lambda: len(states(run)) == 2)
+    wait_until(lambda: len(tried(run)) == 2)
     say(delays, json.dumps([DELAY_S, 0.0, DELAY_S]))
-    wait_until(lambda: len(states(run)) == 4)
+    wait_until(lambda: len(tried(run)) == 4)
     # THEN each pipeline's stages run further ahead, and the first one's go on to, under triage of all four groups
-    assert states(run) == [(state, reason, link) for link in (0, 2) for state, reason in HELPED]
-    assert len({one["switch"] for one in remedies(run)}) == 2
+    assert tried(run) == [(state, reason, link) for link in (0, 2) for state, reason in HELPED]
+    assert len({one["switch"] for one in remedies(run) if one["state"] == "kept"}) == 2
     wait_until(lambda: in_force(run) == {(0, 1): True, (0, 2): False, (1, 3): False, (2, 3): True})
 
 
