@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -16,6 +18,8 @@ from sftriage.mitigate.switching import MultiHostSwitch, Switch, make_switch
 from sftriage.recorder.files import BOOT_ID
 from sftriage.recorder.log import warn
 from sftriage.recorder.monitor import RINGS_ENV
+
+T = TypeVar("T")
 
 FORM = 2
 """How ranks join, vote, and lay out what they share. It is another number with each release that changes any of that.
@@ -46,7 +50,7 @@ def joined(
     ranks = dist.get_process_group_ranks(group)
     place = ranks.index(dist.get_rank())
     rings = Path(os.environ[RINGS_ENV]) if os.environ.get(RINGS_ENV) else None
-    mine = _identity(rings) if rings is not None and fits else None
+    mine = _done(partial(_identity, rings)) if rings is not None and fits else None
     # (so that a group that has begun anew is another one on all of its hosts, with another name)
     told_R = _of_all((None, rings is not None, (FORM, __version__, mine, secrets.token_hex(8))), group)
     form_R = [words[0] for *_, words in told_R]
@@ -57,9 +61,11 @@ def joined(
         is_multi_host = len(set(host_R)) > 1
         if rings is not None and None not in host_R and (multi_host or not is_multi_host):
             here = [at for at, host in enumerate(host_R) if host == mine]
-            parts = {"group": f"ranks-{ranks[0]}.{token_R[0]}", "here": here} if is_multi_host else {}
-            made_R = _of_all(_made(rings, ranks, microbatches, parts) if place == here[0] else None, group)
-            switch = _opened(rings, made_R[here[0]], place, MultiHostSwitch if is_multi_host else Switch)
+            parts: dict[str, Any] = {"group": f"ranks-{ranks[0]}.{token_R[0]}", "here": here} if is_multi_host else {}
+            make = partial(make_switch, rings, ranks, microbatches, **parts)
+            name = _of_all(made.name if place == here[0] and (made := _done(make)) else "", group)[here[0]]
+            kind = MultiHostSwitch if is_multi_host else Switch
+            switch = _done(partial(kind, rings / name, place)) if name else None
     else:
         releases = {words[1] if isinstance(words, tuple) else "an older one" for *_, words in told_R}
         wants = f"their ranks have releases of sftriage that do not go together: {', '.join(sorted(releases))}"
@@ -77,27 +83,17 @@ def _of_all(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
     return said_R
 
 
-def _identity(rings: Path) -> tuple[str, int, int] | None:
-    """What is the same for two ranks if they have one directory of rings; None where there is none."""
-    try:
-        found = rings.stat()
-        boot_id = BOOT_ID.read_text(encoding="ascii") if BOOT_ID.exists() else socket.gethostname()
-    except OSError as error:
-        warn("no straggler can be named from outside: %s", error)
-        return None
+def _identity(rings: Path) -> tuple[str, int, int]:
+    """What is the same for two ranks if they have one directory of rings."""
+    found = rings.stat()
+    boot_id = BOOT_ID.read_text(encoding="ascii") if BOOT_ID.exists() else socket.gethostname()
     return boot_id, found.st_dev, found.st_ino
 
 
-def _made(rings: Path, ranks: list[int], microbatches: int, parts: dict[str, Any]) -> str | None:
+def _done(what: Callable[[], T]) -> T | None:
+    """What comes of it; None, and a warning, where files say no."""
     try:
-        return make_switch(rings, ranks, microbatches, **parts).name
+        return what()
     except (OSError, RingError) as error:
         warn("no straggler can be named from outside: %s", error)
-        return None
-
-
-def _opened(rings: Path, name: str | None, place: int, kind: type[Switch]) -> Switch | None:
-    try:
-        return None if name is None else kind(rings / name, place)
-    except (OSError, RingError):
         return None

@@ -94,11 +94,17 @@ def test_a_remedy_is_switched_on_ranks_of_two_hosts_and_outlives_the_controller(
     assert (kept["ring_ranks"], kept["ring_bytes"] > 0) == (2 * RANKS_A_HOST, True)
     assert kept["saves_s"] > 2 * kept["error_s"]
     assert min(kept["on_steps"], kept["off_steps"]) >= 8
-    # WHEN the controller is killed, and another one goes on with the run THEN what was kept stays
+    wait_until(lambda: [one.value for one in job.of_hosts()] == [LATE_RANK + 1] * 2)
+    # WHEN the controller is killed, and another one goes on with the run, which never hears of the second host
+    job.both[1].kill()
+    job.both[1].wait(60)
     job.kill_controller()
     job.judged(13)
+    # THEN what was kept stays, and so it does on record
     assert len(states(run)) == 2
-    # WHEN the straggler moves to the other host THEN the remedy is undone, and tried for the other one
+    assert [one.value for one in job.of_hosts()] == [LATE_RANK + 1] * 2
+    # WHEN that host speaks again, and the straggler moves to the first one THEN the remedy is undone, and tried for it
+    job.start(1, "agent", *job.hub)
     say(tmp_path / "whom", "1")
     wait_until(lambda: len(states(run)) == 4)
     assert states(run)[2:] == [("undone", "moved", LATE_RANK), ("trying", "worthwhile", 1)]
