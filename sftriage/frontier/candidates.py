@@ -70,11 +70,13 @@ def candidates_of(unit: Unit, context: WindowContext) -> list[Candidate]:
     """
     found = []
     course = _course(unit, context)
-    over_NS = unit.over_NS[context.used_N if course is None else course.filled_N]
-    typical_s = max(context.present_s, float(medians(over_NS.sum(axis=1))))
+    steady = None if course is None or course.pattern == "recurring" else course
+    over_NS = unit.over_NS[context.used_N if steady is None else steady.filled_N]
     tells = one_stage_dominates(over_NS.mean(axis=0), context.settings)
-    # A few large hiccups in other stages change the mean, but not a typical step.
-    tells |= float(medians(over_NS, axis=0).max()) >= context.settings.min_part_fraction * typical_s
+    if steady is not None:
+        # A few large hiccups in other stages change the mean, but not a typical step.
+        typical_s = max(context.present_s, float(medians(over_NS.sum(axis=1))))
+        tells |= float(medians(over_NS, axis=0).max()) >= context.settings.min_part_fraction * typical_s
     for s, stage in enumerate((*context.schema.stages, None)):
         gain_N = unit.gain_NS[:, s] * context.used_N
         led_N = (gain_N >= context.present_s) & (gain_N > 0.0)

@@ -208,7 +208,7 @@ def _tests(n_units: int, settings: Settings) -> Tests:
         max(1.0 / n_units, settings.min_chance),
         enough,
         settings.most_fraction * enough,
-        settings.waited_factor * enough,
+        settings.whole_factor * enough,
     )
 
 

@@ -34,9 +34,9 @@ class Settings:
         min_chance: the probability that chance makes a given unit last, at least: 1 / R, but not below this (1/8: a
             hiccup lasts for several steps, whose events are not independent). After an event of its own it is more
             where the runs of other units' events go on more often.
-        waited_factor: multiple of ``naming_log_odds`` to name a unit that waited for a CPU for most of its lateness,
-            and the most that any log odds can be (2: a process that has the unit's core for a second or two makes it
-            slow for a dozen steps; and a bounded sum can fall again).
+        whole_factor: multiple of ``naming_log_odds`` to name a unit in all its stages, or one that waited for a CPU for
+            most of its lateness, and the most that any log odds can be (2: a process that has the unit's core for a
+            second or two makes it slow for a dozen steps; and a bounded sum can fall again).
         recurrence_log_odds: log odds against chance from which events fall into one phase of a period: a unit's, or all
             others' too, so that the period is the job's (5: one time in 150).
         min_part_fraction: a stage with this much of its rank's excess is named instead of the rank, and a rank with
@@ -90,7 +90,7 @@ class Settings:
     event_fractions: tuple[float, ...] = (0.1, 0.3, 1.0)
     guilty_fractions: tuple[float, ...] = (0.9, 0.65)
     min_chance: float = 0.125
-    waited_factor: float = 2.0
+    whole_factor: float = 2.0
     recurrence_log_odds: float = 5.0
     min_part_fraction: float = 0.65
     most_fraction: float = 0.5

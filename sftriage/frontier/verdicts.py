@@ -164,15 +164,14 @@ def _requirements(
     }
     whole = any(one.suspect.ranks == suspect.ranks and one.suspect.stage is None for one in evidence.candidates)
     fraction = evidence.waited.get(suspect.ranks)
-    # The counters say of a unit that is stopped, or slow by itself, that it did not wait. Without them a unit that is
-    # slow in all its stages may have.
+    # The counters say of a unit that is stopped, or slow by itself, that it did not wait.
     waited = float(whole) if fraction is None else min(1.0, fraction / settings.most_fraction)
     may_have_waited = (whole or fraction is not None) and suspect.pattern != "recurring"
     if not is_single(suspect) or may_have_waited:
         least = settings.min_persistence_fraction * keep * (waited if is_single(suspect) else 1.0)
         asked["first_persistence", "min_persistence"] = suspect.persistence, least
     if is_single(suspect):
-        wanted = settings.naming_log_odds * (1.0 + (settings.waited_factor - 1.0) * waited)
+        wanted = settings.naming_log_odds * (1.0 + (settings.whole_factor - 1.0) * max(float(whole), waited))
         asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
     if is_named(candidate):
         # Of the clear events of a suspect and of the next one.

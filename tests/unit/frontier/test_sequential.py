@@ -262,7 +262,7 @@ def test_it_does_not_matter_in_which_parts_the_steps_come(steps, cuts):
     # THEN the evidence is the same
     assert parts == whole
     # AND odds are never below nothing, nor over their cap; and no event is older than what is remembered
-    cap = SETTINGS.waited_factor * SETTINGS.naming_log_odds
+    cap = SETTINGS.whole_factor * SETTINGS.naming_log_odds
     assert all(0.0 <= odds <= cap for one in whole.units.values() for odds in one.log_odds)
     assert all(one.step >= whole.next_step - HISTORY_STEPS for one in whole.events)
 
