@@ -5,8 +5,8 @@ How long an example takes is no property of what is tested: other work on the ma
 What was imported for all tests stays until they are through: looking through it for garbage takes longer than many a
 test.
 
-What was compiled is kept, whatever the environment says: tests start thousands of processes, each of which would compile
-all of ours that it imports, for a third of a second.
+What was compiled is kept, whatever the environment says: tests start thousands of processes, each of which would
+compile all of ours that it imports, for a third of a second.
 """
 
 import gc
