@@ -8,8 +8,7 @@ import pytest
 from sftriage.frontier import Settings, judge
 from sftriage.frontier.explaining import explain
 from sftriage.windows.counting import counted_of
-
-from .windows import Fault, Job, at, from_step, gaussian, heavy_tailed
+from tests.unit.frontier.windows import Fault, Job, at, from_step, gaussian, heavy_tailed
 
 SETTINGS = Settings()
 SHORT = Job(
