@@ -122,6 +122,13 @@ def tmp_path(no_test_waits_for_the_disk: None) -> Iterator[Path]:
         yield Path(made)
 
 
+@pytest.fixture(scope="module")
+def module_path(no_test_waits_for_the_disk: None) -> Iterator[Path]:
+    """An empty directory for what the tests of a module make once and only look at."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
 @pytest.fixture(scope="session")
 def make_manifest() -> MakeManifest:
     return manifest_of
