@@ -43,7 +43,7 @@ def runs(module_path):
 
 
 def analysed(sftriage, run):
-    code, out, err = sftriage("analyze", run.directory.path, "--stride", 25, "--json")
+    code, out, err = sftriage("analyze", run.directory.path, "--stride", 50, "--json")
     assert code == 0
     return [json.loads(line) for line in out.splitlines()], err
 
