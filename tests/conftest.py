@@ -81,7 +81,7 @@ def _gpu() -> bool:
 
 def pytest_collection_finish():
     gc.freeze()
-    gc.set_threshold(*gc.get_threshold()[:2], 100)
+    gc.set_threshold(10_000, 10, 100)
     gc.enable()
 
 
