@@ -32,7 +32,7 @@ demo: $(VENV)/.demo
 
 # (those that take long come first)
 test: $(VENV)/.dev
-	$(PYTEST) -n 4 tests/integration tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(MITIGATE) $(KUBE) $(ALONE)) $(ARGS)
+	$(PYTEST) -n 4 tests/integration tests/simulated tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO) $(MITIGATE) $(KUBE) $(ALONE)) $(ARGS)
 	$(BIN)/python -m pytest $(ALONE)
 
 test-hosts: $(VENV)/.dev
@@ -58,7 +58,7 @@ unit: $(VENV)/.dev
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/soak -s $(ARGS)
 	$(BIN)/python -m pytest tests/chaos -s $(CHAOS)
-	$(PYTEST) -n 2 tests/unit -m hypothesis --hypothesis-profile looking $(ARGS)
+	$(PYTEST) -n 2 tests/simulated tests/unit -m hypothesis --hypothesis-profile looking $(ARGS)
 
 # On a host with an NVIDIA GPU, and a torch that uses it: what only that can show, and a report to paste.
 gpu-check:

@@ -4,9 +4,14 @@ How long an example takes is no property of what is tested: other work on the ma
 
 What was imported for all tests stays until they are through: looking through it for garbage takes longer than many a
 test.
+
+What was compiled is kept, whatever the environment says: tests start thousands of processes, each of which would
+compile all of ours that it imports, for a third of a second.
 """
 
 import gc
+import os
+import sys
 from collections import Counter
 from functools import cache
 
@@ -18,6 +23,9 @@ from tests.needs import NO_GPU
 settings.register_profile("same", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("looking", deadline=None, max_examples=1000)
 settings.load_profile("same")
+
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 gc.disable()
 
@@ -73,7 +81,7 @@ def _gpu() -> bool:
 
 def pytest_collection_finish():
     gc.freeze()
-    gc.set_threshold(*gc.get_threshold()[:2], 100)
+    gc.set_threshold(10_000, 10, 100)
     gc.enable()
 
 

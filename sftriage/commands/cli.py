@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
@@ -52,8 +53,9 @@ class Command(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of the command itself, which is then what is run."""
-        return self._loaded().make_context(info_name, args, parent, **extra)
+        return self._loaded.make_context(info_name, args, parent, **extra)
 
+    @cached_property
     def _loaded(self) -> Any:
         entry = self._entry
         module, _, function = entry.home.partition(":")
@@ -121,8 +123,9 @@ def _options(
     """Options before the subcommand."""
 
 
+@cache
 def command_line() -> Any:
-    """The command line, of which nothing is imported that is not asked for."""
+    """The command line, of which nothing is imported that is not asked for. A process puts it together once."""
     root: Any = typer.main.get_command(app)
     for entry in CONTENTS:
         root.add_command(_group(entry) if isinstance(entry, Section) else Command(entry))

@@ -6,7 +6,8 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from sftriage.decisions import LeftOpen, Reproduced
 from sftriage.errors import InputError, SftriageError
@@ -21,7 +22,6 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatSource
 from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
-from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.traces.findings import CauseInfo, Findings
 from sftriage.traces.manifest import CostInfo, FollowedInfo, Manifest, Remarks, ReproducedInfo
@@ -29,6 +29,9 @@ from sftriage.traces.retention import RetentionLimits, due, remove
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Noted, beside, noting
 from sftriage.windows.logs import StepLogs
+
+if TYPE_CHECKING:
+    from sftriage.traces.catalogue import Catalogue
 
 log = logging.getLogger("sftriage")
 
@@ -45,7 +48,7 @@ class Annotations:
     def __init__(self, directory: RunDirectory, do: Do = at_once) -> None:
         self._do = do
         self.store = LocalStore(directory.path)
-        self._catalogue = Catalogue(directory.catalogue, self.store)
+        self._catalogue_file = directory.catalogue
         # What a crash has left is no reason not to begin where the disk lets nothing go now.
         with suppress(SftriageError):
             self.store.sweep()
@@ -264,13 +267,21 @@ class Annotations:
     def tidy(self, retention: RetentionLimits, now_s: float) -> None:
         """Remove what is kept no longer. A store that cannot be read or written now is tried again the next time."""
         try:
-            gone, problem = remove(self.store, self._catalogue, due(self.store, retention, now_s))
+            old = due(self.store, retention, now_s)
+            gone, problem = remove(self.store, self._catalogue, old) if old else ((), None)
         except (SftriageError, OSError) as error:
             gone, problem = (), str(error)
         for one in gone:
             log.info("capture %s is kept no longer: the policy's retention", one.capture_id)
         if problem is not None:
             log.warning("old captures could not be removed: %s", problem)
+
+    @cached_property
+    def _catalogue(self) -> Catalogue:
+        """A database takes a third of what a run imports: one without captures never asks it."""
+        from sftriage.traces.catalogue import Catalogue
+
+        return Catalogue(self._catalogue_file, self.store)
 
     def _index(self, capture_id: str) -> None:
         """The store has the capture; a catalogue that cannot take it now has it once it is asked."""

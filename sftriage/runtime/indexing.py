@@ -6,17 +6,21 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sftriage.errors import SftriageError
 from sftriage.events import CaptureChanged, Event, Sight
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.sinks.stream import Sink
-from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
+from sftriage.traces.stores import Store
 from sftriage.traces.uploads import Outbox
+
+if TYPE_CHECKING:
+    from sftriage.traces.catalogue import Catalogue
 
 log = logging.getLogger("sftriage")
 
@@ -48,7 +52,7 @@ class SharedIndexing(Sink):
 
     def __init__(self, root: Path, url: str, *, look_s: float = LOOK_S, retry_s: float = RETRY_S) -> None:
         self._store, self._outbox = LocalStore(root), Outbox(root)
-        self._url, self._catalogue = url, Catalogue(url, self._store)
+        self._url, self._catalogue = url, _catalogue(url, self._store)
         self._look_s, self._retry_s = look_s, retry_s
         self._copies: dict[str, tuple[str, str]] = {}
         self._told: dict[str, str | None] | None = None
@@ -120,11 +124,11 @@ class SharedIndexing(Sink):
             if url is None or capture_id in self._copies:
                 continue
             if (manifest := self._whole(capture_id)) is not None:
-                Catalogue(self._url, RemoteStore.open(url)).add(manifest)
+                _catalogue(self._url, RemoteStore.open(url)).add(manifest)
                 self._copies[capture_id] = (url, CaptureKey.of(manifest).key)
         for capture_id in self._copies.keys() - held.keys():
             url, reference = self._copies[capture_id]
-            Catalogue(self._url, RemoteStore.open(url)).drop(reference)
+            _catalogue(self._url, RemoteStore.open(url)).drop(reference)
             del self._copies[capture_id]
 
     def _whole(self, capture_id: str) -> Manifest | None:
@@ -143,5 +147,11 @@ def checked_catalogue(option: str | None) -> str | None:
     """
     url = catalogue_url(option)
     if url is not None:
-        Catalogue(url, None)
+        _catalogue(url, None)
     return url
+
+
+def _catalogue(url: str, store: Store | None) -> Catalogue:
+    from sftriage.traces.catalogue import Catalogue  # a third of what a run imports, for those that name one alone
+
+    return Catalogue(url, store)

@@ -60,8 +60,9 @@ class Database(ABC):
         Raises:
             UsageError: they are of a newer sftriage.
         """
-        if not inspect(connection).has_table(schema.name):
-            return False
+        return inspect(connection).has_table(schema.name) and self._is_of_this_version(connection)
+
+    def _is_of_this_version(self, connection: Connection) -> bool:
         found = connection.execute(select(schema.c.version_num)).scalar()
         if found is not None and found > VERSION:
             raise UsageError(
@@ -133,7 +134,7 @@ class SqliteFile(Database):
         mark = connection.exec_driver_sql("PRAGMA application_id").scalar()
         tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
         if mark == _APPLICATION_ID and schema.name in tables:
-            return super().is_current(connection)
+            return self._is_of_this_version(connection)
         if tables or mark:
             raise Foreign("not a catalogue of this version")
         return False

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from sftriage.errors import CatalogueError, StoreError, UsageError
-from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store
+
+if TYPE_CHECKING:
+    from sftriage.traces.catalogue import Catalogue
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ def stored(job: Job, _: MailboxClient) -> bool:
 def come_to(job: Job, stage: str, reached: Callable[[Job, MailboxClient], bool], **changes: object) -> ManualRequest:
     """Have somebody ask for a capture, and wait for it to come to a stage.
 
-    Some stages last milliseconds: they are not waited for by sleeping, and where one was missed, it is asked again.
+    Some stages last milliseconds: nothing sleeps longer than that, and where one was missed, it is asked again.
     """
     end_s = time.monotonic() + DEADLINE_S
     while True:
@@ -185,6 +185,7 @@ def come_to(job: Job, stage: str, reached: Callable[[Job, MailboxClient], bool],
                     if results_of(job, ask.request_id):
                         break
                     look_s = now_s + LOOK_S
+                time.sleep(0.001)
             else:
                 return ask
 

@@ -51,11 +51,13 @@ def run(tmp_path_factory):
         # (what reads a journal needs what decodes it)
         (["traces", "for-step", "162", "--run", "RUN"], HEAVY - {"msgspec"}),
         (["decisions", "--run", "RUN"], {*HEAVY, "sqlalchemy"} - {"msgspec"}),
+        # (nothing was captured)
+        (["run", "--out", "OUT", "--", "true"], {"sqlalchemy", "starlette", "uvicorn", "jinja2"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_command_imports_no_more_than_it_needs(environment, run, command, without):
-    words = [word.replace("RUN", str(run)) for word in command]
+def test_a_command_imports_no_more_than_it_needs(environment, run, tmp_path, command, without):
+    words = [word.replace("RUN", str(run)).replace("OUT", str(tmp_path / "out")) for word in command]
     # A catalogue is made once, which takes what makes one.
     for _ in range(2 if "RUN" in command else 1):
         done = subprocess.run(

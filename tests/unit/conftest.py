@@ -122,17 +122,26 @@ def tmp_path(no_test_waits_for_the_disk: None) -> Iterator[Path]:
         yield Path(made)
 
 
+@pytest.fixture(scope="module")
+def module_path(no_test_waits_for_the_disk: None) -> Iterator[Path]:
+    """An empty directory for what the tests of a module make once and only look at."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
 @pytest.fixture(scope="session")
 def make_manifest() -> MakeManifest:
     return manifest_of
+
+
+TRACE = json.dumps({"traceEvents": [{"name": f"op{at}", "ph": "X", "ts": at, "dur": 1} for at in range(2000)]})
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     """A trace as torch.profiler writes it, small."""
     path = tmp_path / "exported.json"
-    events = [{"name": f"op{number}", "ph": "X", "ts": number, "dur": 1} for number in range(2000)]
-    path.write_text(json.dumps({"traceEvents": events}))
+    path.write_text(TRACE)
     return path
 
 

@@ -3,6 +3,7 @@
 import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 from zlib import crc32
@@ -115,6 +116,12 @@ def steps_of(
     return decode([(info.rank, slots(info, steps, durations_ms, flags=flags))], info.schema)
 
 
+@lru_cache(maxsize=32)
+def steps_of_rank(rank: int, ranks: int, steps: range, durations_ms: Callable[[int, int], Mapping[str, float]]):
+    """What a rank's log takes, made once for all tests that record the same."""
+    return steps_of(info_of(rank, ranks), steps, lambda step: durations_ms(rank, step))
+
+
 def info_of(rank: int, ranks: int = 4, **about: Any) -> RingInfo:
     info = RingInfo(rank, ranks, rank, 0, "resnet", "node-1", "", SCHEMA, 0, 0, 1, 0)
     return replace(info, **about)
@@ -148,7 +155,7 @@ class Run:
     ) -> None:
         for rank in range(ranks):
             log = StepLog(self.directory.steps, info_of(rank, ranks, host=hosts(rank)), kept=kept)
-            log.append(steps_of(info_of(rank, ranks), steps, lambda step, rank=rank: durations_ms(rank, step)))
+            log.append(steps_of_rank(rank, ranks, steps, durations_ms))
             log.close()
 
     def get(self, target: str = "/", **options: Any) -> Answer:
@@ -175,10 +182,14 @@ def store(run) -> LocalStore:
     return LocalStore(run.directory.path)
 
 
+def slow_loader(rank: int, step: int) -> Mapping[str, float]:
+    return {"data": 50.0 if rank == 2 else 10.0, "forward": 30, "backward": 60}
+
+
 @pytest.fixture
 def captured(run, store, trace, make_manifest):
     """A run in which a suspect was captured, with all that is recorded of it."""
-    run.record(4, range(200), lambda rank, step: {"data": 50.0 if rank == 2 else 10.0, "forward": 30, "backward": 60})
+    run.record(4, range(200), slow_loader)
     run.decide(verdict(90))
     run.decide(verdict(100, "suspect", onset=120), "capture", "rule slow-rank", requests=(request_of("c-1"),))
     store.put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -62,6 +63,7 @@ def variants() -> dict[str, Settings]:
     return {f"gain from {percent:g} %": replace(shipped, min_gain_fraction=percent / 100) for percent in (2.5, 10.0)}
 
 
+@cache
 def shipped_policies() -> PolicySet:
     """The default policy alone."""
     return PolicySet((load(find("default")),))

@@ -36,10 +36,10 @@ def waiting(window, rank, seconds):
     return replace(window, counted_NRC=counted_of({"queued_s": queued_NR, "preempted": 500.0 * queued_NR}))
 
 
-@pytest.fixture
-def run(tmp_path):
+@pytest.fixture(scope="module")
+def run(module_path):
     """A run of four windows: healthy, a slow rank, two that are slow alike, and one that waited for a CPU."""
-    directory = run_in(tmp_path / "run")
+    directory = run_in(module_path / "run")
     journal = Journal(directory.decisions)
     controller = Controller(load(find("default")), journal, directory.state)
     for first_step, late_ms in ((0, {}), (50, {2: 20, 1: 4}), (100, {1: 20, 3: 20})):
@@ -89,7 +89,8 @@ def test_what_is_not_there_is_named(sftriage, run, what):
     assert f"has no window or capture {what}" in outcome.err
 
 
-def test_a_damaged_record_is_named(sftriage, run):
+def test_a_damaged_record_is_named(sftriage, tmp_path):
+    run = run_in(tmp_path / "run")
     decision = {"first_step": 0, "last_step": 9, "requests": []}
     run.decisions.write_text(json.dumps({"type": "window", "verdict": {"label": 3}, "decision": decision}) + "\n")
     outcome = sftriage("explain", "5", "--run", run.path)

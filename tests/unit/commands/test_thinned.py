@@ -29,11 +29,11 @@ def took(rank: int, step: int):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(module_path):
     """The same job twice: with all of its steps, and with those that there is room for."""
     made = {}
     for name, kept in (("all", ALL), ("thinned", KEPT)):
-        run = run_at(tmp_path_factory.mktemp(name) / "run")
+        run = run_at(module_path / name)
         run.directory.policy_file.unlink()
         run.record(RANKS, range(STEPS), took, kept=kept)
         made[name] = run
@@ -43,7 +43,7 @@ def runs(tmp_path_factory):
 
 
 def analysed(sftriage, run):
-    code, out, err = sftriage("analyze", run.directory.path, "--json")
+    code, out, err = sftriage("analyze", run.directory.path, "--stride", 50, "--json")
     assert code == 0
     return [json.loads(line) for line in out.splitlines()], err
 

@@ -41,9 +41,9 @@ def run(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
+def seen(module_path):
     """A run that is only looked at."""
-    return make(tmp_path_factory.mktemp("seen"))
+    return make(module_path)
 
 
 def make(folder):

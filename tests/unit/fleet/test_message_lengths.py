@@ -19,7 +19,7 @@ from tests.bench.fleet_parts.job import SCHEMA, Job
 from tests.bench.fleet_parts.job import Shape as JobShape
 from tests.unit.fleet.shipments import info, shipment
 
-RANKS, RANKS_PER_AGENT, STEPS = 6, 2, 60
+RANKS, RANKS_PER_AGENT, STEPS = 6, 2, 40
 
 
 @pytest.mark.parametrize(

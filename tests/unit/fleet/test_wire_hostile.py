@@ -85,6 +85,9 @@ def plain(message):
     return msgspec.msgpack.decode(zlib.decompress(encode(message)[4:]), strict=False)
 
 
+MESSAGES = {decode: plain(message) for decode, message in SENT.items()}
+
+
 def packed(message):
     return PRELUDE + zlib.compress(msgspec.msgpack.encode(message), 1)
 
@@ -125,13 +128,13 @@ def decoded(decode, data):
 
 @pytest.mark.parametrize("decode", SENT, ids=lambda one: one.__name__)
 @settings(max_examples=300)
-@given(data=st.data())
-def test_any_value_in_any_place_is_refused_or_harmless(decode, data):
+@given(values=st.lists(st.tuples(st.integers(0, 10_000), HOSTILE), min_size=1, max_size=3))
+def test_any_value_in_any_place_is_refused_or_harmless(decode, values):
     # GIVEN a real message, of which a few values are others
-    message = plain(SENT[decode])
-    for _ in range(data.draw(st.integers(1, 3))):
-        way = data.draw(st.sampled_from(list(places(message))))
-        message = with_value(message, way, data.draw(HOSTILE))
+    message = MESSAGES[decode]
+    for number, value in values:
+        ways = list(places(message))
+        message = with_value(message, ways[number % len(ways)], value)
     # WHEN it comes in THEN it is refused, in one short line, or has nothing in it that could do harm
     found, why = decoded(decode, packed(message))
     assert len(why) < 400
@@ -151,11 +154,11 @@ def deep(levels):
     return b"\x91" * levels + b"\xc0"
 
 
-RING = plain(SENT[decode_shipment])[3][0][5][0]
+RING = MESSAGES[decode_shipment][3][0][5][0]
 GROUPLESS = ["a", "b", "c", [], None, [0, 0, 0], {}, [], False, "", 0, ""]
 MANY_RANKS = ["g", [[0, 32766, 1], True], [[0, 32766, 1], True], 0, 0, 0, 0, [0, 0, 0], 0.0, 0, [], 0]
 BOMBS = {
-    "zeros": (decode_shipment, b"\0" * (1 << 27)),
+    "zeros": (decode_shipment, b"\0" * (1 << 25)),
     "an array that says it is long": (decode_shipment, b"\xdd\xff\xff\xff\xff\x01"),
     "many rings": (decode_shipment, ["a", "b", "c", [[0, ["s"], [], 4, 0, [RING] * 60_000, [b"", b""]]]]),
     "many blocks": (decode_shipment, ["a", "b", "c", [[0, ["s"], [], 4, 0, [], [b"", b""]]] * 200_000]),

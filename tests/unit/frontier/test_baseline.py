@@ -52,7 +52,7 @@ def test_a_slow_window_teaches_nothing(faults):
     # GIVEN a job with a baseline
     _, known = after(10)
     # WHEN slow windows follow, as many as one likes
-    verdict, past = after(30, None, *faults, past=known)
+    verdict, past = after(15, None, *faults, past=known)
     # THEN they stay slow, and the baseline stays what it was
     assert verdict.label != "healthy"
     assert past.baseline is known.baseline

@@ -35,13 +35,12 @@ def found(window):
     return replays, {unit.name: unit for unit in units}
 
 
-def peers_N(one, k, column, rank, mine, roles):
-    """What a rank is held against: its cohort on other hosts; all of its cohort where the host is little of it."""
-    cohort = roles.members[roles.role_R[rank]]
+def peers_N(one, k, column, role, mine, roles):
+    """What ranks of a host are held against: their role on other hosts; all of it where the host is little of it."""
+    cohort = roles.members[role]
     if len(cohort) > SAMPLE_RANKS and len(mine) <= len(cohort) // 10:
-        steps = slice(column.offset, column.offset + column.n_steps)
-        return one.reference_KMC[k][steps, roles.role_R[rank]]
-    return np.median(column.values_NR[:, [peer for peer in cohort if peer not in mine]], axis=1)
+        return one.reference_KMC[k][column.offset : column.offset + column.n_steps, role]
+    return np.median(column.values_NR[:, np.setdiff1d(cohort, mine)], axis=1)
 
 
 def the_long_way(replays, window, name):
@@ -54,8 +53,9 @@ def the_long_way(replays, window, name):
         n_rows = one.walk.segment.n_rows
         excess_MXS = np.zeros((n_rows, len(mine), n_stages))
         for k, column in enumerate(one.walk.segment.local):
+            peers = {role: peers_N(one, k, column, role, mine, roles) for role in {roles.role_R[rank] for rank in mine}}
             for x, rank in enumerate(mine):
-                excess_N = column.values_NR[:, rank] - peers_N(one, k, column, rank, mine, roles)
+                excess_N = column.values_NR[:, rank] - peers[roles.role_R[rank]]
                 excess_MXS[column.offset : column.offset + n_steps, x, column.stage] += excess_N
                 over_NXS[:, x, column.stage] += excess_N
         gain_MS = np.zeros((n_rows, n_stages + 1))

@@ -80,23 +80,6 @@ def test_who_causes_most_of_the_clear_events_is_named(situation, found, named):
     assert all(unit == RANK for unit, one in evidence.units.items() if one.named)
 
 
-@pytest.mark.parametrize("n_units", [2, 1024])
-def test_chance_names_nobody_in_as_many_steps_as_are_promised(n_units):
-    # GIVEN settings that promise one false name in 20,000 steps, and ten times as many, half of them with an event
-    settings = Settings(false_names_per_million_steps=50.0)
-    named = 0
-    for seed in range(10):
-        evidence = Evidence(n_units)
-        for first in range(0, 20_000, 1000):
-            found = [
-                ClearEvent(one.step + first, one.unit, one.share) for one in by_chance(1000, seed + first, n_units)
-            ]
-            evidence = advanced(evidence, found, first + 1000, settings)
-            named += sum(one.named for one in evidence.units.values())
-    # THEN hardly more are named than that (ten; counted are those that still are at the end of a thousand)
-    assert named <= 20
-
-
 def hanging_together(n_steps, seed, n_units, stays):
     """Events in every step, each of the same unit as the one before or of anybody."""
     random = np.random.default_rng(seed)

@@ -344,13 +344,13 @@ def test_compiling_evaluating_and_checkpoints_are_no_stalls():
     # WHEN the first step compiles for ten minutes, one rank longer than the others
     job.enter("data")
     job.enter("forward")
-    job.wait(400)
+    job.wait(400, every_s=2)
     job.enter("backward", [0, 2])
-    job.wait(600)
+    job.wait(600, every_s=2)
     job.go_on()
     job.steps(10)
     # AND all ranks evaluate for half an hour between steps
-    job.wait(1800)
+    job.wait(1800, every_s=5)
     job.steps(10)
     # AND rank 0 saves a checkpoint, while the others wait in the next step
     job.enter("data", [1, 2])
@@ -361,7 +361,7 @@ def test_compiling_evaluating_and_checkpoints_are_no_stalls():
     job.steps(10)
     # AND it ends, and rank 0 takes an hour to write the model
     job.ranks[1:] = [replace(one, closed=True) for one in job.ranks[1:]]
-    job.wait(4000)
+    job.wait(4000, every_s=10)
     # THEN nothing of this was a stall
     assert job.verdicts == []
 

@@ -264,7 +264,7 @@ def test_the_more_somebody_waited_for_a_cpu_the_later_it_is_named():
 )
 def test_counters_to_seven_digits_make_the_same_verdict(counted, waited_s):
     # GIVEN a slow rank, and what the kernel counted of all ranks
-    window = FOUR.run(*EVERYWHERE)
+    window = Job(n_ranks=4, n_steps=25).run(*EVERYWHERE)
     amounts = {name: [] for name in ("queued_s", "preempted", *(name for _, name, _ in counted))}
     for rank, name, amount in [(1, "queued_s", waited_s), *counted]:
         amounts[name].append((rank, always, amount))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import subprocess
+import io
 import sys
 from typing import Any
 
@@ -160,11 +160,11 @@ def test_a_file_of_several_objects_is_printed_as_kubectl_takes_it(sftriage, tmp_
     assert "nothing is injected" in again.err
 
 
-def test_a_job_can_come_from_stdin():
+def test_a_job_can_come_from_stdin(sftriage, monkeypatch):
     text = yaml.safe_dump(WORKLOADS["Job"][0])
-    command = [sys.executable, "-m", "sftriage", "kube", "inject", "-f", "-"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=True)
-    assert yaml.safe_load(done.stdout)["spec"]["template"]["spec"]["initContainers"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    out = sftriage("kube", "inject", "-f", "-").out
+    assert yaml.safe_load(out)["spec"]["template"]["spec"]["initContainers"]
 
 
 @pytest.mark.parametrize("text", ["{", "just words", "kind: [", None])

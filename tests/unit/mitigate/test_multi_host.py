@@ -1,6 +1,8 @@
 """Ranks on several hosts vote across these: what is in force is the same on all of them in every round."""
 
-from itertools import count
+from itertools import accumulate, count, cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -64,6 +66,11 @@ class Group:
 
     def may_begin(self, place):
         return len(self.values[place]) <= min(map(len, self.values))
+
+    def begin_one(self, number):
+        """One of those that may begin does, whichever a number says."""
+        may_begin = [place for place in range(len(self.values)) if self.may_begin(place)]
+        self.begin(may_begin[number % len(may_begin)])
 
     def begin(self, place):
         self.values[place].append(self.switches[place].begin(step=100 + len(self.values[place])))
@@ -154,18 +161,6 @@ def test_what_is_withdrawn_before_all_have_seen_it_never_comes(group):
     assert group.status().next_request(0) is None
 
 
-def clock_of(data):
-    """A clock that goes on by whatever is drawn, now and then not at all."""
-    now_ns = 0
-
-    def clock():
-        nonlocal now_ns
-        now_ns += data.draw(st.sampled_from([0, 1, VOTES_APART_NS // 100, VOTES_APART_NS // 3, 5 * VOTES_APART_NS]))
-        return now_ns
-
-    return clock
-
-
 @pytest.mark.parametrize(
     ("round_s", "apart"),
     [
@@ -202,24 +197,30 @@ def test_ranks_vote_about_every_second_in_the_same_rounds(group, round_s, apart)
     assert group.values[0] == group.values[1] == group.values[2]
 
 
-@given(st.data())
+# A turn is a rank's that begins, three times of four, or brings a word to a host, or to all.
+TURNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 59), st.integers(0, 3)), min_size=10, max_size=80)
+# Clocks go on by any of these, now and then not at all; of each of five ranks by some of its own, over and over.
+TICKS = st.sampled_from([0, 1, VOTES_APART_NS // 100, VOTES_APART_NS // 3, 5 * VOTES_APART_NS])
+CLOCKS = st.tuples(*[st.lists(TICKS, min_size=1, max_size=20)] * 5)
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=5).filter(lambda hosts: len(set(hosts)) > 1), TURNS, CLOCKS)
 @settings(max_examples=150, deadline=None)
-def test_no_two_ranks_are_ever_in_one_round_with_different_values(tmp_path_factory, data):
+def test_no_two_ranks_are_ever_in_one_round_with_different_values(host_R, turns, clocks):
     # GIVEN ranks on up to three hosts that begin rounds in any order that exchanges allow, each by a clock of its own,
     # and words that come to each host at any moment, in any order, several times or never
-    n = data.draw(st.integers(2, 5))
-    host_R = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n).filter(lambda hosts: len(set(hosts)) > 1))
+    n = len(host_R)
     here = [tuple(at for at in range(n) if host_R[at] == host) for host in sorted(set(host_R))]
-    group = Group(tmp_path_factory.mktemp("hosts"), *here)
-    for one in group.switches.values():
-        one.clock = clock_of(data)
-    for _ in range(data.draw(st.integers(10, 80))):
-        if data.draw(st.integers(0, 3)) == 0:
-            asked = data.draw(st.integers(0, n + 1))
-            whom = data.draw(st.sampled_from(["all", *range(len(here))]))
-            group.ask(*(asked if whom in ("all", at) else None for at in range(len(here))))
+    with TemporaryDirectory() as directory:
+        group = Group(Path(directory), *here)
+    for place, one in group.switches.items():
+        one.clock = accumulate(cycle(clocks[place])).__next__
+    for what, which, whom in turns:
+        if what == 0:
+            host = whom % (len(here) + 1)
+            group.ask(*(which % (n + 2) if host in (at, len(here)) else None for at in range(len(here))))
         else:
-            group.begin(data.draw(st.sampled_from([place for place in range(n) if group.may_begin(place)])))
+            group.begin_one(which)
     # THEN in each round, all that have begun it have the same in force, and that is a place of one of them, or none
     for of_round in zip(*group.values, strict=False):
         assert len(set(of_round)) == 1

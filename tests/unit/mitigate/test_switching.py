@@ -1,6 +1,8 @@
 """A remedy is switched on all ranks before the same round, or on none, whatever happens in between."""
 
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -29,6 +31,12 @@ class Group:
 
     def may_begin(self, rank):
         return len(self.values[rank]) <= min(map(len, self.values))
+
+    def begin_one(self, number):
+        """One of those that may begin does, whichever a number says."""
+        may_begin = [rank for rank in range(len(self.switches)) if self.may_begin(rank)]
+        self.begin(rank := may_begin[number % len(may_begin)])
+        return rank
 
     def begin(self, rank):
         self.values[rank].append(self.switches[rank].begin(step=100 + len(self.values[rank])))
@@ -84,25 +92,26 @@ def test_a_request_that_one_rank_sees_too_late_comes_to_nothing_on_all_and_is_ma
     assert [values[-1] for values in group.values] == [1, 1, 1]
 
 
-@given(st.data())
+# A turn is a rank's that begins, three or two times of four, or somebody's who asks for something.
+TURNS = st.lists(st.tuples(st.integers(0, 11), st.integers(-1, 3), st.integers(0, 59)), min_size=10, max_size=80)
+
+
+@given(st.integers(1, 4), TURNS)
 @settings(max_examples=150, deadline=None)
-def test_no_two_ranks_are_ever_in_one_round_with_different_values(tmp_path_factory, data):
+def test_no_two_ranks_are_ever_in_one_round_with_different_values(n, turns):
     # GIVEN ranks that begin rounds in any order that exchanges allow, and requests for any round at any moment, one
     # over the other, as of several that ask, or of one that was stopped for long in between
-    n = data.draw(st.integers(1, 4))
-    path = make_switch(tmp_path_factory.mktemp("switch"), tuple(range(n)))
-    group, file = Group(path, n), SwitchFile(path)
-    for number in range(data.draw(st.integers(10, 80))):
-        now = max(map(len, group.values))
-        if data.draw(st.integers(0, 3)) == 0:
-            at = max(0, now + data.draw(st.integers(-1, 3)))
-            file.ask(Request(1 + number % 3, at, data.draw(st.integers(0, n))))
-        else:
-            group.begin(data.draw(st.sampled_from([rank for rank in range(n) if group.may_begin(rank)])))
+    with TemporaryDirectory() as directory, SwitchFile(make_switch(Path(directory), tuple(range(n)))) as file:
+        group = Group(file.path, n)
+        for number, (what, ahead, which) in enumerate(turns):
+            if what % 4 == 0:
+                at = max(0, max(map(len, group.values)) + ahead)
+                file.ask(Request(1 + number % 3, at, which % (n + 1)))
+            else:
+                group.begin_one(which)
     # THEN in each round, all that have begun it have the same in force
     for of_round in zip(*group.values, strict=False):
         assert len(set(of_round)) == 1
-    file.close()
 
 
 def test_who_asks_may_be_gone_and_another_one_goes_on(path):
@@ -176,28 +185,28 @@ def test_what_a_stage_cannot_do_is_never_in_force_on_any(pipeline, ahead_S):
     assert group.values == [[0] * 6] * 3
 
 
-@given(st.data())
+@given(TURNS)
 @settings(max_examples=100, deadline=None)
-def test_no_two_stages_ever_run_by_different_plans(tmp_path_factory, data):
+def test_no_two_stages_ever_run_by_different_plans(turns):
     # GIVEN stages that begin steps in any order, and plans of which each may be written half before the next begins
-    path = make_switch(tmp_path_factory.mktemp("switch"), (0, 1), microbatches=4)
-    group, file = Group(path, 2), SwitchFile(path)
     plans: list[list[tuple[int, ...]]] = [[], []]
-    for one in group.switches:
-        one.most = 9
-    for number in range(data.draw(st.integers(10, 60))):
-        if data.draw(st.integers(0, 2)) == 0:
-            ahead_S = data.draw(st.sampled_from([(3, 1), (4, 1), (4, 2), (9, 3)]))
-            request = Request(1 + number % 3, max(map(len, plans)) + data.draw(st.integers(0, 3)), 0)
-            if data.draw(st.booleans()):
-                # (a controller that is ended here has asked for nothing; what is in force stays so)
-                os.pwrite(file._descriptor, bytes(ahead_S).ljust(8, b"\0"), REQUEST_AT + 8)
+    with TemporaryDirectory() as directory:
+        path = make_switch(Path(directory), (0, 1), microbatches=4)
+        group, file = Group(path, 2), SwitchFile(path)
+        for one in group.switches:
+            one.most = 9
+        for number, (what, ahead, which) in enumerate(turns):
+            if what % 3 == 0:
+                ahead_S = ((3, 1), (4, 1), (4, 2), (9, 3))[which % 4]
+                request = Request(1 + number % 3, max(map(len, plans)) + max(0, ahead), 0)
+                if which % 8 < 4:
+                    # (a controller that is ended here has asked for nothing; what is in force stays so)
+                    os.pwrite(file._descriptor, bytes(ahead_S).ljust(8, b"\0"), REQUEST_AT + 8)
+                else:
+                    file.ask(request._replace(value=Setting.of_plan(ahead_S).value), ahead_S)
             else:
-                file.ask(request._replace(value=Setting.of_plan(ahead_S).value), ahead_S)
-        else:
-            rank = data.draw(st.sampled_from([rank for rank in range(2) if group.may_begin(rank)]))
-            group.begin(rank)
-            plans[rank].append(group.switches[rank].ahead_S)
+                rank = group.begin_one(which)
+                plans[rank].append(group.switches[rank].ahead_S)
     # THEN in each step, both stages run by the same, and by that of the value in force
     for (one, other), (value, _) in zip(zip(*plans, strict=False), zip(*group.values, strict=False), strict=True):
         assert one == other

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sftriage.recorder import Monitor, gradients
-from sftriage.recorder.gradients import AUDIT_STEPS, FROZEN_A_STEP, KEPT, LEARNING_STEPS, MAX_LOOKS
+from sftriage.recorder.gradients import FROZEN_A_STEP, KEPT, LEARNING_STEPS, MAX_LOOKS
 
 WAIT_NS = 1000
 
@@ -294,11 +294,18 @@ def test_many_frozen_parameters_are_looked_at_a_few_after_each_step(watch, clock
     assert train(watched, clock, model, steps=steps)[-1] == 192
 
 
-def test_what_nothing_else_shows_an_audit_finds(watched, clock, learnt):
+@pytest.fixture
+def audit_steps(monkeypatch) -> int:
+    """There is an audit after fewer steps than else."""
+    monkeypatch.setattr(gradients, "AUDIT_STEPS", 50)
+    return 50
+
+
+def test_what_nothing_else_shows_an_audit_finds(watched, clock, learnt, audit_steps):
     # GIVEN a model that was model, and a layer with a name of its own that was not there then
     learnt.layers.insert(0, nn.Linear(3, 3))
     found = []
-    for _ in range(AUDIT_STEPS + 1):
+    for _ in range(audit_steps + 1):
         found += train(watched, clock, learnt)
     # THEN its gradients are seen from the audit on
     assert (found[0], found[-1]) == (42, 52)
@@ -511,10 +518,10 @@ def test_what_cannot_be_watched_is_one_warning_and_no_moment(watch, clock, caplo
     assert train(watched, clock, Chain(clock), steps=2) == [None, None]
 
 
-def test_a_model_sharded_after_watch_is_let_go_of(watched, clock, learnt, caplog):
+def test_a_model_sharded_after_watch_is_let_go_of(watched, clock, learnt, caplog, audit_steps):
     # GIVEN a watched model whose parameters are replaced by shards
     learnt.layers[0].weight = DTensor(torch.zeros(3, 3))
-    for _ in range(AUDIT_STEPS + 1):
+    for _ in range(audit_steps + 1):
         train(watched, clock, learnt)
     # THEN that is found out at the latest by the audit, and said
     assert (hooked(learnt), len(caplog.records)) == (0, 1)

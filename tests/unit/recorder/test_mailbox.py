@@ -24,6 +24,7 @@ from sftriage.recorder.mailbox import (
     REQUEST_BYTES,
     REQUEST_CRC,
     REQUEST_SEQ,
+    RESULT_AT,
     RESULT_SEQ,
     SIZE_BYTES,
     STATE,
@@ -168,17 +169,22 @@ def test_a_request_that_is_wrong_is_refused_with_a_reason(ends, message):
     assert trainer.take() is None
 
 
+def damage(*areas):
+    """Bytes that are overwritten, in some areas."""
+    where = st.one_of(*(st.integers(at, at + size) for at, size in areas))
+    return st.lists(st.tuples(where, st.integers(0, 255)), max_size=8)
+
+
 @settings(max_examples=200)
-@given(data=st.data())
-def test_the_trainer_survives_whatever_is_in_its_mailbox(make_info, data):
+@given(damage((LIVE_AT, 103), (HEADER_BYTES, 200)))
+def test_the_trainer_survives_whatever_is_in_its_mailbox(make_info, damage):
     # GIVEN a request WHEN bytes of the file are overwritten
     with tempfile.TemporaryDirectory() as directory:
         trainer = mailbox(Path(directory), make_info())
         with MailboxClient(Path(directory) / "rank-3.0.mailbox") as client:
             client.post(REQUEST)
-        near = st.one_of(st.integers(LIVE_AT, LIVE_AT + 103), st.integers(HEADER_BYTES, HEADER_BYTES + 200))
-        for at in data.draw(st.lists(near, max_size=8)):
-            trainer._bytes[at] = data.draw(st.integers(0, 255))
+        for at, value in damage:
+            trainer._bytes[at] = value
         # THEN it is taken as it was posted, refused, or not seen
         with suppress(CaptureError):
             assert trainer.take() in (REQUEST, None)
@@ -187,8 +193,8 @@ def test_the_trainer_survives_whatever_is_in_its_mailbox(make_info, data):
 
 
 @settings(max_examples=200)
-@given(data=st.data())
-def test_a_client_survives_whatever_is_in_the_mailbox(make_info, data):
+@given(damage((LIVE_AT, 103), (RESULT_AT, 300)), st.none() | st.integers(0, SIZE_BYTES))
+def test_a_client_survives_whatever_is_in_the_mailbox(make_info, damage, size_bytes):
     # GIVEN an answered request WHEN bytes of the file are overwritten, and it is cut at any length
     with tempfile.TemporaryDirectory() as directory:
         trainer = mailbox(Path(directory), make_info())
@@ -199,11 +205,10 @@ def test_a_client_survives_whatever_is_in_the_mailbox(make_info, data):
             trainer.answer(RESULT)
             trainer.close()
             content = bytearray(path.read_bytes())
-            result_at = HEADER_BYTES + MAX_MESSAGE_BYTES
-            near = st.one_of(st.integers(LIVE_AT, LIVE_AT + 103), st.integers(result_at, result_at + 300))
-            for at in data.draw(st.lists(near, max_size=8)):
-                content[at] = data.draw(st.integers(0, 255))
-            path.write_bytes(content[: data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))])
+            assert len(content) == SIZE_BYTES
+            for at, value in damage:
+                content[at] = value
+            path.write_bytes(content[:size_bytes])
             # THEN every call answers as it should, or says what is wrong
             for call in (
                 client.progress,

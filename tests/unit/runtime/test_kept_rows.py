@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sftriage.runtime.kept_rows import LOGS_PER_SECOND, KeptRows
+from sftriage.traces import disk
 from sftriage.traces.disk import Disk
 from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LOG_KIND, LogReader
@@ -136,6 +137,7 @@ def test_what_the_disk_refuses_is_there_once_later(kept, monkeypatch):
         return write(descriptor, data, at)
 
     monkeypatch.setattr(os, "pwrite", once)
+    monkeypatch.setattr(disk, "RETRY_S", 0.01)
     kept.take("a", 1, RANKS, 0, 4)
     kept.rows.turn()
     kept.disk.drain(20.0)

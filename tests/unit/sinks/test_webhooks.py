@@ -354,7 +354,8 @@ def certificate(tmp_path_factory):
     if openssl is None:
         pytest.skip("makes its certificate with openssl")
     path = tmp_path_factory.mktemp("tls") / "both.pem"
-    command = f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+    command = f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    command += " -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
     made = subprocess.run([*command.split(), "-keyout", "-", "-out", "-"], capture_output=True, check=True, timeout=60)
     path.write_bytes(made.stdout)
     return path

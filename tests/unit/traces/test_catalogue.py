@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import sqlite3
 import stat
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import TRACE_NAME, LocalStore
+from tests.unit.conftest import TRACE, manifest_of
 from tests.unit.traces.manifests import QUICKLY, agrees, questions, sets_of_manifests
 
 
@@ -25,15 +28,28 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "catalogue.db"
 
 
+@pytest.fixture(scope="module")
+def stocked(module_path: Path) -> Path:
+    """A run with four captures, the first put last, and their catalogue."""
+    run = module_path / "run"
+    store, trace = LocalStore(run), run.with_name("trace.json")
+    trace.write_text(TRACE)
+    catalogue = Catalogue(run / "catalogue.db", store)
+    for capture_id, about in {
+        "late": {"rank": 2, "first_step": 900, "window": (800, 849), "second": 9},
+        "data-2": {"rank": 2, "first_step": 160, "window": (100, 149), "second": 1},
+        "data-3": {"rank": 3, "first_step": 300, "window": (250, 299), "second": 2, "rule": "other"},
+        "whole-3": {"rank": 3, "stage": None, "first_step": 500, "window": (450, 499), "second": 3},
+    }.items():
+        catalogue.add(store.put(capture_id, trace, partial(manifest_of, capture_id, **about)))
+    return run
+
+
 @pytest.fixture
-def catalogue(path, store, put) -> Catalogue:
-    """A catalogue of four captures, the first put last."""
-    catalogue = Catalogue(path, store)
-    catalogue.add(put("late", rank=2, stage="data", first_step=900, window=(800, 849), second=9))
-    catalogue.add(put("data-2", rank=2, stage="data", first_step=160, window=(100, 149), second=1))
-    catalogue.add(put("data-3", rank=3, stage="data", first_step=300, window=(250, 299), second=2, rule="other"))
-    catalogue.add(put("whole-3", rank=3, stage=None, first_step=500, window=(450, 499), second=3))
-    return catalogue
+def catalogue(path, store, stocked) -> Catalogue:
+    """A catalogue of four captures, in a run of the test's own."""
+    shutil.copytree(stocked, path.parent, dirs_exist_ok=True)
+    return Catalogue(path, store)
 
 
 def ids(rows: list[CaptureRow]) -> list[str]:
@@ -278,11 +294,10 @@ def test_many_processes_rebuild_at_once(catalogue, path):
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+def shelf(module_path: Path) -> Catalogue:
     """The catalogue of a store of many runs, of which nothing is in it yet."""
-    root = tmp_path_factory.mktemp("shelf")
-    (root / "store").mkdir()
-    catalogue = Catalogue(root / "catalogue.db", RemoteStore.open(f"file://{root / 'store'}"))
+    (module_path / "store").mkdir()
+    catalogue = Catalogue(module_path / "catalogue.db", RemoteStore.open(f"file://{module_path / 'store'}"))
     catalogue.reindex()
     return catalogue
 

@@ -40,10 +40,9 @@ def stocked(shelf) -> Shelf:
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory) -> Shelf:
+def standing(module_path) -> Shelf:
     """The same, for tests that leave it as it is."""
-    path = tmp_path_factory.mktemp("standing")
-    return stock(shelf_at(path / "share", path / "catalogue.db"))
+    return stock(shelf_at(module_path / "share", module_path / "catalogue.db"))
 
 
 def stock(shelf: Shelf) -> Shelf:

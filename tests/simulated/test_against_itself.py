@@ -7,8 +7,7 @@ import pytest
 
 from sftriage.frontier import Settings, judge
 from sftriage.words.verdicts import verdict_sentence
-
-from .windows import Fault, Job, every, from_step
+from tests.unit.frontier.windows import Fault, Job, every, from_step
 
 SETTINGS = Settings()
 WINDOW, STRIDE = 50, 10

@@ -8,8 +8,7 @@ import pytest
 from sftriage.frontier import Settings, judge
 from sftriage.frontier.explaining import explain
 from sftriage.windows.counting import counted_of
-
-from .windows import Fault, Job, at, from_step, gaussian, heavy_tailed
+from tests.unit.frontier.windows import Fault, Job, at, from_step, gaussian, heavy_tailed
 
 SETTINGS = Settings()
 SHORT = Job(
@@ -21,13 +20,17 @@ SHORT = Job(
 """A step of 20 ms, as of a small model."""
 
 
-def verdicts(window, window_steps=50, stride_steps=10):
-    """The verdicts on a run, window by window, without its first steps."""
-    past, found = None, []
+def judged(window, window_steps=50, stride_steps=10):
+    """The verdicts on a run, window by window, without its first steps, as they are asked for."""
+    past = None
     for first in range(20, window.last_step + 2 - window_steps, stride_steps):
         verdict, past = judge(window.steps(first, first + window_steps - 1), past, SETTINGS)
-        found.append(verdict)
-    return found
+        yield verdict
+
+
+def verdicts(window, window_steps=50, stride_steps=10):
+    """All verdicts on a run. Where it does not matter when they are, windows overlap less."""
+    return list(judged(window, window_steps, stride_steps))
 
 
 def names(found):
@@ -60,7 +63,7 @@ def evaluating(window, seed, period, part):
 def test_an_evaluation_that_nobody_calls_one_accuses_nobody_and_hides_nobody(seed, period, part):
     # GIVEN a job that evaluates every so many steps, and from step 600 on a rank that is slow
     fault = Fault("data", 3, 0.015, from_step(600))
-    found = verdicts(evaluating(SHORT.run(fault, seed=seed), seed, period, part))
+    found = verdicts(evaluating(SHORT.run(fault, seed=seed), seed, period, part), stride_steps=20)
     # THEN that rank is named, nobody else ever, and soon
     assert names(found) == {((3,), "data")}
     assert first_named(found) < 640
@@ -109,9 +112,9 @@ def test_since_when_is_said_with_how_surely(noise):
     right, n_runs = 0, 20
     for seed in range(n_runs):
         # GIVEN a fault from step 150 on
-        found = verdicts(Job(n_steps=300, noise=noise).run(Fault("data", 1, 0.02, from_step(150)), seed=seed))
+        run = Job(n_steps=300, noise=noise).run(Fault("data", 1, 0.02, from_step(150)), seed=seed)
         # WHEN it is named
-        suspect = next(v.suspects[0] for v in found if v.label == "suspect")
+        suspect = next(v.suspects[0] for v in judged(run) if v.label == "suspect")
         earliest, latest = suspect.onset_range
         # THEN it began about then, or it is said how unsure that is
         assert earliest <= suspect.onset_step <= latest
@@ -176,7 +179,7 @@ def test_who_is_always_late_is_named_however_late_others_are_in_other_steps(seed
 
     job, garbage = Job(n_ranks=16, n_steps=500), [collects(rank) for rank in range(16)]
     # THEN nobody is named
-    assert names(verdicts(job.run(*garbage, seed=seed))) == set()
+    assert names(verdicts(job.run(*garbage, seed=seed), stride_steps=25)) == set()
     # BUT who takes 20 ms more in every step from 200 on is, though most of all lateness is not its own
     found = verdicts(job.run(*garbage, Fault("forward", 5, 0.020, from_step(200)), seed=seed))
     assert names(found) == {((5,), "forward")}
@@ -189,7 +192,7 @@ def test_of_two_that_are_equally_late_neither_is_named_however_long_it_goes_on(s
     # GIVEN two ranks that are as late as each other for 800 steps, in stages that jitter: each is the last in half of
     # the steps, by chance, and more often than anybody else
     late = [Fault("data", 1, 0.030, from_step(200)), Fault("forward", 2, 0.030, from_step(200))]
-    found = verdicts(Job(n_ranks=n_ranks, n_steps=1000, noise=gaussian(0.2)).run(*late, seed=seed))
+    found = verdicts(Job(n_ranks=n_ranks, n_steps=1000, noise=gaussian(0.2)).run(*late, seed=seed), stride_steps=25)
     # THEN neither is named
     assert names(found) == set()
     # AND of the windows in which it is there, none is healthy
@@ -220,7 +223,7 @@ def test_pulses_on_one_of_two_ranks_are_no_other_work(first, seed):
     busy = tuple(Fault(stage, None, factor=1.5, steps=from_step(0, 150)) for stage in stages)
     job = Job(n_ranks=2, n_steps=700, noise=heavy_tailed(0.15))
     # WHEN it runs
-    found = verdicts(job.run(*stopped, *busy, seed=seed, split=True))
+    found = verdicts(job.run(*stopped, *busy, seed=seed, split=True), stride_steps=20)
     # THEN the other one is never named, and nobody says that they do different work
     assert {ranks for ranks, _ in names(found)} <= {(1,)}
     assert not any("mixed_roles" in v.reasons for v in found)

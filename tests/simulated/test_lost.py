@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sftriage.frontier import Settings, judge
-
-from .windows import Fault, Job, at, from_step
+from tests.unit.frontier.windows import Fault, Job, at, from_step
 
 SETTINGS = Settings()
 
