@@ -127,14 +127,23 @@ def _of_role(
     late_NX = own_NX - np.median(local_NX[:, n_own:], axis=1)[:, None]
     share_NX = np.divide(own_NX, step_NX, out=np.zeros_like(step_NX), where=step_NX > 0.0)
     counted_NXC = window.counted_NRC[chosen_N][seen_N].astype(np.float64)
-    sums_2C = np.full((2, len(COUNTERS)), np.nan)
+    usual_NC, sums_2C = _known_medians(counted_NXC[:, n_own:]), np.full((2, len(COUNTERS)), np.nan)
     for place in np.flatnonzero(enough_C):
-        counted_NX = counted_NXC[:, :n_own, place]
-        usual_N = np.nanmedian(counted_NXC[:, n_own:, place], axis=1)
+        counted_NX, usual_N = counted_NXC[:, :n_own, place], usual_NC[:, place]
         if place == PLACE["queued_s"]:
             usual_N = usual_N * max(_as_much(counted_NXC[:, :, PLACE[name]], n_own) for name in ("run_s", "woken"))
         sums_2C[:, place] = counted_NX.sum(), ((counted_NX - usual_N[:, None]) * share_NX).sum()
     return float(late_NX.sum()), late_NX.size, sums_2C
+
+
+def _known_medians(values_NXC: FloatArray) -> FloatArray:
+    """The medians over ranks of those that are known, as `np.nanmedian` has them, at a fraction of its cost."""
+    # What is not known comes last: of a row of which nothing is, at -1 and 0, too.
+    ordered_NXC, known_NC = np.sort(values_NXC, axis=1), (~np.isnan(values_NXC)).sum(axis=1)
+    lower_NC, upper_NC = (
+        np.take_along_axis(ordered_NXC, at_NC[:, None], axis=1)[:, 0] for at_NC in ((known_NC - 1) // 2, known_NC // 2)
+    )
+    return np.asarray((lower_NC + upper_NC) / 2)
 
 
 def _as_much(counted_NX: FloatArray, n_own: int) -> float:
