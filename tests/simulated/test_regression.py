@@ -266,22 +266,22 @@ def test_a_slow_job_never_becomes_its_own_best():
 
 def test_each_kind_of_step_has_a_best_and_evidence_of_its_own():
     # GIVEN a job that says which steps are evaluations, three times as long, and these alone become slower
-    n_steps = 5_000
+    n_steps = 12_000
     special_N = every(20, n_steps)
     kinds = tuple(("eval" if special else "", None) for special in special_N)
-    slow_N = np.where(special_N, np.where(np.arange(n_steps) >= 3000, 3.9, 3.0), 1.0)
+    slow_N = np.where(special_N, np.where(np.arange(n_steps) >= 6000, 3.9, 3.0), 1.0)
     # WHEN watched
     told, _ = watched(measured(times(slow_N), regimes=kinds))
     found = [one for _, one in told if one is not None]
     # THEN that is told of the evaluations, about as many of them later
     assert {one.kind for one in found} == {"eval"}
-    assert found[0].since_step == pytest.approx(3019, abs=40)
+    assert found[0].since_step == pytest.approx(6019, abs=40)
     assert found[-1].fraction == pytest.approx(0.3, abs=0.02)
 
 
 def test_steps_of_many_lengths_that_say_so_are_judged_together():
     # GIVEN steps of eight lengths in no order, which say so, and the job becomes slower by a fifth
-    n_steps = 4000
+    n_steps = 6000
     work_N = 1000.0 * 2 ** (np.floor(8 * drawn(n_steps)) / 4)
     regimes = tuple(("", int(np.round(4 * np.log2(work)))) for work in work_N)
     factors_NS = times(work_N / 1000.0) * slower(n_steps, STAGES, 1.2, 3000)
@@ -327,8 +327,8 @@ def test_other_stages_begin_anew():
 
 def test_what_is_kept_is_bounded_however_many_kinds_there_are():
     # GIVEN a job that invents kinds and sizes without end, WHEN taken in
-    n_steps = 120 * 100
-    regimes = tuple((f"kind {n // 120}", n // 120) for n in range(n_steps))
+    n_steps = 300 * 100
+    regimes = tuple((f"kind {n // 300}", n // 300) for n in range(n_steps))
     state = advanced(None, measured(steady(n_steps), regimes=regimes), SETTINGS)
     # THEN the last are kept
     assert len(state.bests) == MAX_REGIMES

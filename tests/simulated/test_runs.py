@@ -29,7 +29,7 @@ def judged(window, window_steps=50, stride_steps=10):
 
 
 def verdicts(window, window_steps=50, stride_steps=10):
-    """All verdicts on a run. Where it does not matter when they are, windows overlap less."""
+    """All verdicts on a run."""
     return list(judged(window, window_steps, stride_steps))
 
 
@@ -63,7 +63,7 @@ def evaluating(window, seed, period, part):
 def test_an_evaluation_that_nobody_calls_one_accuses_nobody_and_hides_nobody(seed, period, part):
     # GIVEN a job that evaluates every so many steps, and from step 600 on a rank that is slow
     fault = Fault("data", 3, 0.015, from_step(600))
-    found = verdicts(evaluating(SHORT.run(fault, seed=seed), seed, period, part), stride_steps=20)
+    found = verdicts(evaluating(SHORT.run(fault, seed=seed), seed, period, part))
     # THEN that rank is named, nobody else ever, and soon
     assert names(found) == {((3,), "data")}
     assert first_named(found) < 640
@@ -179,7 +179,7 @@ def test_who_is_always_late_is_named_however_late_others_are_in_other_steps(seed
 
     job, garbage = Job(n_ranks=16, n_steps=500), [collects(rank) for rank in range(16)]
     # THEN nobody is named
-    assert names(verdicts(job.run(*garbage, seed=seed), stride_steps=25)) == set()
+    assert names(verdicts(job.run(*garbage, seed=seed))) == set()
     # BUT who takes 20 ms more in every step from 200 on is, though most of all lateness is not its own
     found = verdicts(job.run(*garbage, Fault("forward", 5, 0.020, from_step(200)), seed=seed))
     assert names(found) == {((5,), "forward")}
@@ -192,7 +192,7 @@ def test_of_two_that_are_equally_late_neither_is_named_however_long_it_goes_on(s
     # GIVEN two ranks that are as late as each other for 800 steps, in stages that jitter: each is the last in half of
     # the steps, by chance, and more often than anybody else
     late = [Fault("data", 1, 0.030, from_step(200)), Fault("forward", 2, 0.030, from_step(200))]
-    found = verdicts(Job(n_ranks=n_ranks, n_steps=1000, noise=gaussian(0.2)).run(*late, seed=seed), stride_steps=25)
+    found = verdicts(Job(n_ranks=n_ranks, n_steps=1000, noise=gaussian(0.2)).run(*late, seed=seed))
     # THEN neither is named
     assert names(found) == set()
     # AND of the windows in which it is there, none is healthy
@@ -223,7 +223,7 @@ def test_pulses_on_one_of_two_ranks_are_no_other_work(first, seed):
     busy = tuple(Fault(stage, None, factor=1.5, steps=from_step(0, 150)) for stage in stages)
     job = Job(n_ranks=2, n_steps=700, noise=heavy_tailed(0.15))
     # WHEN it runs
-    found = verdicts(job.run(*stopped, *busy, seed=seed, split=True), stride_steps=20)
+    found = verdicts(job.run(*stopped, *busy, seed=seed, split=True))
     # THEN the other one is never named, and nobody says that they do different work
     assert {ranks for ranks, _ in names(found)} <= {(1,)}
     assert not any("mixed_roles" in v.reasons for v in found)
