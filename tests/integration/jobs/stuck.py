@@ -1,6 +1,8 @@
-"""Two ranks in one process tree, rank 1 late in data from step 40 on; after 80 steps neither takes another one.
+"""Ranks in one process tree, of which rank 1 is late in data from step 40 on; after 80 steps none takes another one.
 
-``stuck.py END``: the ranks end when the file END appears.
+(Four: of two, 40 steps that are late, some of which a busy machine disturbs, are not always enough to name one.)
+
+``stuck.py END``: the ranks end when the file END appears, or after `LONGEST_S`.
 """
 
 import multiprocessing
@@ -9,9 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+RANKS, LONGEST_S = 4, 180.0
+
 
 def train(rank: int, barrier, end: Path) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank))
     import sftriage
 
     monitor = sftriage.Monitor()
@@ -21,14 +25,15 @@ def train(rank: int, barrier, end: Path) -> None:
                 time.sleep(0.012 if rank == 1 and step >= 40 else 0.002)
             with monitor.stage("backward"):
                 barrier.wait()
-    while not end.exists():
+    given_up_s = time.monotonic() + LONGEST_S
+    while not end.exists() and time.monotonic() < given_up_s:
         time.sleep(0.02)
 
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(2)
-    workers = [context.Process(target=train, args=(rank, barrier, Path(sys.argv[1]))) for rank in range(2)]
+    barrier = context.Barrier(RANKS)
+    workers = [context.Process(target=train, args=(rank, barrier, Path(sys.argv[1]))) for rank in range(RANKS)]
     for worker in workers:
         worker.start()
     for worker in workers:
