@@ -57,8 +57,12 @@ def tells(label: str, reasons: Iterable[str]) -> bool:
 def straggler_in(recent: Sequence[Chronic | None], n_ranks: int) -> Straggler | None:
     """Who has been slow for long, and is still, by the last `RECENT_WINDOWS` windows that `tells`; None for nobody.
 
-    ``recent`` has for each of these the first suspect if that is a chronic one.
+    ``recent`` has for each of these the first suspect if that is a chronic one. Half of them name it, or the last
+    `MIN_WINDOWS` do.
     """
+    last = list(recent)[-MIN_WINDOWS:]
+    if None not in last and len({(one.ranks, one.where) for one in last if one is not None}) == 1:
+        recent = last
     most = Counter((one.ranks, one.where) for one in recent if one is not None).most_common(1)
     if not most or most[0][1] < max(MIN_WINDOWS, len(recent) / 2):
         return None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.advice import Messages, Straggler, advice_of
+from sftriage.mitigate.advice import Chronic, Messages, Straggler, advice_of, straggler_in
 from sftriage.mitigate.costs import Link
 from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, pipeline_of, step_s
 from sftriage.whatif.arranging import arranged
@@ -22,6 +22,30 @@ def late(late_s=0.05, *, step_s=0.25, ranks=(3,), n_ranks=8):
 
 def remedies(advice):
     return {one.code: one for one in advice.remedies}
+
+
+@pytest.mark.parametrize(
+    ("situation", "named", "who"),
+    [
+        ("nobody yet", "", None),
+        ("nobody", "..........", None),
+        ("in too few windows yet", "333", None),
+        ("since it began", "3333", 3),
+        ("now and then", "3..3..3..3", None),
+        ("in half of the windows", "3.3.3.3.3.", 3),
+        ("in most, and nobody for a little", "3333333...", 3),
+        ("not any more", "333.......", None),
+        ("in half, and nobody since", "33333.....", 3),
+        ("it moves: the windows of before are most still", "33333..111", 3),
+        ("it has moved", "3333..1111", 1),
+        ("it moves again and again", "3131313131", 3),
+    ],
+)
+def test_who_is_there_to_stay(situation, named, who):
+    # GIVEN whom the last windows name, THEN that is who has been slow for long, and is still
+    recent = [None if one == "." else Chronic(f"rank {one}", "data", (int(one),), 0.05, 0.25) for one in named]
+    found = straggler_in(recent, 4)
+    assert (found and found.ranks) == (who if who is None else (who,))
 
 
 def test_one_late_rank_of_eight():
