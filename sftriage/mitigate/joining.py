@@ -50,7 +50,7 @@ def joined(
     ranks = dist.get_process_group_ranks(group)
     place = ranks.index(dist.get_rank())
     rings = Path(os.environ[RINGS_ENV]) if os.environ.get(RINGS_ENV) else None
-    mine = _done(partial(_identity, rings)) if rings is not None and fits else None
+    mine = _or_none(partial(_identity, rings)) if rings is not None and fits else None
     # (so that a group that has begun anew is another one on all of its hosts, with another name)
     told_R = _of_all((None, rings is not None, (FORM, __version__, mine, secrets.token_hex(8))), group)
     form_R = [words[0] for *_, words in told_R]
@@ -63,9 +63,9 @@ def joined(
             here = [at for at, host in enumerate(host_R) if host == mine]
             parts: dict[str, Any] = {"group": f"ranks-{ranks[0]}.{token_R[0]}", "here": here} if is_multi_host else {}
             make = partial(make_switch, rings, ranks, microbatches, **parts)
-            name = _of_all(made.name if place == here[0] and (made := _done(make)) else "", group)[here[0]]
+            name = _of_all(made.name if place == here[0] and (made := _or_none(make)) else "", group)[here[0]]
             kind = MultiHostSwitch if is_multi_host else Switch
-            switch = _done(partial(kind, rings / name, place)) if name else None
+            switch = _or_none(partial(kind, rings / name, place)) if name else None
     else:
         releases = {words[1] if isinstance(words, tuple) else "an older one" for *_, words in told_R}
         wants = f"their ranks have releases of sftriage that do not go together: {', '.join(sorted(releases))}"
@@ -90,7 +90,7 @@ def _identity(rings: Path) -> tuple[str, int, int]:
     return boot_id, found.st_dev, found.st_ino
 
 
-def _done(what: Callable[[], T]) -> T | None:
+def _or_none(what: Callable[[], T]) -> T | None:
     """What comes of it; None, and a warning, where files say no."""
     try:
         return what()

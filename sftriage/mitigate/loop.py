@@ -145,13 +145,13 @@ class Loop:
         """The loop as it goes on, and what is to go on record of that before anything is switched."""
         loop, tries = self, False
         for trial in self.trials.values():
-            loop, told = loop._gone_on(trial, now)
+            loop, told = loop._after_trial(trial, now)
             if told is not None:
                 return loop, told
             tries |= not trial.kept
         return (loop, None) if tries else loop._considered(now)
 
-    def _gone_on(self, trial: Trial, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
+    def _after_trial(self, trial: Trial, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
         switch = trial.of(now)
         reason = _stops(trial, switch, now)
         if reason is not None:

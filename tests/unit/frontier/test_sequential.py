@@ -98,8 +98,8 @@ def named_windows(found, n_units, stride=10):
 
 
 @pytest.mark.parametrize(("n_units", "stays"), [(2, 0.6), (4, 0.7), (8, 0.7), (1024, 0.8)])
-def test_delays_that_hang_together_name_nobody(n_units, stays):
-    # GIVEN hiccups of anybody that each last for several steps, THEN hardly anybody is named in 10,000 of these
+def test_delays_that_hang_together_name_hardly_anybody(n_units, stays):
+    # GIVEN hiccups of anybody that last for several steps, THEN somebody is named in one window of a hundred at most
     found = hanging_together(10_000, 5, n_units, stays)
     assert named_windows(found, n_units) <= 10
     # AND who causes nine in ten of the events among them still is
