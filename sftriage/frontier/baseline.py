@@ -199,13 +199,9 @@ def profile(replays: list[SegmentReplay], n_steps: int, roles: Roles) -> Profile
 def learned(baseline: Baseline, verdict: Verdict, regime: Regime, seen: Typical) -> Baseline:
     """The baseline after one more window of the job: learned from healthy windows only.
 
-    From a window that is only ``roaming``, all but its lateness is learned, so that a job that jitters from its first
-    step on gets a baseline at all.
+    And from windows that are only ``roaming``, so that a job that jitters from its first step on gets a baseline at all.
     """
-    if verdict.reasons == ("roaming",):
-        known = baseline.typical(regime)
-        seen = replace(seen, lateness_s=0.0 if known is None else known.lateness_s)
-    elif verdict.label != "healthy":
+    if verdict.label != "healthy" and verdict.reasons != ("roaming",):
         return baseline
     return Baseline(met(baseline.known, regime, baseline.known.get(regime, Samples()).after(seen)))
 
@@ -219,7 +215,8 @@ class Excess:
         group_s: local stages of the median rank over the baseline, in the cohort with the most.
         sync_s: the sync stages' own work over the baseline.
         from_baseline: whether these two are against a baseline; otherwise, against the window's earlier steps.
-        usual_late_s: lateness that is nobody's fault: that of jitter, or that of the healthy job if it is more.
+        usual_late_s: lateness that is nobody's fault: that of jitter. (Not that of the job's healthy windows: each may
+            be a little later than the one before.)
     """
 
     late_s: float
@@ -244,7 +241,6 @@ def excess_of(seen: Profile, like: Profile, normal: Typical | None, n_ranks: int
     if normal is None:
         group_s, sync_s = _shift(like, settings)
     else:
-        usual_late_s = max(usual_late_s, normal.lateness_s)
         group_s = float(np.clip(like.typical.level_CS - normal.level_CS, 0.0, None).sum(axis=1).max())
         sync_s = float(np.clip(like.typical.sync_S - normal.sync_S, 0.0, None).sum())
     late_s = max(0.0, seen.lateness_s - usual_late_s)

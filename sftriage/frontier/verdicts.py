@@ -18,7 +18,7 @@ from sftriage.frontier.overlap import resumed
 from sftriage.frontier.roles import differ, roles_of
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import undisturbed_steps
-from sftriage.frontier.whatif import replay
+from sftriage.frontier.whatif import JITTER_RANKS, replay
 from sftriage.records import Window
 
 MAX_SUSPECTS = 8
@@ -101,7 +101,7 @@ def _roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidenc
     """Whether ranks are late because they do different work, and no cohorts are declared.
 
     Not if the job's healthy steps are known, for those have shown that its ranks are alike. Levels are medians over the
-    steps, so that neither hiccups nor pulses count, which may lie in any stage.
+    steps, so that neither hiccups nor pulses count, which may lie in any stage. Of many ranks some are looked at.
     """
     min_s = evidence.settings.min_gain_fraction * evidence.exposed_s
     if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
@@ -110,7 +110,8 @@ def _roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidenc
     for one in walks:
         for column, some_NX in zip(one.segment.local, one.some_KNX, strict=True):
             stage = window.schema.stages[column.stage]
-            own_NX = np.asarray(some_NX if some_NX.size else column.values_NR, dtype=np.float64)[valid_N]
+            own_NX = some_NX if some_NX.size else column.values_NR
+            own_NX = np.asarray(own_NX[:, :: -(-own_NX.shape[1] // JITTER_RANKS)], dtype=np.float64)[valid_N]
             times_NX[stage] = own_NX + times_NX.get(stage, 0.0)
     level_X = {stage: medians(own_NX, axis=0) for stage, own_NX in times_NX.items() if stage not in window.schema.sync}
     late = evidence.candidates[0].suspect.stage if evidence.candidates else None

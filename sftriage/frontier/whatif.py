@@ -25,7 +25,7 @@ MAD_TO_SIGMA = 1.4826
 """Standard deviations in one median absolute deviation, for normal noise."""
 
 JITTER_RANKS = 128
-"""Ranks that jitter is estimated from: some thousand residuals."""
+"""Ranks that jitter is estimated from, and whether ranks have different roles: some thousand times."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

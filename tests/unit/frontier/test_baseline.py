@@ -124,18 +124,33 @@ def test_a_job_whose_work_never_repeats_is_remembered_within_bounds():
     assert ("", 2 * MAX_REGIMES - 1) in past.baseline.known
 
 
-def test_a_job_that_only_roams_gets_a_level_but_no_lateness():
+def test_a_job_that_only_roams_gets_a_level_but_may_not_be_late():
     # GIVEN a job in which another rank is late each step, from its first step on
     turns = [Fault("data", rank, 0.040, every(4, rank)) for rank in range(4)]
     # WHEN it is judged for ten windows
+    first, _ = after(1, None, *turns)
     verdict, past = after(10, None, *turns)
-    baseline = past.baseline
-    # THEN it has a baseline for what its ranks share, and being late is not normal to it
+    # THEN it has a baseline for what its ranks share, and being late is as little normal to it as in the first window
     assert verdict.reasons == ("roaming",)
-    assert baseline.n_windows == 10
-    typical = baseline.typical(ORDINARY)
-    assert typical.level_CS[0, 0] == pytest.approx(0.020, rel=0.05)
-    assert typical.lateness_s == 0.0
+    assert past.baseline.n_windows == 10
+    assert past.baseline.typical(ORDINARY).level_CS[0, 0] == pytest.approx(0.020, rel=0.05)
+    assert verdict.numbers["late_excess_s"] == pytest.approx(first.numbers["late_excess_s"], rel=0.05)
+
+
+def test_healthy_windows_that_are_ever_later_do_not_teach_that_being_late_is_healthy():
+    # GIVEN two ranks that are late together, by 1 % of a step more in each window
+    past, judged = None, []
+    for window in range(31):
+        both = [Fault("forward", rank, 0.001 * window) for rank in (1, 3)]
+        verdict, past = judge(Job().run(*both, seed=window, first_step=50 * window), past, SETTINGS)
+        judged.append(verdict)
+    # WHEN the last rank is late by 10 % beyond jitter
+    late = [
+        one for one in judged if one.numbers["lateness_s"] - 2 * one.numbers["jitter_s"] > one.numbers["min_lateness_s"]
+    ]
+    # THEN that is never healthy, however late the windows before were
+    assert len(late) > 10
+    assert {one.reasons[0] for one in late} == {"co_critical"}
 
 
 def test_a_window_without_one_complete_step_teaches_nothing():
