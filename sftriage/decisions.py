@@ -94,6 +94,8 @@ class Regression:
         best_step_s: what a typical step took when the job was at its best, with as much work.
         kind: the kind of step that has become slower, "" for ordinary ones.
         until_step: the step, about, from which on the job has been as good as its best again; None while it is not.
+        descheduled_fraction: how much of that the rank that waits longest for a CPU waits more than at the job's best;
+            None where it waits no more, or that is not known. It decides nothing.
     """
 
     since_step: int
@@ -105,6 +107,7 @@ class Regression:
     best_step_s: float
     kind: str = ""
     until_step: int | None = None
+    descheduled_fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

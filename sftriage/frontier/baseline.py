@@ -199,7 +199,7 @@ def profile(replays: list[SegmentReplay], n_steps: int, roles: Roles) -> Profile
 def learned(baseline: Baseline, verdict: Verdict, regime: Regime, seen: Typical) -> Baseline:
     """The baseline after one more window of the job: learned from healthy windows only.
 
-    And from windows that are only ``roaming``, so that a job that jitters from its first step on gets a baseline at all.
+    Those that are only ``roaming`` teach too: a job that jitters from its first step on gets a baseline.
     """
     if verdict.label != "healthy" and verdict.reasons != ("roaming",):
         return baseline

@@ -31,7 +31,8 @@ StepArray = NDArray[np.int64]
 
 STEP, COMMON, STAGES = 0, 1, 2
 """The quantities that are tested (Q), in seconds: the length of the step, and what no single rank can raise: all that
-the ranks share, each stage's common level, and its own work past the last arrival, if it is a sync stage."""
+the ranks share, each stage's common level, and its own work past the last arrival, if it is a sync stage; and last,
+what is not tested, but explains the others: for how long the rank that waited longest for a CPU did so."""
 
 MOST = 1e6
 """The largest slowdown of a step, as a multiple of the best: keeps all numbers finite."""
@@ -65,13 +66,15 @@ def measured(window: Window, walks: list[Walk], whole: Profile, valid_N: BoolArr
     one before it does not count, for it begins with what that one left behind.
     """
     step_N, level_NS = advances_by_step(walks, window).sum(axis=1), whole.common_NCS.max(axis=1)
+    queued_NR = window.counted("queued_s")
+    queued_N = np.zeros(len(step_N)) if queued_NR is None else np.nan_to_num(queued_NR).max(axis=1)
     common_N = level_NS.sum(axis=1) + whole.sync_NS.sum(axis=1)
     counts_N, kinds_N = valid_N.copy(), np.asarray(window.kinds or ("",) * len(valid_N))
     counts_N[1:] &= kinds_N[1:] == kinds_N[:-1]
     return StepMeasures(
         first_step=window.first_step,
         stages=window.schema.stages,
-        times_NQ=np.column_stack([step_N, common_N, level_NS, whole.sync_NS]),
+        times_NQ=np.column_stack([step_N, common_N, level_NS, whole.sync_NS, queued_N]),
         counts_N=counts_N,
         regimes=regimes_of(window),
         work_N=None if window.work_NR is None else window.work_NR.mean(axis=1),
@@ -153,6 +156,7 @@ class Best:
         alone_Q = np.maximum(1.25 * spread_Q / math.sqrt(settings.best_steps), np.finfo(np.float64).tiny)
         alike_Q = np.where(wander_Q > 2.0 * alone_Q, wander_Q / alone_Q, 1.0)
         line_Q = np.maximum(settings.slower_fraction, settings.clear_sigmas * wander_Q / best[STEP])
+        line_Q[-1] = np.inf
         return replace(known, changes=changes, level=Level(best[:-1], line_Q, alike_Q, float(best[-1])))
 
 
@@ -207,9 +211,9 @@ class Evidence:
         assert self.best_Q is not None
         recent_Q, n_stages = self.recent_Q(self.onset[0]), len(self.stages)
         over_S, best_S = (
-            of_Q[STAGES : STAGES + n_stages] + of_Q[STAGES + n_stages :] for of_Q in (recent_Q, self.best_Q)
+            of_Q[STAGES : STAGES + n_stages] + of_Q[STAGES + n_stages : -1] for of_Q in (recent_Q, self.best_Q)
         )
-        everywhere = 2 * recent_Q[COMMON] >= recent_Q[STEP]
+        everywhere, waits = 2 * recent_Q[COMMON] >= recent_Q[STEP], min(recent_Q[-1], recent_Q[STEP]) > 0.0
         return Regression(
             *self.onset,
             fraction=float(recent_Q[STEP]),
@@ -217,6 +221,7 @@ class Evidence:
             stages=_slower_stages(over_S, best_S / self.best_Q[STEP], self.stages) if everywhere else (),
             best_step_s=float(self.best_Q[STEP]),
             kind=self.kind,
+            descheduled_fraction=min(1.0, float(recent_Q[-1] / recent_Q[STEP])) if waits else None,
         )
 
 
@@ -297,7 +302,7 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
 
 
 def _no_evidence(kind: str, stages: tuple[str, ...], step: int) -> Evidence:
-    none_Q = np.zeros(STAGES + 2 * len(stages))
+    none_Q = np.zeros(STAGES + 2 * len(stages) + 1)
     step_Q = np.full(len(none_Q), step, dtype=np.int64)
     return Evidence(kind, stages, none_Q, step_Q, step_Q, step_Q, step_Q, none_Q > 0.0)
 

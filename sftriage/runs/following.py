@@ -260,7 +260,9 @@ def row_of(verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger]
 
 
 def _regression(found: Regression) -> Regression:
-    if not all(abs(number) < MAX_S for number in (found.fraction, found.best_step_s)):
+    if not all(
+        abs(number) < MAX_S for number in (found.fraction, found.best_step_s, found.descheduled_fraction or 0.0)
+    ):
         raise ValueError("a slowdown that cannot be")
     stages = tuple(stage[:MAX_TEXT] for stage in found.stages[:MAX_STAGES])
     return replace(found, stages=stages, kind=found.kind[:MAX_TEXT])

@@ -277,7 +277,7 @@ def _of_suspect(suspect: Suspect) -> Mapping[str, Value | None]:
 
 
 def _of_regression(found: Regression) -> Mapping[str, Value | None]:
-    names = ("since_step", "until_step", "fraction", "scope", "best_step_s")
+    names = ("since_step", "until_step", "fraction", "scope", "best_step_s", "descheduled_fraction")
     about = {f"regression.{name}": getattr(found, name) for name in names}
     return {**about, "regression.stages": list(found.stages)}
 

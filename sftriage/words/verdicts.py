@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sftriage.counters import SystemCode
+from sftriage.counters import MOST_FRACTION, SystemCode
 from sftriage.decisions import Regression, Suspect, Verdict
 from sftriage.words.amounts import counted, every, milliseconds, some_ranks, span
 
@@ -199,7 +199,9 @@ def regression_phrase(regression: Regression) -> str:
     between = f"({regression.since_first_step} to {regression.since_last_step})"
     where_in = f", in {' and '.join(regression.stages)}" if regression.stages else ""
     whom = "on all ranks alike" if regression.scope == "all" else "because some ranks are late"
-    return f"{subject} slower than {best} by {regression.fraction:.0%} since {since} {between}{where_in}, {whom}"
+    waited = regression.descheduled_fraction or 0.0
+    why = f"; {waited:.0%} of that is waiting for a CPU" if waited >= MOST_FRACTION else ""
+    return f"{subject} slower than {best} by {regression.fraction:.0%} since {since} {between}{where_in}, {whom}{why}"
 
 
 def _suspect_sentence(verdict: Verdict, steps: str) -> str:

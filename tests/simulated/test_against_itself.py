@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sftriage.counters import COUNTERS, PLACE
 from sftriage.frontier import Settings, judge
 from sftriage.words.verdicts import verdict_sentence
 from tests.unit.frontier.windows import Fault, Job, every, from_step
@@ -123,3 +124,31 @@ def test_steps_are_taken_once_however_windows_overlap(stride):
     # THEN it is told as of the same step
     assert verdict.regression.since_step == pytest.approx(400, abs=2)
     assert past.own_best.next_step == 700
+
+
+@pytest.mark.parametrize(
+    ("counted", "waited_s", "told"),
+    [
+        (True, 0.008, "; 83% of that is waiting for a CPU."),
+        (True, 0.002, "on all ranks alike."),
+        (False, 0.008, "on all ranks alike."),
+    ],
+)
+def test_it_says_how_much_of_it_is_waiting_for_a_cpu(counted, waited_s, told):
+    # GIVEN a job that becomes slower by 10 ms on all ranks, each of which always waits a little for a CPU
+    n_steps, n_ranks = 700, 4
+    run = Job(n_steps=n_steps).run(Fault("forward", None, 0.010, from_step(400)))
+    counted_NRC = np.full((n_steps, n_ranks, len(COUNTERS)), np.nan)
+    counted_NRC[:, :, PLACE["queued_s"]] = 0.001
+    # AND of which one waits longer from then on
+    counted_NRC[400:, 2, PLACE["queued_s"]] += waited_s
+    run = replace(run, counted_NRC=counted_NRC if counted else None)
+    past = None
+    # WHEN it is judged
+    for first in range(0, n_steps - WINDOW + 1, STRIDE):
+        verdict, past = judge(run.steps(first, first + WINDOW - 1), past, SETTINGS)
+    # THEN that is said where it is most of it
+    assert verdict.reasons == ("regressed",)
+    assert verdict_sentence(verdict).endswith(told)
+    waits = verdict.regression.descheduled_fraction
+    assert waits == (pytest.approx(waited_s / 0.010, rel=0.1) if counted else None)

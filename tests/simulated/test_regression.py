@@ -39,7 +39,9 @@ def measured(factors_NS, seed=0, jitter=0.04, late=None, **given_NS):
     given_NS.setdefault("counts_N", np.ones(n_steps, dtype=bool))
     given_NS.setdefault("regimes", (("", None),) * n_steps)
     common_N = level_NS.sum(axis=1) + sync_NS.sum(axis=1)
-    return StepMeasures(0, STAGES, np.column_stack([step_N, common_N, level_NS, sync_NS]), **given_NS)
+    return StepMeasures(
+        0, STAGES, np.column_stack([step_N, common_N, level_NS, sync_NS, np.zeros(len(step_N))]), **given_NS
+    )
 
 
 def part(measures, first, last):
