@@ -50,6 +50,9 @@ MIN_TIMES = 4
 MAX_DRIFT = 0.1
 """Gaps between events that differ from a period by no more than this fraction of it are of that period."""
 
+MAX_PERIODS_APART = 3
+"""Periods between two events of a recurrence of which some are missing: a longer gap, with its drift, may be chance."""
+
 _LOG_FACTORIALS = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, HISTORY_STEPS + 1)))])
 
 
@@ -249,6 +252,7 @@ def _is_of_job(here: Recurrence, evidence: Evidence, unit: UnitName, size: float
     """Whether the others' events recur like a unit's: in its phase, or those of one of them in a phase of their own.
 
     These may drift a little, as where each rank collects its garbage; they count from half of the unit's usual size on.
+    Where most others do so, some of their events may be missing: in the same step another rank was later.
     """
     since, n_steps = here.onset - here.period, min(evidence.next_step - here.onset + here.period, HISTORY_STEPS)
     others = [one for one in evidence.events if one.unit != unit and one.step >= since]
@@ -259,12 +263,20 @@ def _is_of_job(here: Recurrence, evidence: Evidence, unit: UnitName, size: float
         return True
     in_phase = [one.share for one in evidence.events if one.unit == unit and one.step % here.period == here.phase]
     size = max(size, settings.most_fraction * float(np.median(in_phase)))
-    for other in {one.unit for one in others}:
-        apart = np.diff(_steps(one for one in others if one.unit == other and one.share > size))
-        near = int((abs(apart - here.period) <= MAX_DRIFT * here.period).sum())
-        if near >= MIN_TIMES - 1 and 2 * near >= len(apart):
-            return True
-    return False
+    large = [one for one in others if one.share > size]
+    gaps = [np.diff(_steps(one for one in large if one.unit == other)) for other in {one.unit for one in large}]
+    several = [apart for apart in gaps if len(apart)]
+    if any(_recur(apart, here.period) for apart in several):
+        return True
+    of_most = len(several) >= max(2.0, settings.most_fraction * (evidence.n_units - 1))
+    return of_most and _recur(np.concatenate(several), here.period, MAX_PERIODS_APART)
+
+
+def _recur(gaps: NDArray[np.intp], period: int, most_periods: int = 1) -> bool:
+    """Whether most gaps between some events, three at least, are of a period, or of a few periods."""
+    periods = np.maximum(np.rint(gaps / period), 1.0)
+    of_period = (abs(gaps - periods * period) <= MAX_DRIFT * periods * period) & (periods <= most_periods)
+    return bool(of_period.sum() >= MIN_TIMES - 1 and 2 * of_period.sum() >= len(gaps))
 
 
 def _steps(events: Iterable[ClearEvent]) -> NDArray[np.intp]:

@@ -186,6 +186,7 @@ def test_the_rhythm_of_all_is_nobodys(period, seed):
         ("have hiccups", True),
         ("do the same, each in its own time", False),
         ("do the same, each in its own time, among hiccups of all", False),
+        ("do the same, each in its own time, and are seen half of the times", False),
         ("do it half as often", True),
     ],
 )
@@ -200,6 +201,8 @@ def test_what_each_rank_does_in_its_own_time_is_nobodys(others, named, seed):
             events(*(np.arange(at, 500, 50) + random.integers(-2, 3, len(range(at, 500, 50)))), rank=rank, share=2.5)
             for rank, at in starts.items()
         ]
+    if "half of the times" in others:
+        parts[1:] = [[one for one in part if random.random() < 0.5] for part in parts[1:]]
     if others == "do it half as often":
         parts.append(events(*range(30, 500, 100), rank=(0,), share=2.5))
     if "hiccups" in others:
