@@ -7,6 +7,7 @@ the rank would show the cause.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,19 +44,25 @@ class SystemCounts:
         late_s: by how much a rank's time before the syncs was over its peers'.
         own: each counter.
         over: by how much it was over the peers', in the part of the step before the syncs.
+        waited_s: by how much longer it waited for a CPU than its peers, in the whole step or in that part; NaN if that
+            is not known.
     """
 
     late_s: float
     own: Mapping[str, float] = field(default_factory=dict)
     over: Mapping[str, float] = field(default_factory=dict)
+    waited_s: float = math.nan
 
     @property
     def descheduled_fraction(self) -> float | None:
-        """The part of the lateness that was waiting for a CPU, without throttling; None if it was not late."""
-        queued_s = self.over.get("queued_s")
-        if queued_s is None or self.late_s <= 0.0:
+        """The part of the lateness that was waiting for a CPU, without throttling; None if it was not late.
+
+        A step takes all ranks as long. If a rank waits for a CPU longer than its peers, that is when they wait for it:
+        before the syncs as far as it is late there. It is not taken to be spread evenly, as other counters are.
+        """
+        if math.isnan(self.waited_s) or self.late_s <= 0.0:
             return None
-        return min(1.0, max(0.0, (queued_s - max(0.0, self.over.get("throttled_s", 0.0))) / self.late_s))
+        return min(1.0, max(0.0, (self.waited_s - max(0.0, self.over.get("throttled_s", 0.0))) / self.late_s))
 
     @property
     def system(self) -> tuple[SystemCode, float] | None:
@@ -87,21 +94,22 @@ def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> S
         return None
     # (all cohorts of the ranks must be known)
     late_s, n_vectors = sum(one[0] for one in known), sum(one[1] for one in known)
-    sums_2C = np.sum([one[2] for one in known], axis=0)
-    own, over = (
+    sums_3C = np.sum([one[2] for one in known], axis=0)
+    own, whole, over = (
         {name: float(one) for name, one in zip(COUNTERS, sums_C / n_vectors, strict=True) if np.isfinite(one)}
-        for sums_C in sums_2C
+        for sums_C in sums_3C
     )
     over = {name: 0.0 if name in SHARED and one < 0.5 * own[name] else one for name, one in over.items()}
-    return SystemCounts(late_s / n_vectors, own, over) if over else None
+    waited_s = max(whole["queued_s"], over["queued_s"]) if "queued_s" in over else math.nan
+    return SystemCounts(late_s / n_vectors, own, over, waited_s) if over else None
 
 
 def _of_role(
     window: Window, members: RankArray, chosen: RankArray, steps_N: BoolArray
 ) -> tuple[float, int, FloatArray] | None:
-    """Sums over the ranks in question of one cohort: lateness in seconds, vectors, and counters (2 × C).
+    """Sums over the ranks in question of one cohort: lateness in seconds, vectors, and counters (3 × C).
 
-    The counters are the ranks' own, and those over their peers.
+    The counters are the ranks' own, those over their peers, and those in the part of the step before the syncs.
     """
     asked = np.isin(members, chosen)
     peers, n_own = sampled(members[~asked]), int(asked.sum())
@@ -127,13 +135,14 @@ def _of_role(
     late_NX = own_NX - np.median(local_NX[:, n_own:], axis=1)[:, None]
     share_NX = np.divide(own_NX, step_NX, out=np.zeros_like(step_NX), where=step_NX > 0.0)
     counted_NXC = window.counted_NRC[chosen_N][seen_N].astype(np.float64)
-    usual_NC, sums_2C = _known_medians(counted_NXC[:, n_own:]), np.full((2, len(COUNTERS)), np.nan)
+    usual_NC, sums_3C = _known_medians(counted_NXC[:, n_own:]), np.full((3, len(COUNTERS)), np.nan)
     for place in np.flatnonzero(enough_C):
         counted_NX, usual_N = counted_NXC[:, :n_own, place], usual_NC[:, place]
         if place == PLACE["queued_s"]:
             usual_N = usual_N * max(_as_much(counted_NXC[:, :, PLACE[name]], n_own) for name in ("run_s", "woken"))
-        sums_2C[:, place] = counted_NX.sum(), ((counted_NX - usual_N[:, None]) * share_NX).sum()
-    return float(late_NX.sum()), late_NX.size, sums_2C
+        over_NX = counted_NX - usual_N[:, None]
+        sums_3C[:, place] = counted_NX.sum(), over_NX.sum(), (over_NX * share_NX).sum()
+    return float(late_NX.sum()), late_NX.size, sums_3C
 
 
 def _known_medians(values_NXC: FloatArray) -> FloatArray:

@@ -14,7 +14,7 @@ from sftriage.windows.counting import counted_of
 from .windows import Fault, Job, at, classify, every, from_step
 
 FOUR = Job(n_ranks=4)
-"""A step is 100 ms, 60 of them before the sync and after the last one: of a wait that is spread evenly, 60 % count."""
+"""A step is 100 ms, 60 of them before the sync and after the last one: of what is spread evenly, 60 % count."""
 
 ALL = np.ones(50, dtype=bool)
 EVERYWHERE = (Fault("data", 1, factor=2.0), Fault("forward", 1, factor=2.0), Fault("backward", 1, factor=2.0))
@@ -58,10 +58,18 @@ EVERYBODYS = tuple((rank, always, 0.01) for rank in range(4))
             0,
             0,
         ),
-        ("it sleeps, and waits a little", (Fault("data", 1, 0.05),), ((1, always, 0.01),), 0.1, 0.2),
+        ("it sleeps, and waits a little", (Fault("data", 1, 0.05),), ((1, always, 0.01),), 0.15, 0.25),
         ("it sleeps, and a peer waits", (Fault("data", 1, 0.05),), ((2, always, 0.04),), 0.0, 0.0),
         ("it waited more than it was late", (Fault("data", 1, 0.02),), ((1, always, 0.09),), 1.0, 1.0),
-        ("in half of the steps", (Fault("data", 1, 0.06, half),), ((1, half, 0.06),), 0.6, 0.9),
+        ("in half of the steps", (Fault("data", 1, 0.06, half),), ((1, half, 0.06),), 0.9, 1.0),
+        # Of a step that is mostly an exchange, all that it waited for is before that.
+        (
+            "it waits, and then all exchange",
+            (Fault("data", 1, 0.01), Fault("backward", None, 0.3)),
+            ((1, always, 0.01),),
+            0.9,
+            1.0,
+        ),
         ("now and then", (Fault("data", 1, 0.2, every(7, 3)),), ((1, every(7, 3), 0.2),), 0.6, 1.0),
         # What was waited now and then is spread over the steps between two readings.
         ("now and then, spread", (Fault("data", 1, 0.2, every(7, 3)),), ((1, always, 0.2 / 7),), 0.6, 1.0),
@@ -250,10 +258,10 @@ def test_the_more_somebody_waited_for_a_cpu_the_later_it_is_named():
 
     # THEN a dozen steps are enough to name the one that sleeps, twice as many one that waited for half of it or more,
     # and in proportion who waited for less
-    assert [named_after(queued_s) for queued_s in (0.0, 0.015, 0.033, 0.09)] == [
+    assert [named_after(queued_s) for queued_s in (0.0, 0.010, 0.025, 0.09)] == [
         (0.0, 13),
-        (0.2, 19),
-        (0.5, 25),
+        (0.2, 18),
+        (0.5, 26),
         (1.0, 26),
     ]
 
