@@ -72,7 +72,8 @@ class Owner(Protocol):
 class Log:
     """The mapped log of one rank, in a file that has its header, with room for a log of so many words.
 
-    Times in it are since ``base_ns``. ``clock`` is another one than the machine's, for tests.
+    It is its own next step, as a context manager: a step touches no other object. Times in it are since ``base_ns``.
+    ``clock`` is another one than the machine's, for tests.
 
     Attributes:
         number: of the step that is open, or of the last one; -1 before the first.
@@ -83,6 +84,9 @@ class Log:
 
     __slots__ = (
         "_all",
+        "_beginning",
+        "_ending",
+        "_leaving",
         "_map",
         "_opened",
         "_words",
@@ -118,6 +122,7 @@ class Log:
         self.recording = recording
         self.clock = clock or monotonic_ns
         self.base_ns = base_ns
+        self._beginning, self._ending, self._leaving = (base_ns - (code << CODE_AT) for code in (BEGIN, END, LEFT))
         # The block that is written just now, and how many words there are before its end, in all.
         self.block, self._opened = _NOWHERE, 0
         # A thread's ident less the offset is where in the block its next word goes: out of it for all threads but the
@@ -127,6 +132,41 @@ class Log:
         self.number = self.seen = NEVER
         self.ends_slowly = False
         self.told: Callable[[int], object] | None = None
+
+    def __enter__(
+        self, numbered: int = NUMBER << CODE_AT, doorbell: int = DOORBELL, get_ident: Callable[[], int] = get_ident
+    ) -> None:
+        clock = self.clock
+        try:
+            if not self.holder and self.live[doorbell] == self.seen:
+                owner = get_ident()
+                begun = clock() - self._beginning
+                number, at, block = self.number + 1, self.at, self.block
+                # The second word first: where it has no room, neither is written.
+                block[at + 1] = begun
+                block[at] = numbered + number
+                self.at = at = at + 2
+                self.number = number
+                self.holder = owner
+                self.offset = 0 if self.told else owner - at
+                return
+        except IndexError:
+            pass
+        self.recording.begin(None)
+
+    def __exit__(self, kind: object, error: object, trace: object, get_ident: Callable[[], int] = get_ident) -> None:
+        if not self.ends_slowly:
+            clock = self.clock
+            thread = get_ident()
+            try:
+                self.block[thread - self.offset] = clock() - (self._ending if kind is None else self._leaving)
+                self.at = thread - self.offset + 1
+                self.holder = self.offset = 0
+                self.published += 1
+                return
+            except (IndexError, ValueError):  # it is not open, or not here, or there is no room
+                pass
+        self.recording.end(kind is not None)
 
     @property
     def listener(self) -> Callable[[int], object] | None:
@@ -234,10 +274,9 @@ class Stage:
     leaving, hence differences alone, and what else looks odd below.
     """
 
-    __slots__ = ("_clock", "_log", "_number", "_passed", "_word")
+    __slots__ = ("_log", "_number", "_passed", "_word")
 
     def __init__(self, log: Log, number: int) -> None:
-        self._clock = log.clock
         self._log = log
         self._number = number
         self._word = log.base_ns - (2 * number << CODE_AT)
@@ -263,10 +302,12 @@ class Stage:
         get_ident: Any = get_ident,
     ) -> None:
         log = self._log
-        clock = self._clock
+        clock = log.clock
         self._passed = self._passed - once
+        thread = get_ident()
         try:
-            log.block[get_ident() - log.offset] = clock() - self._word - code
+            # What is called is called before the block is looked at: a signal's handler may have written meanwhile.
+            log.block[thread - log.offset] = clock() - self._word - code
             log.offset = log.offset - 1
         except (IndexError, ValueError):  # this is not the step's thread, the block is full, or the log was closed
             log.boundary(2 * self._number + (code != 0))
@@ -278,52 +319,6 @@ class Stage:
     else:
         _defaults = (None, None, None, -1 << CODE_AT, -_LEFT_ONCE, get_ident)
         __exit__ = FunctionType(__enter__.__code__, globals(), "__exit__", _defaults)
-
-
-class Step:
-    """The next step, as a context manager."""
-
-    __slots__ = ("_beginning", "_ending", "_leaving", "_log", "_number")
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._beginning, self._ending, self._leaving = (log.base_ns - (code << CODE_AT) for code in (BEGIN, END, LEFT))
-        self._number = NUMBER << CODE_AT
-
-    def __enter__(self, doorbell: int = DOORBELL, get_ident: Any = get_ident) -> None:
-        log = self._log
-        if log.holder or log.live[doorbell] != log.seen:
-            log.recording.begin(None)
-            return
-        number, at, block, clock = log.number + 1, log.at, log.block, log.clock
-        try:
-            # The second word first: where it has no room, neither is written.
-            block[at + 1] = clock() - self._beginning
-            block[at] = self._number + number
-        except IndexError:
-            log.begin(number)
-            return
-        log.at = at = at + 2
-        log.number = number
-        log.holder = owner = get_ident()
-        log.offset = 0 if log.told else owner - at
-
-    def __exit__(self, kind: object, error: object, trace: object, get_ident: Any = get_ident) -> None:
-        log = self._log
-        if not log.ends_slowly:
-            clock = log.clock
-            try:
-                log.block[get_ident() - log.offset] = clock() - (self._ending if kind is None else self._leaving)
-                log.at = log.holder - log.offset + 1
-                log.holder = log.offset = 0
-                log.published += 1
-                return
-            except (IndexError, ValueError):
-                pass
-        if log.ends_slowly or get_ident() != log.holder:
-            log.recording.end(kind is not None)
-        else:
-            log.end(END if kind is None else LEFT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +337,7 @@ class Form:
     seam: Callable[..., Any] | None = None
 
 
-PYTHON = Form("Python", Log, Stage, Step)
+PYTHON = Form("Python", Log, Stage, lambda log: log)
 
 
 def carried_binary(directory: Path) -> Path:

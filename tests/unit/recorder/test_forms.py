@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from sftriage.recorder import identity, moments, ring
 from sftriage.recorder.device import CUDA_START_STEPS
-from sftriage.recorder.layout import LIVE_AT, WORK
+from sftriage.recorder.layout import BLOCK_WORDS, LIVE_AT, WORK
 from sftriage.recorder.monitor import Monitor
 from sftriage.windows.rings import open_ring
 
@@ -144,6 +145,43 @@ def test_both_forms_write_the_same_bytes(program):
         c, python = Script(moments.FORM, one, program), Script(moments.PYTHON, other, program)
         assert c.found == python.found
         assert c.content == python.content
+
+
+@pytest.mark.parametrize("asked", ["begin", "enter", "leave", "end"])
+@pytest.mark.parametrize("boundaries", [1, 2, BLOCK_WORDS - 3, BLOCK_WORDS, 3 * BLOCK_WORDS])
+def test_what_a_signals_handler_notes_within_a_boundary_is_kept_with_it(tmp_path, monkeypatch, asked, boundaries):
+    # GIVEN a handler that enters and leaves stages, or takes a step of its own, and comes just when a boundary has
+    # asked in which thread it is, and before it has written its word
+    monkeypatch.setattr(moments, "FORM", moments.PYTHON)
+    with PythonMonitor(STAGES, (), rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
+        step, stage = monitor.step(), monitor.stage("forward")
+        within = asked in ("enter", "leave", "end")
+
+        def interrupted() -> int:
+            with contextlib.nullcontext() if within else monitor.step():
+                for _ in range(boundaries):
+                    with monitor.stage("data"):
+                        pass
+            return threading.get_ident()
+
+        for _ in range(CUDA_START_STEPS + 1):
+            with step:
+                pass
+        usual = {"begin": step.__enter__, "enter": stage.__enter__, "leave": stage.__exit__, "end": step.__exit__}
+        nothing, own = (None, None, None), type(stage).__exit__.__defaults__
+        for name in usual:
+            if name != asked:
+                usual[name](*(nothing if name in ("leave", "end") else ()))
+            elif name in ("begin", "end"):
+                usual[name](*(nothing if name == "end" else ()), get_ident=interrupted)
+            else:
+                usual[name](*nothing, *(own[3:5] if name == "leave" else (0, -1)), interrupted)
+        # THEN the reader finds both, each whole, and what comes after
+        with step:
+            pass
+        batch = reader.read()
+        assert (batch.missed, batch.torn, batch.misuse) == (0, 0, 0)
+        assert len(batch.steps.records()) == CUDA_START_STEPS + 3 + (asked == "begin")
 
 
 @pytest.mark.parametrize("kind", [Monitor, PythonMonitor])
