@@ -76,11 +76,17 @@ def identified(
         return None
 
 
+def torch_distributed() -> Any:
+    """torch's, if the job has initialised it; else None. Nothing is imported."""
+    distributed = sys.modules.get("torch.distributed")
+    there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if there else None
+
+
 def _distributed() -> dict[str, str]:
     """Rank and world size as the job has them from a launcher that sets no such variables; nothing is imported."""
-    distributed = sys.modules.get("torch.distributed")
     try:
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        if (distributed := torch_distributed()) is not None:
             return {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
     except Exception as error:
         warn("torch.distributed does not say which rank this is: %r", error)

@@ -69,6 +69,7 @@ import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -222,6 +223,16 @@ def encode_header(magic: bytes, info: RingInfo, *, log_words: int = 0) -> bytes:
 def encode_addition(addition: Mapping[str, object]) -> bytes:
     """A line of a ring's additions."""
     return json.dumps(addition, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
+
+
+@lru_cache(maxsize=64)
+def kind_words(kind: str) -> tuple[tuple[int, int], ...]:
+    """The codes and values that say a step's kind; none where it is not printable, or too long."""
+    encoded = kind.encode("utf-8", "replace")
+    if not kind.isprintable() or len(encoded) > MAX_KIND_BYTES:
+        return ()
+    parts = (encoded[at : at + KIND_BYTES_A_WORD] for at in range(0, MAX_KIND_BYTES, KIND_BYTES_A_WORD))
+    return tuple((code, int.from_bytes(part, "little")) for code, part in enumerate(parts, KIND))
 
 
 def with_additions(info: RingInfo, additions: bytes) -> RingInfo:

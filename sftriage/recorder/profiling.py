@@ -31,6 +31,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sftriage.decisions import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
@@ -104,11 +105,6 @@ class CaptureExecutor:
         return self.busy and (self._stalled or not waiting)
 
     @property
-    def stepping(self) -> bool:
-        """Whether steps are being counted: warm-up, or recording."""
-        return self._state in ("armed", "recording")
-
-    @property
     def annotating(self) -> bool:
         """Whether stages are marked in the trace."""
         return self._state == "recording"
@@ -125,8 +121,8 @@ class CaptureExecutor:
         try:
             if self._capture is not None:
                 self._continue(self._capture, number)
-            elif self._state == "idle":
-                self._take_request(number)
+            elif self._state == "idle" and (request := self._request()) is not None:
+                self._begin(request, number)
         except Exception as error:
             self._fail(_reason(error))
         # A stop in here is over before the step starts: it is this step's between_ns, not the next one's.
@@ -158,10 +154,9 @@ class CaptureExecutor:
 
     def follow(self, stages: Sequence[str]) -> None:
         """Mark in the trace the stages that are open now, outermost first."""
-        if self._capture is None or self._state != "recording":
-            return
         try:
-            self._capture.session.follow(stages)
+            if self._capture is not None and self.annotating:
+                self._capture.session.follow(stages)
         except Exception as error:
             self._fail(_reason(error))
 
@@ -181,7 +176,8 @@ class CaptureExecutor:
                 return  # It still writes into the mailbox, which goes with the process.
         if self._spool is not None:
             WORKERS.leave()
-        self._refuse_the_last()
+        if (late := self._request()) is not None:
+            self._refuse(late.capture_id, "training ended")
         self._mailbox.close()
 
     def abandon(self) -> None:
@@ -191,20 +187,13 @@ class CaptureExecutor:
         self._guard.release(self._yield_to_job)
         self._mailbox.close()
 
-    def _take_request(self, number: int) -> None:
-        """Take a request from the mailbox, and refuse it or begin it."""
+    def _request(self) -> CaptureRequest | None:
+        """What the mailbox asks for, if it can be read; else that is answered."""
         try:
-            request = self._mailbox.take()
+            return self._mailbox.take()
         except CaptureError as error:
-            self._answer("unreadable", "refused", str(error))
-            return
-        if request is None:
-            return
-        reason = self._refusal(request)
-        if reason is None:
-            self._begin(request, number)
-        else:
-            self._answer(request.capture_id, "refused", reason)
+            self._refuse("unreadable", str(error))
+            return None
 
     def _refusal(self, request: CaptureRequest) -> str | None:
         """Why a request is not carried out; None where nothing is in the way."""
@@ -223,11 +212,6 @@ class CaptureExecutor:
         return "cancelled" if self._mailbox.cancelled else None if stacks else self._guard.busy()
 
     def _session(self, request: CaptureRequest) -> Session:
-        """What records.
-
-        Raises:
-            CaptureError: it cannot be had, or not with these options.
-        """
         if request.profiler == "nsys":
             return NvtxSession()
         if request.profiler == "stacks":
@@ -236,11 +220,14 @@ class CaptureExecutor:
         return TorchSession(self._info, request.options, self._guard, sample=sample)
 
     def _begin(self, request: CaptureRequest, number: int) -> None:
+        """Arm for a request, or refuse it."""
+        if (reason := self._refusal(request)) is not None:
+            self._refuse(request.capture_id, reason)
+            return
         try:
             session = self._session(request)
         except CaptureError as error:
-            code: CaptureCode = "no_nvtx" if request.profiler == "nsys" else ""
-            self._answer(request.capture_id, "refused", str(error), code=code)
+            self._refuse(request.capture_id, str(error), "no_nvtx" if request.profiler == "nsys" else "")
             return
         deadline_s = time.monotonic() + request.max_seconds
         capture = _Capture(request, deadline_s, session, _warmup_begins(request, number), StepLimit(request.steps))
@@ -254,11 +241,9 @@ class CaptureExecutor:
         """Prepare the profiler once its step is near, and start it once it is warm."""
         if isinstance(capture.session, TorchSession) and self._sizes.wants_probe(capture.request):
             # This one step is recorded, to know what it takes; the capture begins after it.
-            options = capture.request.options
             assert self._spool is not None, "a request is refused where there is no spool"
-            capture.probe = Probe(
-                lambda: TorchSession(self._info, options, self._guard), self._spool, capture.request.capture_id
-            )
+            make = partial(TorchSession, self._info, capture.request.options, self._guard)
+            capture.probe = Probe(make, self._spool, capture.request.capture_id)
             capture.probe.start(number)
             return
         if not capture.prepared and number > capture.not_before:
@@ -321,8 +306,7 @@ class CaptureExecutor:
             self._export.start()
         else:
             # What was recorded is elsewhere.
-            self._answer(capture.request.capture_id, "stored", detail, capture.session)
-            self._enter("idle")
+            self._ended(capture, "stored", detail)
 
     def _export_all(self, capture: _Capture, session: TorchSession | SampledSession, detail: str) -> None:
         """The background thread: write what was recorded, then say so."""
@@ -334,15 +318,11 @@ class CaptureExecutor:
             size_bytes, missing = session.store(self._spool, capture.request)
             detail = "; ".join(filter(None, (detail, missing)))
             if isinstance(session, TorchSession):
-                options = capture.request.options
-                cost = TraceCost(session.steps, size_bytes, session.stall_s, self._sizes.fixed_s(options))
-                self._sizes.note(options, cost)
+                self._sizes.note(capture.request.options, TraceCost(session.steps, size_bytes, session.stall_s))
         except Exception as error:
             state, detail = "failed", _reason(error)
         session.timings_s["export"] = time.monotonic() - began_s
-        self._answer(capture.request.capture_id, state, detail, session, size_bytes)
-        # Last: until then the training thread leaves the mailbox to this one.
-        self._enter("idle")
+        self._ended(capture, state, detail, size_bytes)
 
     def _yield_to_job(self) -> None:
         self._fail("the job started a profiler of its own")
@@ -362,46 +342,26 @@ class CaptureExecutor:
         except Exception as error:
             warn("a failed capture's profiler could not be stopped: %r", error)
         self._guard.release(self._yield_to_job)
-        self._answer(capture.request.capture_id, "failed", reason, capture.session)
+        self._ended(capture, "failed", reason)
+
+    def _refuse(self, capture_id: str, reason: str, code: CaptureCode = "") -> None:
+        self._answer(CaptureResult(capture_id, self._info.rank, "refused", reason, code=code))
+
+    def _ended(self, capture: _Capture, state: CaptureState, detail: str, size_bytes: int = 0) -> None:
+        """Say what has become of a capture. From then on the next one may be asked for."""
+        request, session = capture.request, capture.session
+        first, last = (session.first_step, session.last_step) if state == "stored" else (None, None)
+        costs = dict(session.timings_s), dict(session.clock)
+        self._answer(CaptureResult(request.capture_id, request.rank, state, detail, first, last, size_bytes, *costs))
+        # Last: until then the training thread leaves the mailbox to the one that exports.
         self._enter("idle")
 
-    def _refuse_the_last(self) -> None:
-        """Answer a request that came too late to be looked at."""
-        try:
-            request = self._mailbox.take()
-        except CaptureError as error:
-            self._answer("unreadable", "refused", str(error))
-        else:
-            if request is not None:
-                self._answer(request.capture_id, "refused", "training ended")
-
-    def _answer(
-        self,
-        capture_id: str,
-        state: CaptureState,
-        detail: str,
-        session: Session | None = None,
-        size_bytes: int = 0,
-        code: CaptureCode = "",
-    ) -> None:
+    def _answer(self, result: CaptureResult) -> None:
         """Publish a result. Does not raise: with the mailbox gone there is nobody to tell."""
-        done = session if state == "stored" else None
-        result = CaptureResult(
-            capture_id=capture_id,
-            rank=self._info.rank,
-            state=state,
-            detail=detail,
-            first_step=done.first_step if done else None,
-            last_step=done.last_step if done else None,
-            size_bytes=size_bytes,
-            timings_s=dict(session.timings_s) if session else {},
-            clock=dict(session.clock) if session else {},
-            code=code,
-        )
         try:
             self._mailbox.answer(result)
         except Exception as error:
-            warn("the result of capture %s could not be delivered: %r", capture_id, error)
+            warn("the result of capture %s could not be delivered: %r", result.capture_id, error)
 
     def _enter(self, state: State) -> None:
         self._mailbox.show(state, self._capture.session.steps if self._capture else 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import os
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from numbers import Integral
 from threading import get_ident
@@ -33,16 +34,13 @@ if TYPE_CHECKING:
     from sftriage.recorder.gradients import GradientWatch
     from sftriage.recorder.moments import Stage
 
-_CACHED_KINDS = 64
-"""Encoded kinds that are remembered. A job has a handful; one that makes them up goes without."""
-
 
 class Recording:
     """One rank's steps as they happen. None of its methods raises into training.
 
     It drives, and closes, its ``hook``, which carries out captures at step boundaries, and, where they are set, what
-    is ``answering`` whoever asks where the rank stands, its
-    ``watch`` for the last gradient and its ``device``, which records device time.
+    is ``answering`` whoever asks where the rank stands, its ``watch`` for the last gradient and its ``device``, which
+    records device time.
 
     Attributes:
         info: who is recorded. Stages that come later are in it too.
@@ -75,7 +73,6 @@ class Recording:
         # The stages that are open, outermost first: followed only while somebody listens.
         self._open: list[int] = []
         self._seen: set[str] = set()
-        self._kinds: dict[str, tuple[tuple[int, int], ...]] = {}
         self._watch: GradientWatch | None = None
         self.device: DeviceTime | None = None
         _recordings.add(self)
@@ -136,15 +133,10 @@ class Recording:
 
         Outside a step its time is part of what is between the steps.
         """
-        if self.off:
-            return
-        try:
-            if code & 1:
-                self.misused("a stage was left that is not open in this thread's step")
-            else:
-                self.misused("a stage was entered outside a step, or in another thread than the step's")
-        except Exception as error:
-            self.fail(error)
+        if code & 1:
+            self.misused("a stage was left that is not open in this thread's step")
+        else:
+            self.misused("a stage was entered outside a step, or in another thread than the step's")
 
     def declare(self, stage: object, sync: bool) -> None:
         """Another stage, the last one before ``other``; one that is there already stays as it is."""
@@ -193,7 +185,8 @@ class Recording:
         if self.off:
             return
         self._misuse += 1
-        self.log.set_live(layout.MISUSE, self._misuse)
+        with suppress(ValueError):  # (closed meanwhile, in another thread)
+            self.log.set_live(layout.MISUSE, self._misuse)
         if example is None:
             self.say_once(what, "%s (more of this sort is only counted)", what)
         else:
@@ -265,21 +258,10 @@ class Recording:
     def _kind_words(self, kind: object) -> tuple[tuple[int, int], ...]:
         if kind is None:
             return ()
-        found = self._kinds.get(kind) if isinstance(kind, str) else None
-        if found is not None:
-            return found
-        encoded = kind.encode("utf-8", "replace") if isinstance(kind, str) else b""
-        if not isinstance(kind, str) or not kind.isprintable() or len(encoded) > layout.MAX_KIND_BYTES:
+        words = layout.kind_words(kind) if isinstance(kind, str) else ()
+        if not words:
             self.misused(f"a step's kind has to be printable text of at most {layout.MAX_KIND_BYTES} bytes", kind)
-            return ()
-        parts = (
-            encoded[at : at + layout.KIND_BYTES_A_WORD]
-            for at in range(0, layout.MAX_KIND_BYTES, layout.KIND_BYTES_A_WORD)
-        )
-        found = tuple((code, int.from_bytes(part, "little")) for code, part in enumerate(parts, layout.KIND))
-        if len(self._kinds) < _CACHED_KINDS:
-            self._kinds[kind] = found
-        return found
+        return words
 
     def _work_words(self, work: object) -> tuple[tuple[int, int], ...]:
         if work is None:
@@ -356,8 +338,7 @@ class Recording:
             device.settle()
         if self._capturing:
             self._capturing = False
-            if self._hook.stepping:
-                self._hook.after_step()
+            self._hook.after_step()
             self._attend()
 
 

@@ -19,6 +19,7 @@ from sftriage.decisions import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
 from sftriage.errors import CaptureError
 from sftriage.recorder import files
 from sftriage.recorder.guard import ProfilerGuard
+from sftriage.recorder.identity import torch_distributed
 from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.spool import write_trace
 from sftriage.records import OTHER
@@ -48,9 +49,8 @@ class Session(ABC):
     """
 
     def __init__(self) -> None:
-        # What closes the marks that are open: a step's, and its stages', outermost first.
-        self._step_mark: Callable[[], object] | None = None
-        self._stage_marks: list[Callable[[], object]] = []
+        # What closes the marks that are open: a step's, and in it its stages', outermost first.
+        self._marks: list[Callable[[], object]] = []
         self._started_s = 0.0
         self.steps = 0
         self.first_step: int | None = None
@@ -59,9 +59,9 @@ class Session(ABC):
         self.clock: dict[str, int] = {}
         self.at = (0, OTHER, 0)
 
-    @abstractmethod
     def prepare(self) -> None:
-        """Warm up: the first steps after this pay for it, and are not recorded."""
+        """Warm up, where there is anything to: the first steps after this pay for it, and are not recorded."""
+        return
 
     @abstractmethod
     def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
@@ -71,27 +71,27 @@ class Session(ABC):
     def stop(self) -> None:
         """Stop, wherever it is. Does nothing where it was never prepared, or was stopped before."""
 
-    @abstractmethod
     def _mark(self, name: str) -> Callable[[], object]:
-        """Open a mark; what closes it again."""
+        """Open a mark, where there are any; what closes it again."""
+        return lambda: None
 
     def begin_step(self, number: int) -> None:
         """Mark the start of a step that is recorded."""
-        self._step_mark = self._mark(f"ProfilerStep#{number}")
+        self._marks.append(self._mark(f"ProfilerStep#{number}"))
         self.last_step = number
         self.at = (number, OTHER, monotonic_ns())
 
     def end_step(self) -> None:
         """Mark the end of the step."""
-        self._close_marks()
+        self.follow(())
+        self._close_marks(0)
         self.steps += 1
 
     def follow(self, stages: Sequence[str]) -> None:
         """Open and close marks until those of these stages are open, outermost first."""
-        while len(self._stage_marks) > len(stages):
-            self._stage_marks.pop()()
-        for stage in stages[len(self._stage_marks) :]:
-            self._stage_marks.append(self._mark(f"sftriage:{stage}"))
+        self._close_marks(1 + len(stages))
+        for stage in stages[len(self._marks) - 1 :]:
+            self._marks.append(self._mark(f"sftriage:{stage}"))
         self.at = (self.at[0], stages[-1] if stages else OTHER, monotonic_ns())
 
     def _begun(self, first_step: int) -> None:
@@ -100,11 +100,17 @@ class Session(ABC):
         self.first_step = first_step
         self.at = (first_step, OTHER, self.clock["mono_ns"])
 
-    def _close_marks(self) -> None:
-        self.follow(())
-        if self._step_mark is not None:
-            self._step_mark()
-            self._step_mark = None
+    def _run_ends(self) -> bool:
+        """Close all marks; False where nothing runs: before `start`, or for the second time."""
+        if self.first_step is None or "run" in self.timings_s:
+            return False
+        self.timings_s["run"] = monotonic() - self._started_s
+        self._close_marks(0)
+        return True
+
+    def _close_marks(self, left: int) -> None:
+        while len(self._marks) > left:
+            self._marks.pop()()
 
 
 class TorchSession(Session):
@@ -134,7 +140,6 @@ class TorchSession(Session):
         self._guard = guard
         self.stall_s = 0.0
         self._prepared = False
-        self._started = False
         # Beside the profiler's own stacks, which trace every thread, it would only be traced.
         self.sampler = StackSampler(lambda: self.at, period_s) if sample and not options.get("with_stack") else None
 
@@ -159,7 +164,6 @@ class TorchSession(Session):
         began_s = monotonic()
         with self._guard.ours():
             self._profile.start_trace()
-        self._started = True
         self._begun(first_step)
         self.timings_s["start"] = self._started_s - began_s
         self._label("capture_id", capture_id)
@@ -167,7 +171,8 @@ class TorchSession(Session):
         self._label("first_step", str(first_step))
         for name, value in labels.items():
             self._label(_UNSAFE.sub("_", name), value)
-        if not _torch_knows_ranks():
+        if torch_distributed() is None:
+            # (else torch writes that itself)
             ranks = {"backend": "none", "rank": self._info.rank, "world_size": self._info.world_size}
             self._profile.add_metadata_json("distributedInfo", json.dumps(ranks))
         if self.sampler is not None:
@@ -182,14 +187,12 @@ class TorchSession(Session):
         if self.sampler is not None:
             self.sampler.stop()
         try:
-            self._close_marks()
-            if self._started:
+            if self._run_ends():
                 self._label("last_step", str(self.last_step))
-                self.timings_s["run"] = began_s - self._started_s
         finally:
             with self._guard.ours():
                 # One that is only prepared cannot be stopped: torch's own schedule starts it for this, too.
-                if not self._started:
+                if self.first_step is None:
                     self._profile.start_trace()
                 self._profile.stop_trace()
             self.timings_s["stop"] = monotonic() - began_s
@@ -247,9 +250,6 @@ class SampledSession(Session):
         super().__init__()
         self.sampler = StackSampler(lambda: self.at, period_of(options))
 
-    def prepare(self) -> None:
-        """Nothing: a sampler needs no warm-up."""
-
     def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
         """See `Session`. What led to it is in its manifest alone."""
         self._begun(first_step)
@@ -258,11 +258,8 @@ class SampledSession(Session):
 
     def stop(self) -> None:
         """See `Session`."""
-        if self.first_step is None or "run" in self.timings_s:
-            return
-        self.timings_s["run"] = monotonic() - self._started_s
-        self._close_marks()
-        self.sampler.stop()
+        if self._run_ends():
+            self.sampler.stop()
 
     def store(self, spool: Path, request: CaptureRequest) -> tuple[int, str]:
         """Write the stacks into the spool, on another thread than the training one: their size in bytes.
@@ -274,13 +271,6 @@ class SampledSession(Session):
         if missing := self.sampler.keep(path, request.max_bytes, files.permit):
             raise CaptureError(missing)
         return path.stat().st_size, ""
-
-    def _mark(self, name: str) -> Callable[[], object]:
-        return _nothing
-
-
-def _nothing() -> None:
-    """Close a mark that is nowhere."""
 
 
 class NvtxSession(Session):
@@ -296,23 +286,15 @@ class NvtxSession(Session):
     def __init__(self) -> None:
         super().__init__()
         self._push, self._pop = _nvtx()
-        self._open = False
-
-    def prepare(self) -> None:
-        """Nothing: ranges cost nothing while no profiler listens."""
 
     def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
         """Open the range around the capture. What it is called is agreed with nsys: there is no room for the rest."""
-        self._begun(first_step)
         self._mark(RANGE)
-        self._open = True
+        self._begun(first_step)
 
     def stop(self) -> None:
         """Close every range. Does nothing where none is open."""
-        if self._open:
-            self.timings_s["run"] = monotonic() - self._started_s
-            self._close_marks()
-            self._open = False
+        if self._run_ends():
             self._pop()
 
     def _mark(self, name: str) -> Callable[[], object]:
@@ -341,9 +323,3 @@ def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:
     except (ImportError, AttributeError) as error:
         why = "torch has none in this build, and the nvtx package is not there"
         raise CaptureError(f"no NVTX in the trainer: {why}") from error
-
-
-def _torch_knows_ranks() -> bool:
-    """Whether torch writes ``distributedInfo`` itself."""
-    distributed = sys.modules.get("torch.distributed")
-    return bool(distributed is not None and distributed.is_available() and distributed.is_initialized())

@@ -9,7 +9,7 @@ before anybody sees that. A step looks much like the next, and so does what it l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -75,14 +75,11 @@ class StepSizes:
         self._measured: dict[Options, TraceCost] = {}
 
     def note(self, options: Mapping[str, object], measured: TraceCost) -> None:
-        """Some steps have been recorded with these options."""
+        """Some steps have been recorded with these options. What is fixed stays as it was measured."""
+        before = self._measured.get(_key(options))
         if measured.steps > 0 and measured.size_bytes > 0:
-            self._measured[_key(options)] = measured
-
-    def fixed_s(self, options: Mapping[str, object]) -> float:
-        """What a stop and an export take without any step, as far as it is known."""
-        measured = self._measured.get(_key(options))
-        return measured.fixed_s if measured else 0.0
+            fixed_s = measured.fixed_s or (before.fixed_s if before else 0.0)
+            self._measured[_key(options)] = replace(measured, fixed_s=fixed_s)
 
     def wants_probe(self, request: CaptureRequest) -> bool:
         """Whether a step has to be recorded before a capture, to know what it takes."""
