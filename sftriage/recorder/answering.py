@@ -17,8 +17,9 @@ import select
 import signal
 import sys
 import threading
+from itertools import islice
 from pathlib import Path
-from types import FrameType
+from traceback import walk_stack
 
 from sftriage.recorder import files
 from sftriage.recorder.layout import RingInfo
@@ -78,9 +79,8 @@ class Answering:
         if len(text) > MAX_ANSWER_BYTES:
             text = json.dumps({"asked": word, "threads": [], "problem": f"they have {len(text)} bytes"})
         partial = self._answer.with_name(f".{self._answer.name}.{self._pid}.partial")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            files.permit(descriptor)
+        partial.unlink(missing_ok=True)
+        with os.fdopen(files.create(partial), "w", encoding="utf-8") as file:
             file.write(text)
         partial.replace(self._answer)
 
@@ -88,26 +88,17 @@ class Answering:
 def threads(pid: int, leave_out: int) -> list[dict[str, object]]:
     """The stacks of this process's threads but one (by its ident)."""
     known = {one.ident: one for one in threading.enumerate()}
-    found: list[dict[str, object]] = []
-    for ident, frame in list(sys._current_frames().items())[:MAX_THREADS]:
-        if ident != leave_out:
-            thread = known.get(ident)
-            found.append(
-                {
-                    "pid": pid,
-                    "thread_id": ident,
-                    "thread_name": None if thread is None else thread.name,
-                    "os_thread_id": None if thread is None else thread.native_id,
-                    "frames": _frames(frame),
-                }
-            )
-    return found
-
-
-def _frames(frame: FrameType | None) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
-    while frame is not None and len(found) < MAX_DEPTH:
-        code = frame.f_code
-        found.append({"name": code.co_name, "filename": code.co_filename, "line": frame.f_lineno})
-        frame = frame.f_back
-    return found
+    return [
+        {
+            "pid": pid,
+            "thread_id": ident,
+            "thread_name": getattr(known.get(ident), "name", None),
+            "os_thread_id": getattr(known.get(ident), "native_id", None),
+            "frames": [
+                {"name": one.f_code.co_name, "filename": one.f_code.co_filename, "line": line}
+                for one, line in islice(walk_stack(frame), MAX_DEPTH)
+            ],
+        }
+        for ident, frame in list(sys._current_frames().items())[:MAX_THREADS]
+        if ident != leave_out
+    ]

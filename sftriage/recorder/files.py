@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 MODE_ENV = "SFTRIAGE_FILE_MODE"
 GROUP_ENV = "SFTRIAGE_FILE_GROUP"
+"""Permissions (octal) and group (name or number) of what the recorder creates; by default it is the owner's alone."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Tells one start of a host's kernel from all others."""
-"""Permissions (octal) and group (name or number) of what the recorder creates; by default it is the owner's alone."""
 
 _FLOCK = struct.Struct("hhqqi4x")
 """``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
@@ -53,9 +53,8 @@ def create_whole(
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = create(partial)
     try:
-        permit(descriptor)
         # Every block now: a store to a hole of a full file system would be a SIGBUS in somebody's training.
         os.posix_fallocate(descriptor, 0, size_bytes)
         os.pwrite(descriptor, header(lock and _lock(descriptor)), 0)
@@ -69,6 +68,23 @@ def create_whole(
         raise
     finally:
         partial.unlink(missing_ok=True)
+    return descriptor
+
+
+def create(path: Path) -> int:
+    """Create an empty file, private but for what `permit` allows; its descriptor, open for both.
+
+    Raises:
+        FileExistsError: there is a file of that name already.
+        OSError: it cannot be made.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        permit(descriptor)
+    except OSError:
+        os.close(descriptor)
+        path.unlink()
+        raise
     return descriptor
 
 

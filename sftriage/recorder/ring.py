@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ WORDS_A_STEP = 16
 
 KEPT_RINGS = 8
 """Dead attempts whose rings are left: an agent that comes late may still want their last steps."""
+
+_NAME = re.compile(r"rank-(\d+)\.(\d+)\.ring")
 
 STALE_PARTIAL_S = 60.0
 """Age from which a file that never got its name is one whose maker was killed."""
@@ -96,7 +99,7 @@ def claim(directory: Path, info: RingInfo, slots: int) -> RingFile:
         try:
             ring = RingFile(directory, claimed, slots)
         except FileExistsError:
-            if writer_lives(directory / claimed.file_name("ring")):
+            if _writer(directory / claimed.file_name("ring"))[1]:
                 raise RingError(f"another monitor holds rank {info.rank}") from None
         else:
             with contextlib.suppress(OSError):
@@ -105,54 +108,43 @@ def claim(directory: Path, info: RingInfo, slots: int) -> RingFile:
     raise RingError(f"{directory} holds {MAX_ATTEMPTS} rings of rank {info.rank}: remove the old ones")
 
 
-def writer_lives(path: Path) -> bool | None:
-    """Whether a running monitor writes this ring; None where the file cannot be read as one."""
-    try:
-        with _Ring(path, os.O_RDONLY) as ring:
-            return ring.lives()
-    except RingError:
-        return None
-
-
 def _newest(directory: Path, mine: RingInfo) -> int:
     """The attempt that goes on here by the rings of other ranks; after those that are over, the next one."""
-    rings = [path for path in find_rings(directory) if _attempt(path, mine.rank) < 0]
-    newest = max((_attempt(path) for path in rings), default=0)
-    of_newest = [path for path in rings if _attempt(path) == newest]
-    return newest + (bool(of_newest) and all(_is_over(path, mine) for path in of_newest))
+    others = [(attempt, path) for rank, attempt, path in _numbered(directory) if rank != mine.rank]
+    newest = max((attempt for attempt, _ in others), default=0)
+    # (one that this very process has closed belongs to the attempt that goes on)
+    writers = [_writer(path) for attempt, path in others if attempt == newest]
+    return newest + (bool(writers) and all(pid != mine.pid and lives is False for pid, lives in writers))
 
 
-def _is_over(path: Path, mine: RingInfo) -> bool:
-    """Whether a ring is one that another process has written, and writes no more."""
+def _writer(path: Path) -> tuple[int | None, bool | None]:
+    """The process that has written a ring, and whether it still does; None where the file cannot be read as one."""
     try:
         with _Ring(path, os.O_RDONLY) as ring:
-            return ring.info.pid != mine.pid and not ring.lives()
+            return ring.writer()
     except RingError:
-        return False
+        return None, None
 
 
 class _Ring(files.OpenFile):
-    @property
-    def info(self) -> RingInfo:
-        return self._header(layout.RING_MAGIC).info
-
-    def lives(self) -> bool:
+    def writer(self) -> tuple[int, bool]:
         header = self._header(layout.RING_MAGIC)
         closed = b""
         if header.log_words and not header.info.locked:
             # A lock goes when the ring is closed; without one the process may well live on.
             closed = self._read_at(layout.WORD_BYTES, layout.LIVE_AT + layout.CLOSED * layout.WORD_BYTES)
-        return bool(files.writer_alive(self._descriptor, header.info)) and not any(closed)
+        return header.info.pid, bool(files.writer_alive(self._descriptor, header.info)) and not any(closed)
 
 
 def find_rings(directory: Path | str) -> tuple[Path, ...]:
     """The rings in a directory, by rank and then attempt. Other files are passed over."""
-    found = []
-    for path in Path(directory).glob("rank-*.*.ring"):
-        rank, _, attempt = path.name.removeprefix("rank-").removesuffix(".ring").partition(".")
-        if rank.isdecimal() and attempt.isdecimal():
-            found.append((int(rank), int(attempt), path))
-    return tuple(path for _, _, path in sorted(found))
+    return tuple(path for _, _, path in _numbered(directory))
+
+
+def _numbered(directory: Path | str) -> list[tuple[int, int, Path]]:
+    """The rings in a directory with their rank and attempt, in that order."""
+    names = ((_NAME.fullmatch(path.name), path) for path in Path(directory).glob("rank-*.*.ring"))
+    return sorted((int(name[1]), int(name[2]), path) for name, path in names if name)
 
 
 def _sweep(directory: Path, mine: RingInfo) -> None:
@@ -160,17 +152,12 @@ def _sweep(directory: Path, mine: RingInfo) -> None:
 
     Nobody takes up an attempt again, so that what is dead stays dead; whoever reads one of these files goes on reading.
     """
-    dead = [path for path in find_rings(directory) if _attempt(path) < mine.attempt and writer_lives(path) is False]
-    kept = sorted({_attempt(path) for path in dead})[-KEPT_RINGS:]
-    for path in (path for path in dead if _attempt(path) not in kept):
+    earlier = [(attempt, path) for _, attempt, path in _numbered(directory) if attempt < mine.attempt]
+    dead = [(attempt, path) for attempt, path in earlier if _writer(path)[1] is False]
+    kept = sorted({attempt for attempt, _ in dead})[-KEPT_RINGS:]
+    for path in (path for attempt, path in dead if attempt not in kept):
         for kind in ("ring", "mailbox", "device", "asks", "stacks"):
             path.with_suffix(f".{kind}").unlink(missing_ok=True)
     for partial in directory.glob(f".rank-{mine.rank}.*.partial"):
         if time.time() - partial.stat().st_mtime > STALE_PARTIAL_S:
             partial.unlink(missing_ok=True)
-
-
-def _attempt(path: Path, rank: int | None = None) -> int:
-    """The attempt that a ring is of; -1 if it is not this rank's."""
-    found, attempt = path.name.removeprefix("rank-").split(".")[:2]
-    return int(attempt) if rank is None or int(found) == rank else -1

@@ -52,15 +52,13 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
 
 
 def create(path: Path) -> None:
-    """Make an empty file, private but for what `files.permit` allows.
+    """Make an empty file.
 
     Raises:
         CaptureError: it cannot be made, or is there already.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor):
-            files.permit(descriptor)
+        os.close(files.create(path))
     except OSError as error:
         raise CaptureError(f"the spool directory {path.parent} cannot be written: {error.strerror}") from error
 
@@ -74,13 +72,10 @@ def ends_whole(trace: Path) -> bool:
         file.seek(max(0, trace.stat().st_size - _TAIL_BYTES))
         tail = file.read()
     at = tail.rfind(_LAST_KEY)
-    if at < 0:
-        return False
     try:
-        json.loads(b"{" + tail[at:])
+        return at >= 0 and bool(json.loads(b"{" + tail[at:]))
     except ValueError:
         return False
-    return True
 
 
 def _sync(path: Path) -> None:
