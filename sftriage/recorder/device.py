@@ -13,7 +13,8 @@ the stream that the gradient is computed in.
 from __future__ import annotations
 
 import sys
-from array import array
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from sftriage.recorder import layout
@@ -22,9 +23,6 @@ from sftriage.recorder.moments import Log
 
 IN_FLIGHT = 16
 """Steps whose events may be on their way: a host that runs further ahead of its GPU leaves steps out."""
-
-MARKS = 32
-"""Boundaries in a step at first; doubled when a step has more (gradient accumulation)."""
 
 MAX_MARKS = 1 << 14
 """Boundaries of a step beyond which its device time is not recorded: each holds an event of the driver's."""
@@ -46,42 +44,26 @@ def cuda_in_use() -> bool:
     return asked is not None and bool(asked())
 
 
-class _StepEvents:
-    """The events of one step, used again and again. ``stages[i]`` is the number of the stage that runs from mark i on.
+class _Step:
+    """One step and its events. ``stages[i]`` is the number of the stage that runs from event i on.
 
     ``seq`` counts the steps of the log, whether their device times are known or not. ``ready`` has for each visit to
     the split sync stage the event of its newest gradient, and ``visits`` those of which that is known to be the last.
     """
 
-    __slots__ = ("capturing", "count", "events", "number", "ready", "seq", "spare", "stages", "start_ns", "visits")
+    __slots__ = ("capturing", "events", "number", "ready", "seq", "stages", "start_ns", "visits")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int, seq: int, start_ns: int) -> None:
+        self.number, self.seq, self.start_ns = number, seq, start_ns
         self.events: list[Any] = []
-        self.stages = array("q")
+        self.stages: list[int] = []
         self.ready: dict[int, Any] = {}
-        self.spare: list[Any] = []
         self.visits: tuple[int, ...] = ()
-        self.count = self.seq = self.number = self.start_ns = 0
         self.capturing = False
-
-    def reuse(self, number: int, seq: int, start_ns: int) -> None:
-        """Be the events of another step."""
-        self.count, self.number, self.seq, self.start_ns = 0, number, seq, start_ns
-        if self.ready:
-            self.spare.extend(self.ready.values())
-            self.ready, self.visits = {}, ()
 
     def reached(self) -> bool:
         """Whether the device is through with the step: those of one stream are reached in their order."""
-        return bool(self.events[self.count - 1].query()) and all(self.ready[visit].query() for visit in self.visits)
-
-    def grow(self, cuda: Any, marks: int, stream: Any) -> None:
-        """Have room for so many marks. The driver makes an event when it is first recorded: here, not in a step."""
-        while len(self.events) < marks:
-            event = cuda.Event(enable_timing=True)
-            event.record(stream)
-            self.events.append(event)
-            self.stages.append(layout.OTHER_STAGE)
+        return bool(self.events[-1].query()) and all(self.ready[visit].query() for visit in self.visits)
 
 
 class DeviceTime:
@@ -89,33 +71,26 @@ class DeviceTime:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        # ``torch.cuda``, once the trainer has initialised it.
-        self._cuda: Any = None
-        self._steps: list[_StepEvents] = []
-        self._marks = 0
-        # Of the steps that have ended: how many, and how many of those have been read.
-        self._ended = self._read = 0
-        self._open: _StepEvents | None = None
+        self._cuda: Any = sys.modules["torch"].cuda
         self._stream: Any = None
-        self._short = False
+        self._open: _Step | None = None
+        # Steps that have ended and are to be read, and the one that was read last.
+        self._steps: deque[_Step] = deque()
+        self._before: _Step | None = None
+        # Events to be used again: making one takes the driver's time. An event is of the device that it was first
+        # recorded on, which for a gradient may be another one.
+        self._spare: list[Any] = []
+        self._spare_ready: list[Any] = []
         self._watches = True
         self.off = False
 
     def begin(self, number: int, start_ns: int) -> None:
         """A step begins on this thread; ``start_ns`` is since the log began."""
-        if self.off:
+        if self.off or len(self._steps) >= IN_FLIGHT - 1:
             return
         try:
-            cuda = self._cuda
-            if cuda is None:
-                cuda = self._start()
-            # One fewer than there are: the time between two steps is read from the end of the one before.
-            if cuda is None or self._ended - self._read >= len(self._steps) - 1:
-                return
-            self._stream = cuda.current_stream()
-            opened = self._steps[self._ended % len(self._steps)]
-            opened.reuse(number, self._log.published + 1, start_ns)
-            self._open = opened
+            self._stream = self._cuda.current_stream()
+            self._open = _Step(number, self._log.published + 1, start_ns)
             self.mark(layout.OTHER_STAGE)
         except Exception as error:
             self._fail(error)
@@ -129,14 +104,14 @@ class DeviceTime:
             # A captured event has no time, and asking for it would spoil the graph.
             if self._cuda.is_current_stream_capturing():
                 self._open = None
+                self._free(opened)
                 return
-            count = opened.count
-            if count >= self._marks:
-                self._open, self._short = None, True
-                return
-            opened.events[count].record(self._stream)
-            opened.stages[count] = stage
-            opened.count = count + 1
+            if len(opened.events) == MAX_MARKS:
+                raise ValueError(f"a step went from stage to stage {MAX_MARKS} times")
+            event = self._event(self._spare)
+            event.record(self._stream)
+            opened.events.append(event)
+            opened.stages.append(stage)
         except Exception as error:
             self._fail(error)
 
@@ -151,31 +126,28 @@ class DeviceTime:
             return
         event = opened.ready.get(visit)
         if event is None:
-            event = opened.spare.pop() if opened.spare else self._cuda.Event(enable_timing=True)
-            opened.ready[visit] = event
+            opened.ready[visit] = event = self._event(self._spare_ready)
         event.record(self._cuda.current_stream())
 
-    def end(self, capturing: bool, incomplete: bool) -> _StepEvents | None:
-        """The step ends. Its events, if its times will be known."""
+    def end(self, capturing: bool, incomplete: bool) -> _Step | None:
+        """The step ends. What is known of it, if its times will be."""
         self.mark(layout.OTHER_STAGE)
         opened, self._open = self._open, None
-        if opened is None or incomplete:
+        if opened is None:
+            return None
+        if incomplete:
+            self._free(opened)
             return None
         opened.capturing = capturing
-        self._ended += 1
+        self._steps.append(opened)
         return opened
 
     def settle(self) -> None:
         """Between two steps: write down those that the device is through with."""
-        if self.off or self._cuda is None:
+        if self.off:
             return
         try:
-            for _ in range(READ_A_STEP):
-                if not self._write_next():
-                    break
-            if self._short:
-                self._short = False
-                self._grow()
+            self._write(range(READ_A_STEP))
         except Exception as error:
             self._fail(error)
 
@@ -185,44 +157,36 @@ class DeviceTime:
             return
         self.off, self._open = True, None
         try:
-            while self._write_next():
-                pass
+            self._write(range(IN_FLIGHT))
         except Exception as error:
             warn("the last steps' device times are not known: %r", error)
 
-    def _start(self) -> Any:
-        """Begin to record: the one moment at which anything is allocated. None as long as a graph is captured."""
-        cuda = sys.modules["torch"].cuda
-        if cuda.is_current_stream_capturing():
-            return None
-        self._cuda, self._stream = cuda, cuda.current_stream()
-        self._steps = [_StepEvents() for _ in range(IN_FLIGHT)]
-        self._grow()
-        return cuda
+    def _event(self, spare: list[Any]) -> Any:
+        try:
+            return spare.pop()
+        except IndexError:
+            return self._cuda.Event(enable_timing=True)
 
-    def _grow(self) -> None:
-        """Room for more marks a step; steps under way keep theirs."""
-        marks = max(MARKS, 2 * self._marks)
-        if self._cuda.is_current_stream_capturing():
-            return
-        if marks > MAX_MARKS:
-            self._fail(ValueError(f"a step went from stage to stage more than {self._marks} times"))
-            return
-        for one in self._steps:
-            one.grow(self._cuda, marks, self._stream)
-        self._marks = marks
+    def _free(self, step: _Step) -> None:
+        self._spare += step.events
+        self._spare_ready += step.ready.values()
 
-    def _write_next(self) -> bool:
-        """Write down the oldest step, if the device is through with it."""
-        if self._read == self._ended:
-            return False
-        step = self._steps[self._read % len(self._steps)]
-        if not step.reached():
-            return False
-        put, events = self._log.put, step.events
+    def _write(self, turns: Iterable[int]) -> None:
+        """Write down the oldest steps, as far as the device is through with them."""
+        for _ in turns:
+            if not self._steps or not self._steps[0].reached():
+                break
+            step, before = self._steps.popleft(), self._before
+            self._write_one(step)
+            self._before = step
+            # (the end of this one is still to be told from the beginning of the next)
+            if before is not None:
+                self._free(before)
+
+    def _write_one(self, step: _Step) -> None:
+        put = self._log.put
+        # All before anything is written: a step is there as a whole, or not at all.
         between_ns, ready_ns = self._between_ns(step), self._ready_ns(step)
-        # Each from the first event, so that the parts sum to the whole whatever a difference is rounded to.
-        first, passed_ns = events[0], 0
         put(layout.DEVICE_STEP, step.seq)
         put(layout.DEVICE_NUMBER, step.number)
         put(layout.DEVICE_START, step.start_ns)
@@ -230,35 +194,36 @@ class DeviceTime:
         put(layout.DEVICE_BETWEEN, between_ns)
         for after_ns in ready_ns:
             put(layout.DEVICE_READY, after_ns)
-        for mark in range(step.count):
+        # Each from the first event, so that the parts sum to the whole whatever a difference is rounded to.
+        first, passed_ns, last = step.events[0], 0, len(step.events) - 1
+        for mark, event in enumerate(step.events):
             if mark:
-                passed_ns = max(passed_ns, round(first.elapsed_time(events[mark]) * _NS_PER_MS))
-            last = mark == step.count - 1
-            put(layout.DEVICE_END if last else layout.ON_STREAM + step.stages[mark], passed_ns)
-        self._read += 1
-        return True
+                passed_ns = max(passed_ns, _elapsed_ns(first, event))
+            put(layout.DEVICE_END if mark == last else layout.ON_STREAM + step.stages[mark], passed_ns)
 
-    def _ready_ns(self, step: _StepEvents) -> list[int]:
+    def _ready_ns(self, step: _Step) -> list[int]:
         """When the device had the last gradient of each visit, since the step began."""
         try:
-            passed_ms = [step.events[0].elapsed_time(step.ready[visit]) for visit in step.visits]
+            return [_elapsed_ns(step.events[0], step.ready[visit]) for visit in step.visits]
         except Exception as error:
             # Of a model that is spread over several devices: their clocks are not one.
             self._watches = False
             warn("the last gradient's moment is not known on the device: %r", error)
             return []
-        return [max(0, round(one * _NS_PER_MS)) for one in passed_ms]
 
-    def _between_ns(self, step: _StepEvents) -> int:
+    def _between_ns(self, step: _Step) -> int:
         """What passed on the stream since the end of the step before, or 0 if that one was not recorded."""
-        before = self._steps[(self._read - 1) % len(self._steps)]
-        if not self._read or before.seq + 1 != step.seq:
+        before = self._before
+        if before is None or before.seq + 1 != step.seq:
             return 0
-        passed_ms: float = before.events[before.count - 1].elapsed_time(step.events[0])
-        return max(0, round(passed_ms * _NS_PER_MS))
+        return _elapsed_ns(before.events[-1], step.events[0])
 
     def _fail(self, error: Exception) -> None:
         """Go without device time from now on: the host's times go on."""
         self.off, self._open = True, None
         self._log.set_live(layout.ON_DEVICE, layout.UNTIMED)
         warn("no device time any more: %r", error)
+
+
+def _elapsed_ns(start: Any, end: Any) -> int:
+    return max(0, round(start.elapsed_time(end) * _NS_PER_MS))

@@ -21,7 +21,7 @@ from typing import Any
 from sftriage.recorder.recording import Recording
 
 LastGradients = tuple[int, ...]
-"""One visit to the sync stage: the ids of the parameters whose gradients came last in it, up to `KEPT`, in order."""
+"""Of one visit to the sync stage, the ids of the parameters whose gradients came last, up to `KEPT`, in order."""
 
 KEPT = 4
 """Hooks that stay on for each visit: a weight and a bias of two layers. One would do as long as nothing changes; the
@@ -29,6 +29,8 @@ others show at once that the last gradient stayed away, or that another has come
 
 NO_GRADIENT: LastGradients = (0,)
 """A visit without a gradient, before the first one that has any: nothing has 0 for its id."""
+
+_NONE_YET: tuple[int, LastGradients] = (0, ())
 
 LEARNING_STEPS = 4
 """Steps in a row with all hooks on that have to bring nothing new: some jobs alternate between two losses."""
@@ -109,16 +111,6 @@ class GradientOrder:
         self._left, self._since = steps, 0
 
 
-class _Visit:
-    """What hooks note of one visit to the sync stage: when its last gradient was ready, and which ones came last."""
-
-    __slots__ = ("last", "ready_ns")
-
-    def __init__(self) -> None:
-        self.ready_ns = 0
-        self.last: LastGradients = ()
-
-
 class GradientWatch:
     """The hooks on one model's parameters, and the ready moment of each step.
 
@@ -143,8 +135,8 @@ class GradientWatch:
         self._frozen: list[tuple[weakref.ref[Any], str]] = []
         self._ever_hooked: set[int] = set()
         self._next_frozen = 0
-        # By how often the stage had been entered.
-        self._visits: dict[int, _Visit] = {}
+        # When the last gradient of a visit was ready, and which came last, by how often the stage had been entered.
+        self._visits: dict[int, tuple[int, LastGradients]] = {}
         self._error: Exception | None = None
         self.due = False
         try:
@@ -167,11 +159,8 @@ class GradientWatch:
             if entered == stage.left or recording.off or not recording.log.owner:
                 return
             ready_ns = monotonic_ns()
-            visit = self._visits.get(entered)
-            if visit is None:
-                self._visits[entered] = visit = _Visit()
-            visit.ready_ns = ready_ns
-            visit.last = (*visit.last[1 - KEPT :], id(parameter))
+            _, last = self._visits.get(entered, _NONE_YET)
+            self._visits[entered] = ready_ns, (*last[1 - KEPT :], id(parameter))
             if recording.device is not None:
                 recording.device.gradient(entered)
         except Exception as error:
@@ -190,8 +179,8 @@ class GradientWatch:
         if incomplete or self._stage.entered == before:
             return {}
         # Over a list, which is made in one go: a hook that is late may be adding to it.
-        visits = sorted((entered, visit) for entered, visit in list(noted.items()) if entered > before and visit.last)
-        lasts = [visit.last for _, visit in visits]
+        visits = sorted((entered, *noted) for entered, noted in list(noted.items()) if entered > before)
+        lasts = [last for _, _, last in visits]
         if visits and visits[0][0] > before + 1:
             lasts.insert(0, NO_GRADIENT)
         order, thawed = self._order, self._thawed()
@@ -199,7 +188,7 @@ class GradientWatch:
         known = order.take(lasts, thawed)
         if order.learning != learning or thawed:
             self.due = True
-        return {entered: visit.ready_ns for entered, visit in visits} if known else {}
+        return {entered: ready_ns for entered, ready_ns, _ in visits} if known else {}
 
     def settle(self) -> None:
         """Put on and take off hooks as is wanted. Called by the step's thread between two steps."""

@@ -3,6 +3,7 @@
 Most tests run on a device that is a clock and a queue; the last ones on a real GPU, where there is one.
 """
 
+import contextlib
 import inspect
 import os
 import sys
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.recorder import Monitor
-from sftriage.recorder.device import CUDA_START_STEPS, IN_FLIGHT, MARKS, MAX_MARKS
+from sftriage.recorder.device import CUDA_START_STEPS, IN_FLIGHT, MAX_MARKS
 from sftriage.recorder.monitor import DEVICE_ENV
 from sftriage.windows.rings import open_ring
 from tests import needs
@@ -235,7 +236,7 @@ def test_a_gradient_on_another_device_costs_its_own_moment_alone(job, device, mo
         with job.monitor.step():
             backward(job, device, model, 3000, exchange_ns=700)
         if number == 1:
-            (event,) = job.monitor._recording.device._steps[1].ready.values()
+            (event,) = job.monitor._recording.device._steps[-1].ready.values()
             event.foreign = True
         device.catches_up()
     # THEN the steps' own times go on, without the moment, and that is said once
@@ -321,13 +322,34 @@ def test_a_host_far_ahead_of_its_device_leaves_steps_out(job, device):
     assert len(job.host()) == n_steps + IN_FLIGHT + 1
 
 
-def test_a_steady_step_makes_no_event(job, device):
-    train(job, device)
+@pytest.mark.parametrize("behind", [1, 3, IN_FLIGHT - 1])
+def test_a_steady_step_makes_no_event(job, device, behind):
+    # GIVEN a device that is so many steps behind its host, once it has been so
+    def go_on(steps):
+        for _ in range(steps):
+            train(job, device, forward=1000)
+            if device.reached_ns() - device.now_ns > 1000 * behind:
+                device.passes(1000)
+
+    go_on(2 * IN_FLIGHT)
     made = device.made
-    for _ in range(200):
-        train(job, device, forward=5)
-        device.catches_up()
-    assert device.made == made
+    # WHEN it goes on THEN the events that there are do, and of those there are no more than are under way
+    go_on(200)
+    assert device.made == made <= (behind + 4) * (2 * len(STAGES) + 2)
+
+
+def test_events_of_steps_that_have_no_device_time_are_used_again(job, device):
+    # GIVEN steps that are left half-way, and others in which a graph is captured
+    for _ in range(10):
+        with contextlib.suppress(KeyError), job.monitor.step(), job.monitor.stage("data"):
+            raise KeyError
+        with job.monitor.step(), job.monitor.stage("forward"):
+            device.is_capturing = True
+            with job.monitor.stage("data"):
+                pass
+            device.is_capturing = False
+    # THEN none of them has an event to itself
+    assert device.made == 4
 
 
 def test_a_step_left_half_way_has_no_device_time(job, device):
@@ -357,23 +379,19 @@ def test_events_keep_out_of_a_cuda_graph(job, device):
     assert [step.step for step in job.device()] == [0, 3]
 
 
-def test_a_step_with_many_boundaries_finds_room_from_the_next_one_on(job, device):
-    # GIVEN gradient accumulation: more boundaries than there is room for at first
-    def accumulate():
+def test_a_step_with_many_boundaries_has_device_time_from_the_first_one_on(job, device):
+    # GIVEN gradient accumulation: many boundaries
+    for _ in range(4):
         with job.monitor.step():
-            for _ in range(MARKS):
+            for _ in range(40):
                 with job.monitor.stage("forward"):
                     device.launch(2)
         device.catches_up()
-
-    # WHEN it goes on
-    for _ in range(4):
-        accumulate()
     job.monitor.close()
-    # THEN once the room has grown nothing is missing
+    # THEN nothing is missing
     steps = job.device()
-    assert [step.step for step in steps] == [2, 3]
-    assert {step.durations_ns for step in steps} == {(0, 2 * MARKS, 0, 0, 0)}
+    assert [step.step for step in steps] == [0, 1, 2, 3]
+    assert {step.durations_ns for step in steps} == {(0, 2 * 40, 0, 0, 0)}
 
 
 def test_a_step_with_more_boundaries_than_are_sensible_ends_device_time_alone(job, device, caplog):
@@ -384,7 +402,7 @@ def test_a_step_with_more_boundaries_than_are_sensible_ends_device_time_alone(jo
                     pass
     assert "no device time any more" in caplog.text
     assert job.monitor.active
-    assert device.made == IN_FLIGHT * MAX_MARKS
+    assert device.made == MAX_MARKS
 
 
 def test_a_broken_device_ends_device_time_and_not_the_recording(job, device, caplog):
