@@ -228,26 +228,28 @@ static void freed(PyObject *self) {
 
 enum { AROUND, BEFORE, AFTER, MODEL_BEFORE, MODEL_AFTER };
 
-typedef struct Seam {
+enum { KEPT = 11 };
+
+typedef struct {
   PyObject_HEAD
-  Span *span;
-  PyObject *opened, *ready; /* stages that are open; empty where it has to ask */
-  PyObject *name, *original;
-  PyObject *stepping, *kinds, *counters; /* of an optimizer: see `Steps`, and what the compiler counts */
-  void *ender;                           /* the optimizer, by its id */
+  union { /* the references that it has */
+    struct {
+      Span *span;
+      PyObject *opened, *ready; /* stages that are open; empty where it has to ask */
+      PyObject *name, *slow, *leave;
+      PyObject *stepping, *kinds, *counters; /* of optimizers: see `Steps`, and what the compiler counts */
+      PyObject *gradients;                   /* says whether they are on */
+      PyObject *about; /* the function; an optimizer's id; of the hook after a model, the one before it */
+    };
+    PyObject *kept[KEPT];
+  };
+  void *ender; /* the optimizer, by its id */
   long long compiled;
   unsigned long long rounds; /* steps that it has ended */
   int role;
-  int inside, leads;         /* of a model: its calls under way, and whether the first of them entered the stage */
-  PyObject *gradients;       /* of a model: says whether they are on */
-  struct Seam *begun;        /* of the hook after a model: the one before it */
-  PyObject *slow, *leave, *dict;
+  int inside, leads; /* of a model: its calls under way, and whether the first of them entered the stage */
+  PyObject *dict;
 } Seam;
-
-/* The references that it has. */
-#define KEPT(seam)                                                                                                     \
-  {(PyObject *)(seam)->span, (seam)->opened,   (seam)->ready, (seam)->name,     (seam)->slow,      (seam)->original,   \
-   (seam)->leave,            (seam)->stepping, (seam)->kinds, (seam)->counters, (seam)->gradients, (PyObject *)(seam)->begun}
 
 OFTEN int usual(Seam *seam, Py_ssize_t open) {
   return thread() == seam->span->log->owner && PyList_Size(seam->opened) == open && PyList_Size(seam->ready) > 0 &&
@@ -272,7 +274,7 @@ OFTEN int leave(Seam *seam) {
 
 OFTEN PyObject *around(Seam *seam, PyObject *arguments, PyObject *keywords) {
   if (!usual(seam, 0)) return PyObject_Call(seam->slow, arguments, keywords);
-  PyObject *answer = enter(seam) ? NULL : PyObject_Call(seam->original, arguments, keywords), *error[3] = {0};
+  PyObject *answer = enter(seam) ? NULL : PyObject_Call(seam->about, arguments, keywords), *error[3] = {0};
   if (!answer) PyErr_Fetch(&error[0], &error[1], &error[2]);
   if (usual(seam, 1) ? leave(seam) : !answered(PyObject_CallFunctionObjArgs(seam->leave, seam->name, NULL))) {
     Py_CLEAR(answer); /* what ends a program came meanwhile */
@@ -339,7 +341,7 @@ OFTEN PyObject *model_before(Seam *seam, PyObject *arguments) {
 }
 
 OFTEN PyObject *model_after(Seam *seam, PyObject *arguments) {
-  Seam *begun = seam->begun;
+  Seam *begun = (Seam *)seam->about;
   if (!begun->inside || thread() != seam->span->log->owner) return PyObject_Call(seam->slow, arguments, NULL);
   if (--begun->inside || !begun->leads) Py_RETURN_NONE;
   if (usual(seam, 1) ? leave(seam) : !answered(PyObject_CallFunctionObjArgs(seam->leave, seam->name, NULL)))
@@ -367,42 +369,28 @@ static PyObject *seam_get(PyObject *self, PyObject *object, PyObject *type) {
 }
 
 static int seam_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
-  static char *names[] = {"role", "span", "opened", "ready", "name", "slow", "original", "leave", "stepping", "kinds",
-                          "counters", "ender", "gradients", "begun", NULL};
-  Seam *seam = (Seam *)self, given = {.role = -1};
-  PyObject *ender = NULL;
+  Seam *seam = (Seam *)self, given;
+  int role;
   if (seam->span) return PyErr_SetString(PyExc_TypeError, "it is made once"), -1;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "iO!O!O!UO|OOO!OOOOO!", names, &given.role, span_type,
-                                   &given.span, &PyList_Type, &given.opened, &PyList_Type, &given.ready, &given.name,
-                                   &given.slow, &given.original, &given.leave, &PyList_Type, &given.stepping,
-                                   &given.kinds, &given.counters, &ender, &given.gradients, Py_TYPE(self),
-                                   &given.begun))
+  if (!PyArg_ParseTuple(arguments, "iO!O!O!UOOO!O!OOO", &role, span_type, &given.span, &PyList_Type, &given.opened,
+                        &PyList_Type, &given.ready, &given.name, &given.slow, &given.leave, &PyList_Type,
+                        &given.stepping, &PySet_Type, &given.kinds, &given.counters, &given.gradients, &given.about))
     return -1;
-  const PyObject *const needed[][4] = {
-      {given.original, given.leave, self, self}, {ender, given.stepping, given.kinds, given.counters},
-      {ender, given.stepping, given.kinds, given.counters}, {given.gradients, self, self, self},
-      {given.leave, (PyObject *)given.begun, self, self}};
-  int known = given.role >= AROUND && given.role <= MODEL_AFTER;
-  for (int i = 0; known && i < 4; i++) known = needed[given.role][i] != NULL;
-  if (!known) return PyErr_SetString(PyExc_TypeError, "a seam needs a role, and all that this one is about"), -1;
-  seam->role = given.role, seam->span = given.span, seam->opened = given.opened, seam->ready = given.ready;
-  seam->name = given.name, seam->slow = given.slow, seam->original = given.original, seam->leave = given.leave;
-  seam->stepping = given.stepping, seam->kinds = given.kinds, seam->counters = given.counters;
-  seam->gradients = given.gradients, seam->begun = given.begun;
-  PyObject *kept[] = KEPT(seam);
-  for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_XINCREF(kept[i]);
-  if (given.role != BEFORE && given.role != AFTER) return 0;
-  seam->compiled = frames(seam->counters);
-  seam->ender = PyLong_AsVoidPtr(ender);
-  return PyErr_Occurred() ? -1 : 0;
+  if (role < AROUND || role > MODEL_AFTER || (role == MODEL_AFTER && Py_TYPE(given.about) != Py_TYPE(self)))
+    return PyErr_SetString(PyExc_TypeError, "a seam needs a role, and what it is about"), -1;
+  void *ender = role == BEFORE || role == AFTER ? PyLong_AsVoidPtr(given.about) : NULL;
+  long long compiled = frames(given.counters);
+  if (PyErr_Occurred()) return -1;
+  seam->role = role, seam->ender = ender, seam->compiled = compiled;
+  for (int i = 0; i < KEPT; i++) Py_INCREF(given.kept[i]), seam->kept[i] = given.kept[i];
+  return 0;
 }
 
 static int seam_traverse(PyObject *self, visitproc visit, void *arg) {
   Seam *seam = (Seam *)self;
-  PyObject *held[] = KEPT(seam);
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(seam->dict);
-  for (size_t i = 0; i < sizeof held / sizeof *held; i++) Py_VISIT(held[i]);
+  for (int i = 0; i < KEPT; i++) Py_VISIT(seam->kept[i]);
   return 0;
 }
 
@@ -414,8 +402,7 @@ static int seam_clear(PyObject *self) {
 static void seam_dealloc(PyObject *self) {
   Seam *seam = (Seam *)self;
   PyObject_GC_UnTrack(self);
-  PyObject *kept[] = KEPT(seam);
-  for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_XDECREF(kept[i]);
+  for (int i = 0; i < KEPT; i++) Py_XDECREF(seam->kept[i]);
   Py_XDECREF(seam->dict);
   freed(self);
 }
@@ -467,21 +454,18 @@ static PyObject *log_note(PyObject *self, PyObject *code) {
 }
 
 static PyObject *log_put(PyObject *self, PyObject *arguments) {
-  Log *log = (Log *)self;
   unsigned long long code, value;
   if (!PyArg_ParseTuple(arguments, "KK", &code, &value)) return NULL;
-  if (!log->map) return closed();
-  put(log, code, value);
+  if (!((Log *)self)->map) return closed();
+  put((Log *)self, code, value);
   Py_RETURN_NONE;
 }
 
 static PyObject *log_set_live(PyObject *self, PyObject *arguments) {
-  Log *log = (Log *)self;
-  unsigned int word;
-  unsigned long long value;
-  if (!PyArg_ParseTuple(arguments, "IK", &word, &value)) return NULL;
-  if (!log->map) return closed();
-  __atomic_store_n(&log->live[word], value, __ATOMIC_RELEASE);
+  unsigned long long word, value;
+  if (!PyArg_ParseTuple(arguments, "KK", &word, &value)) return NULL;
+  if (!((Log *)self)->map) return closed();
+  __atomic_store_n(&((Log *)self)->live[word], value, __ATOMIC_RELEASE);
   Py_RETURN_NONE;
 }
 

@@ -70,11 +70,11 @@ class Models:
         """Whether one of them is in its evaluation mode, and has not been in it all the time."""
         return any(model.set_to_evaluate() for model in self._hooked)
 
-    def settle(self, made: Callable[..., Any], leave: Callable[[str], object]) -> None:
+    def settle(self, made: Callable[..., Any]) -> None:
         """Have their hooks be from now on what ``made`` makes of them, unless the compiler may come to read these."""
         if not self._may_be_compiled:
             for model in self._hooked:
-                model.settle(made, leave)
+                model.settle(made)
 
     def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.compile`` and ``torch.export.export`` read a model with its hooks, and only what is Python's."""
@@ -131,11 +131,11 @@ class Model:
             module.register_forward_hook(ended, always_call=True).remove,
         ]
 
-    def settle(self, made: Callable[..., Any], leave: Callable[[str], object]) -> None:
+    def settle(self, made: Callable[..., Any]) -> None:
         """Have its hooks be from now on what ``made`` makes of them: all is as in most steps."""
         begins, ended = self._hooks
-        before = made(MODEL_BEFORE, "forward", begins, gradients=self._seams.gradients)
-        after = made(MODEL_AFTER, "forward", ended, leave=leave, begun=before)
+        before = made(MODEL_BEFORE, "forward", begins)
+        after = made(MODEL_AFTER, "forward", ended, before)
         before.reduced = after.reduced = _NOTHING
         self._change(before, after)
 

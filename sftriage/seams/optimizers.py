@@ -63,11 +63,9 @@ class Optimizers:
 
     def settle(self, made: Callable[..., Any], ender: int) -> Any:
         """Have these hooks do from now on what ``made`` makes of them; what counts the steps that end with this one."""
-        seams, steps = self._seams, self._seams.steps
-        more = (None, None, steps.stepping, steps.kinds, seams.counters, ender)
         begins, ended = self._slow
-        counting = made(AFTER, "optimizer", ended, *more)
-        self._hook(made(BEFORE, "optimizer", begins, *more), counting)
+        counting = made(AFTER, "optimizer", ended, ender)
+        self._hook(made(BEFORE, "optimizer", begins, ender), counting)
         return counting
 
     def _hook(self, begins: Callable[..., object], ended: Callable[..., object]) -> None:

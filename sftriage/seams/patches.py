@@ -264,14 +264,16 @@ class Seams:
             return
         with self.guarded("optimizer"):
 
-            def made(role: int, stage: str, slow: object, *more: object, **named: object) -> Any:
-                return make(role, steps.span(stage), steps.opened, steps.steady[stage], stage, slow, *more, **named)
+            more = (self._leave, steps.stepping, steps.kinds, self.counters, self.gradients)
+
+            def made(role: int, stage: str, slow: object, about: object = None) -> Any:
+                return make(role, steps.span(stage), steps.opened, steps.steady[stage], stage, slow, *more, about)
 
             steps.counting = self.optimizers.settle(made, optimizer)
             for owner, name, stage, original, slow in self.replaced.stages:
                 if stage in self.on and getattr(owner, name) is slow:
-                    self.replaced.put(owner, name, wraps(original)(made(AROUND, stage, slow, original, self._leave)))
-            self.models.settle(made, self._leave)
+                    self.replaced.put(owner, name, wraps(original)(made(AROUND, stage, slow, original)))
+            self.models.settle(made)
 
     def _leave(self, stage: str) -> None:
         with self.guarded(stage):
