@@ -357,10 +357,6 @@ static PyObject *seam_call(PyObject *self, PyObject *arguments, PyObject *keywor
   return hooks[seam->role - BEFORE](seam, arguments);
 }
 
-static PyObject *seam_reduce(PyObject *self, PyObject *none) {
-  return PyObject_GetAttrString(self, "reduced");
-}
-
 static PyObject *seam_get(PyObject *self, PyObject *object, PyObject *type) {
   if (!object || object == Py_None) return Py_INCREF(self), self;
   PyObject *types = PyImport_ImportModule("types");
@@ -368,22 +364,22 @@ static PyObject *seam_get(PyObject *self, PyObject *object, PyObject *type) {
   return Py_XDECREF(types), bound;
 }
 
-static int seam_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
-  Seam *seam = (Seam *)self, given;
+static PyObject *seam_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+  Seam given;
   int role;
-  if (seam->span) return PyErr_SetString(PyExc_TypeError, "it is made once"), -1;
   if (!PyArg_ParseTuple(arguments, "iO!O!O!UOOO!O!OOO", &role, span_type, &given.span, &PyList_Type, &given.opened,
                         &PyList_Type, &given.ready, &given.name, &given.slow, &given.leave, &PyList_Type,
                         &given.stepping, &PySet_Type, &given.kinds, &given.counters, &given.gradients, &given.about))
-    return -1;
-  if (role < AROUND || role > MODEL_AFTER || (role == MODEL_AFTER && Py_TYPE(given.about) != Py_TYPE(self)))
-    return PyErr_SetString(PyExc_TypeError, "a seam needs a role, and what it is about"), -1;
+    return NULL;
+  if (role < AROUND || role > MODEL_AFTER || (role == MODEL_AFTER && Py_TYPE(given.about) != type))
+    return PyErr_SetString(PyExc_TypeError, "a seam needs a role, and what it is about"), NULL;
   void *ender = role == BEFORE || role == AFTER ? PyLong_AsVoidPtr(given.about) : NULL;
   long long compiled = frames(given.counters);
-  if (PyErr_Occurred()) return -1;
+  Seam *seam = PyErr_Occurred() ? NULL : (Seam *)PyType_GenericAlloc(type, 0);
+  if (!seam) return NULL;
   seam->role = role, seam->ender = ender, seam->compiled = compiled;
   for (int i = 0; i < KEPT; i++) Py_INCREF(given.kept[i]), seam->kept[i] = given.kept[i];
-  return 0;
+  return (PyObject *)seam;
 }
 
 static int seam_traverse(PyObject *self, visitproc visit, void *arg) {
@@ -516,7 +512,6 @@ static PyType_Slot span_slots[] = {
     {Py_tp_init, span_init},   {Py_tp_dealloc, span_dealloc},
     {Py_tp_methods, span_methods}, {Py_tp_members, span_members}, {0, NULL},
 };
-static PyType_Spec span_spec = {"sftriage.recorder._moments.Span", sizeof(Span), 0, Py_TPFLAGS_DEFAULT, span_slots};
 
 static PyMethodDef calls_methods[] = {
     {"step", (PyCFunction)(void (*)(void))calls_step, METH_FASTCALL | METH_KEYWORDS,
@@ -533,13 +528,7 @@ static PyType_Slot calls_slots[] = {
     {Py_tp_doc, "What is called in each step of a monitor."}, {Py_tp_new, PyType_GenericNew},
     {Py_tp_dealloc, calls_dealloc}, {Py_tp_methods, calls_methods}, {Py_tp_members, calls_members}, {0, NULL},
 };
-static PyType_Spec calls_spec = {"sftriage.recorder._moments.Calls", sizeof(Calls), 0,
-                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, calls_slots};
 
-static PyMethodDef seam_methods[] = {
-    {"__reduce__", seam_reduce, METH_NOARGS, "What a copy has in its place: its attribute reduced."},
-    {NULL, NULL, 0, NULL},
-};
 static PyMemberDef seam_members[] = {
     {"rounds", T_ULONGLONG, offsetof(Seam, rounds), READONLY, "steps that it has ended"},
     {"compiled", T_LONGLONG, offsetof(Seam, compiled), 0, "frames that had been compiled by the last step's end"},
@@ -552,12 +541,10 @@ static PyGetSetDef seam_properties[] = {
 };
 static PyType_Slot seam_slots[] = {
     {Py_tp_doc, "A function of torch that is a stage, or a hook of an optimizer's step or of a model."},
-    {Py_tp_new, PyType_GenericNew}, {Py_tp_init, seam_init}, {Py_tp_dealloc, seam_dealloc}, {Py_tp_call, seam_call},
-    {Py_tp_descr_get, seam_get}, {Py_tp_traverse, seam_traverse}, {Py_tp_clear, seam_clear},
-    {Py_tp_methods, seam_methods}, {Py_tp_members, seam_members}, {Py_tp_getset, seam_properties}, {0, NULL},
+    {Py_tp_new, seam_new}, {Py_tp_dealloc, seam_dealloc}, {Py_tp_call, seam_call}, {Py_tp_descr_get, seam_get},
+    {Py_tp_traverse, seam_traverse}, {Py_tp_clear, seam_clear}, {Py_tp_members, seam_members},
+    {Py_tp_getset, seam_properties}, {0, NULL},
 };
-static PyType_Spec seam_spec = {"sftriage.recorder._moments.Seam", sizeof(Seam), 0,
-                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_METHOD_DESCRIPTOR, seam_slots};
 
 static PyMethodDef log_methods[] = {
     {"begin", log_begin, METH_O, "Begin a step of this number, of the thread that calls."},
@@ -586,20 +573,24 @@ static PyType_Slot log_slots[] = {
     {Py_tp_init, log_init}, {Py_tp_dealloc, log_dealloc}, {Py_tp_methods, log_methods},
     {Py_tp_members, log_members}, {Py_tp_getset, log_properties}, {0, NULL},
 };
-static PyType_Spec log_spec = {"sftriage.recorder._moments.Log", sizeof(Log), 0, Py_TPFLAGS_DEFAULT, log_slots};
 
+#define OURS "sftriage.recorder._moments."
+static PyType_Spec specs[] = {
+    {OURS "Log", sizeof(Log), 0, Py_TPFLAGS_DEFAULT, log_slots},
+    {OURS "Span", sizeof(Span), 0, Py_TPFLAGS_DEFAULT, span_slots},
+    {OURS "Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, calls_slots},
+    {OURS "Seam", sizeof(Seam), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_METHOD_DESCRIPTOR, seam_slots},
+};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_moments", "The writer of moments, in C.", -1, NULL};
 
 PyMODINIT_FUNC PyInit__moments(void) {
-  static struct { const char *name; PyType_Spec *spec; } types[] = {{"Log", &log_spec}, {"Span", &span_spec}, {"Calls", &calls_spec},
-               {"Seam", &seam_spec}};
   of_frames = PyUnicode_InternFromString("frames"), of_total = PyUnicode_InternFromString("total");
   of_training = PyUnicode_InternFromString("training");
   PyObject *made = of_frames && of_total && of_training ? PyModule_Create(&module) : NULL;
-  for (size_t i = 0; made && i < sizeof types / sizeof *types; i++) {
-    PyObject *type = PyType_FromSpec(types[i].spec);
+  for (size_t i = 0; made && i < sizeof specs / sizeof *specs; i++) {
+    PyObject *type = PyType_FromSpec(&specs[i]);
     if (i < 2) *(i ? &span_type : &log_type) = (PyTypeObject *)type;
-    if (!type || PyModule_AddObject(made, types[i].name, type)) {
+    if (!type || PyModule_AddObject(made, specs[i].name + sizeof OURS - 1, type)) {
       Py_XDECREF(type);
       Py_CLEAR(made);
     }

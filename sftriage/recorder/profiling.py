@@ -55,10 +55,8 @@ class _Capture:
     request: CaptureRequest
     deadline_s: float
     session: Session
-    not_before: int
     limit: StepLimit
     probe: Probe | None = None
-    probe_s: float | None = None
     prepared: bool = False
     warmed: int = 0
 
@@ -70,13 +68,7 @@ class CaptureExecutor:
     """
 
     def __init__(
-        self,
-        mailbox: Mailbox,
-        info: RingInfo,
-        spool: Path | None,
-        guard: ProfilerGuard = GUARD,
-        *,
-        left: Path | None = None,
+        self, mailbox: Mailbox, info: RingInfo, spool: Path | None, guard: ProfilerGuard = GUARD, left: Path | None = None
     ) -> None:
         self._mailbox = mailbox
         self._info = info
@@ -230,8 +222,7 @@ class CaptureExecutor:
             self._refuse(request.capture_id, str(error), "no_nvtx" if request.profiler == "nsys" else "")
             return
         deadline_s = time.monotonic() + request.max_seconds
-        capture = _Capture(request, deadline_s, session, _warmup_begins(request, number), StepLimit(request.steps))
-        self._capture = capture
+        self._capture = capture = _Capture(request, deadline_s, session, StepLimit(request.steps))
         if not isinstance(session, SampledSession):
             self._guard.hold(self._yield_to_job)
         self._enter("armed")
@@ -246,12 +237,11 @@ class CaptureExecutor:
             capture.probe = Probe(make, self._spool, capture.request.capture_id)
             capture.probe.start(number)
             return
-        if not capture.prepared and number > capture.not_before:
-            capture.not_before = _warmup_begins(capture.request, number)
-        if not capture.prepared and number >= capture.not_before:
+        request = capture.request
+        if not capture.prepared and request.begins_at(number + request.warmup_steps) == number + request.warmup_steps:
             capture.prepared = True
             capture.session.prepare()
-        warm = capture.prepared and capture.warmed >= capture.request.warmup_steps
+        warm = capture.prepared and capture.warmed >= request.warmup_steps
         if warm and (not isinstance(capture.session, NvtxSession) or self._mailbox.allowed):
             self._start(capture, number)
 
@@ -259,12 +249,11 @@ class CaptureExecutor:
         """The step that was recorded beforehand has ended: it says how many fit."""
         self._stalled = True
         self._sizes.note(capture.request.options, probe.finish())
+        capture.session.timings_s["probe"] = probe.took_s
         capture.probe = None
-        capture.probe_s = probe.took_s
 
     def _continue(self, capture: _Capture, number: int) -> None:
-        if capture.probe is not None:
-            # (its step was left half way)
+        if capture.probe is not None:  # (its step's end was interrupted)
             self._end_probe(capture, capture.probe)
         if self._mailbox.cancelled:
             self._fail("cancelled")
@@ -279,8 +268,6 @@ class CaptureExecutor:
         """Record from this step on."""
         if isinstance(capture.session, TorchSession):
             capture.limit = self._sizes.limit(capture.request)
-            if capture.probe_s is not None:
-                capture.session.timings_s["probe"] = capture.probe_s
         capture.session.start(capture.request.capture_id, number, capture.request.labels)
         capture.session.begin_step(number)
         self._enter("recording")
@@ -366,11 +353,6 @@ class CaptureExecutor:
     def _enter(self, state: State) -> None:
         self._mailbox.show(state, self._capture.session.steps if self._capture else 0)
         self._state = state
-
-
-def _warmup_begins(request: CaptureRequest, number: int) -> int:
-    """The step at which the profiler is to be warmed up, from ``number`` on."""
-    return request.begins_at(number + request.warmup_steps) - request.warmup_steps
 
 
 def _reason(error: Exception) -> str:

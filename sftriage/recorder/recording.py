@@ -216,12 +216,9 @@ class Recording:
         try:
             # The hook first: as long as the ring is open, whoever waits for a result knows that one may come.
             try:
-                if self._watch is not None:
-                    self._watch.close()
-                if self.device is not None:
-                    self.device.close()
-                if self._answering is not None:
-                    self._answering.close()
+                for part in (self._watch, self.device, self._answering):
+                    if part is not None:
+                        part.close()
                 self._hook.close(wait)
             finally:
                 self.log.set_live(layout.CLOSED, 1)

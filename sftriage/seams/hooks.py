@@ -136,7 +136,7 @@ class Model:
         begins, ended = self._hooks
         before = made(MODEL_BEFORE, "forward", begins)
         after = made(MODEL_AFTER, "forward", ended, before)
-        before.reduced = after.reduced = _NOTHING
+        before.__reduce_ex__ = after.__reduce_ex__ = lambda _: _NOTHING
         self._change(before, after)
 
     def unsettle(self) -> None:

@@ -272,7 +272,10 @@ class Seams:
             steps.counting = self.optimizers.settle(made, optimizer)
             for owner, name, stage, original, slow in self.replaced.stages:
                 if stage in self.on and getattr(owner, name) is slow:
-                    self.replaced.put(owner, name, wraps(original)(made(AROUND, stage, slow, original)))
+                    made_of = wraps(original)(made(AROUND, stage, slow, original))
+                    # (pickled by its name, as a function is)
+                    made_of.__reduce_ex__ = lambda _, name=original.__qualname__: name
+                    self.replaced.put(owner, name, made_of)
             self.models.settle(made)
 
     def _leave(self, stage: str) -> None:

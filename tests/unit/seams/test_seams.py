@@ -469,6 +469,15 @@ def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings, steps, 
 
 
 @c_form
+def test_a_function_in_its_stride_is_copied_and_pickled_as_ever(put_in, rings):
+    put_in()
+    train(12, network())
+    backward = torch.autograd.backward
+    assert type(backward) is FORM.seam
+    assert pickle.loads(pickle.dumps(backward)) is copy.deepcopy(backward) is backward
+
+
+@c_form
 def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group, monkeypatch):
     # GIVEN a model under DDP, whose hooks are no longer Python's
     seams = put_in()
