@@ -226,4 +226,5 @@ class DeviceTime:
 
 
 def _elapsed_ns(start: Any, end: Any) -> int:
-    return max(0, round(start.elapsed_time(end) * _NS_PER_MS))
+    passed_ms: float = start.elapsed_time(end)
+    return max(0, round(passed_ms * _NS_PER_MS))

@@ -44,16 +44,14 @@ class ProfilerGuard:
         """Why no capture can start now, or None."""
         if self._on_job_profiler is not None:
             return "another capture is under way in this process"
-        if self._job_has_profiler or _enabled():
+        # (torch itself knows of one on this thread that is recording, and not of one that is warming up)
+        autograd = getattr(getattr(sys.modules.get("torch"), "_C", None), "_autograd", None)
+        if self._job_has_profiler or getattr(autograd, "_profiler_enabled", bool)():
             return "a profiler is already running in this process"
         return None
 
     def hold(self, on_job_profiler: Callable[[], None]) -> None:
-        """Take the profiler for a capture.
-
-        ``on_job_profiler`` has to stop the capture. It is called on the thread on which the job starts a profiler of
-        its own, before that starts.
-        """
+        """Take the profiler for a capture, which ``on_job_profiler`` stops where the job is about to start its own."""
         self._on_job_profiler = on_job_profiler
 
     def release(self, on_job_profiler: Callable[[], None]) -> None:
@@ -85,13 +83,6 @@ class ProfilerGuard:
             return answer
 
         return wrapper
-
-
-def _enabled() -> bool:
-    """What torch says itself; it sees a profiler on this thread that is recording, not one that is warming up."""
-    autograd = getattr(getattr(sys.modules.get("torch"), "_C", None), "_autograd", None)
-    asked = getattr(autograd, "_profiler_enabled", None)
-    return bool(asked is not None and asked())
 
 
 GUARD = ProfilerGuard()

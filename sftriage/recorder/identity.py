@@ -38,9 +38,6 @@ def identified(
     Raises:
         UsageError: an argument makes no sense.
     """
-    for name, value in numbers.items():
-        if value is not None and (type(value) is not int or value < 0):
-            raise UsageError(f"{name} {value!r}: a whole number from 0 on")
     for name, text in texts.items():
         if text is not None and not isinstance(text, str):
             raise UsageError(f"{name} {text!r}: a text")
@@ -84,7 +81,7 @@ def torch_distributed() -> Any:
 
 
 def _distributed() -> dict[str, str]:
-    """Rank and world size as the job has them from a launcher that sets no such variables; nothing is imported."""
+    """Rank and world size as the job has them from a launcher that sets no such variables."""
     try:
         if (distributed := torch_distributed()) is not None:
             return {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}

@@ -88,10 +88,9 @@ LOG_AT = ADDITIONS_AT + ADDITIONS_BYTES
 
 CLAIMED, OPENED, MISUSE, CLOSED, ON_DEVICE, ADDITIONS = range(6)
 DOORBELL = 8
-
+"""Live words of a ring of moments."""
 TIMED, UNTIMED = 1, 2
 """Of a rank that is on a device: its times there come, or do not."""
-"""Live words of a ring of moments."""
 
 CODE_AT = 56
 BLOCK_WORDS = 512
@@ -113,7 +112,6 @@ LOG_MAGIC = b"SFTSTEPS"
 MAILBOX_MAGIC = b"SFTMAIL\n"
 SCHEDULING_MAGIC = b"SFTSCHED"
 COUNTERS_MAGIC = b"SFTCOUNT"
-
 DEVICE_LOG_MAGIC = b"SFTDEVST"
 
 MAX_SLOTS = 1 << 20
@@ -167,13 +165,10 @@ class RingInfo:
 
     def __post_init__(self) -> None:
         """An info is also made from what a file says: check it wherever it is made."""
-        numbers = (
-            *(self.rank, self.world_size, self.local_rank, self.attempt),
-            *(self.started_mono_ns, self.started_wall_ns, self.pid, self.pid_start_ticks),
-        )
-        # type(), not isinstance(): JSON's true would pass for 1.
-        if any(type(number) is not int or not 0 <= number < MAX_COUNT for number in numbers):
-            raise RingError("rank, world size, attempt, clocks and pid have to be whole numbers from 0 on")
+        for name in _NUMBERS:
+            # type(), not isinstance(): JSON's true would pass for 1.
+            if type(number := getattr(self, name)) is not int or not 0 <= number < MAX_COUNT:
+                raise RingError(f"{name} {number!r}: a whole number from 0 on")
         if self.rank >= self.world_size:
             raise RingError(f"rank {self.rank} of a world of {self.world_size}")
         for text in (self.job, self.host, self.cohort, self.writer):
@@ -291,20 +286,16 @@ def _decode_document(document: Mapping[str, Any], *, of_moments: bool) -> Header
     info = RingInfo(
         schema=schema, **{name: document[name] for name in _FIELDS if name in document or name not in _LATER}
     )
-    if not of_moments:
-        return Header(info, slots=_room(document["slots"], MAX_SLOTS))
-    log_words = _room(document["log_words"], MAX_LOG_WORDS)
-    if not log_words or log_words % BLOCK_WORDS:
-        raise RingError(f"a log of {log_words} words")
-    return Header(info, log_words=log_words)
-
-
-def _room(found: object, most: int) -> int:
-    if type(found) is not int or not 0 <= found <= most:
-        raise RingError(f"room for {found!r}")
-    return found
+    of_what, least, most, unit = (
+        ("log_words", 1, MAX_LOG_WORDS, BLOCK_WORDS) if of_moments else ("slots", 0, MAX_SLOTS, 1)
+    )
+    room = document[of_what]
+    if type(room) is not int or not least <= room <= most or room % unit:
+        raise RingError(f"{of_what} {room!r}")
+    return Header(info, **{of_what: room})
 
 
 _FIELDS = tuple(name for name in RingInfo.__dataclass_fields__ if name != "schema")
 _LATER = ("writer", "locked")
 """Fields that files of earlier versions do not have: said only where there is something to say."""
+_NUMBERS = tuple(name for name in _FIELDS if name not in ("job", "host", "cohort", *_LATER))

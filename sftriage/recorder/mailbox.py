@@ -37,13 +37,7 @@ from zlib import crc32
 from sftriage.decisions import SAMPLES_PER_SECOND, CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError
 from sftriage.recorder import files
-from sftriage.recorder.layout import (
-    HEADER_BYTES,
-    LIVE_AT,
-    MAILBOX_MAGIC,
-    RingInfo,
-    encode_header,
-)
+from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT, MAILBOX_MAGIC, RingInfo, encode_header
 from sftriage.records import plain
 
 State = Literal["idle", "armed", "recording", "exporting"]
@@ -135,8 +129,6 @@ class Mailbox:
 
     def close(self) -> None:
         """Unmap; the file stays. A second call does nothing."""
-        if self._map.closed:
-            return
         self.live.release()
         self._bytes.release()
         self._map.close()

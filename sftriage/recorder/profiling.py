@@ -68,7 +68,12 @@ class CaptureExecutor:
     """
 
     def __init__(
-        self, mailbox: Mailbox, info: RingInfo, spool: Path | None, guard: ProfilerGuard = GUARD, left: Path | None = None
+        self,
+        mailbox: Mailbox,
+        info: RingInfo,
+        spool: Path | None,
+        guard: ProfilerGuard = GUARD,
+        left: Path | None = None,
     ) -> None:
         self._mailbox = mailbox
         self._info = info

@@ -28,8 +28,6 @@ from sftriage.recorder.ring import RingFile
 from sftriage.records import OTHER, StageSchema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sftriage.recorder.answering import Answering
     from sftriage.recorder.gradients import GradientWatch
     from sftriage.recorder.moments import Stage
@@ -60,9 +58,8 @@ class Recording:
         self._hook = hook
         self.log = ring.open_log(self)
         self.step = ring.form.step(self.log)
-        self.stages: dict[str, Stage] = {}
-        self._take_up(self.info.schema.stages[:-1])
-        self.stages[OTHER] = ring.form.stage(self.log, layout.OTHER_STAGE)
+        self.stages = {name: self._stage(number) for number, name in enumerate(self.info.schema.stages[:-1], 1)}
+        self.stages[OTHER] = self._stage(layout.OTHER_STAGE)
         self._capturing = False
         # Rings of the doorbell that the executor has handled.
         self._rings_handled = NEVER
@@ -120,7 +117,18 @@ class Recording:
             if get_ident() != self.log.owner:
                 self.misused("a kind or work was given outside a step, or in another thread than the step's")
                 return
-            words = self._kind_words(kind) + self._work_words(work)
+            words: tuple[tuple[int, int], ...] = ()
+            if kind is not None:
+                words = layout.kind_words(kind) if isinstance(kind, str) else ()
+                if not words:
+                    self.misused(
+                        f"a step's kind has to be printable text of at most {layout.MAX_KIND_BYTES} bytes", kind
+                    )
+            # Not by operator.index(): a CUDA tensor would answer, after a wait for the device.
+            if isinstance(work, Integral) and 0 <= int(work) <= layout.MAX_VALUE:
+                words = (*words, (layout.WORK, int(work)))
+            elif work is not None:
+                self.misused("a step's work has to be a whole number from 0 on", work)
             for code, value in words:
                 self.log.put(code, value)
             if words:
@@ -149,7 +157,7 @@ class Recording:
             grown = StageSchema((*schema.stages[:-1], stage, OTHER), (*schema.sync, stage) if sync else schema.sync)
             self._ring.add(self.log, stage=stage, sync=sync)
             self.info = replace(self.info, schema=grown)
-            self._take_up([stage])
+            self.stages[stage] = self._stage(len(grown.stages) - 1)
         except (SchemaError, RingError) as error:
             self.misused(f"a stage cannot be declared: {error}", stage)
         except Exception as error:
@@ -238,9 +246,8 @@ class Recording:
         self.log.close()
         self._ring.close()
 
-    def _take_up(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.stages[name] = self._ring.form.stage(self.log, self.info.schema.stages.index(name) + 1)
+    def _stage(self, number: int) -> Stage:
+        return self._ring.form.stage(self.log, number)
 
     def _checked(self, number: int) -> int:
         """A step number as given, or the next one if it is no such thing."""
@@ -251,23 +258,6 @@ class Recording:
             pass
         self.misused("a step's number has to be a whole number from 0 on", number)
         return self.log.number + 1
-
-    def _kind_words(self, kind: object) -> tuple[tuple[int, int], ...]:
-        if kind is None:
-            return ()
-        words = layout.kind_words(kind) if isinstance(kind, str) else ()
-        if not words:
-            self.misused(f"a step's kind has to be printable text of at most {layout.MAX_KIND_BYTES} bytes", kind)
-        return words
-
-    def _work_words(self, work: object) -> tuple[tuple[int, int], ...]:
-        if work is None:
-            return ()
-        # Not by operator.index(): a CUDA tensor would answer, after a wait for the device.
-        if isinstance(work, Integral) and 0 <= int(work) <= layout.MAX_VALUE:
-            return ((layout.WORK, int(work)),)
-        self.misused("a step's work has to be a whole number from 0 on", work)
-        return ()
 
     def _consult(self, number: int) -> None:
         # Both before the hook looks: what rings meanwhile is seen at the next step, and a hook that was busy

@@ -100,22 +100,20 @@ class StepSizes:
             raise CaptureError(
                 f"one step alone makes a trace of {step_bytes:.0f} bytes; {request.max_bytes} are allowed"
             )
-        into_bytes = max(1, int(_ROOM_FRACTION * request.max_bytes / step_bytes))
-        in_time = _in_time(measured, request.steps)
-        if request.steps <= min(into_bytes, in_time):
-            return StepLimit(request.steps)
-        if in_time < into_bytes:
-            return StepLimit(in_time, f"more would hold the rank up for over {MAX_STALL_S:g} s")
-        return StepLimit(into_bytes, f"more would not fit into {request.max_bytes} bytes")
+        fit = max(1, int(_ROOM_FRACTION * request.max_bytes / step_bytes))
+        limits = (
+            StepLimit(request.steps),
+            StepLimit(fit, f"more would not fit into {request.max_bytes} bytes"),
+            StepLimit(_in_time(measured, request.steps), f"more would hold the rank up for over {MAX_STALL_S:g} s"),
+        )
+        return min(limits, key=lambda limit: limit.steps)
 
 
 class Probe:
     """One step recorded before a capture and thrown away, to know what a step takes.
 
-    ``session`` makes a session with the capture's options; the trace is in ``spool`` for a moment.
-
-    Attributes:
-        took_s: seconds that the training thread spent on it so far.
+    ``session`` makes a session with the capture's options; the trace is in ``spool`` for a moment. ``took_s`` is what
+    the training thread has spent on it so far.
     """
 
     def __init__(self, session: Callable[[], TorchSession], spool: Path, capture_id: str) -> None:
@@ -189,5 +187,5 @@ def _in_time(measured: TraceCost, asked: int) -> int:
 
 
 def _key(options: Mapping[str, object]) -> Options:
-    of_profiler = ((name, value) for name, value in options.items() if name not in (SAMPLE_STACKS, SAMPLES_PER_SECOND))
-    return tuple(sorted((name, value) for name, value in of_profiler if value))
+    apart = SAMPLE_STACKS, SAMPLES_PER_SECOND
+    return tuple(sorted((name, value) for name, value in options.items() if value and name not in apart))

@@ -263,7 +263,6 @@ class Seams:
         if make is None or steps.counting is not None or not all(isinstance(one, form.stage) for one in spans):
             return
         with self.guarded("optimizer"):
-
             more = (self._leave, steps.stepping, steps.kinds, self.counters, self.gradients)
 
             def made(role: int, stage: str, slow: object, about: object = None) -> Any:
@@ -272,10 +271,10 @@ class Seams:
             steps.counting = self.optimizers.settle(made, optimizer)
             for owner, name, stage, original, slow in self.replaced.stages:
                 if stage in self.on and getattr(owner, name) is slow:
-                    made_of = wraps(original)(made(AROUND, stage, slow, original))
+                    seam: Any = wraps(original)(made(AROUND, stage, slow, original))
                     # (pickled by its name, as a function is)
-                    made_of.__reduce_ex__ = lambda _, name=original.__qualname__: name
-                    self.replaced.put(owner, name, made_of)
+                    seam.__reduce_ex__ = lambda _, name=original.__qualname__: name
+                    self.replaced.put(owner, name, seam)
             self.models.settle(made)
 
     def _leave(self, stage: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sftriage.recorder import layout
 from sftriage.recorder.monitor import Monitor
-from sftriage.recorder.recording import Recording
 from sftriage.windows.rings import open_ring
 
 STAGES = ("data", "forward", "backward", "optimizer")
@@ -326,7 +326,7 @@ def test_an_error_inside_turns_the_recorder_off_and_training_goes_on(watch, cloc
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Recording, "_kind_words", broken)
+    monkeypatch.setattr(layout, "kind_words", broken)
     with watched.monitor.step(kind="evaluation"), watched.monitor.stage("forward"):
         pass
     monkeypatch.undo()
