@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,14 +63,11 @@ class Monitor(Calls):
         stages: the named stages of a step, in order; ``other`` is added as the last one.
         sync: those of them that end in a blocking exchange between the ranks.
         rank: this process's rank; by default ``RANK``, or else what torch.distributed says, if the job has initialised
-            it by now, or MPI or SLURM (see `identity.LAUNCHERS`), or 0.
-        world_size: ranks in the job; by default ``WORLD_SIZE``, or else what those say, or 1.
-        local_rank: this process's rank on its host; by default ``LOCAL_RANK``, or else what those say, or 0.
+            it by now, or MPI or SLURM (see `identity.LAUNCHERS`), or 0. ``world_size``, the ranks in the job, and
+            ``local_rank``, this one's on its host, likewise.
         job: the job's name; by default ``SFTRIAGE_JOB`` or ``TORCHELASTIC_RUN_ID``.
-        host: the host's name; by default ``SFTRIAGE_HOST``, or what the kernel says. In a pod that is the pod's name,
-            so the node's has to be given.
-        cohort: ranks with the same cohort do the same work, and are compared; by default ``SFTRIAGE_COHORT``, or all
-            are one.
+        host: the host's name; by default ``SFTRIAGE_HOST``, or what the kernel says: in a pod, that is the pod's name.
+        cohort: ranks of one cohort do the same work, and are compared; by default ``SFTRIAGE_COHORT``, or all are one.
         rings: directory of the ring and the mailbox, by preference on tmpfs; by default ``SFTRIAGE_RINGS``.
         spool: directory for traces; by default ``SFTRIAGE_SPOOL``, or what ``spool`` in ``rings`` leads to, which
             `sftriage agent` makes. Without one captures are refused.
@@ -108,13 +105,11 @@ class Monitor(Calls):
         given = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
         info = identified(schema, given, {"job": job, "host": host, "cohort": cohort}, os.environ)
         directory = rings if rings is not None else os.environ.get(RINGS_ENV)
-        self._recording: Recording | None = None
         if device_time is None:
             device_time = os.environ.get(DEVICE_ENV) != "0"
+        self._recording: Recording | None = None
         if info is not None and directory:
-            named = spool or os.environ.get(SPOOL_ENV)
-            traces = Path(named).absolute() if named else None
-            self._recording = _open(Path(directory), info, slots, traces, device_time)
+            self._recording = _open(Path(directory), info, slots, spool or os.environ.get(SPOOL_ENV), device_time)
         self._stages: Mapping[str, AbstractContextManager[None]] = dict.fromkeys(schema.stages, _NOTHING)
         self._step: AbstractContextManager[None] = _NOTHING
         if self._recording is not None:
@@ -141,10 +136,7 @@ class Monitor(Calls):
         return _GivenStep(self._recording, number, None if ordinary else (kind, work))
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """One stage of the step that is open, as a context manager.
-
-        A name that is not one of the stages counts as misuse; its time stays with the stage around it.
-        """
+        """One stage of the step that is open, as a context manager. A name that is unknown counts as misuse."""
         try:
             return self._stages[name]
         except Exception:
@@ -160,11 +152,7 @@ class Monitor(Calls):
     def note(self, kind: str | None = None, work: int | None = None) -> None:
         """Say of the step that is open what sort it is, and how much: often that is known only once the batch is there.
 
-        What is said last counts, and counts for this step only.
-
-        Args:
-            kind: see `step`; None leaves it as it is.
-            work: see `step`; None leaves it as it is.
+        See `step`. What is said last counts, and counts for this step only; None leaves what was said before.
         """
         if self._recording is not None:
             self._recording.note(kind, work)
@@ -195,11 +183,8 @@ class Monitor(Calls):
     def declare(self, stage: str, *, sync: bool = False) -> None:
         """Add a stage that was not known when the monitor was made: the last one, before ``other``.
 
-        One that is there already stays as it is. What cannot be declared (32 stages are recorded) counts as misuse.
-
-        Args:
-            stage: its name.
-            sync: whether it ends in a blocking exchange between the ranks.
+        ``sync`` says whether it ends in a blocking exchange between the ranks. A stage that is there already stays as
+        it is. What cannot be declared (32 stages are recorded) counts as misuse.
         """
         if self._recording is not None:
             self._recording.declare(stage, sync)
@@ -302,15 +287,20 @@ class _GivenStep:
         self._recording.end(kind is not None)
 
 
-def _open(directory: Path, info: RingInfo, slots: int, spool: Path | None, device_time: bool) -> Recording | None:
+def _open(
+    directory: Path, info: RingInfo, slots: int, spool: str | os.PathLike[str] | None, device_time: bool
+) -> Recording | None:
     """The recording of this rank, or None, with a warning, where the environment does not allow one."""
     try:
         ring = claim(directory, info, slots)
         try:
             # (where none is named, an agent may come and leave word of one)
-            left = directory.absolute() / SPOOL if spool is None else None
-            hook = CaptureExecutor(Mailbox(directory, ring.info), ring.info, spool or left, left=left)
-            return Recording(ring, hook, _answering(directory, ring.info), device_time=device_time)
+            traces = Path(spool or directory / SPOOL).absolute()
+            hook = CaptureExecutor(Mailbox(directory, ring.info), ring.info, traces)
+            answering = None
+            with suppress(OSError, RuntimeError):
+                answering = Answering(directory, ring.info)
+            return Recording(ring, hook, answering, device_time=device_time)
         except BaseException:
             # Nobody is to wait for a rank that does not record.
             ring.path.unlink(missing_ok=True)
@@ -318,12 +308,4 @@ def _open(directory: Path, info: RingInfo, slots: int, spool: Path | None, devic
             raise
     except (OSError, RingError) as error:
         warn("not recording rank %d: %s", info.rank, error)
-        return None
-
-
-def _answering(directory: Path, info: RingInfo) -> Answering | None:
-    """What answers whoever asks where this rank stands; None where there can be no such thing."""
-    try:
-        return Answering(directory, info)
-    except (OSError, RuntimeError):
         return None

@@ -64,21 +64,13 @@ class _Capture:
 class CaptureExecutor:
     """Carries out the requests of one mailbox, driven by a recording. None of its public methods raises.
 
-    It closes the mailbox. Without a ``spool``, the directory for traces, every request for one is refused.
+    It closes the mailbox. While there is no ``spool``, the directory for traces, every request for one is refused.
     """
 
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        info: RingInfo,
-        spool: Path | None,
-        guard: ProfilerGuard = GUARD,
-        left: Path | None = None,
-    ) -> None:
+    def __init__(self, mailbox: Mailbox, info: RingInfo, spool: Path, guard: ProfilerGuard = GUARD) -> None:
         self._mailbox = mailbox
         self._info = info
-        # (and what may be none yet, where nobody has named it)
-        self._spool, self._left = spool, left
+        self._spool = spool
         self._guard = guard
         self._state: State = "idle"
         self._capture: _Capture | None = None
@@ -86,8 +78,7 @@ class CaptureExecutor:
         self._stalled = False
         self._sizes = StepSizes()
         guard.install()
-        if spool is not None:
-            WORKERS.attend()
+        WORKERS.attend()
 
     @property
     def busy(self) -> bool:
@@ -171,8 +162,7 @@ class CaptureExecutor:
             self._export.join(LAST_EXPORT_S if wait else 0)
             if self._export.is_alive():
                 return  # It still writes into the mailbox, which goes with the process.
-        if self._spool is not None:
-            WORKERS.leave()
+        WORKERS.leave()
         if (late := self._request()) is not None:
             self._refuse(late.capture_id, "training ended")
         self._mailbox.close()
@@ -204,8 +194,8 @@ class CaptureExecutor:
             # Importing torch would take seconds, and nobody asked for it.
             if not stacks and "torch" not in sys.modules:
                 return "torch is not imported in this process"
-            if self._spool is None or (self._left is not None and not self._left.is_dir()):
-                return "no spool directory is set (SFTRIAGE_SPOOL)"
+            if not self._spool.is_dir():
+                return f"there is no spool directory {self._spool} (SFTRIAGE_SPOOL)"
         return "cancelled" if self._mailbox.cancelled else None if stacks else self._guard.busy()
 
     def _session(self, request: CaptureRequest) -> Session:
@@ -237,7 +227,6 @@ class CaptureExecutor:
         """Prepare the profiler once its step is near, and start it once it is warm."""
         if isinstance(capture.session, TorchSession) and self._sizes.wants_probe(capture.request):
             # This one step is recorded, to know what it takes; the capture begins after it.
-            assert self._spool is not None, "a request is refused where there is no spool"
             make = partial(TorchSession, self._info, capture.request.options, self._guard)
             capture.probe = Probe(make, self._spool, capture.request.capture_id)
             capture.probe.start(number)
@@ -306,7 +295,6 @@ class CaptureExecutor:
         state: CaptureState = "stored"
         size_bytes = 0
         try:
-            assert self._spool is not None, "a request is refused where there is no spool"
             size_bytes, missing = session.store(self._spool, capture.request)
             detail = "; ".join(filter(None, (detail, missing)))
             if isinstance(session, TorchSession):

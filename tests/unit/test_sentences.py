@@ -439,7 +439,7 @@ def refusals() -> Rows:
     for path in in_rooms(
         "capture/*.py", "recorder/*.py", "sampling/*.py", "agent/*.py", "runtime/triage.py", "traces/store.py"
     ):
-        called = "CaptureError", "_NotBegunError", "failed", "_fail", "_answer", "CaptureResult", "_finish_early"
+        called = "CaptureError", "_NotBegunError", "failed", "_fail", "_refuse", "CaptureResult", "_finish_early"
         for text in said_in(path, *called):
             yield path, text
 

@@ -421,7 +421,7 @@ def damaged(rig, patch):
     ("spoil", "options", "reason"),
     [
         (lambda rig, patch: patch.setattr(rig.guard, "_job_has_profiler", True), {}, "a profiler is already running"),
-        (lambda rig, patch: patch.setattr(rig.executor, "_spool", None), {}, "no spool directory"),
+        (lambda rig, patch: rig.spool.rmdir(), {}, "no spool directory"),
         (lambda rig, patch: patch.delitem(sys.modules, "torch"), {}, "torch is not imported"),
         (lambda rig, patch: None, {"with_stack": True, "rm": True}, "unknown options: rm"),
         (called_off, {}, "cancelled"),
