@@ -69,8 +69,8 @@ class MailboxClient(OpenFile):
         self._polled = 0
         self._bell: RingBell | None = None
         try:
-            self.info = self._header(MAILBOX_MAGIC).info
-            if (found := self._size_bytes()) != SIZE_BYTES:
+            self.info = self.checked_header(MAILBOX_MAGIC).info
+            if (found := self.length()) != SIZE_BYTES:
                 raise RingError(f"{path}: truncated or foreign: {found} bytes of {SIZE_BYTES}")
         except BaseException:
             self.close()
@@ -167,7 +167,7 @@ class MailboxClient(OpenFile):
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def _live(self) -> tuple[int, ...]:
-        found = self._read_at(_LIVE.size, LIVE_AT)
+        found = self.read_at(_LIVE.size, LIVE_AT)
         if len(found) < _LIVE.size:
             raise RingError(f"{self.path}: truncated: its header has become shorter")
         live: tuple[int, ...] = _LIVE.unpack(found)
@@ -178,7 +178,7 @@ class MailboxClient(OpenFile):
     def _message(self, offset: int, length: int, checksum: int) -> Mapping[str, Any]:
         if not 0 < length <= MAX_MESSAGE_BYTES:
             raise RingError(f"{self.path}: a message of {length} bytes")
-        body = self._read_at(length, offset)
+        body = self.read_at(length, offset)
         if crc32(body) != checksum:
             raise RingError(f"{self.path}: a message does not match its checksum")
         try:
@@ -199,7 +199,7 @@ class MailboxClient(OpenFile):
 
     def _write(self, offset: int, data: bytes) -> None:
         # Checked, because pwrite past the end of a truncated file would make it grow again, with holes.
-        if self._size_bytes() != SIZE_BYTES:
+        if self.length() != SIZE_BYTES:
             raise RingError(f"{self.path}: truncated")
         try:
             os.pwrite(self._descriptor, data, offset)
@@ -217,7 +217,7 @@ class RingBell(OpenFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path, os.O_RDWR)
         # A trainer of the version before looks into the mailbox itself.
-        self._there = self._header(RING_MAGIC).log_words > 0
+        self._there = self.checked_header(RING_MAGIC).log_words > 0
 
     def set(self, count: int) -> None:
         """Ring, for the so-manieth time."""

@@ -233,8 +233,8 @@ class SwitchFile(files.OpenFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path, os.O_RDWR)
         try:
-            magic, length, checksum = _PROLOGUE.unpack(self._read_at(_PROLOGUE.size, 0).ljust(_PROLOGUE.size))
-            body = self._read_at(min(length, REQUEST_AT - _PROLOGUE.size), _PROLOGUE.size)
+            magic, length, checksum = _PROLOGUE.unpack(self.read_at(_PROLOGUE.size, 0).ljust(_PROLOGUE.size))
+            body = self.read_at(min(length, REQUEST_AT - _PROLOGUE.size), _PROLOGUE.size)
             if magic != MAGIC or crc32(body) != checksum:
                 raise RingError(f"{path}: no switch of sftriage, or damaged")
             document = json.loads(body)
@@ -245,8 +245,8 @@ class SwitchFile(files.OpenFile):
             self.maker, self.microbatches = (document["pid"], document["pid_start_ticks"]), document["microbatches"]
             self.line_words = _line_words(self.microbatches)
             self.size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * self.line_words * len(self.here)
-            if self._size_bytes() != self.size_bytes or not self.here:
-                raise RingError(f"{path}: {self._size_bytes()} bytes for {len(self.here)} ranks")
+            if self.length() != self.size_bytes or not self.here:
+                raise RingError(f"{path}: {self.length()} bytes for {len(self.here)} ranks")
         except (ValueError, TypeError, KeyError, struct.error) as error:
             self.close()
             raise RingError(f"{path}: bad header: {error}") from error
@@ -266,7 +266,7 @@ class SwitchFile(files.OpenFile):
 
     def status(self) -> SwitchStatus:
         """How the group stands."""
-        found = self._read_at(self.size_bytes - REQUEST_AT, REQUEST_AT)
+        found = self.read_at(self.size_bytes - REQUEST_AT, REQUEST_AT)
         if len(found) != self.size_bytes - REQUEST_AT:
             raise RingError(f"{self.path}: truncated")
         request, *_ = words = memoryview(found).cast("q")

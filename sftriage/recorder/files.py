@@ -136,21 +136,6 @@ def _inode(descriptor: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def writer_alive(descriptor: int, info: RingInfo) -> bool | None:
-    """Whether the process that writes a ring is there; None where that cannot be known."""
-    if not info.locked:
-        # A pid used again by another process is not the writer.
-        return start_ticks(info.pid) == info.pid_start_ticks
-    if _inode(descriptor) in _locked:
-        return True
-    try:
-        # (start, length) of 0, 0 is all of it.
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-    except OSError:
-        return None
-    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
-
-
 def open_regular(path: Path, flags: int) -> int:
     """Open a regular file that somebody else may have written; a pipe or a link in its place is refused.
 
@@ -167,28 +152,11 @@ def open_regular(path: Path, flags: int) -> int:
     return descriptor
 
 
-def read_at(descriptor: int, size_bytes: int, offset: int, name: str) -> bytes:
-    """Read up to ``size_bytes``; fewer only where the file ends.
-
-    Raises:
-        RingError: the file system answered with an error.
-    """
-    parts = []
-    try:
-        while size_bytes and (part := os.pread(descriptor, size_bytes, offset)):
-            parts.append(part)
-            size_bytes -= len(part)
-            offset += len(part)
-    except OSError as error:
-        raise RingError(f"{name}: cannot be read: {error.strerror}") from error
-    return b"".join(parts)
-
-
 class OpenFile:
     """A file that is kept open until `close`, or the end of a ``with`` block.
 
     Raises:
-        RingError: it cannot be opened, or is no regular file.
+        RingError: it cannot be opened, or is no regular file; of every method: the file system answered with an error.
     """
 
     def __init__(self, path: Path | str, flags: int) -> None:
@@ -207,14 +175,39 @@ class OpenFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read_at(self, size_bytes: int, offset: int) -> bytes:
-        return read_at(self._descriptor, size_bytes, offset, str(self.path))
+    def read_at(self, size_bytes: int, offset: int) -> bytes:
+        """Read up to so many bytes; fewer only where the file ends."""
+        parts = []
+        try:
+            while size_bytes and (part := os.pread(self._descriptor, size_bytes, offset)):
+                parts.append(part)
+                size_bytes -= len(part)
+                offset += len(part)
+        except OSError as error:
+            raise RingError(f"{self.path}: cannot be read: {error.strerror}") from error
+        return b"".join(parts)
 
-    def _header(self, magic: bytes) -> Header:
-        return decode_header(magic, self._read_at(HEADER_BYTES, 0), str(self.path))
+    def checked_header(self, magic: bytes) -> Header:
+        """What its header says, which has to be that of a file of this kind."""
+        return decode_header(magic, self.read_at(HEADER_BYTES, 0), str(self.path))
 
-    def _size_bytes(self) -> int:
+    def length(self) -> int:
+        """How many bytes it has just now."""
         return os.fstat(self._descriptor).st_size
+
+    def writer_lives(self, info: RingInfo) -> bool | None:
+        """Whether the process that writes it, a ring, is there; None where that cannot be known."""
+        if not info.locked:
+            # A pid used again by another process is not the writer.
+            return start_ticks(info.pid) == info.pid_start_ticks
+        if _inode(self._descriptor) in _locked:
+            return True
+        try:
+            # (start, length) of 0, 0 is all of it.
+            answer = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except OSError:
+            return None
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def start_ticks(pid: int) -> int | None:

@@ -15,6 +15,8 @@ might be a wrong one; the next steps then have all hooks again, as far as the bu
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from itertools import cycle, islice
 from time import monotonic_ns
 from typing import Any
 
@@ -132,9 +134,8 @@ class GradientWatch:
         self._model = weakref.ref(model)
         self._order = GradientOrder()
         self._handles: dict[int, Any] = {}
-        self._frozen: list[tuple[weakref.ref[Any], str]] = []
+        self._frozen: Iterator[tuple[weakref.ref[Any], str]] = iter(())
         self._ever_hooked: set[int] = set()
-        self._next_frozen = 0
         # When the last gradient of a visit was ready, and which came last, by how often the stage had been entered.
         self._visits: dict[int, tuple[int, LastGradients]] = {}
         self._error: Exception | None = None
@@ -224,12 +225,14 @@ class GradientWatch:
                     self._handles.pop(key).remove()
                 self._handles[key] = parameter.register_post_accumulate_grad_hook(self.ready)
                 self._ever_hooked.add(key)
-        self._frozen = [
-            (weakref.ref(module), name)
-            for module in _modules(model)
-            for name, parameter in module.named_parameters(recurse=False)
-            if not parameter.requires_grad and id(parameter) not in self._ever_hooked
-        ]
+        self._frozen = cycle(
+            [
+                (weakref.ref(module), name)
+                for module in _modules(model)
+                for name, parameter in module.named_parameters(recurse=False)
+                if not parameter.requires_grad and id(parameter) not in self._ever_hooked
+            ]
+        )
 
     def _unhook(self) -> None:
         kept = self._order.kept
@@ -243,13 +246,8 @@ class GradientWatch:
 
     def _thawed(self) -> bool:
         """Whether one of the next few frozen parameters requires a gradient now."""
-        frozen = self._frozen
-        for _ in range(min(FROZEN_A_STEP, len(frozen))):
-            self._next_frozen = (self._next_frozen + 1) % len(frozen)
-            module, name = frozen[self._next_frozen]
-            if getattr(getattr(module(), name, None), "requires_grad", False):
-                return True
-        return False
+        some = islice(self._frozen, FROZEN_A_STEP)
+        return any(getattr(getattr(module(), name, None), "requires_grad", False) for module, name in some)
 
     def _stop(self, why: str) -> None:
         self._recording.say_once(why)

@@ -120,20 +120,14 @@ def _newest(directory: Path, mine: RingInfo) -> int:
 def _writer(path: Path) -> tuple[int | None, bool | None]:
     """The process that has written a ring, and whether it still does; None where the file cannot be read as one."""
     try:
-        with _Ring(path, os.O_RDONLY) as ring:
-            return ring.writer()
+        with files.OpenFile(path, os.O_RDONLY) as ring:
+            header, closed = ring.checked_header(layout.RING_MAGIC), b""
+            if header.log_words and not header.info.locked:
+                # A lock goes when the ring is closed; without one the process may well live on.
+                closed = ring.read_at(layout.WORD_BYTES, layout.LIVE_AT + layout.CLOSED * layout.WORD_BYTES)
+            return header.info.pid, bool(ring.writer_lives(header.info)) and not any(closed)
     except RingError:
         return None, None
-
-
-class _Ring(files.OpenFile):
-    def writer(self) -> tuple[int, bool]:
-        header = self._header(layout.RING_MAGIC)
-        closed = b""
-        if header.log_words and not header.info.locked:
-            # A lock goes when the ring is closed; without one the process may well live on.
-            closed = self._read_at(layout.WORD_BYTES, layout.LIVE_AT + layout.CLOSED * layout.WORD_BYTES)
-        return header.info.pid, bool(files.writer_alive(self._descriptor, header.info)) and not any(closed)
 
 
 def find_rings(directory: Path | str) -> tuple[Path, ...]:

@@ -216,18 +216,18 @@ class _File(OpenFile):
         self._bytes = (self._words + 1) * WORD_BYTES
 
     def info(self) -> RingInfo:
-        return self._header(SCHEDULING_MAGIC if self._earlier else COUNTERS_MAGIC).info
+        return self.checked_header(SCHEDULING_MAGIC if self._earlier else COUNTERS_MAGIC).info
 
     def count(self) -> int:
-        return max(0, self._size_bytes() - HEADER_BYTES) // self._bytes
+        return max(0, self.length() - HEADER_BYTES) // self._bytes
 
     def at_ns(self, index: int) -> int:
-        return int.from_bytes(self._read_at(WORD_BYTES, HEADER_BYTES + index * self._bytes), sys.byteorder, signed=True)
+        return int.from_bytes(self.read_at(WORD_BYTES, HEADER_BYTES + index * self._bytes), sys.byteorder, signed=True)
 
     def readings(self, first: int, last: int) -> IntArray:
         """Those from one place up to another that are whole and later than those before them."""
         size = self._bytes
-        raw = self._read_at(max(0, last - first) * size, HEADER_BYTES + first * size)
+        raw = self.read_at(max(0, last - first) * size, HEADER_BYTES + first * size)
         raw = raw[: len(raw) // size * size]
         words_TW = np.frombuffer(raw, dtype=np.int64).reshape(-1, self._words + 1)
         view = memoryview(raw)

@@ -172,12 +172,12 @@ class _Segment(OpenFile):
             self._descriptor = open_regular(self.path, os.O_RDWR)
 
     def header(self) -> bytes:
-        return self._read_at(HEADER_BYTES, 0)
+        return self.read_at(HEADER_BYTES, 0)
 
     def resume(self, record_bytes: int, time_word: int) -> None:
         """Cut a half-written record off the end."""
         self._record_bytes, self._time_at = record_bytes, time_word * WORD_BYTES
-        self.end = HEADER_BYTES + max(0, self._size_bytes() - HEADER_BYTES) // record_bytes * record_bytes
+        self.end = HEADER_BYTES + max(0, self.length() - HEADER_BYTES) // record_bytes * record_bytes
         os.ftruncate(self._descriptor, self.end)
 
     def write(self, data: bytes, at: int) -> None:
@@ -203,7 +203,7 @@ class _Segment(OpenFile):
     def words(self, index: int) -> tuple[int, int] | None:
         """The first word of a record, and its time; None where it was not written whole."""
         size = self._record_bytes
-        raw = self._read_at(size, HEADER_BYTES + index * size)
+        raw = self.read_at(size, HEADER_BYTES + index * size)
         if len(raw) < size or crc32(raw[:-WORD_BYTES]) != _WORD.unpack_from(raw, size - WORD_BYTES)[0]:
             return None
         number, time_ns = _WORD.unpack_from(raw)[0], _WORD.unpack_from(raw, self._time_at)[0]

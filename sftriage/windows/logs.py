@@ -104,11 +104,8 @@ class LogReader:
 
     @staticmethod
     def _bytes_at(path: Path, offset: int, size_bytes: int) -> bytes:
-        descriptor = files.open_regular(path, os.O_RDONLY)
-        try:
-            return files.read_at(descriptor, size_bytes, offset, str(path))
-        finally:
-            os.close(descriptor)
+        with files.OpenFile(path, os.O_RDONLY) as file:
+            return file.read_at(size_bytes, offset)
 
 
 class _Runs(NamedTuple):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sftriage.errors import RingError
 from sftriage.recorder import layout
-from sftriage.recorder.files import OpenFile, writer_alive
+from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import (
     ADDITIONS_AT,
     ADDITIONS_BYTES,
@@ -124,11 +124,11 @@ class Ring(OpenFile, ABC):
     @property
     def writer_alive(self) -> bool | None:
         """Whether the process that writes the ring is there; None where that cannot be known."""
-        return writer_alive(self._descriptor, self.info)
+        return self.writer_lives(self.info)
 
     def _words(self) -> tuple[int, ...]:
         """The live words."""
-        found = self._read_at(self._LIVE.size, LIVE_AT)
+        found = self.read_at(self._LIVE.size, LIVE_AT)
         if len(found) < self._LIVE.size:
             raise RingError(f"{self.path}: truncated: its header has become shorter")
         live: tuple[int, ...] = self._LIVE.unpack(found)
@@ -146,15 +146,15 @@ class Ring(OpenFile, ABC):
         """The bytes of what is numbered ``first`` up to ``end``, at most one turn of ``room``, each ``width`` wide."""
         start, count = first % room, end - first
         before_wrap = min(count, room - start)
-        data = self._read_at(before_wrap * width, at + start * width)
+        data = self.read_at(before_wrap * width, at + start * width)
         if count > before_wrap:
-            data += self._read_at((count - before_wrap) * width, at)
+            data += self.read_at((count - before_wrap) * width, at)
         if len(data) < count * width:
             raise RingError(f"{self.path}: truncated: steps are missing at its end")
         return data
 
     def _check_size(self, expected: int) -> None:
-        found = self._size_bytes()
+        found = self.length()
         if found != expected:
             raise RingError(f"{self.path}: truncated or foreign: {found} bytes, its header says {expected}")
 
@@ -257,7 +257,7 @@ class MomentRing(Ring):
         if added != self._added:
             if not 0 < added <= ADDITIONS_BYTES:
                 raise RingError(f"{self.path}: {added} bytes of additions")
-            info = with_additions(self._declared, self._read_at(added, ADDITIONS_AT))
+            info = with_additions(self._declared, self.read_at(added, ADDITIONS_AT))
             self.late_stages = info.schema.stages[len(self.info.schema.stages) - 1 : -1]
             self.info = info if self._grows else replace(info, schema=self.info.schema)
             self._added = added
@@ -387,14 +387,9 @@ def open_ring(path: Path | str, skip: int = 0, *, grows: bool = True) -> Ring:
     Raises:
         RingError: the file is foreign, truncated, of another version or byte order, or damaged.
     """
-    with _Headed(path, os.O_RDONLY) as file:
-        header = file.header()
+    with OpenFile(path, os.O_RDONLY) as file:
+        header = file.checked_header(RING_MAGIC)
     return MomentRing(path, header, skip, grows=grows) if header.log_words else SlotRing(path, header, skip)
-
-
-class _Headed(OpenFile):
-    def header(self) -> Header:
-        return self._header(RING_MAGIC)
 
 
 def batches(copied: Sequence[Copied]) -> list[Batch]:

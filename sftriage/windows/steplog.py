@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sftriage.recorder.files import open_regular, read_at
+from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import DEVICE_LOG_MAGIC, HEADER_BYTES, LOG_MAGIC, RingInfo
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, sealed
 from sftriage.windows.log_segments import LogFormat, LogLimits, SegmentedLog, thinned_kind
@@ -161,11 +161,8 @@ class StepLog:
 
 def _steps_in(path: Path, info: RingInfo) -> StepArrays:
     """The steps of a segment that were written whole."""
-    descriptor = open_regular(path, os.O_RDONLY)
-    try:
-        raw = read_at(descriptor, os.fstat(descriptor).st_size, HEADER_BYTES, str(path))
-    finally:
-        os.close(descriptor)
+    with OpenFile(path, os.O_RDONLY) as file:
+        raw = file.read_at(file.length(), HEADER_BYTES)
     half = len(raw) % slot_bytes(info.schema)
     steps, sound_B = checked(info.rank, raw[: len(raw) - half], info.schema)
     return steps[sound_B]
