@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable
 from typing import Any
 
 from sftriage.recorder import layout
@@ -147,7 +146,7 @@ class DeviceTime:
         if self.off:
             return
         try:
-            self._write(range(READ_A_STEP))
+            self._write(READ_A_STEP)
         except Exception as error:
             self._fail(error)
 
@@ -157,7 +156,7 @@ class DeviceTime:
             return
         self.off, self._open = True, None
         try:
-            self._write(range(IN_FLIGHT))
+            self._write(IN_FLIGHT)
         except Exception as error:
             warn("the last steps' device times are not known: %r", error)
 
@@ -171,22 +170,23 @@ class DeviceTime:
         self._spare += step.events
         self._spare_ready += step.ready.values()
 
-    def _write(self, turns: Iterable[int]) -> None:
+    def _write(self, most: int) -> None:
         """Write down the oldest steps, as far as the device is through with them."""
-        for _ in turns:
-            if not self._steps or not self._steps[0].reached():
-                break
+        while most and self._steps and self._steps[0].reached():
+            most -= 1
             step, before = self._steps.popleft(), self._before
-            self._write_one(step)
+            self._write_one(step, before)
+            # Kept: its end is still to be told from the beginning of the next one.
             self._before = step
-            # (the end of this one is still to be told from the beginning of the next)
             if before is not None:
                 self._free(before)
 
-    def _write_one(self, step: _Step) -> None:
+    def _write_one(self, step: _Step, before: _Step | None) -> None:
         put = self._log.put
         # All before anything is written: a step is there as a whole, or not at all.
-        between_ns, ready_ns = self._between_ns(step), self._ready_ns(step)
+        ready_ns, between_ns = self._ready_ns(step), 0
+        if before is not None and before.seq + 1 == step.seq:
+            between_ns = _elapsed_ns(before.events[-1], step.events[0])
         put(layout.DEVICE_STEP, step.seq)
         put(layout.DEVICE_NUMBER, step.number)
         put(layout.DEVICE_START, step.start_ns)
@@ -210,13 +210,6 @@ class DeviceTime:
             self._watches = False
             warn("the last gradient's moment is not known on the device: %r", error)
             return []
-
-    def _between_ns(self, step: _Step) -> int:
-        """What passed on the stream since the end of the step before, or 0 if that one was not recorded."""
-        before = self._before
-        if before is None or before.seq + 1 != step.seq:
-            return 0
-        return _elapsed_ns(before.events[-1], step.events[0])
 
     def _fail(self, error: Exception) -> None:
         """Go without device time from now on: the host's times go on."""

@@ -188,17 +188,14 @@ class Recording:
         self._watch = watch
         self._attend()
 
-    def misused(self, what: str, example: object = None) -> None:
+    def misused(self, what: str, *example: object) -> None:
         """Count a call that makes no sense, and warn of each sort once, showing the first ``example`` of it."""
         if self.off:
             return
         self._misuse += 1
         with suppress(ValueError):  # (closed meanwhile, in another thread)
             self.log.set_live(layout.MISUSE, self._misuse)
-        if example is None:
-            self.say_once(what, "%s (more of this sort is only counted)", what)
-        else:
-            self.say_once(what, "%s: %r (more of this sort is only counted)", what, example)
+        self.say_once(what, f"%s{': %r' * len(example)} (more of this sort is only counted)", what, *example)
 
     def say_once(self, what: str, message: str = "%s", *arguments: object) -> None:
         """Warn of each ``what`` once, in its own words where there is no message."""
@@ -267,18 +264,14 @@ class Recording:
             self._capturing = self._hook.before_step(number)
             self._rings_handled = NEVER if busy or self._hook.busy else rings
         if self._cuda_steps_left:
-            self._look_for_cuda()
+            self._cuda_steps_left -= 1
+            if cuda_in_use():
+                self._cuda_steps_left = 0
+                self.log.set_live(layout.ON_DEVICE, layout.TIMED if self._device_time else layout.UNTIMED)
+                self.device = DeviceTime(self.log) if self._device_time else None
         attentive = self._cuda_steps_left or self.device is not None
         self.log.seen = NEVER if attentive else self._rings_handled
         self._attend()
-
-    def _look_for_cuda(self) -> None:
-        self._cuda_steps_left -= 1
-        if cuda_in_use():
-            self._cuda_steps_left = 0
-            self.log.set_live(layout.ON_DEVICE, layout.TIMED if self._device_time else layout.UNTIMED)
-            if self._device_time:
-                self.device = DeviceTime(self.log)
 
     def _attend(self) -> None:
         """Have the log ask at the end of a step, and tell of each boundary, while somebody wants that."""

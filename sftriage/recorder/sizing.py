@@ -12,14 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 
-from sftriage.decisions import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
+from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
+from sftriage.recorder.session import STACK_OPTIONS, TorchSession
 from sftriage.recorder.spool import create
-
-if TYPE_CHECKING:
-    from sftriage.recorder.session import TorchSession
 
 PROBED_STEPS = 10
 """A capture of more steps than these has one recorded beforehand, unless it is known already what a step takes. With
@@ -187,5 +184,4 @@ def _in_time(measured: TraceCost, asked: int) -> int:
 
 
 def _key(options: Mapping[str, object]) -> Options:
-    apart = SAMPLE_STACKS, SAMPLES_PER_SECOND
-    return tuple(sorted((name, value) for name, value in options.items() if value and name not in apart))
+    return tuple(sorted((name, value) for name, value in options.items() if value and name not in STACK_OPTIONS))
