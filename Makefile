@@ -24,6 +24,9 @@ ALONE := tests/integration/test_descheduled.py
 # Custom resources on a real API server (tests/integration/kube.py says which).
 KUBE := $(wildcard tests/integration/test_kube_*.py)
 
+# What is built of the recorder and the seams, where there is a compiler.
+WRITER := sftriage/recorder/_moments.c sftriage/seams/_seam.c
+
 .PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-deps gpu-check soak unit openers frameworks check lint types imports clean
 .DELETE_ON_ERROR:
 
@@ -95,12 +98,12 @@ $(VENV)/.pip:
 	touch $@
 
 # One resolution under the constraints: torch among them, so that no other build of it is pulled in on the way.
-$(VENV)/.demo: $(VENV)/.pip pyproject.toml constraints.txt sftriage/recorder/_moments.c
+$(VENV)/.demo: $(VENV)/.pip pyproject.toml constraints.txt $(WRITER)
 	@echo "Installing sftriage and PyTorch into $(VENV) (once)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt sftriage/recorder/_moments.c
+$(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt $(WRITER)
 	@echo "Installing sftriage, PyTorch and what the tests need into $(VENV) (once)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]' --group dev
 	touch $@ $(VENV)/.demo

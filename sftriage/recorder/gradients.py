@@ -225,14 +225,13 @@ class GradientWatch:
                     self._handles.pop(key).remove()
                 self._handles[key] = parameter.register_post_accumulate_grad_hook(self.ready)
                 self._ever_hooked.add(key)
-        self._frozen = cycle(
-            [
-                (weakref.ref(module), name)
-                for module in _modules(model)
-                for name, parameter in module.named_parameters(recurse=False)
-                if not parameter.requires_grad and id(parameter) not in self._ever_hooked
-            ]
-        )
+        frozen = [
+            (weakref.ref(module), name)
+            for module in _modules(model)
+            for name, parameter in module.named_parameters(recurse=False)
+            if not parameter.requires_grad and id(parameter) not in self._ever_hooked
+        ]
+        self._frozen = cycle(frozen)
 
     def _unhook(self) -> None:
         kept = self._order.kept

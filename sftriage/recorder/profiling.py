@@ -13,15 +13,12 @@ The profiler is prepared, started and stopped between two steps; only the export
 Where the trace goes is the trainer's own setting: a request cannot choose a path. Traces are not compressed here: the
 agent's process does that, off this one altogether.
 
-A capture of Python stacks alone starts no profiler, and neither waits for the job's own nor makes way for it.
-
-A capture by Nsight Systems is made outside: here the steps are marked for it, once it says that it is ready, and other
-profilers are kept out meanwhile.
+A capture of Python stacks alone starts no profiler, and neither waits for the job's own nor makes way for it. One by
+Nsight Systems is made outside: here the steps are marked for it, once it says that it is ready, and other profilers are
+kept out meanwhile.
 
 A bound in seconds is looked at between steps: torch's profiler can only be stopped on the thread that started it, so a
 hung step cannot be cut short.
-
-``KINETO_LOG_LEVEL`` is left alone: Kineto reads it when torch is imported, which is before any of this.
 """
 
 from __future__ import annotations

@@ -135,9 +135,7 @@ class TorchSession(Session):
             activities.append(profiler.ProfilerActivity.CUDA)
         # The class under torch.profiler.profile: without a schedule, and without the step counter that the job may use.
         self._profile = profiler._KinetoProfile(activities=activities, **options)
-        self._options = dict(options)
-        self._info = info
-        self._guard = guard
+        self._options, self._info, self._guard = options, info, guard
         self.stall_s = 0.0
         self._prepared = False
         # Beside the profiler's own stacks, which trace every thread, it would only be traced.
@@ -211,7 +209,7 @@ class TorchSession(Session):
         return size_bytes, self.sampler.keep(_samples(spool, request), request.max_bytes - size_bytes, files.permit)
 
     def export(self, path: str) -> None:
-        """Write the trace as JSON. This may be called on another thread.
+        """Write the trace as JSON, on whatever thread.
 
         Raises:
             CaptureError: there is nothing in the trace.
@@ -235,12 +233,7 @@ class TorchSession(Session):
 
 
 class SampledSession(Session):
-    """Python stacks alone: no profiler is started, and one of the job's own may run meanwhile.
-
-    ``options`` are the request's.
-
-    Attributes:
-        sampler: what samples them.
+    """Python stacks alone, by its ``sampler``: no profiler is started, and one of the job's own may run meanwhile.
 
     Raises:
         CaptureError: they are to be sampled too often, or never.
