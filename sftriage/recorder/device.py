@@ -107,7 +107,7 @@ class DeviceTime:
                 return
             if len(opened.events) == MAX_MARKS:
                 raise ValueError(f"a step went from stage to stage {MAX_MARKS} times")
-            event = self._event(self._spare)
+            event = self._spare.pop() if self._spare else self._cuda.Event(enable_timing=True)
             event.record(self._stream)
             opened.events.append(event)
             opened.stages.append(stage)
@@ -125,7 +125,11 @@ class DeviceTime:
             return
         event = opened.ready.get(visit)
         if event is None:
-            opened.ready[visit] = event = self._event(self._spare_ready)
+            try:
+                event = self._spare_ready.pop()
+            except IndexError:  # (perhaps because another thread was quicker)
+                event = self._cuda.Event(enable_timing=True)
+            opened.ready[visit] = event
         event.record(self._cuda.current_stream())
 
     def end(self, capturing: bool, incomplete: bool) -> _Step | None:
@@ -160,12 +164,6 @@ class DeviceTime:
         except Exception as error:
             warn("the last steps' device times are not known: %r", error)
 
-    def _event(self, spare: list[Any]) -> Any:
-        try:
-            return spare.pop()
-        except IndexError:
-            return self._cuda.Event(enable_timing=True)
-
     def _free(self, step: _Step) -> None:
         self._spare += step.events
         self._spare_ready += step.ready.values()
@@ -198,7 +196,7 @@ class DeviceTime:
         first, passed_ns, last = step.events[0], 0, len(step.events) - 1
         for mark, event in enumerate(step.events):
             if mark:
-                passed_ns = max(passed_ns, _elapsed_ns(first, event))
+                passed_ns = max(passed_ns, round(first.elapsed_time(event) * _NS_PER_MS))
             put(layout.DEVICE_END if mark == last else layout.ON_STREAM + step.stages[mark], passed_ns)
 
     def _ready_ns(self, step: _Step) -> list[int]:

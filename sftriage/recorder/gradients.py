@@ -251,7 +251,7 @@ class GradientWatch:
     def _stop(self, why: str) -> None:
         self._recording.say_once(why)
         if self._recording.watch is self:
-            self._recording.watch = None
+            self._recording.have_watched(None)
         self.close()
 
 
@@ -259,7 +259,8 @@ def watch_model(recording: Recording, model: Any) -> None:
     """Watch a model's gradients from now on, in place of what was watched before. Never raises."""
     if recording.off:
         return
-    watched, recording.watch = recording.watch, None
+    watched = recording.watch
+    recording.have_watched(None)
     try:
         if watched is not None:
             watched.close()
@@ -270,7 +271,7 @@ def watch_model(recording: Recording, model: Any) -> None:
         elif sharded(model):
             recording.say_once(_SHARDED)
         else:
-            recording.watch = GradientWatch(recording, model)
+            recording.have_watched(GradientWatch(recording, model))
     except Exception as error:
         recording.say_once(f"watch() cannot watch this model: {error!r}")
 

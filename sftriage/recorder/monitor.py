@@ -66,7 +66,8 @@ class Monitor(Calls):
             it by now, or MPI or SLURM (see `identity.LAUNCHERS`), or 0. ``world_size``, the ranks in the job, and
             ``local_rank``, this one's on its host, likewise.
         job: the job's name; by default ``SFTRIAGE_JOB`` or ``TORCHELASTIC_RUN_ID``.
-        host: the host's name; by default ``SFTRIAGE_HOST``, or what the kernel says: in a pod, that is the pod's name.
+        host: the host's name; by default ``SFTRIAGE_HOST``, or what the kernel says. In a pod that is the pod's name,
+            so the node's has to be given.
         cohort: ranks of one cohort do the same work, and are compared; by default ``SFTRIAGE_COHORT``, or all are one.
         rings: directory of the ring and the mailbox, by preference on tmpfs; by default ``SFTRIAGE_RINGS``.
         spool: directory for traces; by default ``SFTRIAGE_SPOOL``, or what ``spool`` in ``rings`` leads to, which

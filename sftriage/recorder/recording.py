@@ -70,7 +70,7 @@ class Recording:
         # The stages that are open, outermost first: followed only while somebody listens.
         self._open: list[int] = []
         self._seen: set[str] = set()
-        self._watch: GradientWatch | None = None
+        self.watch: GradientWatch | None = None
         self.device: DeviceTime | None = None
         _recordings.add(self)
 
@@ -178,14 +178,9 @@ class Recording:
         except Exception as error:
             self.fail(error)
 
-    @property
-    def watch(self) -> GradientWatch | None:
-        """What watches for the last gradient."""
-        return self._watch
-
-    @watch.setter
-    def watch(self, watch: GradientWatch | None) -> None:
-        self._watch = watch
+    def have_watched(self, watch: GradientWatch | None) -> None:
+        """Have this, or nothing, watch for the last gradient from now on."""
+        self.watch = watch
         self._attend()
 
     def misused(self, what: str, *example: object) -> None:
@@ -221,7 +216,7 @@ class Recording:
         try:
             # The hook first: as long as the ring is open, whoever waits for a result knows that one may come.
             try:
-                for part in (self._watch, self.device, self._answering):
+                for part in (self.watch, self.device, self._answering):
                     if part is not None:
                         part.close()
                 self._hook.close(wait)
@@ -279,7 +274,7 @@ class Recording:
         if listening and self.log.listener is None:
             self._open.clear()
         self.log.listener = self._follow if listening else None
-        self.log.ends_slowly = self._capturing or self.device is not None or self._watch is not None
+        self.log.ends_slowly = self._capturing or self.device is not None or self.watch is not None
 
     def _follow(self, code: int) -> None:
         """A stage was entered or left, and somebody wants to know in which one the rank is now."""
@@ -302,7 +297,7 @@ class Recording:
         return OTHER if number == layout.OTHER_STAGE else self.info.schema.stages[number - 1]
 
     def _end(self, code: int) -> None:
-        log, watch, device = self.log, self._watch, self.device
+        log, watch, device = self.log, self.watch, self.device
         timed = None if device is None else device.end(self._capturing, code == layout.LEFT)
         if watch is not None:
             ready = watch.collect(code == layout.LEFT)

@@ -91,8 +91,8 @@ class Sftriage:
         def unwatch() -> None:
             # A watch of nothing would go on at the end of each step.
             recording = self.monitor._recording
-            watch, recording.watch = recording.watch, None
-            watch.close()
+            recording.watch.close()
+            recording.have_watched(None)
 
         return {
             "off": off,
