@@ -297,7 +297,7 @@ def _open(
         try:
             # (where none is named, an agent may come and leave word of one)
             traces = Path(spool or directory / SPOOL).absolute()
-            hook = CaptureExecutor(Mailbox(directory, ring.info), ring.info, traces)
+            hook = CaptureExecutor(Mailbox(directory, ring.info), ring.info, traces, named=bool(spool))
             answering = None
             with suppress(OSError, RuntimeError):
                 answering = Answering(directory, ring.info)

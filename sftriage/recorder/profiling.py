@@ -23,6 +23,7 @@ hung step cannot be cut short.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -61,13 +62,16 @@ class _Capture:
 class CaptureExecutor:
     """Carries out the requests of one mailbox, driven by a recording. None of its public methods raises.
 
-    It closes the mailbox. While there is no ``spool``, the directory for traces, every request for one is refused.
+    It closes the mailbox. Where nobody has ``named`` the ``spool``, the directory for traces, every request for one is
+    refused as long as there is none.
     """
 
-    def __init__(self, mailbox: Mailbox, info: RingInfo, spool: Path, guard: ProfilerGuard = GUARD) -> None:
+    def __init__(
+        self, mailbox: Mailbox, info: RingInfo, spool: Path, guard: ProfilerGuard = GUARD, *, named: bool = True
+    ) -> None:
         self._mailbox = mailbox
         self._info = info
-        self._spool = spool
+        self._spool, self._named = spool, named
         self._guard = guard
         self._state: State = "idle"
         self._capture: _Capture | None = None
@@ -191,8 +195,9 @@ class CaptureExecutor:
             # Importing torch would take seconds, and nobody asked for it.
             if not stacks and "torch" not in sys.modules:
                 return "torch is not imported in this process"
-            if not self._spool.is_dir():
-                return f"there is no spool directory {self._spool} (SFTRIAGE_SPOOL)"
+            # (the link beside the ring alone: the disk that it leads to may not answer)
+            if not self._named and not os.path.lexists(self._spool):
+                return "no spool directory is set (SFTRIAGE_SPOOL)"
         return "cancelled" if self._mailbox.cancelled else None if stacks else self._guard.busy()
 
     def _session(self, request: CaptureRequest) -> Session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -413,6 +414,25 @@ def called_off(rig, patch):
     rig.client.cancel("c-1")
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_the_disk_of_the_traces_is_not_asked_on_the_training_thread(rig, monkeypatch, named):
+    # GIVEN a spool on a disk that does not answer, named by somebody or by a link beside the ring
+    training, asked, stat = threading.get_ident(), [], os.stat
+
+    def hangs(path, *arguments, **named):
+        if threading.get_ident() == training and str(path).startswith(str(rig.spool)):
+            asked.append(path)
+        return stat(path, *arguments, **named)
+
+    monkeypatch.setattr(rig.executor, "_named", named)
+    monkeypatch.setattr(os, "stat", hangs)
+    # WHEN a capture is made THEN only what writes its trace has to do with it
+    rig.ask()
+    rig.step(4)
+    rig.exported()
+    assert (rig.outcome()[0], asked) == ("stored", [])
+
+
 def damaged(rig, patch):
     rig.executor._mailbox.live[3] += 1  # its checksum
 
@@ -421,7 +441,11 @@ def damaged(rig, patch):
     ("spoil", "options", "reason"),
     [
         (lambda rig, patch: patch.setattr(rig.guard, "_job_has_profiler", True), {}, "a profiler is already running"),
-        (lambda rig, patch: rig.spool.rmdir(), {}, "no spool directory"),
+        (
+            lambda rig, patch: patch.setattr(rig.executor, "_named", False) or rig.spool.rmdir(),
+            {},
+            "no spool directory",
+        ),
         (lambda rig, patch: patch.delitem(sys.modules, "torch"), {}, "torch is not imported"),
         (lambda rig, patch: None, {"with_stack": True, "rm": True}, "unknown options: rm"),
         (called_off, {}, "cancelled"),
