@@ -59,7 +59,7 @@ def run(module_path):
             "199",
             [
                 "of its lateness",
-                "System:    97% of its",
+                "System:    100% of its",
                 "was waiting for a CPU; in each step it waited 30.0 ms for a CPU and lost one 15.0 times; see",
             ],
         ),
