@@ -75,8 +75,9 @@ def candidates_of(unit: Unit, context: WindowContext) -> list[Candidate]:
     tells = one_stage_dominates(over_NS.mean(axis=0), context.settings)
     if steady is not None:
         # A few large hiccups in other stages change the mean, but not a typical step.
-        typical_s = max(context.present_s, float(medians(over_NS.sum(axis=1))))
-        tells |= float(medians(over_NS, axis=0).max()) >= context.settings.min_part_fraction * typical_s
+        typical_S, typical_s = medians(over_NS, axis=0), float(medians(over_NS.sum(axis=1)))
+        enough_s = context.settings.most_fraction * max(context.present_s, typical_s)
+        tells |= one_stage_dominates(typical_S, context.settings) and float(typical_S.max()) >= enough_s
     for s, stage in enumerate((*context.schema.stages, None)):
         gain_N = unit.gain_NS[:, s] * context.used_N
         led_N = (gain_N >= context.present_s) & (gain_N > 0.0)

@@ -240,6 +240,14 @@ def test_a_stage_is_named_though_a_few_hiccups_lie_in_others():
     assert names(verdicts(Job(n_steps=400).run(slow, hiccups))) == {((2,), "forward")}
 
 
+def test_a_stage_is_named_though_in_most_steps_something_is_late_in_another():
+    # GIVEN a rank that is slow in one stage, in two of five steps a little late in another, and in two in a third one
+    slow, late = Fault("optimizer", 2, 0.009, from_step(60)), [("data", 0), ("data", 1), ("forward", 2), ("forward", 3)]
+    others = [Fault(stage, 2, 0.007, at(*range(60 + first, 400, 5))) for stage, first in late]
+    # THEN it is named in that stage
+    assert names(verdicts(Job(n_steps=400).run(slow, *others))) == {((2,), "optimizer")}
+
+
 def test_one_of_two_ranks_is_named_though_the_other_has_always_had_more_to_do():
     # GIVEN two ranks of which one reads more in every step, so that no window was ever healthy
     reads, slow = Fault("data", 0, 0.022), Fault("forward", 1, 0.060, from_step(100, 300))
