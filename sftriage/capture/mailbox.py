@@ -70,7 +70,7 @@ class MailboxClient(OpenFile):
         self._bell: RingBell | None = None
         try:
             self.info = self.checked_header(MAILBOX_MAGIC).info
-            if (found := self.length()) != SIZE_BYTES:
+            if (found := self.length_bytes()) != SIZE_BYTES:
                 raise RingError(f"{path}: truncated or foreign: {found} bytes of {SIZE_BYTES}")
         except BaseException:
             self.close()
@@ -199,7 +199,7 @@ class MailboxClient(OpenFile):
 
     def _write(self, offset: int, data: bytes) -> None:
         # Checked, because pwrite past the end of a truncated file would make it grow again, with holes.
-        if self.length() != SIZE_BYTES:
+        if self.length_bytes() != SIZE_BYTES:
             raise RingError(f"{self.path}: truncated")
         try:
             os.pwrite(self._descriptor, data, offset)

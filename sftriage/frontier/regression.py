@@ -29,7 +29,7 @@ from sftriage.records import Window
 
 StepArray = NDArray[np.int64]
 
-STEP, COMMON, STAGES = 0, 1, 2
+STEP, COMMON, STAGES, QUEUED = 0, 1, 2, -1
 """The quantities that are tested (Q), in seconds: the length of the step, and what no single rank can raise: all that
 the ranks share, each stage's common level, and its own work past the last arrival, if it is a sync stage; and last,
 what is not tested, but explains the others: for how long the rank that waited longest for a CPU did so."""
@@ -156,7 +156,7 @@ class Best:
         alone_Q = np.maximum(1.25 * spread_Q / math.sqrt(settings.best_steps), np.finfo(np.float64).tiny)
         alike_Q = np.where(wander_Q > 2.0 * alone_Q, wander_Q / alone_Q, 1.0)
         line_Q = np.maximum(settings.slower_fraction, settings.clear_sigmas * wander_Q / best[STEP])
-        line_Q[-1] = np.inf
+        line_Q[QUEUED] = np.inf  # (no step counts as slower for that)
         return replace(known, changes=changes, level=Level(best[:-1], line_Q, alike_Q, float(best[-1])))
 
 
@@ -211,9 +211,9 @@ class Evidence:
         assert self.best_Q is not None
         recent_Q, n_stages = self.recent_Q(self.onset[0]), len(self.stages)
         over_S, best_S = (
-            of_Q[STAGES : STAGES + n_stages] + of_Q[STAGES + n_stages : -1] for of_Q in (recent_Q, self.best_Q)
+            of_Q[STAGES : STAGES + n_stages] + of_Q[STAGES + n_stages : QUEUED] for of_Q in (recent_Q, self.best_Q)
         )
-        everywhere, waits = 2 * recent_Q[COMMON] >= recent_Q[STEP], min(recent_Q[-1], recent_Q[STEP]) > 0.0
+        everywhere, waits = 2 * recent_Q[COMMON] >= recent_Q[STEP], min(recent_Q[QUEUED], recent_Q[STEP]) > 0.0
         return Regression(
             *self.onset,
             fraction=float(recent_Q[STEP]),
@@ -221,7 +221,7 @@ class Evidence:
             stages=_slower_stages(over_S, best_S / self.best_Q[STEP], self.stages) if everywhere else (),
             best_step_s=float(self.best_Q[STEP]),
             kind=self.kind,
-            descheduled_fraction=min(1.0, float(recent_Q[-1] / recent_Q[STEP])) if waits else None,
+            descheduled_fraction=min(1.0, float(recent_Q[QUEUED] / recent_Q[STEP])) if waits else None,
         )
 
 

@@ -245,8 +245,8 @@ class SwitchFile(files.OpenFile):
             self.maker, self.microbatches = (document["pid"], document["pid_start_ticks"]), document["microbatches"]
             self.line_words = _line_words(self.microbatches)
             self.size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * self.line_words * len(self.here)
-            if self.length() != self.size_bytes or not self.here:
-                raise RingError(f"{path}: {self.length()} bytes for {len(self.here)} ranks")
+            if self.length_bytes() != self.size_bytes or not self.here:
+                raise RingError(f"{path}: {self.length_bytes()} bytes for {len(self.here)} ranks")
         except (ValueError, TypeError, KeyError, struct.error) as error:
             self.close()
             raise RingError(f"{path}: bad header: {error}") from error

@@ -191,7 +191,7 @@ class OpenFile:
         """What its header says, which has to be that of a file of this kind."""
         return decode_header(magic, self.read_at(HEADER_BYTES, 0), str(self.path))
 
-    def length(self) -> int:
+    def length_bytes(self) -> int:
         """How many bytes it has just now."""
         return os.fstat(self._descriptor).st_size
 

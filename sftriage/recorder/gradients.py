@@ -251,7 +251,7 @@ class GradientWatch:
     def _stop(self, why: str) -> None:
         self._recording.say_once(why)
         if self._recording.watch is self:
-            self._recording.have_watched(None)
+            self._recording.set_watch(None)
         self.close()
 
 
@@ -260,7 +260,7 @@ def watch_model(recording: Recording, model: Any) -> None:
     if recording.off:
         return
     watched = recording.watch
-    recording.have_watched(None)
+    recording.set_watch(None)
     try:
         if watched is not None:
             watched.close()
@@ -271,7 +271,7 @@ def watch_model(recording: Recording, model: Any) -> None:
         elif sharded(model):
             recording.say_once(_SHARDED)
         else:
-            recording.have_watched(GradientWatch(recording, model))
+            recording.set_watch(GradientWatch(recording, model))
     except Exception as error:
         recording.say_once(f"watch() cannot watch this model: {error!r}")
 

@@ -178,8 +178,8 @@ class Recording:
         except Exception as error:
             self.fail(error)
 
-    def have_watched(self, watch: GradientWatch | None) -> None:
-        """Have this, or nothing, watch for the last gradient from now on."""
+    def set_watch(self, watch: GradientWatch | None) -> None:
+        """Have this watch for the last gradient from now on; None: nothing."""
         self.watch = watch
         self._attend()
 

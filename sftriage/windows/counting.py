@@ -219,7 +219,7 @@ class _File(OpenFile):
         return self.checked_header(SCHEDULING_MAGIC if self._earlier else COUNTERS_MAGIC).info
 
     def count(self) -> int:
-        return max(0, self.length() - HEADER_BYTES) // self._bytes
+        return max(0, self.length_bytes() - HEADER_BYTES) // self._bytes
 
     def at_ns(self, index: int) -> int:
         return int.from_bytes(self.read_at(WORD_BYTES, HEADER_BYTES + index * self._bytes), sys.byteorder, signed=True)

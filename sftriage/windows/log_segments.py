@@ -177,7 +177,7 @@ class _Segment(OpenFile):
     def resume(self, record_bytes: int, time_word: int) -> None:
         """Cut a half-written record off the end."""
         self._record_bytes, self._time_at = record_bytes, time_word * WORD_BYTES
-        self.end = HEADER_BYTES + max(0, self.length() - HEADER_BYTES) // record_bytes * record_bytes
+        self.end = HEADER_BYTES + max(0, self.length_bytes() - HEADER_BYTES) // record_bytes * record_bytes
         os.ftruncate(self._descriptor, self.end)
 
     def write(self, data: bytes, at: int) -> None:

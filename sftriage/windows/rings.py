@@ -154,7 +154,7 @@ class Ring(OpenFile, ABC):
         return data
 
     def _check_size(self, expected: int) -> None:
-        found = self.length()
+        found = self.length_bytes()
         if found != expected:
             raise RingError(f"{self.path}: truncated or foreign: {found} bytes, its header says {expected}")
 

@@ -162,7 +162,7 @@ class StepLog:
 def _steps_in(path: Path, info: RingInfo) -> StepArrays:
     """The steps of a segment that were written whole."""
     with OpenFile(path, os.O_RDONLY) as file:
-        raw = file.read_at(file.length(), HEADER_BYTES)
+        raw = file.read_at(file.length_bytes(), HEADER_BYTES)
     half = len(raw) % slot_bytes(info.schema)
     steps, sound_B = checked(info.rank, raw[: len(raw) - half], info.schema)
     return steps[sound_B]

@@ -92,7 +92,7 @@ class Sftriage:
             # A watch of nothing would go on at the end of each step.
             recording = self.monitor._recording
             recording.watch.close()
-            recording.have_watched(None)
+            recording.set_watch(None)
 
         return {
             "off": off,
