@@ -40,9 +40,9 @@ from sftriage.events import (
     WindowSeen,
 )
 from sftriage.frontier import Past, Settings, judge
-from sftriage.frontier.pace import on_clock
+from sftriage.stalls.pace import on_clock
 from sftriage.frontier.reproducing import reproduced
-from sftriage.frontier.stalls import StallSettings, Watch, look, still_ranks
+from sftriage.stalls.verdict import StallSettings, Watch, look, still_ranks
 from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, straggler_in, tells
 from sftriage.mitigate.loop import JobNow, Loop
 from sftriage.mitigate.switch_state import Setting, SwitchStatus

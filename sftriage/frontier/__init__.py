@@ -4,7 +4,7 @@ A window is cut where its ranks are together (`segments`), walked (`accounting`)
 the window before has in common with it (`overlap`). Who is slow is told along the run, by `clear_events` and
 `sequential`, and since when by `course`; the job is held against its past by `baseline` and `regression`. `evidence`
 puts all that beside each other, `verdicts` labels it, and `judging` goes from window to window. `clocks` says which
-clock that stands on, `system` what the kernel counted of it; `stalls` is about jobs that stand still.
+clock that stands on, `system` what the kernel counted of it.
 """
 
 from sftriage.frontier.evidence import Past

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 SingleArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
-IntArray = NDArray[np.int64]
 RankArray = NDArray[np.intp]
 
 

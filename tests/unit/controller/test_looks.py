@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sftriage.controller.controller import Controller
-from sftriage.frontier.stalls import StallSettings
+from sftriage.stalls.verdict import StallSettings
 from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.records import JobStatus, RankStatus, StageSchema, Window

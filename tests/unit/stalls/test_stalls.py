@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.frontier.pace import Pace, Pause, on_clock
-from sftriage.frontier.stalls import MAX_NAMED, StallSettings, Watch, look, stall_verdict, still_ranks, wait_state_of
 from sftriage.records import RankStatus, StageSchema, Window
+from sftriage.stalls.pace import Pace, Pause, on_clock
+from sftriage.stalls.verdict import MAX_NAMED, StallSettings, Watch, look, stall_verdict, still_ranks, wait_state_of
 from sftriage.windows.statuses import status_of
 
 S = 1_000_000_000

@@ -11,11 +11,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sftriage.decisions import Suspect, Verdict
-from sftriage.frontier.arrays import BoolArray, RankArray
-from sftriage.frontier.pace import NS, JobSince, Pace, Pause, Wait
 from sftriage.records import OTHER, JobStatus, RankStatus, Window
+from sftriage.stalls.pace import NS, JobSince, Pace, Pause, Wait
+
+BoolArray = NDArray[np.bool_]
+RankArray = NDArray[np.intp]
 
 MAX_NAMED = 16
 """The most suspects that a verdict lists; ``missing_ranks`` is the number of all."""

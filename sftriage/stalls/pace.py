@@ -11,8 +11,8 @@ from statistics import median_low
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sftriage.frontier.arrays import IntArray
 from sftriage.records import JobStatus, Window
 
 
@@ -21,8 +21,8 @@ class JobSince:
     """A `JobStatus` with ages converted to times on the observer's clock, in nanoseconds."""
 
     status: JobStatus
-    since_ns_R: IntArray
-    step_since_ns_R: IntArray
+    since_ns_R: NDArray[np.int64]
+    step_since_ns_R: NDArray[np.int64]
 
     def begun(self, at: int) -> tuple[int, int]:
         """How many steps a rank has begun, and when it began the last of them."""
