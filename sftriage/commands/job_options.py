@@ -16,7 +16,8 @@ from sftriage.words.amounts import counted, place
 if TYPE_CHECKING:
     from sftriage.runtime.controlling import JobController
     from sftriage.runtime.local import Keeping, LocalRun, TakeOver
-    from sftriage.sinks.metering import Endpoint, Metering
+    from sftriage.sinks.exposition import Endpoint
+    from sftriage.sinks.metering import Metering
     from sftriage.sinks.terminal import Reporter
 
     Watched = LocalRun | TakeOver | JobController

@@ -195,7 +195,7 @@ class OpenFile:
         """How many bytes it has just now."""
         return os.fstat(self._descriptor).st_size
 
-    def writer_lives(self, info: RingInfo) -> bool | None:
+    def is_writer_alive(self, info: RingInfo) -> bool | None:
         """Whether the process that writes it, a ring, is there; None where that cannot be known."""
         if not info.locked:
             # A pid used again by another process is not the writer.

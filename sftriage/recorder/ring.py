@@ -125,7 +125,7 @@ def _writer(path: Path) -> tuple[int | None, bool | None]:
             if header.log_words and not header.info.locked:
                 # A lock goes when the ring is closed; without one the process may well live on.
                 closed = ring.read_at(layout.WORD_BYTES, layout.LIVE_AT + layout.CLOSED * layout.WORD_BYTES)
-            return header.info.pid, bool(ring.writer_lives(header.info)) and not any(closed)
+            return header.info.pid, bool(ring.is_writer_alive(header.info)) and not any(closed)
     except RingError:
         return None, None
 

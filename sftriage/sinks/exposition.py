@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, write_to_textfile
 from prometheus_client.metrics_core import Metric
@@ -19,6 +20,22 @@ log = logging.getLogger("sftriage")
 WRITE_EVERY_S = 5.0
 CLOSE_GRACE_S = 2.0
 SUFFIX = ".prom"
+
+
+class Exposition(Protocol):
+    """A way on which metrics go out."""
+
+    def serve(self, registry: CollectorRegistry) -> None:
+        """Begin; threads may be started from here on."""
+
+    def close(self) -> None:
+        """Let them go out once more, and end."""
+
+
+class Endpoint(Exposition, Protocol):
+    """Where metrics are served: made before the job starts, so that an address that cannot be had is said then."""
+
+    url: str
 
 
 class Exposed(Collector):

@@ -12,33 +12,18 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sftriage.errors import UsageError
 from sftriage.sinks.stream import Sink
 
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from prometheus_client import CollectorRegistry
+
+    from sftriage.sinks.exposition import Endpoint, Exposition
 
 _MULTIPROCESS = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-
-
-class Exposition(Protocol):
-    """A way on which metrics go out."""
-
-    def serve(self, registry: CollectorRegistry) -> None:
-        """Begin; threads may be started from here on."""
-
-    def close(self) -> None:
-        """Let them go out once more, and end."""
-
-
-class Endpoint(Exposition, Protocol):
-    """Where metrics are served: made before the job starts, so that an address that cannot be had is said then."""
-
-    url: str
 
 
 class Metering:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -35,15 +35,12 @@ from sftriage.events import (
     WindowSeen,
 )
 from sftriage.records import OTHER, Window
-from sftriage.sinks.exposition import Exposed
+from sftriage.sinks.exposition import Exposed, Exposition
 from sftriage.sinks.per_rank import Counters, Gauges, PerRank
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.sinks.tally import StepTally
 from sftriage.words.decisions import reasons_of
 from sftriage.words.verdicts import RESOLVES
-
-if TYPE_CHECKING:
-    from sftriage.sinks.metering import Exposition
 
 MAX_STAGE_LABELS = 64
 """Stages that get a series of their own: a step has 32 at most, and a job that starts again may have others."""

@@ -124,7 +124,7 @@ class Ring(OpenFile, ABC):
     @property
     def writer_alive(self) -> bool | None:
         """Whether the process that writes the ring is there; None where that cannot be known."""
-        return self.writer_lives(self.info)
+        return self.is_writer_alive(self.info)
 
     def _words(self) -> tuple[int, ...]:
         """The live words."""
