@@ -40,9 +40,7 @@ from sftriage.events import (
     WindowSeen,
 )
 from sftriage.frontier import Past, Settings, judge
-from sftriage.stalls.pace import on_clock
 from sftriage.frontier.reproducing import reproduced
-from sftriage.stalls.verdict import StallSettings, Watch, look, still_ranks
 from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, straggler_in, tells
 from sftriage.mitigate.loop import JobNow, Loop
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
@@ -56,6 +54,8 @@ from sftriage.policy.requests import decide_follow_up, decide_manual_request, tr
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished, left_open
 from sftriage.records import JobStatus, Window
+from sftriage.stalls.pace import on_clock
+from sftriage.stalls.verdict import StallSettings, Watch, look, still_ranks
 from sftriage.words.verdicts import where, who
 
 log = logging.getLogger("sftriage")

@@ -139,7 +139,7 @@ def _added_s(
     up to what is just worth a capture.
     """
     worth_s = context.settings.min_gain_fraction * exposed_s
-    hidden = context.settings.min_seen_fraction * worth_s <= gain_s < worth_s
+    hidden = context.settings.smaller_part_fraction * worth_s <= gain_s < worth_s
     if course is None or course.pattern != "chronic" or not hidden:
         return gain_s
     over_NS = unit.over_NS[course.filled_N]
@@ -150,7 +150,7 @@ def _added_s(
 def one_stage_dominates(over_S: FloatArray, settings: Settings) -> bool:
     """Whether one stage has nearly all of a unit's time over its peers."""
     over_S = np.clip(over_S, 0.0, None)
-    return bool(over_S.max() >= settings.min_part_fraction * over_S.sum())
+    return bool(over_S.max() >= settings.larger_part_fraction * over_S.sum())
 
 
 def group_candidates(

@@ -91,6 +91,7 @@ class WindowEvidence:
         excess: exposed time over what is normal, by where it is.
         candidates: possible suspects, the largest gain first.
         gain_R: what mending the last rank of each step would have saved, in all steps, by rank.
+        single_s: the largest gain of a rank or a host, in one stage or as a whole, as a mean over the steps that count.
         roles: the cohorts.
         waited: for each named unit, by its ranks, the part of its lateness that it waited for a CPU; None if that was
             not counted.
@@ -108,6 +109,7 @@ class WindowEvidence:
     excess: Excess
     candidates: tuple[Candidate, ...]
     gain_R: FloatArray
+    single_s: float
     roles: Roles
     waited: Mapping[tuple[int, ...], float | None]
     measures: StepMeasures
@@ -151,12 +153,6 @@ class WindowEvidence:
     def best_gains_s(self) -> float:
         """What mending the last rank of each step would have saved, as a mean over the steps that count."""
         return float(self.gain_R.sum()) / float(self.used_N.sum())
-
-    @property
-    def single_s(self) -> float:
-        """The largest gain of a rank or a host, as a mean over the steps that count."""
-        totals = [one.total_s for one in self.candidates if is_single(one.suspect)]
-        return max(totals, default=0.0) / float(self.used_N.sum())
 
     @property
     def shared_s(self) -> float:
@@ -250,13 +246,7 @@ def gather_evidence(
     )
     candidates = _single(units, context)
     if normal is not None:
-        # From their threshold on: below it they are drift, and no rival to a rank.
-        kept = past.named is not None and not is_single(past.named)
-        least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
-        alike = group_candidates(like, normal, roles, context, exposed_s)
-        candidates += [one for one in alike if one.suspect.share >= least]
-    leader_GN = np.stack([one.walk.leader_M[:n_steps] for one in replays])[:, used_N]
-    gain_GN = np.stack([one.whole_gain_M[:n_steps] for one in replays])[:, used_N]
+        candidates += _shared(group_candidates(like, normal, roles, context, exposed_s), past.named, settings)
     return WindowEvidence(
         exposed_s=exposed_s,
         used_N=used_N,
@@ -266,7 +256,8 @@ def gather_evidence(
         normal=normal,
         excess=excess_of(seen, like, normal, n_ranks, settings),
         candidates=_ranked(candidates, LISTED_FRACTION * exposed_s * float(used_N.sum())),
-        gain_R=np.bincount(leader_GN.ravel(), gain_GN.ravel(), n_ranks).astype(np.float64),
+        gain_R=_gain_by_rank(replays, used_N, n_ranks),
+        single_s=max((float(unit.gain_NS[used_N].mean(axis=0).max()) for unit in units), default=0.0),
         roles=roles,
         waited={one.suspect.ranks: waited(one.suspect, window) for one in candidates if is_named(one)},
         measures=measured(window, walks, whole, valid_N),
@@ -382,11 +373,25 @@ def _single(units: list[Unit], context: WindowContext) -> list[Candidate]:
         if unit.scope == "host":
             mine = [one for one in found if one.suspect.rank in unit.ranks]
             best_s = max((one.total_s for one in here), default=0.0)
-            if max((one.total_s for one in mine), default=0.0) >= context.settings.min_part_fraction * best_s:
+            if max((one.total_s for one in mine), default=0.0) >= context.settings.larger_part_fraction * best_s:
                 continue
             found = [one for one in found if one.suspect.rank not in unit.ranks]
         found += here
     return found
+
+
+def _shared(alike: list[Candidate], named: Suspect | None, settings: Settings) -> list[Candidate]:
+    """Candidates of scope cohort and all from their threshold on: below it they are drift, and no rival to a rank."""
+    kept = named is not None and not is_single(named)
+    least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
+    return [one for one in alike if one.suspect.share >= least]
+
+
+def _gain_by_rank(replays: list[SegmentReplay], used_N: BoolArray, n_ranks: int) -> FloatArray:
+    """What mending the last rank of each step would have saved, by rank."""
+    leader_GN = np.stack([one.walk.leader_M[: len(used_N)] for one in replays])[:, used_N]
+    gain_GN = np.stack([one.whole_gain_M[: len(used_N)] for one in replays])[:, used_N]
+    return np.bincount(leader_GN.ravel(), gain_GN.ravel(), n_ranks).astype(np.float64)
 
 
 def _ranked(candidates: list[Candidate], min_total_s: float) -> tuple[Candidate, ...]:

@@ -311,11 +311,11 @@ def _tested(test: Evidence, over_NQ: FloatArray, steps_N: StepArray, level: Leve
     """The evidence after more steps of its kind, which were over their best by ``over_NQ``.
 
     In a job as good as its best, at most half of the steps are slower than the line; in one that has become slower,
-    ``slower_steps_fraction`` are. The evidence is the log likelihood ratio.
+    the first of ``guilty_fractions`` are. The evidence is the log likelihood ratio.
     """
     test = replace(test, best_Q=level.best_Q, n_steps=test.n_steps + len(steps_N))
-    rises = math.log(settings.slower_steps_fraction / 0.5)
-    falls = math.log((1.0 - settings.slower_steps_fraction) / 0.5)
+    guilty = settings.guilty_fractions[0]
+    rises, falls = math.log(guilty / 0.5), math.log((1.0 - guilty) / 0.5)
     changes_NQ = np.where(over_NQ > level.line_Q, rises, falls) / level.alike_Q
     for step, over_Q, change_Q in zip(steps_N.tolist(), over_NQ, changes_NQ, strict=True):
         test = _after_step(test, step, over_Q, change_Q, settings)

@@ -15,8 +15,6 @@ class Settings:
     Attributes:
         min_gain_fraction: the least that a rank or a host adds to a step to be a suspect (4 %: above the jitter of a
             calm job, and low enough to find a fault of 5 %, part of which jitter hides).
-        min_seen_fraction: fraction of ``min_gain_fraction`` that is enough as the gain of a unit that is steadily later
-            than its peers by all of it (0.35: the peers' jitter hides part of the gain, and in some steps all of it).
         min_group_fraction: ``min_gain_fraction`` for what all ranks share, against the job's past instead of peers in
             the same step (15 %: a machine's clock, neighbours and caches drift by several percent within minutes).
         min_lateness_fraction: lateness of the last rank over the median one, beyond jitter, that needs a reason where
@@ -30,7 +28,8 @@ class Settings:
         event_fractions: the shares of a step from which a delay is a clear event of a larger size, besides
             ``min_gain_fraction`` / 2 (10 %, 30 %, a whole step: a large fault stands out from small hiccups).
         guilty_fractions: the fraction of clear events that a unit at fault causes, one test each (90 %; 65 % amid the
-            hiccups of others).
+            hiccups of others). The first is also the fraction of slower steps in a job that has become slower (in one
+            that has not, at most half, whatever the distribution of its times).
         min_chance: the probability that chance makes a given unit last, at least: 1 / R, but not below this (1/8: a
             hiccup lasts for several steps, whose events are not independent). After an event of its own it is more
             where the runs of other units' events go on more often.
@@ -39,9 +38,9 @@ class Settings:
             second or two makes it slow for a dozen steps; and a bounded sum can fall again).
         recurrence_log_odds: log odds against chance from which events fall into one phase of a period: a unit's, or all
             others' too, so that the period is the job's (5: one time in 150).
-        min_part_fraction: a stage with this much of its rank's excess is named instead of the rank, and a rank with
+        larger_part_fraction: a stage with this much of its rank's excess is named instead of the rank, and a rank with
             this much of its host's gain instead of the host; at least so many of a host's ranks must be slow (0.65: the
-            smallest scope that explains most of it).
+            smallest scope that explains most of it). `smaller_part_fraction` is the rest.
         most_fraction: "most of it" (half). What a suspect's gain must be of its lateness where it is last, and of what
             all ranks share; a rival has less than this of its clear events, and of its gain. Who was named stays so
             down to this of the thresholds. This of the gain shows a fault in a captured step. The device's clock is
@@ -62,7 +61,6 @@ class Settings:
 
     Attributes:
         min_coverage_fraction: fraction of (step, rank) vectors that must be there (0.95).
-        max_special_fraction: fraction of a window's steps up to which steps with other work are special (a third).
         shift_sigmas: standard errors by which a change within a window stands out, where there is no baseline (5: steps
             are correlated, so that nominal significance overstates).
         clear_sigmas: standard deviations beyond which a difference is not chance (3: one time in a thousand).
@@ -75,14 +73,9 @@ class Settings:
         best_fraction: fraction of these samples, two at least, that must be as good for a level to be the job's best (a
             quarter: not the luckiest sample of a month).
         min_over_best_fraction: how much slower than its best a job must be to be called regressed (5 %).
-        slower_fraction: a step counts as slower if it, or one stage of it, takes this much of a step longer than the
-            best (3 %: below the 5 % that are reported; more where blocks of ``best_steps`` differ by chance).
-        slower_steps_fraction: the fraction of slower steps in a job that has become slower (0.85; in one that has not,
-            at most half, whatever the distribution of its times).
     """
 
     min_gain_fraction: float = 0.04
-    min_seen_fraction: float = 0.35
     min_group_fraction: float = 0.15
     min_lateness_fraction: float = 0.10
 
@@ -92,7 +85,7 @@ class Settings:
     min_chance: float = 0.125
     whole_factor: float = 2.0
     recurrence_log_odds: float = 5.0
-    min_part_fraction: float = 0.65
+    larger_part_fraction: float = 0.65
     most_fraction: float = 0.5
 
     onset_log_likelihood: float = 2.0
@@ -100,20 +93,34 @@ class Settings:
     min_persistence_fraction: float = 0.6
 
     min_coverage_fraction: float = 0.95
-    max_special_fraction: float = 1 / 3
     shift_sigmas: float = 5.0
     clear_sigmas: float = 3.0
 
     best_steps: int = 50
     best_fraction: float = 0.25
     min_over_best_fraction: float = 0.05
-    slower_fraction: float = 0.03
-    slower_steps_fraction: float = 0.85
 
     @property
     def min_event_fraction(self) -> float:
         """The smallest clear event: half of what is worth a capture."""
         return self.min_gain_fraction / 2
+
+    @property
+    def slower_fraction(self) -> float:
+        """What a slower step, or one stage of it, takes longer than the best, as a fraction of that step: at least.
+
+        Half of what is reported; more where blocks of ``best_steps`` differ by chance.
+        """
+        return self.min_over_best_fraction / 2
+
+    @property
+    def smaller_part_fraction(self) -> float:
+        """What is left beside the larger part.
+
+        More steps of a window than this are not special. And this of ``min_gain_fraction`` is enough as the gain of a
+        unit that is steadily later than its peers by all of it: their jitter hides the rest, in some steps the whole.
+        """
+        return 1.0 - self.larger_part_fraction
 
     @property
     def naming_log_odds(self) -> float:

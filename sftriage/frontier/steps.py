@@ -42,7 +42,7 @@ def ordinary_steps(used_N: BoolArray, whole: Profile, exposed_N: FloatArray, set
     over_NS = common_NS - usual_S
     least_s = settings.min_gain_fraction * float(medians(exposed_N[used_N]))
     special_N = used_N & ((over_NS > usual_S) & (over_NS > least_s)).any(axis=1)
-    if not special_N.any() or special_N.sum() > settings.max_special_fraction * used_N.sum():
+    if not special_N.any() or special_N.sum() > settings.smaller_part_fraction * used_N.sum():
         return used_N
     ordinary_N: BoolArray = used_N & ~_with_next(special_N)
     return ordinary_N if ordinary_N.any() else used_N

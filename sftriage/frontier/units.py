@@ -109,7 +109,7 @@ def host_units(
             [one.over_NXS(some_X, roles, n_steps, mine) for one, mine in zip(replays, peers, strict=True)], axis=0
         )
         over_X = over_NXS.sum(axis=2).mean(axis=0)
-        if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= settings.min_part_fraction):
+        if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= settings.larger_part_fraction):
             continue
         led = [places.role_R[one.walk.leader_M] == h for one in replays]
         gains = [_gains(*parts, ranks, roles) for parts in zip(replays, peers, led, elsewhere, strict=True)]

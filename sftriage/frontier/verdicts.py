@@ -6,11 +6,12 @@ Every number that decides is put into the verdict, so that it can be explained a
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from sftriage.decisions import Label, Suspect, Verdict
-from sftriage.frontier.accounting import Walk, account, walked
+from sftriage.frontier.accounting import Accounting, Walk, account, walked
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.candidates import Candidate
 from sftriage.frontier.evidence import Past, WindowEvidence, gather_evidence, is_named, is_single
@@ -42,24 +43,7 @@ def assess_times(
     if coverage is None:
         coverage = 1.0 if valid_N.all() and valid_N.size else coverage_of(window)
     numbers = {"coverage": coverage, "complete_steps": float(accounting.n_steps)}
-
-    def verdict(label: Label, reasons: tuple[str, ...] = (), suspects: tuple[Suspect, ...] = ()) -> Verdict:
-        """Totals of the accounting as means a step; everything else as it was decided."""
-        n_steps, stages = max(1, accounting.n_steps), window.schema.stages
-        return Verdict(
-            first_step=window.first_step,
-            last_step=window.last_step,
-            label=label,
-            reasons=reasons,
-            suspects=suspects,
-            exposed_s=accounting.exposed_s / n_steps,
-            advances_s={stage: float(s) / n_steps for stage, s in zip(stages, accounting.advances_S, strict=True)},
-            leaders=dict(zip(stages, accounting.leaders_S, strict=True)),
-            numbers=numbers,
-            sync=window.schema.sync,
-            attempt=window.attempt,
-        )
-
+    verdict = partial(_verdict, window, accounting, numbers)
     if coverage < settings.min_coverage_fraction or accounting.n_steps == 0:
         numbers["min_coverage"] = settings.min_coverage_fraction
         return verdict("needs_evidence", ("low_coverage",)), None
@@ -89,6 +73,31 @@ def assess_times(
         return verdict("suspect", (), suspects), evidence
     reasons = _reasons(evidence)
     return verdict("needs_evidence", reasons, suspects) if reasons else verdict("healthy"), evidence
+
+
+def _verdict(
+    window: Window,
+    accounting: Accounting,
+    numbers: dict[str, float],
+    label: Label,
+    reasons: tuple[str, ...] = (),
+    suspects: tuple[Suspect, ...] = (),
+) -> Verdict:
+    """A verdict on a window, with the totals of its accounting as means a step."""
+    n_steps, stages = max(1, accounting.n_steps), window.schema.stages
+    return Verdict(
+        first_step=window.first_step,
+        last_step=window.last_step,
+        label=label,
+        reasons=reasons,
+        suspects=suspects,
+        exposed_s=accounting.exposed_s / n_steps,
+        advances_s={stage: float(s) / n_steps for stage, s in zip(stages, accounting.advances_S, strict=True)},
+        leaders=dict(zip(stages, accounting.leaders_S, strict=True)),
+        numbers=numbers,
+        sync=window.schema.sync,
+        attempt=window.attempt,
+    )
 
 
 def coverage_of(window: Window) -> float:

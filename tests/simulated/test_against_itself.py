@@ -34,7 +34,7 @@ def test_a_job_that_all_ranks_make_slower_is_held_and_says_since_when_and_where(
     # THEN it is healthy until then, and held for it from soon after on
     assert labels(verdicts) == [("healthy",), ("needs_evidence", "regressed")]
     first = next(one for one in verdicts if one.label != "healthy")
-    assert 430 <= first.last_step <= 445
+    assert 427 <= first.last_step <= 439
     found = verdicts[-1].regression
     assert (found.scope, found.stages, found.kind, found.until_step) == ("all", ("forward",), "", None)
     assert found.since_step == pytest.approx(400, abs=3)

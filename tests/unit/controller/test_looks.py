@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from sftriage.controller.controller import Controller
-from sftriage.stalls.verdict import StallSettings
 from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.records import JobStatus, RankStatus, StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
+from sftriage.stalls.verdict import StallSettings
 from sftriage.windows.statuses import status_of
 from sftriage.words.decisions import reason_sentence, resolution
 

@@ -44,10 +44,10 @@ def odds(n_ranks, guilty):
         f"adds {percent(ONE.min_gain_fraction)} to the step and is not named; or the last rank is late by "
         f"{percent(ONE.min_lateness_fraction)} beyond jitter; or what all have in common is "
         f"{percent(ONE.min_group_fraction)} over the baseline",
-        f"if it has {percent(ONE.min_part_fraction)} of the host's gain",
+        f"if it has {percent(ONE.larger_part_fraction)} of the host's gain",
         f"it has been away for {ONE.min_away_steps} steps",
         f"takes {percent(ONE.slower_fraction)} of a step longer than at its best",
-        f"most are ({percent(ONE.slower_steps_fraction)})",
+        f"most are ({percent(ONE.guilty_fractions[0])})",
         f"is {percent(ONE.min_over_best_fraction)} over the best",
     ],
 )

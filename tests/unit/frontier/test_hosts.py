@@ -66,7 +66,7 @@ def the_long_way(replays, window, name):
             gain_MS[:, s] = np.maximum(one.walk.arrival_MR.max(axis=1) - left_M, 0.0)
         gains.append(gain_MS)
     over_X = over_NXS.sum(axis=2).mean(axis=0)
-    alike = over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= SETTINGS.min_part_fraction
+    alike = over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= SETTINGS.larger_part_fraction
     return gains, np.median(over_NXS, axis=1), alike
 
 
