@@ -109,9 +109,9 @@ class Settings:
     def slower_fraction(self) -> float:
         """What a slower step, or one stage of it, takes longer than the best, as a fraction of that step: at least.
 
-        Half of what is reported; more where blocks of ``best_steps`` differ by chance.
+        The larger part of what is reported; more where blocks of ``best_steps`` differ by chance.
         """
-        return self.min_over_best_fraction / 2
+        return self.larger_part_fraction * self.min_over_best_fraction
 
     @property
     def smaller_part_fraction(self) -> float:
