@@ -9,12 +9,12 @@ import typer
 
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import print_json, write
-from sftriage.frontier.explaining import explain
 from sftriage.reports.explanation import explanation_lines, resolves
 from sftriage.runs.decisions import remedies_by, window_of
 from sftriage.runs.directory import find_run
 from sftriage.words.advice import remedy_told
 from sftriage.words.decisions import decision_values
+from sftriage.words.explaining import explain
 
 
 def explain_decision(

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from sftriage.decisions import Decision, Verdict
 from sftriage.events import RemedyChanged, WindowJudged
-from sftriage.frontier.explaining import Check, explain
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import milliseconds
 from sftriage.words.decisions import advice, reason_sentence, resolution
+from sftriage.words.explaining import Check, explain
 from sftriage.words.verdicts import system_sentence, verdict_sentence, when, where, who
 
 

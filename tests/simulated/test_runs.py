@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sftriage.frontier import Settings, judge
-from sftriage.frontier.explaining import explain
 from sftriage.windows.counting import counted_of
+from sftriage.words.explaining import explain
 from tests.unit.frontier.windows import Fault, Job, at, from_step, gaussian, heavy_tailed
 
 SETTINGS = Settings()

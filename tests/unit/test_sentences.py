@@ -51,8 +51,6 @@ from sftriage.events import (
     TakenOver,
     WindowJudged,
 )
-from sftriage.frontier import explaining
-from sftriage.frontier.explaining import explain
 from sftriage.frontier.system import SAID
 from sftriage.mitigate.advice import Messages, Straggler, advice_of
 from sftriage.mitigate.costs import Link
@@ -68,10 +66,12 @@ from sftriage.runs.glance import losses_words
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
 from sftriage.web.rendering import templates
+from sftriage.words import explaining
 from sftriage.words.advice import REMEDY_REASONS
 from sftriage.words.captures import capturing_sentence, cost_sentence, ended_sentence
 from sftriage.words.causes import COUNTED, COUNTED_STEP, DOES, NEXT_STEP
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, outcome_sentence, reason_sentence, resolution
+from sftriage.words.explaining import explain
 from sftriage.words.glance import AFTERWARDS, FACES, HEALTH, LOOK_AT, OUTCOMES, QUESTIONS, SLOW, look_at
 from sftriage.words.injection import INJECTED_BUT, LEFT_ALONE
 from sftriage.words.keeping import disk_failed_sentence

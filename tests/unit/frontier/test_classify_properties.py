@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.accounting import walk
 from sftriage.frontier.baseline import Baseline, Samples, profile
-from sftriage.frontier.explaining import explain
 from sftriage.frontier.roles import roles_of
 from sftriage.frontier.segments import complete_steps, segments
 from sftriage.frontier.whatif import replay
+from sftriage.words.explaining import explain
 
 from .strategies import ANY, distinct_windows, windows
 from .windows import classify

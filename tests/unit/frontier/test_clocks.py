@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 from sftriage.decisions import Trigger
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.accounting import anchored
-from sftriage.frontier.explaining import explain
 from sftriage.frontier.reproducing import reproduced
+from sftriage.words.explaining import explain
 from sftriage.words.verdicts import verdict_sentence
 
 from .device_windows import MS, GpuJob
