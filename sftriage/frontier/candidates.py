@@ -29,6 +29,7 @@ class Candidate:
         total_s: the sum of ``gain_N``.
         course: when it was present; None if the evidence of the run has not named it.
         exposed_s: the mean exposed time of the steps that it fills.
+        back_in: of a whole unit whose fault is recurring, the stage that has most of what comes back, if one has.
     """
 
     suspect: Suspect
@@ -37,6 +38,7 @@ class Candidate:
     total_s: float
     course: Course | None
     exposed_s: float
+    back_in: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +85,19 @@ def candidates_of(unit: Unit, context: WindowContext) -> list[Candidate]:
         led_N = (gain_N >= context.present_s) & (gain_N > 0.0)
         if led_N.any() and (stage is not None or not tells):
             found.append(_candidate(unit, stage, gain_N, led_N, course, context))
+    if found and found[-1].suspect.pattern == "recurring" and found[-1].suspect.stage is None:
+        found[-1] = replace(found[-1], back_in=_back_in(unit, course, context))
     return found
+
+
+def _back_in(unit: Unit, course: Course | None, context: WindowContext) -> str | None:
+    """The stage that dominates what a recurring fault adds to the unit's other steps; None if none does."""
+    assert course is not None
+    between_N = context.used_N & ~course.filled_N
+    if not between_N.any():
+        return None
+    added_S = unit.over_NS[course.filled_N].mean(axis=0) - medians(unit.over_NS[between_N], axis=0)
+    return context.schema.stages[int(added_S.argmax())] if one_stage_dominates(added_S, context.settings) else None
 
 
 def _course(unit: Unit, context: WindowContext) -> Course | None:

@@ -73,6 +73,8 @@ class Settings:
         best_fraction: fraction of these samples, two at least, that must be as good for a level to be the job's best (a
             quarter: not the luckiest sample of a month).
         min_over_best_fraction: how much slower than its best a job must be to be called regressed (5 %).
+        slower_fraction: a step counts as slower if it, or one stage of it, takes this much of a step longer than the
+            best (3 %: below the 5 % that are reported; more where blocks of ``best_steps`` differ by chance).
     """
 
     min_gain_fraction: float = 0.04
@@ -99,19 +101,12 @@ class Settings:
     best_steps: int = 50
     best_fraction: float = 0.25
     min_over_best_fraction: float = 0.05
+    slower_fraction: float = 0.03
 
     @property
     def min_event_fraction(self) -> float:
         """The smallest clear event: half of what is worth a capture."""
         return self.min_gain_fraction / 2
-
-    @property
-    def slower_fraction(self) -> float:
-        """What a slower step, or one stage of it, takes longer than the best, as a fraction of that step: at least.
-
-        The larger part of what is reported; more where blocks of ``best_steps`` differ by chance.
-        """
-        return self.larger_part_fraction * self.min_over_best_fraction
 
     @property
     def smaller_part_fraction(self) -> float:

@@ -140,7 +140,12 @@ def unambiguous(evidence: WindowEvidence) -> Candidate | None:
     rivals = (one for one in evidence.candidates if not set(one.suspect.ranks) & set(first.suspect.ranks))
     again = [one for one in rivals if one.course is not None and one.suspect.pattern != "one-off"]
     second_s = max((one.total_s for one in again if is_single(one.suspect)), default=0.0)
-    return first if second_s < evidence.settings.most_fraction * first.total_s else None
+    if second_s >= evidence.settings.most_fraction * first.total_s:
+        return None
+    if first.back_in is None:
+        return first
+    mine = (one for one in found if one.suspect.ranks == first.suspect.ranks)
+    return next((one for one in mine if one.suspect.stage == first.back_in), first)
 
 
 def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from sftriage.frontier import Settings, judge
 from sftriage.windows.counting import counted_of
 from sftriage.words.explaining import explain
-from tests.unit.frontier.windows import Fault, Job, at, from_step, gaussian, heavy_tailed
+from tests.unit.frontier.windows import Fault, Job, at, every, from_step, gaussian, heavy_tailed
 
 SETTINGS = Settings()
 SHORT = Job(
@@ -246,6 +246,15 @@ def test_a_stage_is_named_though_in_most_steps_something_is_late_in_another():
     others = [Fault(stage, 2, 0.007, at(*range(60 + first, 400, 5))) for stage, first in late]
     # THEN it is named in that stage
     assert names(verdicts(Job(n_steps=400).run(slow, *others))) == {((2,), "optimizer")}
+
+
+@pytest.mark.parametrize(("comes_back", "stage"), [(("data",), "data"), (("data", "forward", "optimizer"), None)])
+def test_of_what_comes_back_the_stage_is_that_which_it_adds_to(comes_back, stage):
+    # GIVEN a rank that is a little slow in two stages, and every 15th step is late in one stage, or in three alike
+    little = [Fault(one, 2, 0.0006) for one in ("forward", "optimizer")]
+    late = [Fault(one, 2, 0.025 / len(comes_back), every(15)) for one in comes_back]
+    # THEN it is named in that stage, or as a whole
+    assert names(verdicts(Job(n_steps=400).run(*little, *late))) == {((2,), stage)}
 
 
 def test_one_of_two_ranks_is_named_though_the_other_has_always_had_more_to_do():
