@@ -29,7 +29,7 @@ class Candidate:
         total_s: the sum of ``gain_N``.
         course: when it was present; None if the evidence of the run has not named it.
         exposed_s: the mean exposed time of the steps that it fills.
-        back_in: of a whole unit whose fault is recurring, the stage that has most of what comes back, if one has.
+        dominant_stage: of a whole unit whose fault is recurring, the stage that has most of what comes back, if any.
     """
 
     suspect: Suspect
@@ -38,7 +38,7 @@ class Candidate:
     total_s: float
     course: Course | None
     exposed_s: float
-    back_in: str | None = None
+    dominant_stage: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,14 +85,11 @@ def candidates_of(unit: Unit, context: WindowContext) -> list[Candidate]:
         led_N = (gain_N >= context.present_s) & (gain_N > 0.0)
         if led_N.any() and (stage is not None or not tells):
             found.append(_candidate(unit, stage, gain_N, led_N, course, context))
-    if found and found[-1].suspect.pattern == "recurring" and found[-1].suspect.stage is None:
-        found[-1] = replace(found[-1], back_in=_back_in(unit, course, context))
     return found
 
 
-def _back_in(unit: Unit, course: Course | None, context: WindowContext) -> str | None:
+def _dominant_stage(unit: Unit, course: Course, context: WindowContext) -> str | None:
     """The stage that dominates what a recurring fault adds to the unit's other steps; None if none does."""
-    assert course is not None
     between_N = context.used_N & ~course.filled_N
     if not between_N.any():
         return None
@@ -132,8 +129,11 @@ def _candidate(
         persistence=float(led_N[context.used_N].mean()),
         pattern="one-off",
     )
+    dominant = None
     if course is not None:
         onset = course.onset
+        if stage is None and course.pattern == "recurring":
+            dominant = _dominant_stage(unit, course, context)
         suspect = replace(
             suspect,
             pattern=course.pattern,
@@ -141,7 +141,7 @@ def _candidate(
             onset_step=onset.step,
             onset_range=(onset.earliest, onset.latest),
         )
-    return Candidate(suspect, gain_N, unit.lateness_N, float(gain_N.sum()), course, exposed_s)
+    return Candidate(suspect, gain_N, unit.lateness_N, float(gain_N.sum()), course, exposed_s, dominant)
 
 
 def _added_s(

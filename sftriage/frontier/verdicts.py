@@ -142,10 +142,10 @@ def unambiguous(evidence: WindowEvidence) -> Candidate | None:
     second_s = max((one.total_s for one in again if is_single(one.suspect)), default=0.0)
     if second_s >= evidence.settings.most_fraction * first.total_s:
         return None
-    if first.back_in is None:
+    if first.dominant_stage is None:
         return first
     mine = (one for one in found if one.suspect.ranks == first.suspect.ranks)
-    return next((one for one in mine if one.suspect.stage == first.back_in), first)
+    return next((one for one in mine if one.suspect.stage == first.dominant_stage), first)
 
 
 def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
