@@ -25,7 +25,7 @@ ALONE := tests/integration/test_descheduled.py
 KUBE := $(wildcard tests/integration/test_kube_*.py)
 
 # What is built of the recorder and the seams, where there is a compiler.
-WRITER := sftriage/recorder/_moments.c sftriage/seams/_seam.c
+WRITER := $(wildcard sftriage/recorder/*.c) sftriage/seams/_seam.c
 
 .PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-deps gpu-check soak unit openers frameworks check lint types imports clean
 .DELETE_ON_ERROR:

@@ -24,6 +24,9 @@ BENCH_STEPS = 3000
 LIMIT_S = 3600.0
 """For each part of the report: a driver that hangs is to be in it, and not to keep it from being written."""
 
+MARK = "needs.gpu"
+"""What a file has in which tests want a GPU: others are not even imported, for they want more than such a host has."""
+
 NEEDED = ("torch", "sftriage", "numpy", "pytest", "hypothesis")
 
 
@@ -104,8 +107,9 @@ def main() -> None:
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
     report = ["# sftriage on a GPU", "", f"- commit {commit.strip() or 'unknown'}", *machine()]
     failed = False
+    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARK in path.read_text("utf-8")]
     for title, command in (
-        ("Tests", ("-m", "pytest", "-m", "gpu", "-v", "--durations=0", "tests/unit", "tests/integration")),
+        ("Tests", ("-m", "pytest", "-m", "gpu", "-v", "--durations=0", *files)),
         ("Cost of a boundary", ("tests/bench/device_cost.py", "--steps", str(BENCH_STEPS))),
         ("Cost of a boundary, for programs", ("tests/bench/device_cost.py", "--steps", str(BENCH_STEPS), "--json")),
     ):

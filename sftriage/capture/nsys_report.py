@@ -45,7 +45,8 @@ def to_report(raw: Path, nsys: Path, run: Run) -> Generator[None, None, Path]:
         raise CaptureError("nsys left a .qdstrm, and there is no QdstrmImporter to make a report of it")
     made = raw.with_suffix(".nsys-rep")
     found = yield from run([importer, "-i", raw, "-o", made], CONVERT_S)
-    if found.status or not made.exists():
+    # Where it complains of events that it does not know, the report is there all the same: its export shows what of it.
+    if not made.exists():
         raise CaptureError(f"QdstrmImporter: {found.problem()}")
     raw.unlink()
     return made

@@ -10,7 +10,7 @@ from pydantic import Field
 from sftriage.decisions import ProfilerChoice
 from sftriage.policy import quantities
 from sftriage.policy.contradictions import CONTROL_RANKS, PROFILER, SAMPLE
-from sftriage.policy.fields import Listed, PolicyModel, Rank, TraceSize
+from sftriage.policy.fields import Listed, PolicyModel, Rank, TraceSize, some_or_left_out
 
 
 class TorchOptions(PolicyModel):
@@ -31,21 +31,17 @@ class TorchOptions(PolicyModel):
 class NsysOptions(PolicyModel):
     """What Nsight Systems records of the process, from outside of it."""
 
-    trace: Listed[Literal["cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx"]] = Field(
-        default=("cuda", "nvtx", "osrt"),
+    trace: Listed[Literal["cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx"]] | None = Field(
+        default=None,
         max_length=7,
-        json_schema_extra={"minItems": 1},  # pydantic's own would count an invalid entry as one that is missing
-        description="The interfaces whose calls are recorded.",
+        json_schema_extra=some_or_left_out,
+        description="The interfaces whose calls are recorded: as a rule those that the ranks were launched with "
+        "(`--nsys-trace`), of which these have to be some.",
     )
     sample: Literal["none", "cpu"] = Field(
         default="none", description="Whether the stacks of the process are sampled (`cpu`), which slows it."
     )
     sqlite: bool = Field(default=True, description="Export the report to SQLite too, which other programs can read.")
-
-    @property
-    def trace_said(self) -> bool:
-        """Whether ``trace`` is said; where ``auto`` chose it, nsys records else what the ranks were launched with."""
-        return "trace" in self.model_fields_set
 
 
 class StacksOptions(PolicyModel):

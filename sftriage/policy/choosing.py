@@ -89,18 +89,12 @@ def computes(stage: str, sync: Collection[str] = ()) -> bool:
     return stage in sync or not COMPUTE.isdisjoint(re.split(r"[^a-z0-9]+", stage.lower()))
 
 
-def options_of(capture: Capture, means: Means, *, by_hand: bool = False) -> dict[str, Any]:
-    """The options of what runs, ready for JSON.
-
-    Where nobody says what nsys is to trace, because ``auto`` chose it or a person asks ``by_hand``, it is what the
-    ranks were launched with.
-    """
+def options_of(capture: Capture, means: Means) -> dict[str, Any]:
+    """The options of what runs, ready for JSON."""
     if means.profiler == "stacks" and not means.once:
         return {SAMPLE_STACKS: True, SAMPLES_PER_SECOND: capture.samples_per_second}
     options = {"torch": capture.torch, "nsys": capture.nsys, "stacks": capture.stacks}[means.profiler]
-    values: dict[str, Any] = options.model_dump(mode="json")
+    values: dict[str, Any] = options.model_dump(mode="json", exclude_none=True)
     if values.get(SAMPLE_STACKS):
         values[SAMPLES_PER_SECOND] = capture.samples_per_second
-    if means.profiler == "nsys" and (by_hand or capture.profiler != "nsys") and not capture.nsys.trace_said:
-        del values["trace"]
     return values

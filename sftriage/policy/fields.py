@@ -116,6 +116,13 @@ def left_out(schema: JsonDict) -> None:
         schema.update(choices[0])
 
 
+def some_or_left_out(schema: JsonDict) -> None:
+    """Describe a list that names one at least, or is left out."""
+    left_out(schema)
+    # (by no bound of pydantic's, which would count an invalid entry as one that is missing)
+    schema["minItems"] = 1
+
+
 def one_left_out(schema: JsonDict) -> None:
     """Describe a field that has one value, or is left out."""
     left_out(schema)

@@ -138,7 +138,7 @@ def _requests(
             warmup_steps=by.warmup_steps(manual.warmup_steps),
             max_seconds=manual.max_seconds,
             max_bytes=manual.max_bytes,
-            options=options_of(capture, by, by_hand=True),
+            options=options_of(capture, by),
         )
         for number, (rank, by) in enumerate(means.items(), start=1)
     )

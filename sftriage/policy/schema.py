@@ -424,7 +424,7 @@ class TriagePolicy(PolicyModel):
         """
         filled = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         filled["spec"]["limits"]["captures_per_day"] = self.spec.limits.day_limit
-        for rule, said in zip(filled["spec"]["rules"], self.spec.rules, strict=True):
+        for rule in filled["spec"]["rules"]:
             if "reason" in rule["match"]:
                 del rule["match"]["label"]
             capture = rule.get("capture")
@@ -432,7 +432,4 @@ class TriagePolicy(PolicyModel):
                 continue
             for word in unsaid(capture, stalled=rule["match"].get("label") == "stalled"):
                 capture.pop(word, None)
-            if capture["profiler"] == "auto" and said.capture is not None and not said.capture.nsys.trace_said:
-                # (what the ranks were launched with)
-                capture.get("nsys", {}).pop("trace", None)
         return filled

@@ -14,6 +14,7 @@
 #include <Python.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
 #include <sys/mman.h>
@@ -106,44 +107,66 @@ OFTEN long long note(Log *log, uint64_t code) {
   return at_ns;
 }
 
-OFTEN long long begin(Log *log, long long number) {
-  put(log, NUMBER, (uint64_t)number);
-  long long at_ns = note(log, BEGIN);
-  if (at_ns < 0) return -1;
-  log->number = number;
-  log->owner = thread();
-  return at_ns;
-}
-
-OFTEN int end(Log *log, uint64_t code) {
-  if (note(log, code) < 0) return -1;
-  log->owner = 0;
-  log->published++;
-  return 0;
-}
-
 /* What was called returns None, or raises nothing but what ends a program. */
 SELDOM PyObject *answered(PyObject *answer) {
   if (answer == NULL && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear(), answer = Py_None, Py_INCREF(answer);
   return answer;
 }
 
+static void freed(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+#include "_device.c"
+
+OFTEN long long begin(Log *log, long long number) {
+  put(log, NUMBER, (uint64_t)number);
+  long long at_ns = note(log, BEGIN);
+  if (at_ns < 0) return -1;
+  log->number = number;
+  log->owner = thread();
+  Device *device = device_of(log);
+  if (device) device_begin(log, device, number, at_ns);
+  return at_ns;
+}
+
+OFTEN int end(Log *log, uint64_t code) {
+  long long at_ns = note(log, code);
+  if (at_ns < 0) return -1;
+  Device *device = device_of(log);
+  if (device) device_end(log, device, at_ns, code == LEFT);
+  log->owner = 0;
+  log->published++;
+  if (device) device_settle(log, device, READ_A_STEP);
+  return 0;
+}
+
 static PyObject *closed(void) { return PyErr_SetString(PyExc_ValueError, "the log is closed"), NULL; }
 
 /* Span */
+
+SELDOM PyObject *told(Log *log, unsigned long long code, long long at_ns) {
+  Device *device = device_of(log);
+  if (device) device_follow(log, device, code, at_ns);
+  PyObject *listener = device ? device->listener : log->listener;
+  if (!listener || listener == Py_None) Py_RETURN_NONE;
+  Py_INCREF(listener); /* it may close the log */
+  PyObject *answer = answered(PyObject_CallFunction(listener, "K", code));
+  Py_DECREF(listener);
+  return answer;
+}
 
 OFTEN PyObject *boundary(Log *log, unsigned long long code) {
   if (thread() != log->owner) {
     if (!log->map) Py_RETURN_NONE;
     return answered(PyObject_CallMethod(log->recording, "stray", "K", code));
   }
-  if (note(log, code) < 0) return answered(NULL);
-  PyObject *listener = log->listener;
-  if (!listener || listener == Py_None) Py_RETURN_NONE;
-  Py_INCREF(listener); /* it may close the log */
-  PyObject *answer = answered(PyObject_CallFunction(listener, "K", code));
-  Py_DECREF(listener);
-  return answer;
+  long long at_ns = note(log, code);
+  if (at_ns < 0) return answered(NULL);
+  if (!log->listener || log->listener == Py_None) Py_RETURN_NONE;
+  return told(log, code, at_ns);
 }
 
 OFTEN PyObject *next_step(Log *log) {
@@ -217,12 +240,6 @@ static PyObject *calls_stage(PyObject *self, PyObject *const *given, Py_ssize_t 
     calls->quick[calls->known].name = given[0], calls->quick[calls->known++].stage = stage;
   }
   return stage;
-}
-
-static void freed(PyObject *self) {
-  PyTypeObject *type = Py_TYPE(self);
-  ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-  Py_DECREF(type);
 }
 
 /* Log */
@@ -383,6 +400,7 @@ static PyType_Spec specs[] = {
     {"sftriage.recorder._moments.Log", sizeof(Log), 0, Py_TPFLAGS_DEFAULT, log_slots},
     {"sftriage.recorder._moments.Span", sizeof(Span), 0, Py_TPFLAGS_DEFAULT, span_slots},
     {"sftriage.recorder._moments.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, calls_slots},
+    {"sftriage.recorder._moments.Device", sizeof(Device), 0, Py_TPFLAGS_DEFAULT, device_slots},
 };
 
 static PyObject *added(PyObject *module, PyType_Spec *spec) {
@@ -397,6 +415,7 @@ static PyObject *moments(void) {
   static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_moments", "The writer of moments, in C.", -1, NULL};
   PyObject *made = PyModule_Create(&module);
   log_type = (PyTypeObject *)added(made, &specs[0]), span_type = (PyTypeObject *)added(made, &specs[1]);
-  if (!log_type || !span_type || !added(made, &specs[2])) Py_CLEAR(made);
+  device_type = (PyTypeObject *)added(made, &specs[3]);
+  if (!log_type || !span_type || !device_type || !added(made, &specs[2])) Py_CLEAR(made);
   return made;
 }

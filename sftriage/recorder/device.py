@@ -8,17 +8,23 @@ round to in time goes without. What it writes carries the job's number of the st
 What is seen is the stream that is current when the step begins, and what other streams make it wait for: NCCL's, where
 DDP's own stream has to wait for the last bucket. The moment of the last gradient, where that is watched, is an event in
 the stream that the gradient is computed in.
+
+There are two forms, as of the log. A log in C does all of this by itself (``_device.c``), with the driver's own
+functions, and with one event for two boundaries between which nothing can have been launched. `DeviceTime` does it with
+torch's, for a log in Python and where the driver is not CUDA's; the recording tells it of steps and boundaries.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
 
 from sftriage.recorder import layout
 from sftriage.recorder.log import warn
-from sftriage.recorder.moments import Log
+from sftriage.recorder.moments import Form, Log
 
 IN_FLIGHT = 16
 """Steps whose events may be on their way: a host that runs further ahead of its GPU leaves steps out."""
@@ -41,6 +47,59 @@ def cuda_in_use() -> bool:
     # (torch may be half imported, in another thread)
     asked = getattr(cuda, "is_initialized", None)
     return asked is not None and bool(asked())
+
+
+class DeviceLog(Protocol):
+    """What a recording asks of device time, of either form."""
+
+    listener: Callable[[int], object] | None
+    """Of the form in C, which is the log's listener: who else is told of boundaries."""
+
+    def gradient(self, visit: int, /) -> None:
+        """Another gradient of a visit to the split sync stage has been launched, in whatever thread this is."""
+
+    def note(self, capturing: bool, visits: Collection[int], /) -> None:
+        """Say of the step that ends whether it was captured, and of which visits the last gradient is known."""
+
+    def close(self, log: Log, /) -> None:
+        """Write down what the device is through with by now. A second call does nothing."""
+
+
+_DRIVER = "libcuda.so.1"
+_FUNCTIONS = (
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventElapsedTime",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuEventDestroy_v2",
+)
+
+
+def driver() -> tuple[int, ...]:
+    """Where the functions that ``_device.c`` calls are, in its order, in the driver that torch has loaded.
+
+    Raises:
+        OSError: it is not CUDA's.
+        AttributeError: it lacks one of them.
+    """
+    import ctypes  # (not in a job that has no GPU)
+
+    library = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD)
+    return tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS)
+
+
+def in_c(form: Form) -> DeviceLog | None:
+    """Device time that a log in C records by itself, where CUDA's driver is; None elsewhere."""
+    if form.device is None:
+        return None
+    torch = sys.modules["torch"]
+    try:
+        made: DeviceLog = form.device(driver(), torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream)
+    except Exception:
+        return None
+    return made
 
 
 class _Step:
@@ -68,8 +127,8 @@ class _Step:
 class DeviceTime:
     """Records device time for one log, from when CUDA is in use. None of its methods raises."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, log: Log, failed: Callable[[str], None]) -> None:
+        self._log, self._failed = log, failed
         self._cuda: Any = sys.modules["torch"].cuda
         self._stream: Any = None
         self._open: _Step | None = None
@@ -81,6 +140,7 @@ class DeviceTime:
         self._spare: list[Any] = []
         self._spare_ready: list[Any] = []
         self._watches = True
+        self.listener: Callable[[int], object] | None = None
         self.off = False
 
     def begin(self, number: int, start_ns: int) -> None:
@@ -132,18 +192,23 @@ class DeviceTime:
             opened.ready[visit] = event
         event.record(self._cuda.current_stream())
 
-    def end(self, capturing: bool, incomplete: bool) -> _Step | None:
-        """The step ends. What is known of it, if its times will be."""
+    def note(self, capturing: bool, visits: Collection[int]) -> None:
+        """Say of the step that ends whether it was captured, and of which visits the last gradient is known."""
+        opened = self._open
+        if opened is not None:
+            opened.capturing = capturing
+            opened.visits = tuple(visit for visit in visits if visit in opened.ready)
+
+    def end(self, incomplete: bool) -> None:
+        """The step ends."""
         self.mark(layout.OTHER_STAGE)
         opened, self._open = self._open, None
         if opened is None:
-            return None
+            return
         if incomplete:
             self._free(opened)
-            return None
-        opened.capturing = capturing
-        self._steps.append(opened)
-        return opened
+        else:
+            self._steps.append(opened)
 
     def settle(self) -> None:
         """Between two steps: write down those that the device is through with."""
@@ -154,7 +219,7 @@ class DeviceTime:
         except Exception as error:
             self._fail(error)
 
-    def close(self) -> None:
+    def close(self, log: Log) -> None:
         """Write down what the device is through with by now. A second call does nothing."""
         if self.off:
             return
@@ -212,8 +277,7 @@ class DeviceTime:
     def _fail(self, error: Exception) -> None:
         """Go without device time from now on: the host's times go on."""
         self.off, self._open = True, None
-        self._log.set_live(layout.ON_DEVICE, layout.UNTIMED)
-        warn("no device time any more: %r", error)
+        self._failed(repr(error))
 
 
 def _elapsed_ns(start: Any, end: Any) -> int:

@@ -68,6 +68,9 @@ class Owner(Protocol):
     def stray(self, code: int) -> None:
         """A boundary outside the step of this thread."""
 
+    def device_failed(self, why: str) -> None:
+        """There is no device time any more: told by the form in C."""
+
 
 class Log:
     """The mapped log of one rank, in a file that has its header, with room for a log of so many words.
@@ -326,7 +329,8 @@ class Form:
     """One of the two forms: its types, by what they make; and the ``step`` and ``stage`` that a monitor inherits.
 
     ``seam`` makes what `sftriage.seams` puts around functions of torch once a job is in its stride, where there is
-    something that does that with less than functions in Python do.
+    something that does that with less than functions in Python do. ``device`` makes device time that the log records by
+    itself: see `sftriage.recorder.device`.
     """
 
     name: str
@@ -335,6 +339,7 @@ class Form:
     step: Callable[[Any], AbstractContextManager[None]]
     calls: type = object
     seam: Callable[..., Any] | None = None
+    device: Callable[..., Any] | None = None
 
 
 PYTHON = Form("Python", Log, Stage, lambda log: log)
@@ -369,7 +374,7 @@ def _chosen() -> tuple[Form, str]:
         return PYTHON, f"{FORM_ENV} asks for it"
     try:
         c = _binary()
-        return Form("C", c.Log, c.Span, c.Span, c.Calls, getattr(c, "Seam", None)), ""
+        return Form("C", c.Log, c.Span, c.Span, c.Calls, c.Seam, c.Device), ""
     except (ImportError, AttributeError) as error:  # not there, or left over from another version
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             return PYTHON, "this Python is free-threaded: the form in C is for the stable ABI, which it has not"

@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import replace
 from numbers import Integral
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sftriage.errors import RingError, SchemaError
 from sftriage.recorder import layout
-from sftriage.recorder.device import CUDA_START_STEPS, DeviceTime, cuda_in_use
+from sftriage.recorder.device import CUDA_START_STEPS, DeviceLog, DeviceTime, cuda_in_use, in_c
 from sftriage.recorder.files import forget_locks
 from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.log import warn
@@ -28,6 +28,8 @@ from sftriage.recorder.ring import RingFile
 from sftriage.records import OTHER, StageSchema
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sftriage.recorder.answering import Answering
     from sftriage.recorder.gradients import GradientWatch
     from sftriage.recorder.moments import Stage
@@ -69,9 +71,12 @@ class Recording:
         self._cuda_steps_left = CUDA_START_STEPS
         # The stages that are open, outermost first: followed only while somebody listens.
         self._open: list[int] = []
+        self._listening = False
         self._seen: set[str] = set()
         self.watch: GradientWatch | None = None
-        self.device: DeviceTime | None = None
+        self.device: DeviceLog | None = None
+        # The same, where it is told of steps and boundaries from here.
+        self._driven: DeviceTime | None = None
         _recordings.add(self)
 
     def begin(self, number: int | None) -> None:
@@ -92,8 +97,8 @@ class Recording:
             begun_ns = log.begin(number)
             if self._capturing:
                 log.put(layout.CAPTURING, 1)
-            if self.device is not None:
-                self.device.begin(number, begun_ns)
+            if self._driven is not None:
+                self._driven.begin(number, begun_ns)
         except Exception as error:
             self.fail(error)
 
@@ -145,6 +150,11 @@ class Recording:
             self.misused("a stage was left that is not open in this thread's step")
         else:
             self.misused("a stage was entered outside a step, or in another thread than the step's")
+
+    def device_failed(self, why: str) -> None:
+        """Go without device time from now on: the host's times go on."""
+        self.log.set_live(layout.ON_DEVICE, layout.UNTIMED)
+        warn("no device time any more: %s", why)
 
     def declare(self, stage: object, sync: bool) -> None:
         """Another stage, the last one before ``other``; one that is there already stays as it is."""
@@ -216,9 +226,12 @@ class Recording:
         try:
             # The hook first: as long as the ring is open, whoever waits for a result knows that one may come.
             try:
-                for part in (self.watch, self.device, self._answering):
-                    if part is not None:
-                        part.close()
+                if self.watch is not None:
+                    self.watch.close()
+                if self.device is not None:
+                    self.device.close(self.log)
+                if self._answering is not None:
+                    self._answering.close()
                 self._hook.close(wait)
             finally:
                 self.log.set_live(layout.CLOSED, 1)
@@ -263,18 +276,25 @@ class Recording:
             if cuda_in_use():
                 self._cuda_steps_left = 0
                 self.log.set_live(layout.ON_DEVICE, layout.TIMED if self._device_time else layout.UNTIMED)
-                self.device = DeviceTime(self.log) if self._device_time else None
-        attentive = self._cuda_steps_left or self.device is not None
+                if self._device_time:
+                    self.device = in_c(self._ring.form)
+                    if self.device is None:
+                        self.device = self._driven = DeviceTime(self.log, self.device_failed)
+        attentive = self._cuda_steps_left or self._driven is not None
         self.log.seen = NEVER if attentive else self._rings_handled
         self._attend()
 
     def _attend(self) -> None:
         """Have the log ask at the end of a step, and tell of each boundary, while somebody wants that."""
-        listening = self.device is not None or (self._capturing and self._hook.annotating)
-        if listening and self.log.listener is None:
+        listening = self._driven is not None or (self._capturing and self._hook.annotating)
+        if listening and not self._listening:
             self._open.clear()
+        self._listening = listening
         self.log.listener = self._follow if listening else None
-        self.log.ends_slowly = self._capturing or self.device is not None or self.watch is not None
+        if self.device is not None and self._driven is None:
+            self.device.listener = self.log.listener
+            self.log.listener = cast("Callable[[int], object]", self.device)  # (which it knows what to do with)
+        self.log.ends_slowly = self._capturing or self._driven is not None or self.watch is not None
 
     def _follow(self, code: int) -> None:
         """A stage was entered or left, and somebody wants to know in which one the rank is now."""
@@ -287,8 +307,8 @@ class Recording:
                     pass
             if self._capturing and self._hook.annotating:
                 self._hook.follow([self._name(one) for one in self._open])
-            if self.device is not None:
-                self.device.mark(self._open[-1] >> 1 if self._open else layout.OTHER_STAGE)
+            if self._driven is not None:
+                self._driven.mark(self._open[-1] >> 1 if self._open else layout.OTHER_STAGE)
         except Exception as error:
             self.fail(error)
 
@@ -297,20 +317,20 @@ class Recording:
         return OTHER if number == layout.OTHER_STAGE else self.info.schema.stages[number - 1]
 
     def _end(self, code: int) -> None:
-        log, watch, device = self.log, self.watch, self.device
-        timed = None if device is None else device.end(self._capturing, code == layout.LEFT)
-        if watch is not None:
-            ready = watch.collect(code == layout.LEFT)
-            for ready_ns in ready.values():
-                log.put(layout.READY, max(0, ready_ns - self.info.started_mono_ns))
-            if timed is not None:
-                timed.visits = tuple(visit for visit in ready if visit in timed.ready)
+        log, watch, driven = self.log, self.watch, self._driven
+        ready = {} if watch is None else watch.collect(code == layout.LEFT)
+        for ready_ns in ready.values():
+            log.put(layout.READY, max(0, ready_ns - self.info.started_mono_ns))
+        if self.device is not None:
+            self.device.note(self._capturing, tuple(ready))
+        if driven is not None:
+            driven.end(code == layout.LEFT)
         log.end(code)
         self._open.clear()
         if watch is not None and watch.due:
             watch.settle()
-        if device is not None:
-            device.settle()
+        if driven is not None:
+            driven.settle()
         if self._capturing:
             self._capturing = False
             self._hook.after_step()

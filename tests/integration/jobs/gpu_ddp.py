@@ -16,6 +16,8 @@ from torch import nn
 import sftriage
 
 SLOW_S, CYCLES = 0.030, 5_000_000
+DEPTH = 12
+"""How often the layers are gone through: kernels of some milliseconds, beside which a host is not late by launching."""
 
 
 class Slow(torch.autograd.Function):
@@ -58,11 +60,12 @@ def main() -> None:
     if own:
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if own else "gloo")
-    width = 1024 if device == "cuda" else 64
-    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).to(device)
+    width, samples = (1024, 4096) if device == "cuda" else (64, 256)
+    layers = nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+    model = nn.Sequential(*(layers * (DEPTH // 2))).to(device)
     ddp = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
-    hold, batch = held_up(device), torch.randn(256, width, device=device)
+    hold, batch = held_up(device), torch.randn(samples, width, device=device)
     with sftriage.Monitor() as monitor:
         monitor.watch(ddp)
         for step in range(steps):

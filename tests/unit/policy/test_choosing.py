@@ -70,18 +70,11 @@ def test_any_other_is_the_hosts_work_unless_ranks_wait_in_it(stage):
         # What the ranks were launched with, where nobody says otherwise
         ({}, Means("nsys"), {"sample": "none", "sqlite": True}),
         ({"nsys": {"trace": ["nvtx"]}}, Means("nsys"), {"trace": ["nvtx"], "sample": "none", "sqlite": True}),
-        ({"profiler": "nsys"}, Means("nsys"), {"trace": ["cuda", "nvtx", "osrt"], "sample": "none", "sqlite": True}),
+        ({"profiler": "nsys"}, Means("nsys"), {"sample": "none", "sqlite": True}),
     ],
 )
 def test_what_runs_has_its_own_options(asked, means, options):
     assert options_of(Capture.model_validate(asked), means) == options
-
-
-def test_whoever_asks_for_nsys_by_hand_has_what_the_ranks_were_launched_with():
-    asked = Capture.model_validate({"profiler": "nsys"})
-    assert options_of(asked, Means("nsys"), by_hand=True) == {"sample": "none", "sqlite": True}
-    said = Capture.model_validate({"profiler": "nsys", "nsys": {"trace": ["nvtx"]}})
-    assert options_of(said, Means("nsys"), by_hand=True)["trace"] == ["nvtx"]
 
 
 def test_stacks_alone_need_no_warm_up_and_a_look_from_outside_no_steps():
