@@ -25,7 +25,7 @@ from sftriage.capture import nsys_dialect as dialect
 from sftriage.capture.bounded import BoundedProgram, Finished
 from sftriage.capture.executor import Course, InTurns, RankLook, Turns, mailbox_of
 from sftriage.capture.nsys_rank import NOTE
-from sftriage.capture.nsys_report import check, to_export, to_report
+from sftriage.capture.nsys_report import check, to_export, to_report, unread
 from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError, RingError
 from sftriage.records import RankStatus
@@ -320,11 +320,13 @@ class NsysCapture(InTurns):
 
     def _make(self, steps: tuple[int, int]) -> Turns:
         """From what nsys left to what was promised, in the spool."""
-        self._raw = yield from to_report(self._raw, self._place.binary, self._run)
+        self._raw, complaint = yield from to_report(self._raw, self._place.binary, self._run)
         self._bounded(self._raw, "report")
         export, contents = yield from to_export(self._raw, self._place.binary, self._run)
         marked = self._marked is not None and "nvtx" in self._place.traces
-        check(contents, range(steps[0], steps[1] + 1) if marked else (), self._place.traces)
+        check(contents, range(steps[0], steps[1] + 1) if marked else (), self._place.traces, complaint)
+        if complaint:
+            self._notes.append(unread(complaint))
         self._notes.append(f"the report holds {contents.environments} entries of processes' environments")
         if self.request.options.get("sqlite", False):
             self._bounded(export, "export")

@@ -31,25 +31,33 @@ Run = Callable[[list[str | Path], float], Generator[None, None, Finished]]
 """Runs a program to its end, or its deadline, turn by turn."""
 
 
-def to_report(raw: Path, nsys: Path, run: Run) -> Generator[None, None, Path]:
+def to_report(raw: Path, nsys: Path, run: Run) -> Generator[None, None, tuple[Path, str]]:
     """The ``.nsys-rep`` of what nsys left, which is that already where nsys has found its importer.
 
+    And what the importer complains of, or "": what it does not know it leaves out, with all that comes after, as one
+    does that is older than the job's CUDA.
+
     Raises:
-        CaptureError: there is no importer, or it fails.
+        CaptureError: there is no importer, or it makes no report.
     """
     if raw.suffix != ".qdstrm":
-        return raw
+        return raw, ""
     beside = [directory / "QdstrmImporter" for directory in nsys.resolve().parent.parent.glob("host-linux-*")]
     importer = next((path for path in (*beside, *map(Path, IMPORTERS)) if path.exists()), None)
     if importer is None:
         raise CaptureError("nsys left a .qdstrm, and there is no QdstrmImporter to make a report of it")
     made = raw.with_suffix(".nsys-rep")
     found = yield from run([importer, "-i", raw, "-o", made], CONVERT_S)
-    # Where it complains of events that it does not know, the report is there all the same: its export shows what of it.
     if not made.exists():
         raise CaptureError(f"QdstrmImporter: {found.problem()}")
     raw.unlink()
-    return made
+    return made, complaint_of(found) if found.status else ""
+
+
+def complaint_of(found: Finished) -> str:
+    """What an importer that failed could not do, in its own words."""
+    said = _COMPLAINT.search(found.output)
+    return said[1][:200] if said else f"exit status {found.status}"
 
 
 def to_export(report: Path, nsys: Path, run: Run) -> Generator[None, None, tuple[Path, ReportContents]]:
@@ -71,6 +79,7 @@ def to_export(report: Path, nsys: Path, run: Run) -> Generator[None, None, tuple
 REMOVED = "[removed]"
 MAX_STEPS = 10_000
 
+_COMPLAINT = re.compile(r"tag_message\*\] = (.+?)(?:\\n|\n|\"|$)")
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _UPPER_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{2,}=")
@@ -122,6 +131,8 @@ def examine(path: Path) -> ReportContents:
     """
     try:
         with sqlite3.connect(f"file:{path}?mode=rw", uri=True) as database:
+            # Among what nsys keeps as text there is some that is none.
+            database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
             tables = _tables(database)
             if "StringIds" not in tables:
                 raise CaptureError("the export has no strings: it is not one of nsys")
@@ -135,20 +146,26 @@ def examine(path: Path) -> ReportContents:
     return ReportContents(**contents, environments=environments)
 
 
-def check(contents: ReportContents, promised: Sequence[int], traces: Sequence[str]) -> None:
+def check(contents: ReportContents, promised: Sequence[int], traces: Sequence[str], complaint: str = "") -> None:
     """Whether a report holds what was to be traced, and the steps that the trainer says it marked.
 
     Raises:
-        CaptureError: it is not; the message says what is missing.
+        CaptureError: it does not; the message says what is missing, and what the importer complained of.
     """
+    why = f"; {unread(complaint)}" if complaint else ""
     missing = sorted(set(promised) - set(contents.steps))
     if missing:
         some = ", ".join(map(str, missing[:10]))
-        raise CaptureError(f"the report lacks the NVTX ranges of step{'s' * (len(missing) > 1)} {some}")
+        raise CaptureError(f"the report lacks the NVTX ranges of step{'s' * (len(missing) > 1)} {some}{why}")
     if not contents.events:
-        raise CaptureError("the report holds no event at all")
+        raise CaptureError(f"the report holds no event at all{why}")
     if "cuda" in traces and contents.gpus and not contents.kernels:
-        raise CaptureError("the report holds no GPU kernel, though cuda was traced on a host with a GPU")
+        raise CaptureError(f"the report holds no GPU kernel, though cuda was traced on a host with a GPU{why}")
+
+
+def unread(complaint: str) -> str:
+    """What an importer's complaint means."""
+    return f"nsys could not read all that it had recorded ({complaint}): one as new as the job's CUDA can"
 
 
 def _tables(database: sqlite3.Connection) -> dict[str, list[str]]:
@@ -203,7 +220,7 @@ def _scrub(database: sqlite3.Connection, tables: dict[str, list[str]]) -> int:
                     better = REMOVED
                 if better != text:
                     count += is_environment(text)
-                    changed.append((better, row))
+                    changed.append((better.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), row))
             database.executemany(f"UPDATE {_quoted(table)} SET {name} = ? WHERE rowid = ?", changed)
     return count
 

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.capture.bounded import Finished
 from sftriage.capture.nsys_report import (
     REMOVED,
     ReportContents,
     check,
+    complaint_of,
     contents_of,
     examine,
     is_environment,
@@ -90,6 +92,44 @@ def test_an_export_is_counted_and_scrubbed_down_to_its_last_page(tmp_path):
         assert values == ["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5", REMOVED, "aten::mm"]
         assert ("CpuCores", 1, "2") in database.execute("SELECT * FROM TARGET_INFO_SYSTEM_ENV").fetchall()
     database.close()
+
+
+def test_what_is_no_text_in_an_export_is_kept_as_it_is(tmp_path):
+    # GIVEN an export of a GPU host: among its texts are bytes that are none
+    path, raw, environment = tmp_path / "a.sqlite", b"\n\xff\x01\b", b"HOME=/root\0NAME=\xff\xfe"
+    make_export(path, (3,), kernels=1, gpus=1)
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT)")
+        rows = [(value,) for value in (raw, environment)]
+        database.executemany("INSERT INTO META_DATA_CAPTURE VALUES ('x', CAST(? AS TEXT))", rows)
+    database.close()
+    # WHEN it is examined THEN what is in it is told, they are what they were, and no environment is left
+    found = examine(path)
+    assert (found.steps, found.kernels, found.environments) == ((3,), 1, 1)
+    with sqlite3.connect(path) as database:
+        database.text_factory = bytes
+        assert database.execute("SELECT value FROM META_DATA_CAPTURE").fetchall() == [(raw,), (REMOVED.encode(),)]
+    database.close()
+
+
+TOO_NEW = r"""**** Analysis failed with:
+        Value: "/QuadD/TraceProcessEvent.cpp(45): Throw in function GetCudaCallbackName(bool)\nDynamic exception
+type: boost::wrapexcept<InvalidArgumentException>\n[tag_message*] = Unknown runtime API function index: 440\n"
+Saved report file to "b.nsys-rep"
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "complaint"),
+    [(TOO_NEW, "Unknown runtime API function index: 440"), ("", "exit status 3"), ("It failed.\n", "exit status 3")],
+)
+def test_an_importer_that_is_older_than_cuda_says_what_it_does_not_know(output, complaint):
+    assert complaint_of(Finished(3, output)) == complaint
+    # AND where the report lacks something, that is the reason
+    with pytest.raises(CaptureError, match=r"no GPU kernel.*one as new as the job's CUDA can") as told:
+        check(contents(kernels=0), (3,), ("cuda",), complaint)
+    assert complaint in str(told.value)
+    check(contents(), (3,), ("cuda",), complaint)
 
 
 def test_a_range_that_never_ended_is_no_step(tmp_path):
