@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from sftriage.commands.output import print_json, results, write
 from sftriage.runtime.doctor import examine
@@ -53,7 +54,7 @@ def doctor(
     else:
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for one in findings:
-            table.add_row(one.what, f"[{_STYLES[one.state]}]{one.state}[/]", one.detail)
+            table.add_row(one.what, Text(one.state, _STYLES[one.state]), Text(one.detail))
         results().print(table)
     if any(one.what == "rings" and one.state == "missing" for one in findings):
         raise typer.Exit(1)
@@ -83,7 +84,7 @@ def _show(found: JobFound) -> None:
     about = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for what, text in lines.items():
         if text:
-            about.add_row(what, text)
+            about.add_row(what, Text(text))
     results().print("", about)
     for gap in found.missing:
         write("", f"missing: {gap.what}", *(f"    {line}" for line in gap.lines))

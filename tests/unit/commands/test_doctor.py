@@ -52,6 +52,8 @@ def test_without_locks_liveness_is_limited(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("program", ["nsys", "py-spy"])
-def test_a_profiler_that_is_not_there_is_missing(tmp_path, monkeypatch, program):
+def test_a_profiler_that_is_not_there_is_missing(tmp_path, monkeypatch, sftriage, program):
     monkeypatch.setattr(doctor.shutil, "which", lambda name, path=None: None)
     assert states(doctor.examine(tmp_path))[program] == "missing"
+    # AND a person is told what to install, to the letter
+    assert "pip install 'sftriage[stacks]'" in sftriage("doctor").out
