@@ -214,7 +214,8 @@ class Trigger:
     """Why a capture exists: the window and the suspect, and the rule of the policy that asked for it.
 
     ``why`` says it in a sentence. ``chosen`` is why it is by this profiler, where nobody named one, and ``follows`` the
-    earlier capture of the same suspect that left open what this one is to show.
+    earlier capture of the same suspect that left open what this one is to show. ``clock`` is the verdict's,
+    "" where that is not on record.
     """
 
     first_step: int
@@ -235,6 +236,7 @@ class Trigger:
     why: str = ""
     chosen: ChoiceReason = ""
     follows: str = ""
+    clock: Clock | Literal[""] = ""
 
 
 @dataclass(frozen=True, slots=True)

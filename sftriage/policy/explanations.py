@@ -135,6 +135,7 @@ def trigger(
         why=verdict_sentence(verdict),
         chosen=cast("ChoiceReason", given.get("chosen", "")),
         follows=str(given.get("follows", "")),
+        clock=verdict.clock,
     )
 
 

@@ -16,7 +16,7 @@ from sftriage.reduce.doing import WORKS, code_of, how, place
 from sftriage.reduce.samples import Frame, StackSamples
 from sftriage.reduce.spots import Spot, spots
 from sftriage.reduce.workers import WorkerSpot, in_workers
-from sftriage.traces.findings import CauseCode, CauseInfo, Findings, PlaceInfo
+from sftriage.traces.findings import CauseCode, CauseInfo, Findings, PlaceInfo, StageProfile
 from sftriage.words.causes import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
 
 LEAST_FRACTION = 0.04
@@ -52,6 +52,8 @@ def cause_of(
     control: StackSamples | None,
     fault_steps: Collection[int] = (),
     over_s: float | None = None,
+    *,
+    on_device: bool = False,
 ) -> CauseInfo:
     """Why the stage of some findings took so long.
 
@@ -63,8 +65,9 @@ def cause_of(
         over_s: by how much the recorded steps have the stage longer than on the suspect's peers, in seconds a step;
             None where they do not say. No place in it took these longer than their whole stage, so that it can be
             told from a capture of the suspect alone.
+        on_device: that is so by the devices' clock, which the host need not have waited for.
     """
-    return _Search(findings, suspect, control, fault_steps, over_s).cause()
+    return _Search(findings, suspect, control, fault_steps, over_s, on_device).cause()
 
 
 def cause_of_rank(
@@ -165,6 +168,7 @@ class _Search:
         control: StackSamples | None,
         fault_steps: Collection[int],
         over_s: float | None,
+        on_device: bool,
     ) -> None:
         self.findings, self.sampled, self.beside = findings, suspect, control
         stage, beside = findings.stage, findings.control
@@ -174,6 +178,17 @@ class _Search:
         peers_s = None if over_s is None else min(self.stage_s, max(0.0, self.stage_s - over_s))
         self.others_s = peers_s if beside is None else beside.stage_s
         self.longer_s = self.stage_s - (self.others_s or 0.0)
+        self.device_s = _own_s(findings.suspect)
+        # What the device took on the others, where the window was judged by its clock.
+        self.others_device_s: float | None = None
+        if on_device and beside is not None:
+            self.others_device_s = _own_s(beside)
+            self.longer_s = max(self.longer_s, self.device_s - self.others_device_s)
+        elif on_device and over_s is not None:
+            # What it waited for its host it did not work longer.
+            idle_s = findings.suspect.device_idle_s
+            self.others_device_s = None if idle_s is None else max(0.0, self.device_s - max(0.0, over_s - idle_s))
+            self.longer_s = over_s
         self.counted = findings.counted or {}
         self.account = accounting(self.counted, self.longer_s)
         self.spots = [] if suspect is None else spots(suspect, stage, steps)
@@ -196,6 +211,7 @@ class _Search:
         named = line if line is not None and line.code in WORKS else None
         return (
             (self._accounted() if self._done_to_it() else None)
+            or self._kernels()
             or self._system()
             or named
             or self._operator()
@@ -275,6 +291,35 @@ class _Search:
         else:
             said = f"{self._subject()}: {_of(first.self_s, self.stage_s)} in {first.name}{called}"
         return self._made("operator", said, first.self_s, first.control_self_s, spot, "spends", its_s)
+
+    def _kernels(self) -> CauseInfo | None:
+        """What the device was at, where it took most of what the stage took longer by its clock."""
+        others_s, kernels = self.others_device_s, self.findings.kernels
+        if others_s is None or not kernels or self.device_s - others_s < MAIN_FRACTION * self.longer_s:
+            return None
+        first, beside = kernels[0], self.findings.control
+        # (of what nobody else was captured in, all that the others take may be of this kernel)
+        more_s = first.more_s if beside is not None else first.device_s - others_s
+        if first.more_s >= MAIN_FRACTION * self.longer_s:
+            said = f"{self._subject()}: its GPU spends {_of(first.device_s, self.device_s)} in {first.words}"
+        else:
+            more = _ms(self.device_s - others_s)
+            said = f"{self._subject()}: its GPU works {more} longer, first of all in {first.words}"
+        if beside is None:
+            said += f"; the stage takes those of the other ranks {_ms(self.longer_s)} less"
+        elif self.findings.beside == "steps":
+            said += f"; in its other steps it works {_ms(others_s)} in all of {self.findings.stage}"
+        else:
+            said += f"; that of rank {beside.rank} works {_ms(others_s)} in all of {self.findings.stage}"
+        return CauseInfo(
+            code="kernel",
+            sure=more_s >= SURE_FRACTION * self.longer_s and self.findings.suspect.steps >= SURE_STEPS,
+            sentence=f"{said}.",
+            next_step=NEXT_STEP["kernel"],
+            compared_with=None if beside is None or self.findings.beside == "steps" else beside.rank,
+            took_s=first.device_s,
+            control_s=first.control_device_s,
+        )
 
     def _most(self) -> Spot | None:
         """The place that took the most more than on the control."""
@@ -399,6 +444,11 @@ class _Search:
 
     def _unknown(self, why: str) -> CauseInfo:
         return _unsure(f"{why[:1].upper()}{why[1:]}.")
+
+
+def _own_s(profile: StageProfile) -> float:
+    """What the device did of a stage by itself: a collective lasts until the last rank has come."""
+    return max(0.0, profile.device_s - profile.collective_s)
 
 
 def _busiest(sampled: StackSamples) -> str:

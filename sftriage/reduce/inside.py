@@ -29,6 +29,7 @@ from sftriage.reduce.events import (
     self_time_slices,
 )
 from sftriage.reduce.intervals import Intervals, Ints, Links, both, union
+from sftriage.reduce.launched import Launched, Took, kernel_shares, launched
 from sftriage.reduce.naming import COLLECTIVES, IDLES, WAITS, matching, steplike
 from sftriage.reduce.stages import Reduction
 from sftriage.traces.documents import CONTROL
@@ -80,26 +81,29 @@ def find(
         beside, than = control, "its control" if control.trace.rank is None else f"rank {control.trace.rank}"
     elif len(others):
         beside = suspect
-    profile, named = _looked_at(suspect, stage, wanted)
-    against, its_named = (None, None) if beside is None else _looked_at(beside, stage, its_steps)
-    if against is not None and beside is suspect and against.stage_s >= profile.stage_s:
+    profile, named, took = _looked_at(suspect, stage, wanted)
+    against, its_named, its_took = (None,) * 3 if beside is None else _looked_at(beside, stage, its_steps)
+    quicker = against is not None and against.stage_s >= profile.stage_s and against.device_s >= profile.device_s
+    if beside is suspect and quicker:
         # What makes these steps the faulty ones is not that the stage is longer in them: its peers were quicker.
-        against = its_named = None
-    shares = _shares(named, profile.steps, its_named, against.steps if against else 1)
+        against = its_named = its_took = None
+    its_n = against.steps if against else 1
+    shares = _shares(named, profile.steps, its_named, its_n)
     of_steps = len(steps) if len(others) else None
     return Findings(
         stage=stage,
         suspect=profile,
         control=against,
         shares=shares,
+        kernels=kernel_shares(took, profile.steps, its_took, its_n),
         summary=_summary(stage, profile, against, shares, of_steps, than),
         of_steps=of_steps,
         beside="steps" if beside is suspect else "rank",
     )
 
 
-def _looked_at(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StageProfile, Tally]:
-    """One rank's stage, in the steps that are wanted."""
+def _looked_at(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StageProfile, Tally, Took]:
+    """One rank's stage, in the steps that are wanted: in figures, by name, and on the device."""
     trace, steps = reduction.trace, reduction.steps
     chosen = np.isin(steps.number_N, numbers)
     inside = Intervals(steps.start_N[chosen], steps.end_N[chosen])
@@ -117,6 +121,7 @@ def _looked_at(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StagePr
     }
     looked_at = steps.number_N[chosen]
     n = len(looked_at)
+    device = launched(trace, steps.track, spans, steps.start_N) if counts["kernels"] else Launched({}, None)
     per_step = 1e-9 / n
     profile = StageProfile(
         source=CONTROL.sub("?", trace.source)[-2000:],
@@ -124,10 +129,11 @@ def _looked_at(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StagePr
         first_step=int(looked_at[0]),
         last_step=int(looked_at[-1]),
         steps=n,
+        device_idle_s=None if device.idle_ns is None else device.idle_ns * 1e-9 / n,
         **{name: count / n for name, count in counts.items()},
         **{name: time_ns * per_step for name, time_ns in times_ns.items()},
     )
-    return profile, tally
+    return profile, tally, device.took
 
 
 def _shares(tally: Tally, steps: int, control: Tally | None, control_steps: int) -> tuple[Share, ...]:

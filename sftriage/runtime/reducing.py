@@ -322,7 +322,8 @@ def explained(
     if trigger.stage is None:
         first = next((one.name for one in findings.shares[:1] if one.kind == "operator"), "")
         return cause_of_rank(manifest.capture.rank, sampled, over_s, first, findings.counted)
-    return cause_of(findings, sampled, control, faulty, over_s if trigger.stage == findings.stage else None)
+    over = over_s if trigger.stage == findings.stage else None
+    return cause_of(findings, sampled, control, faulty, over, on_device=trigger.clock == "device")
 
 
 def _ranks_to_look_at(reductions: Sequence[Reduction], verdict: Verdict, stage: str | None) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from pydantic import Field
 from sftriage.records import MAX_STAGE_NAME_BYTES
 from sftriage.traces.documents import Count, DocumentModel, Number, Rank, Sentence, Word, text
 
-MAX_SHARES = 20
+MAX_SHARES = MAX_KERNELS = 20
 
 Kind = Literal["operator", "python", "call", "annotation"]
 
@@ -20,7 +20,8 @@ class StageProfile(DocumentModel):
     ``working_s``, ``waiting_s`` and ``unseen_s`` sum to ``stage_s``: some thread of the process was in an operator, a
     call or a Python function; none was, but one waited, in a collective, for the device or for another process; or
     there was nothing in the trace but the stage itself. ``device_s`` is how long the device worked on what was launched
-    in the stage, whenever it did, and ``collective_s`` how much of that were collectives.
+    in the stage, whenever it did, and ``collective_s`` how much of that were collectives; ``device_idle_s`` is how long
+    it had nothing to do before it was through with that, waiting for its host.
     """
 
     source: Sentence
@@ -38,6 +39,7 @@ class StageProfile(DocumentModel):
     kernels: Number
     launches: Number
     launch_s: Number
+    device_idle_s: Number | None = None
 
 
 class Share(DocumentModel):
@@ -49,6 +51,32 @@ class Share(DocumentModel):
     self_s: Number
     calls: Number
     control_self_s: Number | None = None
+
+
+class KernelShare(DocumentModel):
+    """What the device took for one kernel, or copy, that was launched in the stage: means a step, collectives apart.
+
+    ``operator`` launched it, and is ``within`` another one, "" where the trace does not say. ``control`` is the control
+    rank.
+    """
+
+    name: Word
+    operator: Word | Literal[""]
+    within: Word | Literal[""]
+    device_s: Number
+    calls: Number
+    control_device_s: Number | None = None
+
+    @property
+    def words(self) -> str:
+        """Its name, and who launches it."""
+        by = " in ".join(one for one in (self.operator, self.within) if one)
+        return f"{self.name} ({by})" if by else self.name
+
+    @property
+    def more_s(self) -> float:
+        """By how much it took longer than on the control."""
+        return self.device_s - (self.control_device_s or 0.0)
 
 
 CauseCode = Literal[
@@ -66,6 +94,7 @@ CauseCode = Literal[
     "collective",
     "python",
     "operator",
+    "kernel",
     "blocked",
     "gil",
     "descheduled",
@@ -119,6 +148,7 @@ class Findings(DocumentModel):
     suspect: StageProfile
     control: StageProfile | None = None
     shares: Annotated[tuple[Share, ...], Field(max_length=MAX_SHARES)]
+    kernels: Annotated[tuple[KernelShare, ...], Field(max_length=MAX_KERNELS)] = ()
     summary: Sentence
     of_steps: Count | None = None
     beside: Literal["rank", "steps"] = "rank"

@@ -17,6 +17,7 @@ from sftriage.decisions import (
     CaptureResult,
     Cause,
     ChoiceReason,
+    Clock,
     Pattern,
     Profiler,
     Reproduced,
@@ -78,6 +79,7 @@ class TriggerInfo(DocumentModel):
     why: Sentence = ""
     chosen: ChoiceReason = ""
     follows: Annotated[str, Field(pattern=rf"^({CAPTURE_ID.pattern})?$")] = ""
+    clock: Clock | Literal[""] = ""
 
     @classmethod
     def of(cls, trigger: Trigger) -> TriggerInfo:

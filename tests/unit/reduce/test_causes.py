@@ -13,7 +13,7 @@ from sftriage.errors import InputError
 from sftriage.reduce.causes import cause_of, cause_of_rank
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, read_samples
 from sftriage.reduce.spots import spots
-from sftriage.traces.findings import CauseCode, Findings, Share, StageProfile
+from sftriage.traces.findings import CauseCode, Findings, KernelShare, Share, StageProfile
 from sftriage.words.causes import DOES, NEXT_STEP
 
 MS = 1_000_000
@@ -616,6 +616,77 @@ def test_what_the_kernel_counted_comes_before_the_line_it_stood_at(counted, fram
     found = findings().model_copy(update={"counted": counted})
     cause = cause_of(found, samples(((LOOP, frame), 20), runs=runs), None, over_s=0.037)
     assert (cause.code, cause.sure, cause.place and cause.place.function) == (code, sure, function)
+
+
+def sorts(device_s, control_s=None, name="sort_kernel", operator="aten::sort", within="Router"):
+    """A kernel, and what it took."""
+    return KernelShare(
+        name=name, operator=operator, within=within, device_s=device_s, calls=2, control_device_s=control_s
+    )
+
+
+def on_device(kernels, device_s, control_s=None, idle_s=0.0, beside="rank", collective_s=0.0):
+    """A stage that took the host 2 ms, and the device longer."""
+    found = findings(0.002, None if control_s is None else 0.002, beside=beside)
+    of_device = {"device_s": device_s, "device_idle_s": idle_s, "collective_s": collective_s}
+    control = found.control and found.control.model_copy(update={"device_s": control_s})
+    return found.model_copy(
+        update={"kernels": kernels, "suspect": found.suspect.model_copy(update=of_device), "control": control}
+    )
+
+
+SORT, LESS = "sort_kernel (aten::sort in Router)", "the stage takes those of the other ranks 30.0 ms less."
+REST = sorts(0.004, name="gemm", operator="aten::mm", within="")
+ON_DEVICE = {
+    # (what the device did) -> what is said
+    "a kernel that the others hardly have": (
+        on_device((sorts(0.030), REST), 0.034),
+        ("kernel", True),
+        f"its GPU spends 30.0 of 34.0 ms in {SORT}; {LESS}",
+    ),
+    "a kernel that the others may have as well": (
+        on_device((sorts(0.030), REST), 0.064),
+        ("kernel", False),
+        f"its GPU spends 30.0 of 64.0 ms in {SORT}; {LESS}",
+    ),
+    "many kernels": (
+        on_device((sorts(0.010, operator="", within=""), REST), 0.040),
+        ("kernel", False),
+        f"its GPU works 30.0 ms longer, first of all in sort_kernel; {LESS}",
+    ),
+    "a device that waits for its host": (on_device((sorts(0.020),), 0.034, idle_s=0.028), ("unknown", False), None),
+    "a device of which nobody knows whether it waits": (
+        on_device((sorts(0.020),), 0.034, idle_s=None),
+        ("unknown", False),
+        None,
+    ),
+    "a device that waits in a collective": (
+        on_device((sorts(0.002),), 0.034, collective_s=0.031),
+        ("unknown", False),
+        None,
+    ),
+    "a kernel that takes the control less": (
+        on_device((sorts(0.030, 0.003),), 0.034, control_s=0.006),
+        ("kernel", True),
+        f"its GPU spends 30.0 of 34.0 ms in {SORT}; that of rank 3 works 6.0 ms in all of data.",
+    ),
+    "a kernel that is there in some steps only": (
+        on_device((sorts(0.030, 0.003),), 0.034, control_s=0.006, beside="steps"),
+        ("kernel", True),
+        f"its GPU spends 30.0 of 34.0 ms in {SORT}; in its other steps it works 6.0 ms in all of data.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "expected", "said"), ON_DEVICE.values(), ids=ON_DEVICE)
+def test_by_the_devices_clock_the_kernels_are_why(found, expected, said):
+    cause = cause_of(found, None, None, over_s=0.030, on_device=True)
+    assert (cause.code, cause.sure) == expected
+    if said is not None:
+        assert cause.sentence == f"Rank 1 is slow in data: {said}"
+        assert cause.compared_with == (3 if found.control is not None and found.beside == "rank" else None)
+    # AND by the host's clock they are no cause
+    assert cause_of(found, None, None, over_s=0.0015).code != "kernel"
 
 
 def test_what_was_counted_is_said_where_nothing_was_sampled():

@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from sftriage.errors import InputError
 from sftriage.reduce.inside import find
+from sftriage.reduce.launched import kernel_name
 from sftriage.traces.findings import Findings
 from tests.unit.reduce.heavy import ENGINE, GLOO, MAIN, event, job_events, mark, recurring_events, reduced
+from tests.unit.reduce.test_packed import in_small_parts
 
 STEP = [mark("ProfilerStep#1", 0, 1000), mark("sftriage:data", 100, 800)]
 
@@ -104,6 +106,87 @@ def test_kernels_belong_to_the_stage_that_launched_them(tmp_path):
     assert (profile.kernels, profile.launches) == (2, 2)
     assert (profile.device_s, profile.collective_s) == (pytest.approx(250e-6), pytest.approx(200e-6))
     assert profile.launch_s == pytest.approx(25e-6)
+
+
+def launch(number, ts, took, name="gemm", tid=MAIN, begins=None, call="cudaLaunchKernel"):
+    """A launch on the host, and the kernel, by default 100 later."""
+    cat = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+    return [
+        event(call, ts, 5, "cuda_runtime", tid=tid, correlation=number),
+        event(name, ts + 100 if begins is None else begins, took, cat, pid=0, tid=7, correlation=number),
+    ]
+
+
+LONG = "void at::native::(anonymous namespace)::sort_kernel<float, 4>(at::native::Tensor, int)"
+ENGINES = "autograd::engine::evaluate_function: SortBackward0"
+
+
+def sorting_events(took):
+    """A stage that launches in its own thread and in autograd's, within operators and without."""
+    return [
+        *STEP,
+        *launch(1, 110, 10, "Memcpy HtoD (Pinned -> Device)", call="cudaMemcpyAsync"),
+        event("Router", 150, 100),
+        event("aten::sort", 160, 80),
+        event("aten::sort", 165, 40),
+        *launch(2, 170, took, LONG),
+        *launch(3, 230, 20, LONG),
+        event(ENGINES, 300, 90, tid=ENGINE),
+        event("aten::mm", 310, 50, tid=ENGINE),
+        *launch(4, 320, 7, "void cutlass::Kernel2<cutlass_80_simt_sgemm>(cutlass_80_simt_sgemm::Params)", tid=ENGINE),
+        *launch(5, 365, 300, "ncclDevKernel_AllReduce_Sum", tid=ENGINE),
+        *launch(6, 20, 900, "gemm"),
+    ]
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_kernels_are_told_by_who_launched_them(tmp_path, monkeypatch, small):
+    if small:
+        in_small_parts(monkeypatch)
+    # GIVEN a suspect and a control whose router sorts for longer, and for not as long
+    suspect, control = (
+        reduced(tmp_path / f"{rank}.json", sorting_events(took), rank=rank, world_size=2)
+        for rank, took in enumerate((60, 40))
+    )
+    found = find(suspect, "data", control).kernels
+    # THEN what takes the most more comes first, each with the innermost operator and the outermost, by the names that
+    # people use, and neither a collective nor what another stage launched is among them
+    assert [(one.name, one.operator, one.within) for one in found] == [
+        ("sort_kernel", "aten::sort", "Router"),
+        ("Memcpy HtoD", "", ""),
+        ("Kernel2<cutlass_80_simt_sgemm>", "aten::mm", "SortBackward0"),
+    ]
+    times = [(one.device_s, one.control_device_s) for one in found]
+    assert [tuple(round(each * 1e6) for each in one) for one in times] == [(80, 60), (10, 10), (7, 7)]
+    assert [one.calls for one in found] == [2, 1, 1]
+    assert found[0].more_s == pytest.approx(20e-6)
+
+
+def test_a_device_that_has_nothing_to_do_waits_for_its_host(tmp_path):
+    # GIVEN a device that is at the stage before until 300, and whose host launches the stage's kernels late
+    made = [*STEP, *launch(1, 20, 200, begins=100)]
+    made += [event("aten::mm", 100, 700), *launch(2, 290, 50, begins=350), *launch(3, 600, 100, begins=700)]
+    # (a copy at the end of what others have sent is no wait for the host)
+    made += launch(4, 890, 10, "Memcpy HtoD", begins=1900)
+    profile = find(reduced(tmp_path / "t.json", made), "data").suspect
+    assert profile.device_idle_s == pytest.approx((50 + 300) * 1e-6)
+    # AND where nothing was launched nothing is known
+    assert find(reduced(tmp_path / "u.json", STEP), "data").suspect.device_idle_s is None
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("at::cuda::(anonymous namespace)::spin_kernel(long)", "spin_kernel"),
+        ("void at::native::elementwise_kernel<128, 2, at::native::f(int)>(int)", "elementwise_kernel"),
+        ("void cutlass::Kernel2<cutlass_80_gemm_nn>(cutlass_80_gemm_nn::Params)", "Kernel2<cutlass_80_gemm_nn>"),
+        ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
+        ("Memset (Device)", "Memset"),
+        ("<lambda>(int)", "<lambda>"),
+    ],
+)
+def test_a_kernel_has_a_name_that_people_use(name, short):
+    assert kernel_name(name) == short
 
 
 def test_a_copy_back_from_the_device_is_a_wait(tmp_path):

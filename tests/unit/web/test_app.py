@@ -7,7 +7,7 @@ import pytest
 from sftriage.decisions import CaptureResult
 from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
-from sftriage.traces.findings import Share
+from sftriage.traces.findings import KernelShare, Share
 from sftriage.traces.manifest import FollowedInfo
 from sftriage.web.access import Access
 from sftriage.web.page import MAX_STREAMS
@@ -158,6 +158,15 @@ def test_findings_are_shown_once_they_are_there(captured, store):
     store.note("c-1", findings().model_copy(update={"shares": (share,)}))
     answer = captured.get("/captures/c-1")
     assert "It slept." in text_of(answer)
+    assert NASTY not in answer.text
+    assert "What the device did" not in answer.text
+
+
+def test_what_the_device_did_is_shown_where_it_did_something(captured, store):
+    kernel = KernelShare(name=NASTY, operator="aten::sort", within="Router", device_s=0.03, calls=2.0)
+    store.note("c-1", findings().model_copy(update={"kernels": (kernel,)}))
+    answer = captured.get("/captures/c-1")
+    assert "aten::sort in Router 30.0 ms none 2.0" in text_of(answer)
     assert NASTY not in answer.text
 
 
