@@ -2,7 +2,7 @@
    `_moments.c` includes this file. Everything here runs under the GIL. */
 
 enum { IN_FLIGHT = 16, HELD = IN_FLIGHT + 2, READ_A_STEP = 4, MAX_MARKS = 1 << 14, DEPTH = 64, BRIEF_NS = 5000 };
-enum { DONE = 0, NOT_READY = 600, RELAXED = 2 };
+enum { DONE = 0, NO_CONTEXT = 201, NOT_READY = 600, RELAXED = 2 };
 enum { OTHER_STAGE = 63, ON_STREAM = 128 };
 enum { DEVICE_STEP = 208, DEVICE_NUMBER, DEVICE_START, DEVICE_FLAGS, DEVICE_BETWEEN, DEVICE_READY, DEVICE_END };
 
@@ -160,7 +160,9 @@ static void device_mark(Log *log, Device *device, int stage, long long at_ns, in
   mark->stage = (unsigned)stage;
   if (status != DONE) {
     marks->count--;
-    device_failed(log, device, "CUDA error %d", status);
+    device->open = 0;
+    /* (a thread has a context from when it first uses the device, which may be in this very step) */
+    if (status != NO_CONTEXT) device_failed(log, device, "CUDA error %d", status);
     return;
   }
   device->marked_ns = now(log);

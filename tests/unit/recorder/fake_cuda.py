@@ -4,7 +4,7 @@ import ctypes
 from time import monotonic_ns
 from types import SimpleNamespace
 
-STREAM, NOT_READY, RELAXED, ILLEGAL_ADDRESS = 7, 600, 2, 700
+STREAM, NOT_READY, RELAXED, NO_CONTEXT, ILLEGAL_ADDRESS = 7, 600, 2, 201, 700
 HOST_NS = 10_000
 """What a host takes to launch something, or to wait: all else takes it no time."""
 
@@ -54,6 +54,7 @@ class FakeDevice:
         self._host_ns = monotonic_ns()
         self.made = self.recorded = self.number = 0
         self.initialised, self.is_capturing, self.broken = True, False, False
+        self.has_context = True
         self.stream = object()
         self.complaints = []
         self._mode, self._events = 0, {}
@@ -122,8 +123,11 @@ class FakeDevice:
     def _create(self, found, flags):
         self._carefully()
         assert flags == 0, "these events have no time"
+        if not self.has_context:
+            return NO_CONTEXT
         found[0] = len(self._events) + 1
         self._events[found[0]] = FakeEvent(self), self.number
+        return 0
 
     def _of(self, handle):
         event, number = self._events[handle]

@@ -305,6 +305,16 @@ def test_a_job_that_goes_to_another_device_has_device_time_there(job, device):
 
 
 @pytest.mark.parametrize("form", ["C"], indirect=True)
+def test_a_thread_that_has_not_used_the_device_yet_begins_with_its_next_step(job, device, caplog):
+    device.has_context = False
+    train(job, device)
+    device.has_context = True
+    train(job, device)
+    assert [step.step for step in finish(job, device)] == [1]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("form", ["C"], indirect=True)
 def test_boundaries_between_which_nothing_was_launched_have_one_event(job, device):
     # GIVEN stages that follow one another at once
     for _ in range(10):
@@ -597,6 +607,65 @@ def test_whatever_a_step_does_its_device_times_sum_to_what_the_device_took(tmp_p
         assert sum(step.durations_ns) == pytest.approx(took_ns, abs=1 + took_ns / 2**24)
         assert min(step.durations_ns) >= 0
         assert sum(step.outside_ns) <= step.durations_ns[-1]
+
+
+STEPS = st.lists(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("enter"), st.sampled_from(STAGES)),
+            st.tuples(st.just("leave"), st.none()),
+            st.tuples(st.just("launch"), st.integers(0, 10**6)),
+            st.tuples(st.just("pass"), st.integers(0, 10**6)),
+            st.tuples(st.just("gradient"), st.integers(0, 2)),
+            st.tuples(st.just("capture"), st.booleans()),
+            st.tuples(st.just("raise"), st.none()),
+        ),
+        max_size=12,
+    ),
+    max_size=12,
+)
+
+
+def device_times(form, rings, steps):
+    """What a job of such steps records of its device."""
+    with simulated(form) as device:
+        job, model = Job(rings), Model()
+        job.monitor.watch(model)
+        for actions in steps:
+            opened = []
+            with contextlib.suppress(KeyError), job.monitor.step():
+                for action, value in actions:
+                    if action == "enter":
+                        opened.append(job.monitor.stage(value))
+                        opened[-1].__enter__()
+                    elif action == "leave" and opened:
+                        opened.pop().__exit__(None, None, None)
+                    elif action == "launch":
+                        device.launch(value)
+                    elif action == "pass":
+                        device.passes(value)
+                    elif action == "gradient":
+                        model.layers[value].has_its_gradient()
+                    elif action == "capture":
+                        device.is_capturing = value
+                    elif action == "raise":
+                        raise KeyError
+            device.is_capturing = False
+        device.catches_up()
+        job.monitor.close()
+        found = [
+            (one.step, one.durations_ns, one.outside_ns, one.between_ns, one.ready_ns, one.complete)
+            for one in job.device()
+        ]
+        job.close()
+    return found
+
+
+@settings(deadline=None, max_examples=100)
+@given(steps=STEPS)
+def test_both_forms_record_the_same(tmp_path_factory, steps):
+    in_c, in_torch = (device_times(form, tmp_path_factory.mktemp("rings"), steps) for form in FORMS)
+    assert in_c == in_torch
 
 
 def marked(rings):
