@@ -1,7 +1,7 @@
 /* Device time in C: what DeviceTime does (see device.py), with the driver's own functions, whose addresses are given.
    `_moments.c` includes this file. Everything here runs under the GIL. */
 
-enum { IN_FLIGHT = 16, HELD = IN_FLIGHT + 2, READ_A_STEP = 4, MAX_MARKS = 1 << 14, DEPTH = 64, BRIEF_NS = 5000 };
+enum { IN_FLIGHT = 64, HELD = IN_FLIGHT + 2, READ_A_STEP = 4, MAX_MARKS = 1 << 14, DEPTH = 64, BRIEF_NS = 5000 };
 enum { DONE = 0, NO_CONTEXT = 201, NOT_READY = 600, RELAXED = 2 };
 enum { OTHER_STAGE = 63, ON_STREAM = 128 };
 enum { DEVICE_STEP = 208, DEVICE_NUMBER, DEVICE_START, DEVICE_FLAGS, DEVICE_BETWEEN, DEVICE_READY, DEVICE_END };

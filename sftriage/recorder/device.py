@@ -26,7 +26,7 @@ from sftriage.recorder import layout
 from sftriage.recorder.log import warn
 from sftriage.recorder.moments import Form, Log
 
-IN_FLIGHT = 16
+IN_FLIGHT = 64
 """Steps whose events may be on their way: a host that runs further ahead of its GPU leaves steps out."""
 
 MAX_MARKS = 1 << 14

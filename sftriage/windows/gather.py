@@ -17,8 +17,9 @@ from sftriage.windows.rows import StepRows
 MAX_GAP_STEPS = 10_000
 """Steps that nobody recorded are a gap in the numbering; over a longer one the job is taken up anew."""
 
-DEVICE_LAG_STEPS = 32
-"""A device's times come some steps after the host's. A window waits for them so long, and then goes without."""
+DEVICE_LAG_STEPS = 96
+"""A device's times come some steps after the host's. A window waits for them so long, or as many steps as it has, and
+then goes without."""
 
 _NEVER = int(np.iinfo(np.int64).min)
 

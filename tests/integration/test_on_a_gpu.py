@@ -17,6 +17,7 @@ from tests.journals import entries
 
 JOB = Path(__file__).parent / "jobs" / "gpu_ddp.py"
 STEPS, SLOW_RANK = 400, 1
+WITHIN = {"forward": "Slow", "backward": "SlowBackward"}
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -59,6 +60,11 @@ def test_slow_kernels_of_a_rank_are_named_on_the_devices_clock_and_are_in_its_tr
     assert manifest.capture.rank == SLOW_RANK
     kernels = [event for event in kineto(out, manifest)["traceEvents"] if event.get("cat") == "kernel"]
     assert len(kernels) >= 4
+    # AND the one that holds it up is why, with the function that launches it
+    cause = manifest.findings and manifest.findings.cause
+    assert cause is not None
+    assert (cause.code, cause.sure) == ("kernel", True), cause.sentence
+    assert f"spin_kernel ({WITHIN[stage]})" in cause.sentence
 
 
 @needs.nsys
