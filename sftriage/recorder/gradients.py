@@ -64,14 +64,16 @@ class GradientOrder:
 
     Attributes:
         learning: every parameter is to have a hook; otherwise those of ``kept``.
+        finals: the parameters of which one came last in each visit of a step, as far as is known.
     """
 
-    __slots__ = ("_budget", "_endings", "_left", "_since", "learning")
+    __slots__ = ("_budget", "_endings", "_left", "_since", "finals", "learning")
 
     def __init__(self) -> None:
         self.learning = True
         # The last parameter of the last visit, and those of the visits before: all that had hooks in the end.
         self._endings: dict[tuple[int, frozenset[int]], frozenset[int]] = {}
+        self.finals: frozenset[int] = frozenset()
         self._left = LEARNING_STEPS
         self._since = 0
         self._budget = MAX_LOOKS * STEPS_A_LOOK
@@ -103,6 +105,7 @@ class GradientOrder:
             self._endings[ending] = frozenset[int]().union(*visits)
             if len(self._endings) > MAX_ENDINGS:
                 del self._endings[next(iter(self._endings))]
+            self.finals = frozenset[int]().union(*({last, *others} for last, others in self._endings))
             self._left -= 1
         self._budget -= STEPS_A_LOOK
         self.learning = self._left > 0 and self._budget >= STEPS_A_LOOK
@@ -162,7 +165,8 @@ class GradientWatch:
             ready_ns = monotonic_ns()
             _, last = self._visits.get(entered, _NONE_YET)
             self._visits[entered] = ready_ns, (*last[1 - KEPT :], id(parameter))
-            if recording.device is not None:
+            # (one that is not known to come last would leave the step without the moment if it did)
+            if recording.device is not None and (self._order.learning or id(parameter) in self._order.finals):
                 recording.device.gradient(entered)
         except Exception as error:
             self._error = error

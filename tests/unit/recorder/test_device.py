@@ -213,6 +213,25 @@ def test_the_last_gradient_is_ready_when_the_device_has_it(job, device):
     assert [(one.durations_ns[2], one.ready_ns) for one in times] == [(5000, 3000), (11000, 9000), (5000, 3000)]
 
 
+def test_only_the_gradient_that_comes_last_has_an_event(job, device):
+    # GIVEN a model whose gradients come in one order, which is known after some steps
+    model = Model(8)
+    job.monitor.watch(model)
+
+    def step():
+        before = device.recorded
+        with job.monitor.step():
+            backward(job, device, model, 8000, exchange_ns=700)
+        device.catches_up()
+        return device.recorded - before
+
+    while job.monitor._recording.watch._order.learning:
+        boundaries = step() - len(model.layers)
+    # THEN a step has one event more than it has without, and its moment
+    assert {step() for _ in range(5)} == {boundaries + 1}
+    assert {one.ready_ns for one in finish(job, device)} == {8001}
+
+
 def test_each_visit_to_the_sync_stage_has_its_own_last_gradient(job, device):
     # GIVEN micro-batches: what a visit takes after its last gradient is a wait
     model = Model()
