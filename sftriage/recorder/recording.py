@@ -1,8 +1,8 @@
 """One rank's recording: all that is not as usual at a boundary, and what else is to be done at the ends of a step.
 
 A steady step is written by the log alone (see `moments`): no system call, nothing allocated that lasts. It comes here
-when a doorbell has rung, where a capture, the last gradient or a device's time is watched, and for whatever makes no
-sense: another thread than the step's, a step within a step.
+when a doorbell has rung, where a capture or the last gradient is watched, or a device's time by a log that does not do
+that itself, and for whatever makes no sense: another thread than the step's, a step within a step.
 """
 
 from __future__ import annotations
