@@ -448,7 +448,7 @@ class _Search:
 
 def _own_s(profile: StageProfile) -> float:
     """What the device did of a stage by itself: a collective lasts until the last rank has come."""
-    return max(0.0, profile.device_s - profile.collective_s)
+    return profile.device_own_s or 0.0
 
 
 def _busiest(sampled: StackSamples) -> str:

@@ -121,7 +121,7 @@ def _looked_at(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StagePr
     }
     looked_at = steps.number_N[chosen]
     n = len(looked_at)
-    device = launched(trace, steps.track, spans, steps.start_N) if counts["kernels"] else Launched({}, None)
+    device = launched(trace, steps.track, spans, steps.start_N) if counts["kernels"] else Launched({})
     per_step = 1e-9 / n
     profile = StageProfile(
         source=CONTROL.sub("?", trace.source)[-2000:],
@@ -129,7 +129,8 @@ def _looked_at(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StagePr
         first_step=int(looked_at[0]),
         last_step=int(looked_at[-1]),
         steps=n,
-        device_idle_s=None if device.idle_ns is None else device.idle_ns * 1e-9 / n,
+        device_own_s=None if device.own_ns is None else device.own_ns * per_step,
+        device_idle_s=None if device.idle_ns is None else device.idle_ns * per_step,
         **{name: count / n for name, count in counts.items()},
         **{name: time_ns * per_step for name, time_ns in times_ns.items()},
     )

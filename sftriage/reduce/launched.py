@@ -49,12 +49,14 @@ class Launched:
 
     Attributes:
         took: for each kernel, and copy, with who launched it, its nanoseconds and how often it ran; no collectives.
-        idle_ns: how long the device had nothing to do, from when it was through with what came before until it was
-            through with all of this: it waited for its host. None where there is too much to tell.
+        own_ns: how long the device was at any of these.
+        idle_ns: how long it had nothing to do, from when it was through with what came before until it was through with
+            all of this: it waited for its host. None, as ``own_ns``, where nothing was launched, or too much.
     """
 
     took: Took
-    idle_ns: int | None
+    own_ns: int | None = None
+    idle_ns: int | None = None
 
 
 def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> Launched:
@@ -69,7 +71,7 @@ def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> Launc
     calls = _calls(trace, track, spans)
     device = _on_device(trace)
     if not len(calls) or device is None:
-        return Launched({}, None)
+        return Launched({})
     inner_L, outer_L = _launchers(trace, track, spans, calls)
     order = np.argsort(calls.link_E, kind="stable")
     link_L = calls.link_E[order]
@@ -90,7 +92,7 @@ def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> Launc
         launcher = kernel_name(trace.names[kernel]), names[0], names[1] if names[1] != names[0] else ""
         before_ns, before = found.get(launcher, (0, 0))
         found[launcher] = before_ns + took_ns, before + n_calls
-    return Launched(found, idle_ns)
+    return Launched(found, union(its.start_E, its.end_E).total_ns, idle_ns)
 
 
 def _on_device(trace: Trace) -> Events | None:

@@ -20,8 +20,8 @@ class StageProfile(DocumentModel):
     ``working_s``, ``waiting_s`` and ``unseen_s`` sum to ``stage_s``: some thread of the process was in an operator, a
     call or a Python function; none was, but one waited, in a collective, for the device or for another process; or
     there was nothing in the trace but the stage itself. ``device_s`` is how long the device worked on what was launched
-    in the stage, whenever it did, and ``collective_s`` how much of that were collectives; ``device_idle_s`` is how long
-    it had nothing to do before it was through with that, waiting for its host.
+    in the stage, whenever it did, ``collective_s`` and ``device_own_s`` how long on collectives and on all else, which
+    may be at once; ``device_idle_s`` is how long it had nothing to do before it was through, waiting for its host.
     """
 
     source: Sentence
@@ -39,6 +39,7 @@ class StageProfile(DocumentModel):
     kernels: Number
     launches: Number
     launch_s: Number
+    device_own_s: Number | None = None
     device_idle_s: Number | None = None
 
 

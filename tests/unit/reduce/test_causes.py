@@ -625,11 +625,11 @@ def sorts(device_s, control_s=None, name="sort_kernel", operator="aten::sort", w
     )
 
 
-def on_device(kernels, device_s, control_s=None, idle_s=0.0, beside="rank", collective_s=0.0):
+def on_device(kernels, own_s, control_s=None, idle_s=0.0, beside="rank"):
     """A stage that took the host 2 ms, and the device longer."""
     found = findings(0.002, None if control_s is None else 0.002, beside=beside)
-    of_device = {"device_s": device_s, "device_idle_s": idle_s, "collective_s": collective_s}
-    control = found.control and found.control.model_copy(update={"device_s": control_s})
+    of_device = {"device_s": 0.040, "device_own_s": own_s, "device_idle_s": idle_s}
+    control = found.control and found.control.model_copy(update={"device_own_s": control_s})
     return found.model_copy(
         update={"kernels": kernels, "suspect": found.suspect.model_copy(update=of_device), "control": control}
     )
@@ -661,7 +661,7 @@ ON_DEVICE = {
         None,
     ),
     "a device that waits in a collective": (
-        on_device((sorts(0.002),), 0.034, collective_s=0.031),
+        on_device((sorts(0.002),), 0.003),
         ("unknown", False),
         None,
     ),

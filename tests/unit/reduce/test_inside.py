@@ -160,6 +160,8 @@ def test_kernels_are_told_by_who_launched_them(tmp_path, monkeypatch, small):
     assert [tuple(round(each * 1e6) for each in one) for one in times] == [(80, 60), (10, 10), (7, 7)]
     assert [one.calls for one in found] == [2, 1, 1]
     assert found[0].more_s == pytest.approx(20e-6)
+    # AND what it did beside a collective counts in full
+    assert find(suspect, "data").suspect.device_own_s == pytest.approx((60 + 20 + 10 + 7) * 1e-6)
 
 
 def test_a_device_that_has_nothing_to_do_waits_for_its_host(tmp_path):
