@@ -25,14 +25,14 @@ from sftriage.reduce.events import (
     self_time_slices,
 )
 from sftriage.reduce.intervals import Intervals, Ints, union
-from sftriage.reduce.naming import COLLECTIVES, matching
+from sftriage.reduce.naming import COLLECTIVES, matching, steplike
 from sftriage.traces.documents import CONTROL
 from sftriage.traces.findings import MAX_KERNELS, KernelShare
 
 MAX_LAUNCHES = 1 << 20
 """Of a stage, and of what the device did, those that are looked at as one."""
 
-_ENGINE = re.compile(r"^(autograd::engine::evaluate_function: |torch::autograd::)")
+_ENGINE = re.compile(r"^(autograd::engine::evaluate_function: )?(torch::autograd::)?")
 _NAMESPACES = re.compile(r"^(?:[\w~]+::|\(anonymous namespace\)::)*")
 _SPACES: Final = 100
 
@@ -171,9 +171,9 @@ def _calls(trace: Trace, track: int, spans: Intervals) -> Events:
 def _launchers(trace: Trace, track: int, spans: Intervals, calls: Events) -> tuple[Ints, Ints]:
     """The names of the innermost and the outermost operator around each launch; -1 where there is none (L)."""
     inner_L, outer_L = (np.full(len(calls), -1, dtype=np.int64) for _ in range(2))
-    for since_ns, operators, pieces in self_time_slices(
-        trace, EventQuery((OPERATOR,), tracks=trace.process(track)), inside=spans
-    ):
+    # (some traces have what marks a step for an operator)
+    wanted = EventQuery((OPERATOR,), ~steplike(trace.names), trace.process(track))
+    for since_ns, operators, pieces in self_time_slices(trace, wanted, inside=spans):
         top_M = _outermost(operators)
         for number in np.unique(operators.track_E).tolist():
             at_L = np.flatnonzero((calls.track_E == number) & (calls.start_E >= since_ns))

@@ -129,7 +129,7 @@ def finding_lines(findings: Findings) -> list[str]:
             f"({milliseconds(suspect.collective_s)} in collectives), from {suspect.launches:.0f} launches "
             f"that took the host {milliseconds(suspect.launch_s)}"
         )
-    most = [one for one in findings.kernels[:3] if one.device_s >= 0.05 * suspect.device_s]
+    most = [one for one in findings.kernels[:3] if one.device_s >= max(5e-5, 0.05 * suspect.device_s)]
     if most:
         lines.append(f"on the device: {', '.join(f'{one.words} {milliseconds(one.device_s)}' for one in most)}")
     return lines

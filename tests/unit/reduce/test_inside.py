@@ -125,6 +125,7 @@ def sorting_events(took):
     """A stage that launches in its own thread and in autograd's, within operators and without."""
     return [
         *STEP,
+        event("ProfilerStep#1", 0, 1000),
         *launch(1, 110, 10, "Memcpy HtoD (Pinned -> Device)", call="cudaMemcpyAsync"),
         event("Router", 150, 100),
         event("aten::sort", 160, 80),
