@@ -25,7 +25,7 @@ import sys
 import threading
 import zlib
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from types import CodeType
 from typing import Any
 
@@ -46,6 +46,9 @@ KEPT_S = 60.0
 
 LEAVE_S = 1.0
 """How long a worker that ends in the middle of a capture takes at most to hand over what it has."""
+
+ENDS_S, LOOK_S = 0.5, 0.001
+"""How long one that has closed its files may take to end, and how often it is looked whether it has."""
 
 _LOOP = "torch.utils.data._utils.worker"
 _NAME = "pt_data_worker"
@@ -149,6 +152,7 @@ class Workers:
         Takes up to `ANSWER_S`, on another thread than the training one.
         """
         found: list[Told] = []
+        gone = 0
         left_bytes, until_s = MAX_BYTES, monotonic() + ANSWER_S
         # (one that was closed meanwhile has none)
         waiting = {at: channel for channel in list(self._channels) if (at := channel.end.fileno()) >= 0}
@@ -168,12 +172,14 @@ class Workers:
                         told = _unpacked(answer, left_bytes)
                         left_bytes -= told.pop("bytes")
                     except Exception:
-                        self._drop([channel] if told is None and channel.over() else [])
+                        over = told is None and channel.over()
+                        self._drop([channel] if over else [])
+                        gone += over
                     poll.unregister(descriptor)
                     del waiting[descriptor]
                     found += [] if told is None else [told]
         found.sort(key=lambda one: (one.get("worker", 0), one["pid"]))
-        return found + _not_reached({one["pid"] for one in found})
+        return found + _not_reached({one["pid"] for one in found}, monotonic() + (ENDS_S if gone else 0.0))
 
     def _drop(self, channels: list[_Channel]) -> None:
         for channel in channels:
@@ -245,8 +251,11 @@ def _unpacked(answer: bytes, max_bytes: int) -> Told:
     return told | {"bytes": len(text)}
 
 
-def _not_reached(answered: set[int]) -> list[Told]:
-    """Which of the trainer's children are workers and did not answer, and why as far as that is known."""
+def _not_reached(answered: set[int], until_s: float) -> list[Told]:
+    """Which of the trainer's children are workers and did not answer, and why as far as that is known.
+
+    One that ends closes its files first, and is there until its last thread is gone: that is waited for until then.
+    """
     missing: list[Told] = []
     children = getattr(sys.modules.get("multiprocessing.process"), "_children", ())
     for process in list(children):
@@ -255,7 +264,7 @@ def _not_reached(answered: set[int]) -> list[Told]:
             continue
         if method != "fork":
             why = f"it was not forked, but started by {method}"
-        elif _ended(pid):
+        elif _ended(pid, until_s):
             why = "it has ended"
         else:
             why = "it did not answer in time, or was there before the recorder"
@@ -270,10 +279,13 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _ended(pid: int) -> bool:
-    """Whether this process's child has; multiprocessing is left to take note of it."""
+def _ended(pid: int, until_s: float) -> bool:
+    """Whether this process's child has, by then; multiprocessing is left to take note of it."""
     with contextlib.suppress(ChildProcessError):
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if monotonic() >= until_s:
+                return False
+            sleep(LOOK_S)
     return True
 
 

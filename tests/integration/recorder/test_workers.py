@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -231,8 +232,19 @@ def test_a_capture_that_nobody_keeps_is_forgotten(capture):
     assert [one.time_ns_W[0] > began_ns for one in captured.read().workers] == [True, True]
 
 
+@pytest.fixture
+def server_ended():
+    """The process that forkserver starts others from is gone with the test: it would outlive this one, and keep its
+    output open."""
+    yield
+    server = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_of_workers_that_are_not_forked_it_is_said_that_they_are_not_there(capture, method):
+def test_of_workers_that_are_not_forked_it_is_said_that_they_are_not_there(capture, server_ended, method):
     batches = iter(loader(persistent_workers=True, multiprocessing_context=method, num_workers=1))
     with capture() as captured:
         next(batches)
