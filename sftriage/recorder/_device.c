@@ -67,26 +67,29 @@ static Mark *another(Marks *marks) {
   return &marks->at[marks->count++];
 }
 
+static void spare_one(Device *device, Event event) {
+  Mark *mark = another(&device->spare);
+  if (mark) mark->event = event;
+  else device->destroy(event);
+}
+
 static void spare(Device *device, Marks *marks) {
-  for (int i = 0; i < marks->count; i++) {
-    Mark *mark = another(&device->spare);
-    if (mark) mark->event = marks->at[i].event;
-    else device->destroy(marks->at[i].event);
-  }
+  for (int i = 0; i < marks->count; i++) spare_one(device, marks->at[i].event);
   marks->count = 0;
 }
 
 static void spare_step(Device *device, Timed *step) { spare(device, &step->marks), spare(device, &step->ready); }
 
-/* None is open, in flight or kept from now on. */
-static void spare_all(Device *device) {
+/* None is open, in flight or kept from now on, and the driver has all events back. */
+static void forget_all(Device *device) {
   for (int i = 0; i < HELD; i++) spare_step(device, &device->steps[i]);
+  while (device->spare.count) device->destroy(device->spare.at[--device->spare.count].event);
   device->open = device->in_flight = device->before = 0;
 }
 
-SELDOM void device_failed(Log *log, Device *device, const char *what, int status) {
+SELDOM void device_failed(Log *log, Device *device, const char *what, int number) {
   device->off = 1, device->open = 0;
-  PyObject *why = PyUnicode_FromFormat(what, status);
+  PyObject *why = PyUnicode_FromFormat(what, number);
   PyObject *answer = why ? PyObject_CallMethod(log->recording, "device_failed", "O", why) : NULL;
   Py_XDECREF(why), Py_XDECREF(answer);
   PyErr_Clear();
@@ -101,9 +104,9 @@ static int current_stream(Device *device, Stream *found) {
 }
 
 /* Whether this thread works on the device that the events are of; -1 where torch does not say. */
-static int same_device(Device *device, PyObject **now) {
-  *now = PyObject_CallNoArgs(device->device_now);
-  int same = *now ? PyObject_RichCompareBool(*now, device->device, Py_EQ) : -1;
+static int same_device(Device *device, PyObject **current) {
+  *current = PyObject_CallNoArgs(device->device_now);
+  int same = *current ? PyObject_RichCompareBool(*current, device->device, Py_EQ) : -1;
   if (same < 0) PyErr_Clear();
   return same;
 }
@@ -120,7 +123,9 @@ static int recorded(Device *device, Stream stream, Event *event) {
     device->exchange(&mode);
     if (status != DONE) return status;
   }
-  return device->record(*event, stream);
+  status = device->record(*event, stream);
+  if (status != DONE) spare_one(device, *event);
+  return status;
 }
 
 static int is_capturing(Device *device) {
@@ -153,7 +158,7 @@ static void device_mark(Log *log, Device *device, int stage, long long at_ns, in
   }
   Mark *mark = another(marks);
   if (!mark) {
-    device_failed(log, device, "no memory (%d)", 0);
+    device_failed(log, device, "no memory for %d boundaries", marks->count + 1);
     return;
   }
   int status = recorded(device, device->stream, &mark->event);
@@ -171,15 +176,14 @@ static void device_mark(Log *log, Device *device, int stage, long long at_ns, in
 SELDOM void device_begin(Log *log, Device *device, long long number, long long at_ns) {
   device->open = device->depth = 0;
   if (device->off || device->in_flight >= IN_FLIGHT - 1) return;
-  PyObject *now;
-  int same = same_device(device, &now);
+  PyObject *current;
+  int same = same_device(device, &current);
   if (!same) { /* its events are of another context */
-    spare_all(device);
-    while (device->spare.count) device->destroy(device->spare.at[--device->spare.count].event);
+    forget_all(device);
     PyObject *was = device->device;
-    device->device = now, now = was;
+    device->device = current, current = was;
   }
-  Py_XDECREF(now);
+  Py_XDECREF(current);
   if (same < 0 || current_stream(device, &device->stream)) return;
   Timed *step = held(device, device->in_flight);
   spare_step(device, step);
@@ -209,11 +213,11 @@ SELDOM void device_end(Log *log, Device *device, long long at_ns, int incomplete
   else device->in_flight++;
 }
 
-/* Whether the device is through with a step; -1 if the driver says that it is ill. */
+/* Whether the device is through with a step: DONE, NOT_READY, or what is wrong with it. */
 static int reached(Device *device, Timed *step) {
   int status = device->query(step->marks.at[step->marks.count - 1].event);
   for (int i = 0; status == DONE && i < step->ready.count; i++) status = device->query(step->ready.at[i].event);
-  return status == DONE ? 1 : status == NOT_READY ? 0 : -1;
+  return status;
 }
 
 static int since(Device *device, Event start, Event end, uint64_t *passed_ns) {
@@ -223,24 +227,26 @@ static int since(Device *device, Event start, Event end, uint64_t *passed_ns) {
   return status;
 }
 
+/* Write one down; DONE, or what is wrong with the device. */
 static int read_one(Log *log, Device *device, Timed *step) {
   Timed *before = device->before ? held(device, -1) : NULL;
   Event first = step->marks.at[0].event;
   uint64_t between_ns = 0, so_far_ns = 0;
+  int status = DONE;
   /* All before anything is written: a step is there as a whole, or not at all. */
-  if (before && before->seq + 1 == step->seq &&
-      since(device, before->marks.at[before->marks.count - 1].event, first, &between_ns))
-    return -1;
-  for (int i = 0; i < step->ready.count; i++)
-    if (since(device, first, step->ready.at[i].event, &step->ready.at[i].passed_ns)) return -1;
+  if (before && before->seq + 1 == step->seq)
+    status = since(device, before->marks.at[before->marks.count - 1].event, first, &between_ns);
+  for (int i = 0; status == DONE && i < step->ready.count; i++)
+    status = since(device, first, step->ready.at[i].event, &step->ready.at[i].passed_ns);
   step->marks.at[0].passed_ns = 0;
-  for (int i = 1; i < step->marks.count; i++) {
+  for (int i = 1; status == DONE && i < step->marks.count; i++) {
     /* Each from the first event, so that the parts sum to the whole whatever a difference is rounded to. */
     Mark *mark = &step->marks.at[i];
-    if (since(device, first, mark->event, &mark->passed_ns)) return -1;
+    status = since(device, first, mark->event, &mark->passed_ns);
     if (mark->passed_ns < so_far_ns) mark->passed_ns = so_far_ns;
     so_far_ns = mark->passed_ns;
   }
+  if (status != DONE) return status;
   put(log, DEVICE_STEP, step->seq), put(log, DEVICE_NUMBER, step->number), put(log, DEVICE_START, step->start_ns);
   put(log, DEVICE_FLAGS, (uint64_t)step->capturing), put(log, DEVICE_BETWEEN, between_ns);
   for (int i = 0; i < step->ready.count; i++) put(log, DEVICE_READY, step->ready.at[i].passed_ns);
@@ -248,24 +254,24 @@ static int read_one(Log *log, Device *device, Timed *step) {
     Mark *mark = &step->marks.at[i];
     put(log, i == step->marks.count - 1 ? DEVICE_END : ON_STREAM + mark->stage, mark->passed_ns);
   }
-  return 0;
+  return DONE;
 }
 
 /* Between two steps: write down the oldest ones that the device is through with, so many at most. */
 SELDOM void device_settle(Log *log, Device *device, int most) {
   if (device->off || !device->in_flight) return;
-  int mode = RELAXED, found = 1; /* asking would else end whatever graph is being captured */
+  int mode = RELAXED, status = DONE; /* asking would else end whatever graph is being captured */
   device->exchange(&mode);
-  while (most-- && device->in_flight && (found = reached(device, held(device, 0))) > 0) {
-    if (read_one(log, device, held(device, 0))) found = -1;
-    if (found < 0) break;
+  while (most-- && device->in_flight) {
+    Timed *step = held(device, 0);
+    if ((status = reached(device, step)) != DONE || (status = read_one(log, device, step)) != DONE) break;
     /* Kept: its end is still to be told from the beginning of the next one. */
     if (device->before) spare_step(device, held(device, -1));
     device->before = 1, device->in_flight--;
     device->first = (device->first + 1) % HELD;
   }
   device->exchange(&mode);
-  if (found < 0) device_failed(log, device, "CUDA has failed", 0);
+  if (status != DONE && status != NOT_READY) device_failed(log, device, "CUDA error %d", status);
 }
 
 /* Another gradient of a visit to the split sync stage has been launched, in whatever thread this is. */
@@ -274,10 +280,10 @@ static PyObject *device_gradient(PyObject *self, PyObject *visit) {
   unsigned long long wanted = PyLong_AsUnsignedLongLong(visit);
   if (PyErr_Occurred()) return NULL;
   Timed *step = held(device, device->in_flight);
-  PyObject *now = NULL;
+  PyObject *current = NULL;
   Stream stream;
-  int capturing = 0, same = device->open ? same_device(device, &now) : 0;
-  Py_XDECREF(now);
+  int capturing = 0, same = device->open ? same_device(device, &current) : 0;
+  Py_XDECREF(current);
   if (same <= 0 || current_stream(device, &stream)) Py_RETURN_NONE; /* the clocks of two devices are not one */
   if (device->capturing(stream, &capturing) != DONE || capturing) Py_RETURN_NONE;
   Marks *ready = &step->ready;
@@ -307,7 +313,7 @@ static PyObject *device_note(PyObject *self, PyObject *arguments) {
     if (known < 0) return NULL;
     Mark mark = step->ready.at[i];
     if (known) step->ready.at[kept++] = mark;
-    else if (another(&device->spare)) device->spare.at[device->spare.count - 1].event = mark.event;
+    else spare_one(device, mark.event);
   }
   if (device->open) step->ready.count = kept;
   Py_RETURN_NONE;
@@ -320,8 +326,7 @@ static PyObject *device_close(PyObject *self, PyObject *log) {
   if (((Log *)log)->map) device_settle((Log *)log, device, IN_FLIGHT);
   device->off = 1;
   Py_CLEAR(device->listener);
-  spare_all(device);
-  while (device->spare.count) device->destroy(device->spare.at[--device->spare.count].event);
+  forget_all(device);
   Py_RETURN_NONE;
 }
 

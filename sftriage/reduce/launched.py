@@ -6,7 +6,7 @@ Axes: L launches, M operators, D the device's events, K kernels with who launche
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,7 +34,7 @@ MAX_LAUNCHES = 1 << 20
 
 _ENGINE = re.compile(r"^(autograd::engine::evaluate_function: )?(torch::autograd::)?")
 _NAMESPACES = re.compile(r"^(?:[\w~]+::|\(anonymous namespace\)::)*")
-_SPACES: Final = 100
+_MAX_NAME: Final = 100
 
 Launcher = tuple[str, str, str]
 """A kernel, the operator that launched it, and the outermost one around that."""
@@ -69,7 +69,7 @@ def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> Launc
         start_N: when the steps began.
     """
     calls = _calls(trace, track, spans)
-    device = _on_device(trace)
+    device = _device_events(trace)
     if not len(calls) or device is None:
         return Launched({})
     inner_L, outer_L = _launchers(trace, track, spans, calls)
@@ -95,7 +95,7 @@ def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> Launc
     return Launched(found, union(its.start_E, its.end_E).total_ns, idle_ns)
 
 
-def _on_device(trace: Trace) -> Events | None:
+def _device_events(trace: Trace) -> Events | None:
     """All that the device did, in order; None where that is too much to be looked at as one."""
     try:
         found = gathered(trace.parts(EventQuery(ON_DEVICE)), MAX_LAUNCHES, "")
@@ -149,11 +149,11 @@ def kernel_name(name: str) -> str:
     head, rest = _NAMESPACES.sub("", plain[:end]).strip(), plain[end:]
     # What is made of one template is told apart by what that is given, where this is but a name.
     given = re.match(r"<(\w{8,})>", rest)
-    return CONTROL.sub("?", f"{head}<{given[1]}>" if given else head or name)[:_SPACES]
+    return CONTROL.sub("?", f"{head}<{given[1]}>" if given else head or name)[:_MAX_NAME]
 
 
 def _shown(trace: Trace, number: int) -> str:
-    return "" if number < 0 else CONTROL.sub("?", _ENGINE.sub("", trace.names[number]))[:_SPACES]
+    return "" if number < 0 else CONTROL.sub("?", _ENGINE.sub("", trace.names[number]))[:_MAX_NAME]
 
 
 def _calls(trace: Trace, track: int, spans: Intervals) -> Events:
@@ -174,34 +174,32 @@ def _launchers(trace: Trace, track: int, spans: Intervals, calls: Events) -> tup
     # (some traces have what marks a step for an operator)
     wanted = EventQuery((OPERATOR,), ~steplike(trace.names), trace.process(track))
     for since_ns, operators, pieces in self_time_slices(trace, wanted, inside=spans):
-        top_M = _outermost(operators)
-        for number in np.unique(operators.track_E).tolist():
-            at_L = np.flatnonzero((calls.track_E == number) & (calls.start_E >= since_ns))
-            of_track = np.flatnonzero(operators.track_E[pieces.owner_P] == number)
-            of_track = of_track[np.argsort(pieces.start_P[of_track], kind="stable")]
-            for held_L, owner in _held(calls.start_E[at_L], pieces.start_P[of_track], pieces.end_P[of_track]):
-                owner_M = pieces.owner_P[of_track][owner]
-                inner_L[at_L[held_L]] = operators.name_E[owner_M]
-                outer_L[at_L[held_L]] = operators.name_E[top_M[owner_M]]
+        for thread in np.unique(operators.track_E).tolist():
+            of_track = np.flatnonzero(operators.track_E == thread)
+            top_M = np.zeros(len(operators), dtype=np.int64)
+            top_M[of_track] = of_track[_outermost(operators.start_E[of_track], operators.end_E[of_track])]
+            mine = np.flatnonzero(operators.track_E[pieces.owner_P] == thread)
+            mine = mine[np.argsort(pieces.start_P[mine], kind="stable")]
+            at_L = np.flatnonzero((calls.track_E == thread) & (calls.start_E >= since_ns))
+            at_P = _held(calls.start_E[at_L], pieces.start_P[mine], pieces.end_P[mine])
+            at_L, owner_M = at_L[at_P >= 0], pieces.owner_P[mine][at_P[at_P >= 0]]
+            inner_L[at_L], outer_L[at_L] = operators.name_E[owner_M], operators.name_E[top_M[owner_M]]
     return inner_L, outer_L
 
 
-def _held(moments: Ints, start_P: Ints, end_P: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Which of some moments are in pieces, and in which: pieces in order, that do not overlap."""
-    if len(moments) and len(start_P):
-        at = np.searchsorted(start_P, moments, side="right") - 1
-        held = np.flatnonzero((at >= 0) & (moments < end_P[np.maximum(at, 0)]))
-        yield held, at[held]
+def _held(moments: Ints, start_P: Ints, end_P: Ints) -> Ints:
+    """In which of some pieces, which are in order and do not overlap, each moment is; -1 where in none."""
+    if not len(start_P):
+        return np.full(len(moments), -1, dtype=np.int64)
+    at = np.searchsorted(start_P, moments, side="right") - 1
+    return np.where((at >= 0) & (moments < end_P[np.maximum(at, 0)]), at, -1)
 
 
-def _outermost(events: Events) -> Ints:
-    """Of each event the one on its thread that is around it and in no other (itself, where none is)."""
-    order = np.lexsort((-events.end_E, events.start_E, events.track_E))
-    top_M = np.zeros(len(events), dtype=np.int64)
-    top, track, end_ns = -1, -1, 0
-    for at in order.tolist():
-        its_track, its_end_ns = int(events.track_E[at]), int(events.end_E[at])
-        if its_track != track or int(events.start_E[at]) >= end_ns:
-            top, track, end_ns = at, its_track, its_end_ns
-        top_M[at] = top
+def _outermost(start_M: Ints, end_M: Ints) -> Ints:
+    """Of each event of a thread the one that is around it and in no other: itself, where none is."""
+    order = np.lexsort((-end_M, start_M))
+    reach_M = np.maximum.accumulate(end_M[order])
+    begins_M = np.append(True, start_M[order][1:] >= reach_M[:-1])
+    top_M = np.zeros(len(order), dtype=np.int64)
+    top_M[order] = order[begins_M][np.cumsum(begins_M) - 1]
     return top_M

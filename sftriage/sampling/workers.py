@@ -149,10 +149,10 @@ class Workers:
     def collect(self, number: int) -> list[Told]:
         """What the workers have of a capture that has ended, and those that have nothing, with the ``problem``.
 
-        Takes up to `ANSWER_S`, on another thread than the training one.
+        Takes up to `ANSWER_S`, and `ENDS_S` where one is gone, on another thread than the training one.
         """
         found: list[Told] = []
-        gone = 0
+        gone = False
         left_bytes, until_s = MAX_BYTES, monotonic() + ANSWER_S
         # (one that was closed meanwhile has none)
         waiting = {at: channel for channel in list(self._channels) if (at := channel.end.fileno()) >= 0}
@@ -174,7 +174,7 @@ class Workers:
                     except Exception:
                         over = told is None and channel.over()
                         self._drop([channel] if over else [])
-                        gone += over
+                        gone |= over
                     poll.unregister(descriptor)
                     del waiting[descriptor]
                     found += [] if told is None else [told]
