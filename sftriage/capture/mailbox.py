@@ -15,6 +15,7 @@ from zlib import crc32
 
 from sftriage.decisions import ENDED, CaptureCode, CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError, RingError
+from sftriage.profiling.executor import State
 from sftriage.recorder import layout
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import LIVE_AT, MAILBOX_MAGIC, MAX_COUNT, RING_MAGIC, WORD_BYTES
@@ -35,7 +36,6 @@ from sftriage.recorder.mailbox import (
     STATE,
     STATES,
     STEPS,
-    State,
     typed,
 )
 from sftriage.records import plain

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sftriage.integrations.verdicts import VerdictLog, log_verdicts
-from sftriage.recorder.log import warn
+from sftriage.log import warn
 
 if TYPE_CHECKING:
     from sftriage.seams.patches import Seams

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sftriage.recorder.log import warn
+from sftriage.log import warn
 from sftriage.recorder.monitor import RUN_ENV
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from typing import Any
 
 from torch.distributed.pipelining import Schedule1F1B
 
+from sftriage.log import warn
 from sftriage.mitigate.adapted import adapt, adapted_schedule, is_known
 from sftriage.mitigate.joining import joined
 from sftriage.mitigate.switching import BACK_NS, BACKWARD_NS, FORWARD_NS, THERE_NS, Switch
-from sftriage.recorder.log import warn
 from sftriage.recorder.monitor import RINGS_ENV
 from sftriage.recorder.recording import step_now
 

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from sftriage import __version__
 from sftriage.errors import RingError
+from sftriage.log import warn
 from sftriage.mitigate.switching import MultiHostSwitch, Switch, make_switch
 from sftriage.recorder.files import BOOT_ID
-from sftriage.recorder.log import warn
 from sftriage.recorder.monitor import RINGS_ENV
 
 T = TypeVar("T")

@@ -24,10 +24,10 @@ import torch
 import torch.distributed as dist
 
 from sftriage.errors import UsageError
+from sftriage.log import warn
 from sftriage.mitigate.joining import joined
 from sftriage.mitigate.schedule import schedule_of
 from sftriage.mitigate.switching import MultiHostSwitch, Switch
-from sftriage.recorder.log import warn
 from sftriage.recorder.monitor import RINGS_ENV
 from sftriage.recorder.recording import step_now
 

@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from traceback import walk_stack
 
-from sftriage.recorder import files
+from sftriage.permissions import create, permit
 from sftriage.recorder.layout import RingInfo
 
 ASKS, ANSWER = "asks", "stacks"
@@ -46,7 +46,7 @@ class Answering:
         os.mkfifo(self._asks, 0o600)
         # For both: it is never at its end, however many come and go.
         self._descriptor = os.open(self._asks, os.O_RDWR | os.O_CLOEXEC)
-        files.permit(self._descriptor)
+        permit(self._descriptor)
         self._thread = threading.Thread(target=self._run, name="sftriage-answers", daemon=True)
         self._thread.start()
 
@@ -80,7 +80,7 @@ class Answering:
             text = json.dumps({"asked": word, "threads": [], "problem": f"they have {len(text)} bytes"})
         partial = self._answer.with_name(f".{self._answer.name}.{self._pid}.partial")
         partial.unlink(missing_ok=True)
-        with os.fdopen(files.create(partial), "w", encoding="utf-8") as file:
+        with os.fdopen(create(partial), "w", encoding="utf-8") as file:
             file.write(text)
         partial.replace(self._answer)
 

@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
+from sftriage.log import warn
 from sftriage.recorder import layout
-from sftriage.recorder.log import warn
 from sftriage.recorder.moments import Form, Log
 
 IN_FLIGHT = 64

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import grp
 import os
 import stat
 import struct
@@ -21,14 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError
+from sftriage.permissions import create
 from sftriage.recorder.layout import HEADER_BYTES, Header, RingInfo, decode_header
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MODE_ENV = "SFTRIAGE_FILE_MODE"
-GROUP_ENV = "SFTRIAGE_FILE_GROUP"
-"""Permissions (octal) and group (name or number) of what the recorder creates; by default it is the owner's alone."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Tells one start of a host's kernel from all others."""
 
@@ -69,39 +66,6 @@ def create_whole(
     finally:
         partial.unlink(missing_ok=True)
     return descriptor
-
-
-def create(path: Path) -> int:
-    """Create an empty file, private but for what `permit` allows; its descriptor, open for both.
-
-    Raises:
-        FileExistsError: there is a file of that name already.
-        OSError: it cannot be made.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        permit(descriptor)
-    except OSError:
-        os.close(descriptor)
-        path.unlink()
-        raise
-    return descriptor
-
-
-def permit(descriptor: int) -> None:
-    """Give a new file the mode and the group that the environment names.
-
-    Raises:
-        OSError: they make no sense, or may not be given.
-    """
-    mode, group = os.environ.get(MODE_ENV), os.environ.get(GROUP_ENV)
-    try:
-        if group:
-            os.fchown(descriptor, -1, int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid)
-        if mode:
-            os.fchmod(descriptor, int(mode, 8) & 0o666)
-    except (ValueError, KeyError) as error:
-        raise OSError(f"{MODE_ENV}={mode}, {GROUP_ENV}={group}: {error}") from error
 
 
 def _lock(descriptor: int) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from time import monotonic_ns, time_ns
 from typing import Any
 
 from sftriage.errors import RingError, UsageError
+from sftriage.log import warn
+from sftriage.profiling.session import torch_distributed
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo, bounded_text
-from sftriage.recorder.log import warn
 from sftriage.records import StageSchema
 
 JOB_ENV = "SFTRIAGE_JOB"
@@ -71,13 +71,6 @@ def identified(
             raise UsageError(str(error)) from error
         warn("not recording: %s", error)
         return None
-
-
-def torch_distributed() -> Any:
-    """torch's, if the job has initialised it; else None. Nothing is imported."""
-    distributed = sys.modules.get("torch.distributed")
-    there = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return distributed if there else None
 
 
 def _distributed() -> dict[str, str]:

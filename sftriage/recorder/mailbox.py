@@ -31,16 +31,15 @@ import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar, get_args
 from zlib import crc32
 
 from sftriage.decisions import SAMPLES_PER_SECOND, CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError
+from sftriage.profiling.executor import State
 from sftriage.recorder import files
 from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT, MAILBOX_MAGIC, RingInfo, encode_header
 from sftriage.records import plain
-
-State = Literal["idle", "armed", "recording", "exporting"]
 
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_DETAIL_CHARS = 2000

@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError, SchemaError, UsageError
+from sftriage.log import warn
+from sftriage.profiling.executor import CaptureExecutor
+from sftriage.profiling.spool import SPOOL
 from sftriage.recorder import moments
 from sftriage.recorder.answering import Answering
 from sftriage.recorder.gradients import watch_model
 from sftriage.recorder.identity import identified
 from sftriage.recorder.layout import MAX_SLOTS, RingInfo
-from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox
-from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import claim
-from sftriage.recorder.spool import SPOOL
 from sftriage.records import StageSchema
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from threading import get_ident
 from typing import TYPE_CHECKING, cast
 
 from sftriage.errors import RingError, SchemaError
+from sftriage.log import warn
+from sftriage.profiling.executor import CaptureExecutor
 from sftriage.recorder import layout
 from sftriage.recorder.device import CUDA_START_STEPS, DeviceLog, DeviceTime, cuda_in_use, in_c
 from sftriage.recorder.files import forget_locks
 from sftriage.recorder.layout import bounded_text
-from sftriage.recorder.log import warn
 from sftriage.recorder.moments import NEVER
-from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.ring import RingFile
 from sftriage.records import OTHER, StageSchema
 

@@ -16,7 +16,10 @@ import sftriage
 from sftriage.errors import UsageError
 from sftriage.recorder.moments import carried_binary
 
-CARRIED = ("__init__.py", "counters.py", "decisions.py", "errors.py", "records.py", "recorder", "sampling", "seams")
+CARRIED = (
+    *("__init__.py", "counters.py", "decisions.py", "errors.py", "log.py", "permissions.py", "records.py"),
+    *("profiling", "recorder", "sampling", "seams"),
+)
 """Of this package: what runs in a trainer."""
 
 CARRIED_IN = "auto"

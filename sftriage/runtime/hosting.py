@@ -23,10 +23,10 @@ from sftriage.fleet.permissions import AGENTS_FILE, agent_file
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.transfers import Transfer
+from sftriage.profiling.spool import SPOOL
 from sftriage.recorder import find_rings
 from sftriage.recorder.files import BOOT_ID
 from sftriage.recorder.layout import bounded_text
-from sftriage.recorder.spool import SPOOL
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
 from sftriage.runs.liveness import holding, launcher_of, trainers_alive, trainers_left
 from sftriage.runtime.nsys_launch import place_in

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sftriage.agent.reading import RankRings
 from sftriage.errors import InputError, UsageError
-from sftriage.recorder.spool import SPOOL
+from sftriage.profiling.spool import SPOOL
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.liveness import launcher_of, note_process, noted_process, trainers_alive
 from sftriage.runtime.nsys_launch import place_in, remove_place

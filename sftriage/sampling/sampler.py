@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from sftriage import permissions
 from sftriage.decisions import SAMPLES_PER_SECOND
 from sftriage.errors import CaptureError
 from sftriage.sampling.speedscope import written
@@ -79,10 +80,8 @@ class StackSampler:
         except Exception as error:
             self._problem = repr(error)
 
-    def keep(self, path: Path, max_bytes: int, permit: Callable[[int], object] | None = None) -> str:
+    def keep(self, path: Path, max_bytes: int) -> str:
         """Write what was sampled, once it has stopped, on another thread than the training one. Does not raise.
-
-        ``permit`` gives the file, by its descriptor, to whom else it is for; by default it is the owner's alone.
 
         Returns:
             Why there is no such file, in words; "" where it is whole.
@@ -97,10 +96,7 @@ class StackSampler:
             size_bytes = sum(map(len, pieces))
             if size_bytes > max_bytes:
                 return f"no stacks: they would have had {size_bytes} bytes, and {max(0, max_bytes)} were left"
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                if permit is not None:
-                    permit(descriptor)
+            with os.fdopen(permissions.create(path), "wb") as file:
                 file.writelines(pieces)
         except Exception as error:
             with contextlib.suppress(OSError):

@@ -360,7 +360,7 @@ def switched_off(text: str) -> frozenset[str]:
 
 def warn(message: str, *arguments: object) -> None:
     """Log one warning; seldom, so that nothing of the recorder is imported for it before."""
-    from sftriage.recorder.log import warn as said
+    from sftriage.log import warn as said
 
     said(message, *arguments)
 

@@ -437,7 +437,13 @@ def in_rooms(*rooms: str) -> list[str]:
 
 def refusals() -> Rows:
     for path in in_rooms(
-        "capture/*.py", "recorder/*.py", "sampling/*.py", "agent/*.py", "runtime/triage.py", "traces/store.py"
+        "capture/*.py",
+        "recorder/*.py",
+        "profiling/*.py",
+        "sampling/*.py",
+        "agent/*.py",
+        "runtime/triage.py",
+        "traces/store.py",
     ):
         called = "CaptureError", "_NotBegunError", "failed", "_fail", "_refuse", "CaptureResult", "_finish_early"
         for text in said_in(path, *called):

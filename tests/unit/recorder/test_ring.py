@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import RingError
+from sftriage.permissions import GROUP_ENV, MODE_ENV
 from sftriage.recorder import Monitor, files, moments
 from sftriage.recorder.layout import (
     ADDITIONS_AT,
@@ -328,15 +329,15 @@ def test_a_ring_is_private_whole_from_the_start_and_never_replaces_another(tmp_p
 
 @pytest.mark.parametrize(("mode", "group", "expected"), [("640", "", 0o640), ("0660", "1", 0o660), ("777", "", 0o666)])
 def test_mode_and_group_of_the_files_can_be_given(tmp_path, monkeypatch, mode, group, expected):
-    monkeypatch.setenv(files.MODE_ENV, mode)
-    monkeypatch.setenv(files.GROUP_ENV, group)
+    monkeypatch.setenv(MODE_ENV, mode)
+    monkeypatch.setenv(GROUP_ENV, group)
     with Monitor(rings=tmp_path):
         found = [path.stat() for path in tmp_path.iterdir()]
     assert [one.st_mode & 0o777 for one in found] == [expected] * 3
     assert {one.st_gid for one in found} == {int(group or os.getgid())}
 
 
-@pytest.mark.parametrize(("variable", "value"), [(files.MODE_ENV, "rw"), (files.GROUP_ENV, "no such group")])
+@pytest.mark.parametrize(("variable", "value"), [(MODE_ENV, "rw"), (GROUP_ENV, "no such group")])
 def test_a_mode_or_group_that_makes_no_sense_is_one_warning(tmp_path, monkeypatch, caplog, variable, value):
     monkeypatch.setenv(variable, value)
     with Monitor(rings=tmp_path) as monitor:

@@ -15,8 +15,8 @@ from time import monotonic
 
 from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
-from sftriage.recorder.session import STACK_OPTIONS, TorchSession
-from sftriage.recorder.spool import create
+from sftriage.profiling.session import STACK_OPTIONS, TorchSession
+from sftriage.profiling.spool import create
 
 PROBED_STEPS = 10
 """A capture of more steps than these has one recorded beforehand, unless it is known already what a step takes. With

@@ -31,19 +31,57 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal, Protocol
 
 from sftriage.decisions import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
 from sftriage.errors import CaptureError
-from sftriage.recorder.guard import GUARD, ProfilerGuard
-from sftriage.recorder.layout import RingInfo
-from sftriage.recorder.log import warn
-from sftriage.recorder.mailbox import Mailbox, State
-from sftriage.recorder.session import OPTIONS, STACK_OPTIONS, NvtxSession, SampledSession, Session, TorchSession
-from sftriage.recorder.sizing import Probe, StepLimit, StepSizes, TraceCost
+from sftriage.log import warn
+from sftriage.profiling.guard import GUARD, ProfilerGuard
+from sftriage.profiling.session import (
+    OPTIONS,
+    STACK_OPTIONS,
+    NvtxSession,
+    SampledSession,
+    Session,
+    Subject,
+    TorchSession,
+)
+from sftriage.profiling.sizing import Probe, StepLimit, StepSizes, TraceCost
 from sftriage.sampling.workers import WORKERS
 
 LAST_EXPORT_S = 10.0
 """How long a trainer that ends waits for an export that is under way. The job is done: nothing is held up."""
+
+
+State = Literal["idle", "armed", "recording", "exporting"]
+
+
+class Requests(Protocol):
+    """Where captures are asked for, one at a time, and where it is said what has become of them: a mailbox."""
+
+    def take(self) -> CaptureRequest | None:
+        """The request that has come since the last look, if any.
+
+        Raises:
+            CaptureError: there is one, and it is not fit to be carried out; the message says why.
+        """
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the request taken last has been called off."""
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the request taken last may begin, where it has to wait for that."""
+
+    def show(self, state: State, steps: int = 0) -> None:
+        """Say how far the capture is."""
+
+    def answer(self, result: CaptureResult) -> None:
+        """Publish the result of the request taken last."""
+
+    def close(self) -> None:
+        """Nothing is asked any more. A second call does nothing."""
 
 
 @dataclass(slots=True)
@@ -60,17 +98,17 @@ class _Capture:
 
 
 class CaptureExecutor:
-    """Carries out the requests of one mailbox, driven by a recording. None of its public methods raises.
+    """Carries out requests for captures of one rank, driven at step boundaries. None of its public methods raises.
 
-    It closes the mailbox. Where nobody has ``named`` the ``spool``, the directory for traces, every request for one is
-    refused as long as there is none.
+    It closes its ``requests``. Where nobody has ``named`` the ``spool``, the directory for traces, every request for
+    one is refused as long as there is none.
     """
 
     def __init__(
-        self, mailbox: Mailbox, info: RingInfo, spool: Path, guard: ProfilerGuard = GUARD, *, named: bool = True
+        self, requests: Requests, subject: Subject, spool: Path, guard: ProfilerGuard = GUARD, *, named: bool = True
     ) -> None:
-        self._mailbox = mailbox
-        self._info = info
+        self._requests = requests
+        self._subject = subject
         self._spool, self._named = spool, named
         self._guard = guard
         self._state: State = "idle"
@@ -132,7 +170,7 @@ class CaptureExecutor:
                 return
             session = capture.session
             session.end_step()
-            self._mailbox.show("recording", session.steps)
+            self._requests.show("recording", session.steps)
             if session.steps >= capture.limit.steps:
                 limit = capture.limit
                 self._stop(capture, limit.why and f"{limit.steps} of {capture.request.steps} steps: {limit.why}")
@@ -166,19 +204,19 @@ class CaptureExecutor:
         WORKERS.leave()
         if (late := self._request()) is not None:
             self._refuse(late.capture_id, "training ended")
-        self._mailbox.close()
+        self._requests.close()
 
     def abandon(self) -> None:
         """A forked child: its parent's capture and mailbox are none of its business."""
         self._capture = None
         self._state = "idle"
         self._guard.release(self._yield_to_job)
-        self._mailbox.close()
+        self._requests.close()
 
     def _request(self) -> CaptureRequest | None:
         """What the mailbox asks for, if it can be read; else that is answered."""
         try:
-            return self._mailbox.take()
+            return self._requests.take()
         except CaptureError as error:
             self._refuse("unreadable", str(error))
             return None
@@ -198,7 +236,7 @@ class CaptureExecutor:
             # (the link beside the ring alone: the disk that it leads to may not answer)
             if not self._named and not os.path.lexists(self._spool):
                 return "no spool directory is set (SFTRIAGE_SPOOL)"
-        return "cancelled" if self._mailbox.cancelled else None if stacks else self._guard.busy()
+        return "cancelled" if self._requests.cancelled else None if stacks else self._guard.busy()
 
     def _session(self, request: CaptureRequest) -> Session:
         if request.profiler == "nsys":
@@ -206,7 +244,7 @@ class CaptureExecutor:
         if request.profiler == "stacks":
             return SampledSession(request.options)
         sample = bool(request.options.get(SAMPLE_STACKS))
-        return TorchSession(self._info, request.options, self._guard, sample=sample)
+        return TorchSession(self._subject, request.options, self._guard, sample=sample)
 
     def _begin(self, request: CaptureRequest, number: int) -> None:
         """Arm for a request, or refuse it."""
@@ -229,7 +267,7 @@ class CaptureExecutor:
         """Prepare the profiler once its step is near, and start it once it is warm."""
         if isinstance(capture.session, TorchSession) and self._sizes.wants_probe(capture.request):
             # This one step is recorded, to know what it takes; the capture begins after it.
-            make = partial(TorchSession, self._info, capture.request.options, self._guard)
+            make = partial(TorchSession, self._subject, capture.request.options, self._guard)
             capture.probe = Probe(make, self._spool, capture.request.capture_id)
             capture.probe.start(number)
             return
@@ -238,7 +276,7 @@ class CaptureExecutor:
             capture.prepared = True
             capture.session.prepare()
         warm = capture.prepared and capture.warmed >= request.warmup_steps
-        if warm and (not isinstance(capture.session, NvtxSession) or self._mailbox.allowed):
+        if warm and (not isinstance(capture.session, NvtxSession) or self._requests.allowed):
             self._start(capture, number)
 
     def _end_probe(self, capture: _Capture, probe: Probe) -> None:
@@ -251,7 +289,7 @@ class CaptureExecutor:
     def _continue(self, capture: _Capture, number: int) -> None:
         if capture.probe is not None:  # (its step's end was interrupted)
             self._end_probe(capture, capture.probe)
-        if self._mailbox.cancelled:
+        if self._requests.cancelled:
             self._fail("cancelled")
         elif time.monotonic() >= capture.deadline_s:
             self._finish_early(capture, "time-box reached")
@@ -327,7 +365,7 @@ class CaptureExecutor:
         self._ended(capture, "failed", reason)
 
     def _refuse(self, capture_id: str, reason: str, code: CaptureCode = "") -> None:
-        self._answer(CaptureResult(capture_id, self._info.rank, "refused", reason, code=code))
+        self._answer(CaptureResult(capture_id, self._subject.rank, "refused", reason, code=code))
 
     def _ended(self, capture: _Capture, state: CaptureState, detail: str, size_bytes: int = 0) -> None:
         """Say what has become of a capture. From then on the next one may be asked for."""
@@ -341,12 +379,12 @@ class CaptureExecutor:
     def _answer(self, result: CaptureResult) -> None:
         """Publish a result. Does not raise: with the mailbox gone there is nobody to tell."""
         try:
-            self._mailbox.answer(result)
+            self._requests.answer(result)
         except Exception as error:
             warn("the result of capture %s could not be delivered: %r", result.capture_id, error)
 
     def _enter(self, state: State) -> None:
-        self._mailbox.show(state, self._capture.session.steps if self._capture else 0)
+        self._requests.show(state, self._capture.session.steps if self._capture else 0)
         self._state = state
 
 

@@ -16,14 +16,14 @@ import pytest
 
 from sftriage.capture.mailbox import MailboxClient
 from sftriage.decisions import CaptureRequest, CaptureResult
-from sftriage.recorder import profiling
-from sftriage.recorder.guard import ProfilerGuard
+from sftriage.profiling import executor
+from sftriage.profiling.executor import CaptureExecutor
+from sftriage.profiling.guard import ProfilerGuard
+from sftriage.profiling.session import TorchSession
 from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.monitor import Monitor
-from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import RingFile
-from sftriage.recorder.session import TorchSession
 from sftriage.records import StepRecord
 from sftriage.windows.rings import open_ring
 from tests.recorded import new_records
@@ -127,7 +127,7 @@ class Rig:
 def session(monkeypatch):
     FakeSession.log = []
     FakeSession.breaks = ""
-    monkeypatch.setattr(profiling, "TorchSession", FakeSession)
+    monkeypatch.setattr(executor, "TorchSession", FakeSession)
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     return FakeSession
 
@@ -135,7 +135,7 @@ def session(monkeypatch):
 @pytest.fixture
 def rig(tmp_path, make_info, session, monkeypatch):
     now_s = [100.0]
-    monkeypatch.setattr(profiling, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(executor, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     made = Rig(tmp_path, make_info(), now_s)
     yield made
     made.recording.close()
@@ -434,7 +434,7 @@ def test_the_disk_of_the_traces_is_not_asked_on_the_training_thread(rig, monkeyp
 
 
 def damaged(rig, patch):
-    rig.executor._mailbox.live[3] += 1  # its checksum
+    rig.executor._requests.live[3] += 1  # its checksum
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_an_export_that_hangs_is_not_waited_for(rig, monkeypatch, waits_s, end):
     # GIVEN an export that hangs
     going = threading.Event()
     monkeypatch.setattr(FakeSession, "export", lambda self, path: going.wait(30) and None)
-    monkeypatch.setattr(profiling, "LAST_EXPORT_S", waits_s)
+    monkeypatch.setattr(executor, "LAST_EXPORT_S", waits_s)
     rig.ask(steps=1, warmup_steps=0)
     rig.step()
     # WHEN training ends, or goes on without the recorder
@@ -529,7 +529,7 @@ class SizedSession(FakeSession):
 
 @pytest.fixture
 def sized(session, monkeypatch):
-    monkeypatch.setattr(profiling, "TorchSession", SizedSession)
+    monkeypatch.setattr(executor, "TorchSession", SizedSession)
     SizedSession.log = []
     return SizedSession
 
@@ -614,7 +614,7 @@ def test_a_capture_is_cut_to_what_does_not_hold_the_rank_up_as_the_step_beforeha
     rig, session, monkeypatch, asked, options, blank_s, step_s, recorded
 ):
     # GIVEN a profiler whose very first trace is slow, and an empty one and one of a step take their times
-    monkeypatch.setattr(profiling, "TorchSession", SlowSession)
+    monkeypatch.setattr(executor, "TorchSession", SlowSession)
     SlowSession.log = []
     SlowSession.takes_s = [0.0, 9.0, blank_s, step_s]
     rig.ask(steps=asked, options=options, max_bytes=100_000)

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from sftriage.errors import CaptureError
-from sftriage.recorder.guard import ProfilerGuard
-from sftriage.recorder.session import TorchSession
+from sftriage.profiling.guard import ProfilerGuard
+from sftriage.profiling.session import TorchSession
 
 torch = pytest.importorskip("torch")
 profiler = pytest.importorskip("torch.profiler")

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from sftriage.recorder.guard import ProfilerGuard
+from sftriage.profiling.guard import ProfilerGuard
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from functools import wraps
 from threading import get_ident
 from typing import Any
 
-from sftriage.recorder.log import warn
+from sftriage.log import warn
 
 
 class ProfilerGuard:

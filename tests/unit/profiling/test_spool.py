@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sftriage.errors import CaptureError
-from sftriage.recorder import files
-from sftriage.recorder.spool import ends_whole, write_trace
+from sftriage.permissions import MODE_ENV
+from sftriage.profiling.spool import ends_whole, write_trace
 
 TRACE = b'{"traceEvents": [{"name": "x"}],"traceName": "a]b.json.partial", "displayTimeUnit": "ms"}\n'
 
@@ -28,7 +28,7 @@ def test_a_whole_trace_takes_its_name_and_is_private(tmp_path):
 
 
 def test_an_agent_of_another_user_may_read_a_trace_where_the_files_are_for_others(tmp_path, monkeypatch):
-    monkeypatch.setenv(files.MODE_ENV, "0666")
+    monkeypatch.setenv(MODE_ENV, "0666")
     write_trace(writes(TRACE), tmp_path, "c-1", 1000)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_mode & 0o777 == 0o666

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
-from sftriage.recorder.sizing import MAX_STALL_S, PROBED_STEPS, StepLimit, StepSizes, TraceCost
+from sftriage.profiling.sizing import MAX_STALL_S, PROBED_STEPS, StepLimit, StepSizes, TraceCost
 
 MANY_BYTES = 1 << 40
 

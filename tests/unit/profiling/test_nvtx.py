@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sftriage.errors import CaptureError
-from sftriage.recorder.session import NvtxSession
+from sftriage.profiling.session import NvtxSession
 
 
 @pytest.fixture

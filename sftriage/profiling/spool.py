@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from sftriage import permissions
 from sftriage.errors import CaptureError
-from sftriage.recorder import files
 
 SPOOL = "spool"
 """What leads to it in the directory of the rings, where the environment does not name it."""
@@ -40,7 +40,7 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
         # Kineto makes a file of its own with the process's umask.
         partial.chmod(0o600)
         with partial.open("rb") as file:
-            files.permit(file.fileno())
+            permissions.permit(file.fileno())
         _sync(partial)
         partial.rename(final)
         _sync(spool)
@@ -58,7 +58,7 @@ def create(path: Path) -> None:
         CaptureError: it cannot be made, or is there already.
     """
     try:
-        os.close(files.create(path))
+        os.close(permissions.create(path))
     except OSError as error:
         raise CaptureError(f"the spool directory {path.parent} cannot be written: {error.strerror}") from error
 

@@ -14,14 +14,12 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, monotonic_ns, time_ns
+from typing import Any, Protocol
 
 from sftriage.decisions import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
 from sftriage.errors import CaptureError
-from sftriage.recorder import files
-from sftriage.recorder.guard import ProfilerGuard
-from sftriage.recorder.identity import torch_distributed
-from sftriage.recorder.layout import RingInfo
-from sftriage.recorder.spool import write_trace
+from sftriage.profiling.guard import ProfilerGuard
+from sftriage.profiling.spool import write_trace
 from sftriage.records import OTHER
 from sftriage.sampling.sampler import NAME, StackSampler, period_of
 
@@ -34,6 +32,22 @@ RANGE = "SFT_CAPTURE"
 """The range around the steps of a capture: ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits for it."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
+
+
+class Subject(Protocol):
+    """Who is captured."""
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+
+    @property
+    def rank(self) -> int:
+        """The process's rank in it."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has."""
 
 
 class Session(ABC):
@@ -122,7 +136,7 @@ class TorchSession(Session):
     """
 
     def __init__(
-        self, info: RingInfo, options: Mapping[str, int], guard: ProfilerGuard, *, sample: bool = False
+        self, subject: Subject, options: Mapping[str, int], guard: ProfilerGuard, *, sample: bool = False
     ) -> None:
         super().__init__()
         period_s = period_of(options)
@@ -135,7 +149,7 @@ class TorchSession(Session):
             activities.append(profiler.ProfilerActivity.CUDA)
         # The class under torch.profiler.profile: without a schedule, and without the step counter that the job may use.
         self._profile = profiler._KinetoProfile(activities=activities, **options)
-        self._options, self._info, self._guard = options, info, guard
+        self._options, self._subject, self._guard = options, subject, guard
         self.stall_s = 0.0
         self._prepared = False
         # Beside the profiler's own stacks, which trace every thread, it would only be traced.
@@ -165,13 +179,13 @@ class TorchSession(Session):
         self._begun(first_step)
         self.timings_s["start"] = self._started_s - began_s
         self._label("capture_id", capture_id)
-        self._label("job", self._info.job)
+        self._label("job", self._subject.job)
         self._label("first_step", str(first_step))
         for name, value in labels.items():
             self._label(_UNSAFE.sub("_", name), value)
         if torch_distributed() is None:
             # (else torch writes that itself)
-            ranks = {"backend": "none", "rank": self._info.rank, "world_size": self._info.world_size}
+            ranks = {"backend": "none", "rank": self._subject.rank, "world_size": self._subject.world_size}
             self._profile.add_metadata_json("distributedInfo", json.dumps(ranks))
         if self.sampler is not None:
             self.sampler.start()
@@ -206,7 +220,7 @@ class TorchSession(Session):
         if self.sampler is None:
             return size_bytes, ""
         # Without them the trace is as good as it would be.
-        return size_bytes, self.sampler.keep(_samples(spool, request), request.max_bytes - size_bytes, files.permit)
+        return size_bytes, self.sampler.keep(_samples(spool, request), request.max_bytes - size_bytes)
 
     def export(self, path: str) -> None:
         """Write the trace as JSON, on whatever thread.
@@ -261,7 +275,7 @@ class SampledSession(Session):
             CaptureError: there are none.
         """
         path = _samples(spool, request)
-        if missing := self.sampler.keep(path, request.max_bytes, files.permit):
+        if missing := self.sampler.keep(path, request.max_bytes):
             raise CaptureError(missing)
         return path.stat().st_size, ""
 
@@ -297,6 +311,13 @@ class NvtxSession(Session):
 
 def _samples(spool: Path, request: CaptureRequest) -> Path:
     return spool / f"{request.capture_id}.{NAME}"
+
+
+def torch_distributed() -> Any:
+    """torch's, if the job has initialised it; else None. Nothing is imported."""
+    distributed = sys.modules.get("torch.distributed")
+    there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if there else None
 
 
 def _compiler_loaded() -> bool:
