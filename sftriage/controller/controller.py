@@ -39,8 +39,6 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.frontier import Past, Settings, judge
-from sftriage.frontier.reproducing import reproduced
 from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, straggler_in, tells
 from sftriage.mitigate.loop import JobNow, Loop
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
@@ -56,6 +54,8 @@ from sftriage.policy.state import State, charged, finished, left_open
 from sftriage.records import JobStatus, Window
 from sftriage.stalls.pace import on_clock
 from sftriage.stalls.verdict import StallSettings, Watch, look, still_ranks
+from sftriage.verdicts import Past, Settings, judge
+from sftriage.verdicts.reproducing import reproduced
 from sftriage.words.verdicts import where, who
 
 log = logging.getLogger("sftriage")

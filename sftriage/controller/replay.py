@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from sftriage.controller.controller import settings_of
 from sftriage.controller.peers import median_known, peers_of
 from sftriage.decisions import CaptureRequest, Decision, Verdict
-from sftriage.frontier import Past, Settings, judge
 from sftriage.policy.engine import decide
 from sftriage.policy.losses import Losses
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import State, finished
 from sftriage.records import Window
+from sftriage.verdicts import Past, Settings, judge
 
 
 def judge_all(windows: Iterable[Window], settings: Settings) -> Iterator[Verdict]:

@@ -1,14 +1,6 @@
-"""The accounting and the verdicts: pure numpy, no I/O, no clock.
+"""What a window shows: an exact accounting of its exposed time, and what mending somebody would have saved.
 
-A window is cut where its ranks are together (`segments`), walked (`accounting`) and replayed (`whatif`), but for what
-the window before has in common with it (`overlap`). Who is slow is told along the run, by `clear_events` and
-`sequential`, and since when by `course`; the job is held against its past by `baseline` and `regression`. `evidence`
-puts all that beside each other, `verdicts` labels it, and `judging` goes from window to window. `clocks` says which
-clock that stands on, `system` what the kernel counted of it.
+Pure numpy, no I/O, no clock, no threshold, and no memory of other windows. A window is cut where its ranks are together
+(`segments`), walked (`accounting`) and replayed (`whatif`, for ranks and hosts `units`), but for what the window before
+has in common with it (`overlap`); `profile` is what its steps take where nobody is late.
 """
-
-from sftriage.frontier.evidence import Past
-from sftriage.frontier.judging import judge
-from sftriage.frontier.settings import Settings
-
-__all__ = ["Past", "Settings", "judge"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from sftriage.frontier.arrays import FloatArray, RankArray
+from sftriage.frontier.arrays import RankArray
 from sftriage.records import Window
 
 SAMPLE_RANKS = 512
@@ -107,30 +106,3 @@ def sampled(ranks: RankArray, at_most: int = SAMPLE_RANKS) -> RankArray:
 @lru_cache(maxsize=64)
 def _sample(count: int, size: int) -> RankArray:
     return np.sort(np.random.default_rng(0).choice(count, size, replace=False))
-
-
-def differ(level_X: Mapping[str, FloatArray], late: str | None, min_s: float) -> bool:
-    """Whether ranks look like several roles: each is high in some local stage in which another is low.
-
-    A straggler is high in some stage and low in none, and its peers are neither. Ranks with different roles (pipeline
-    stages, a rank that also evaluates) are each high in their own work, and low in that of others. Only stages count in
-    which ranks differ by at least ``min_s``, and by half. A rank that is ``late`` in a stage has the machine to itself
-    while the others wait: that it is faster after it does not count, up to half of what it is late.
-
-    Args:
-        level_X: what each stage typically takes some ranks, in the order of the segment.
-        late: the stage of the likeliest suspect.
-        min_s: the least difference that counts, in seconds.
-    """
-    stages, after = list(level_X), list[str]()
-    if late is not None and late in level_X:
-        after = stages[stages.index(late) + 1 :]
-        if sum(float(np.ptp(level_X[stage])) for stage in after) > 0.5 * float(np.ptp(level_X[late])):
-            after = []
-    level_SX = np.array([some_X for stage, some_X in level_X.items() if stage not in after])
-    low_S, high_S = level_SX.min(axis=1, initial=np.inf), level_SX.max(axis=1, initial=0.0)
-    tells_S = (high_S - low_S >= min_s) & (low_S <= 0.5 * high_S)
-    if tells_S.sum() < 2:
-        return False
-    high_SX = (level_SX > ((low_S + high_S) / 2)[:, None])[tells_S]
-    return bool(high_SX.any(axis=0).all() and not high_SX.all(axis=0).any())

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from sftriage.decisions import Scope
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, medians
 from sftriage.frontier.roles import LEAST_SAMPLE_RANKS, SAMPLE_RANKS, Roles, grouped, sampled
-from sftriage.frontier.sequential import UnitName
-from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
+
+UnitName: TypeAlias = "int | str"
+"""A rank by its number, or a host by its name."""
 
 Peers = Sequence[FloatArray]
 """For each local column of a segment, the medians of the ranks on other hosts, by step and cohort."""
@@ -91,9 +93,9 @@ def host_units(
     hosts: Sequence[int],
     roles: Roles,
     n_steps: int,
-    settings: Settings,
+    alike_fraction: float,
 ) -> list[Unit]:
-    """The units of those of some ``hosts`` that have several ranks, which are slow alike.
+    """The units of those of some ``hosts`` that have several ranks, of which ``alike_fraction`` at least are slow.
 
     ``elsewhere`` is `last_elsewhere` of each segment.
     """
@@ -109,7 +111,7 @@ def host_units(
             [one.over_NXS(some_X, roles, n_steps, mine) for one, mine in zip(replays, peers, strict=True)], axis=0
         )
         over_X = over_NXS.sum(axis=2).mean(axis=0)
-        if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= settings.larger_part_fraction):
+        if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= alike_fraction):
             continue
         led = [places.role_R[one.walk.leader_M] == h for one in replays]
         gains = [_gains(*parts, ranks, roles) for parts in zip(replays, peers, led, elsewhere, strict=True)]

@@ -12,9 +12,9 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from sftriage.events import RemedyChanged
-from sftriage.frontier.judging import UNDECIDED
 from sftriage.mitigate.costs import Link, UnderStraggler, under_straggler
 from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, slow_link, step_s
+from sftriage.verdicts.judging import UNDECIDED
 
 RemedyCode = Literal["take_out", "rebalance", "stragglar", "pipeline", "host_transfers"]
 

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import numpy as np
 
-from sftriage.frontier.system import system_counts
 from sftriage.runs.lanes import Title, recorded_of
 from sftriage.runs.lateness import HeatSource
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest, RecordedSteps
+from sftriage.verdicts.system import system_counts
 from sftriage.windows.logs import StepLogs, counted_steps
 
 PEERS_LOOKED_AT = 128

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError
-from sftriage.frontier.clocks import timed
 from sftriage.frontier.segments import complete_steps, segments
-from sftriage.frontier.settings import Settings
 from sftriage.records import Window
 from sftriage.runs.recordings import detection_of, load_recording
+from sftriage.verdicts.clocks import timed
+from sftriage.verdicts.settings import Settings
 from sftriage.whatif.graph import FloatArray, Graph, graph_of
 from sftriage.whatif.operations import Operations, OpType
 from sftriage.windows.gather import Shape

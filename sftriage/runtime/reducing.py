@@ -10,7 +10,6 @@ import numpy as np
 
 from sftriage.decisions import Verdict
 from sftriage.errors import InputError, UsageError
-from sftriage.frontier import Settings, judge
 from sftriage.records import Window
 from sftriage.reduce.agreeing import Agreement, Agrees, compare, overall
 from sftriage.reduce.causes import cause_of, cause_of_rank
@@ -28,6 +27,7 @@ from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.findings import CauseInfo, Findings
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
+from sftriage.verdicts import Settings, judge
 from sftriage.windows.gather import Shape
 
 FALSE_NAMES_PER_MILLION_STEPS = 10_000.0

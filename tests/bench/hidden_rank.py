@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sftriage.frontier import Settings
+from sftriage.verdicts import Settings
 from sftriage.windows.gather import Shape
 from tests.bench.hidden_rank_matrix import report
 from tests.bench.hidden_rank_matrix.drawing import SHARES, draw

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from sftriage.decisions import Verdict
-from sftriage.frontier import Settings, judge
 from sftriage.frontier.accounting import anchored
 from sftriage.records import OTHER, StageSchema, Window
+from sftriage.verdicts import Settings, judge
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.slots import BETWEEN, DURATIONS, READY, STEP, UNKNOWN

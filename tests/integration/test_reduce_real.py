@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sftriage.frontier import Settings
 from sftriage.reduce.inside import find
 from sftriage.reduce.naming import Names
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.stages import reduce_trace
 from sftriage.reduce.together import together
 from sftriage.runtime.reducing import account, read_all
+from sftriage.verdicts import Settings
 from tests import needs
 from tests.bench.reduce_survey import directory, heavy_traces
 from tests.integration.processes import DEADLINE_S

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sftriage.counters import COUNTERS, PLACE
-from sftriage.frontier import Settings, judge
+from sftriage.verdicts import Settings, judge
 from sftriage.words.verdicts import verdict_sentence
 from tests.unit.frontier.windows import Fault, Job, every, from_step
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sftriage.frontier import Settings
-from sftriage.frontier.sequential import ClearEvent, Evidence, advanced
-from tests.unit.frontier.test_sequential import by_chance
+from sftriage.verdicts import Settings
+from sftriage.verdicts.sequential import ClearEvent, Evidence, advanced
+from tests.unit.verdicts.test_sequential import by_chance
 
 
 @pytest.mark.parametrize("n_units", [2, 1024])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.frontier import Settings, judge
+from sftriage.verdicts import Settings, judge
 from tests.unit.frontier.windows import Fault, Job, at, from_step
 
 SETTINGS = Settings()

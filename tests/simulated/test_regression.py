@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.frontier.baseline import MAX_REGIMES
-from sftriage.frontier.regression import STEP, OwnBest, StepMeasures, advanced
-from sftriage.frontier.settings import Settings
+from sftriage.verdicts.baseline import MAX_REGIMES
+from sftriage.verdicts.regression import STEP, OwnBest, StepMeasures, advanced
+from sftriage.verdicts.settings import Settings
 
 SETTINGS = Settings()
 STAGES = ("data", "forward", "backward", "optimizer")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.frontier import Settings, judge
+from sftriage.verdicts import Settings, judge
 from sftriage.windows.counting import counted_of
 from sftriage.words.explaining import explain
 from tests.unit.frontier.windows import Fault, Job, at, every, from_step, gaussian, heavy_tailed

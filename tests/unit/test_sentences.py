@@ -51,7 +51,6 @@ from sftriage.events import (
     TakenOver,
     WindowJudged,
 )
-from sftriage.frontier.system import SAID
 from sftriage.mitigate.advice import Messages, Straggler, advice_of
 from sftriage.mitigate.costs import Link
 from sftriage.mitigate.pipelines import Pipeline
@@ -65,6 +64,7 @@ from sftriage.runs.following import Other, note_kind
 from sftriage.runs.glance import losses_words
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
+from sftriage.verdicts.system import SAID
 from sftriage.web.rendering import templates
 from sftriage.words import explaining
 from sftriage.words.advice import REMEDY_REASONS

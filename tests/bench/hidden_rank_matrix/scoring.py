@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sftriage.decisions import Suspect, Verdict
-from sftriage.frontier import Settings, judge
+from sftriage.verdicts import Settings, judge
 from tests.bench.hidden_rank_matrix.recorded import Recorded
 from tests.bench.hidden_rank_matrix.rivals import RULES, Named, says
 from tests.bench.hidden_rank_matrix.rows import BAR_FRACTION, Row, Truth

@@ -16,10 +16,10 @@ import numpy as np
 from sftriage.controller.controller import settings_of
 from sftriage.controller.replay import replay
 from sftriage.decisions import Verdict
-from sftriage.frontier import Past, Settings, judge
 from sftriage.policy.loading import find, load
 from sftriage.policy.policy_set import PolicySet
 from sftriage.records import Window
+from sftriage.verdicts import Past, Settings, judge
 from tests.bench.hidden_rank_matrix.rivals import ALARM_FRACTION, RULES, Columns, Named, Rule, Said, columns_of
 
 Name = tuple[str, tuple[int, ...]]

@@ -12,7 +12,7 @@ from sftriage.fleet.messages import Block
 from sftriage.fleet.shipping import LONGEST_SHIP_S, RANKS_A_SECOND, SHIP_S, ship_s
 from sftriage.fleet.together import Together
 from sftriage.fleet.wire import decode_shipment, encode
-from sftriage.frontier import Settings, judge
+from sftriage.verdicts import Settings, judge
 from sftriage.windows.gather import Shape
 from sftriage.windows.shipped import RankLocation, Rows
 from tests.bench.fleet_parts.job import SCHEMA, Job

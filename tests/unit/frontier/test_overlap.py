@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.frontier import Settings, judge
 from sftriage.frontier.overlap import resumed
 from sftriage.frontier.roles import SAMPLE_RANKS, roles_of
+from sftriage.verdicts import Settings, judge
 
 from .windows import Fault, Job, from_step
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sftriage.frontier import Settings, judge
 from sftriage.records import OTHER, StageSchema, Window
+from sftriage.verdicts import Settings, judge
 
 OUTSIDE = "outside"  # in `other`, before the (first) sync stage
 BETWEEN = "between"  # between one step and the next

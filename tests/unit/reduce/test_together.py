@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from sftriage.errors import InputError
-from sftriage.frontier import Settings, judge
 from sftriage.reduce.together import together
 from sftriage.runtime.reducing import for_one_look
+from sftriage.verdicts import Settings, judge
 from tests.unit.reduce.heavy import EPOCH_NS, job_events, mark, reduced
 
 DAY_NS = 86_400 * 10**9

@@ -5,9 +5,9 @@ import pytest
 from sftriage.counters import COUNTERS
 from sftriage.decisions import Trigger
 from sftriage.events import CostMeasured
-from sftriage.frontier.reproducing import reproduced
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.annotating import Annotations
+from sftriage.verdicts.reproducing import reproduced
 from sftriage.windows.counting import CountersLog
 from sftriage.windows.steplog import StepLog
 from tests.unit.frontier.windows import Fault, Job, every

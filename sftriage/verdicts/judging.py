@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from sftriage.decisions import Lost, Regression, Suspect, Verdict
-from sftriage.frontier.baseline import learned
-from sftriage.frontier.clocks import Timed, on_its_clock, timed
-from sftriage.frontier.evidence import Past, WindowEvidence, is_single
-from sftriage.frontier.regression import advanced
-from sftriage.frontier.settings import Settings
-from sftriage.frontier.system import with_system
-from sftriage.frontier.verdicts import assess_times, coverage_of
 from sftriage.records import Window
+from sftriage.verdicts.baseline import learned
+from sftriage.verdicts.clocks import Timed, on_its_clock, timed
+from sftriage.verdicts.evidence import Past, WindowEvidence, is_single
+from sftriage.verdicts.labels import assess_times, coverage_of
+from sftriage.verdicts.regression import advanced
+from sftriage.verdicts.settings import Settings
+from sftriage.verdicts.system import with_system
 
 
 def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdict, Past]:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from sftriage.decisions import Pattern
 from sftriage.frontier.arrays import BoolArray
-from sftriage.frontier.sequential import Recurrence
-from sftriage.frontier.settings import Settings
+from sftriage.verdicts.sequential import Recurrence
+from sftriage.verdicts.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,23 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.accounting import anchored
-from sftriage.frontier.baseline import Baseline, Samples, Typical
-
-from .windows import BETWEEN, OUTSIDE, Fault, Job, at, classify, every, exactly, from_step, gaussian, heavy_tailed
+from sftriage.frontier.profile import Typical
+from sftriage.verdicts import Past, Settings, judge
+from sftriage.verdicts.baseline import Baseline, Samples
+from tests.unit.frontier.windows import (
+    BETWEEN,
+    OUTSIDE,
+    Fault,
+    Job,
+    at,
+    classify,
+    every,
+    exactly,
+    from_step,
+    gaussian,
+    heavy_tailed,
+)
 
 EVERYWHERE = ("data", "forward", "backward", "optimizer", "other", OUTSIDE)
 SETTINGS = Settings()

@@ -16,8 +16,8 @@ import numpy as np
 from sftriage.decisions import Clock, Verdict
 from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.segments import complete_steps
-from sftriage.frontier.settings import Settings
 from sftriage.records import Window
+from sftriage.verdicts.settings import Settings
 
 HOST_STAGES = frozenset({"data"})
 """Stages of the host's own work. In all others, the host's time is launches or waiting for the device."""

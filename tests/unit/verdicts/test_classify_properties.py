@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.accounting import walk
-from sftriage.frontier.baseline import Baseline, Samples, profile
+from sftriage.frontier.profile import profile
 from sftriage.frontier.roles import roles_of
 from sftriage.frontier.segments import complete_steps, segments
 from sftriage.frontier.whatif import replay
+from sftriage.verdicts import Past, Settings, judge
+from sftriage.verdicts.baseline import Baseline, Samples
 from sftriage.words.explaining import explain
-
-from .strategies import ANY, distinct_windows, windows
-from .windows import classify
+from tests.unit.frontier.strategies import ANY, distinct_windows, windows
+from tests.unit.frontier.windows import classify
 
 REASONS = {
     "low_coverage",

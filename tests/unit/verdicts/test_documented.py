@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.frontier import Settings
-from sftriage.frontier.sequential import MAX_PERIOD_STEPS
 from sftriage.policy.schema import Detection
+from sftriage.verdicts import Settings
+from sftriage.verdicts.sequential import MAX_PERIOD_STEPS
 
 PAGE = " ".join((Path(__file__).parents[3] / "docs" / "verdicts.md").read_text(encoding="utf-8").split())
 ONE = Settings()

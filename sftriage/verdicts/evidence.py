@@ -11,36 +11,34 @@ import numpy as np
 from sftriage.decisions import Suspect
 from sftriage.frontier.accounting import Accounting, Walk
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
-from sftriage.frontier.baseline import (
+from sftriage.frontier.overlap import Replayed, remembered
+from sftriage.frontier.profile import Profile, Typical, profile
+from sftriage.frontier.roles import Roles
+from sftriage.frontier.units import Unit, UnitName, host_units, last_elsewhere, places_of, rank_units
+from sftriage.frontier.whatif import SegmentReplay
+from sftriage.records import Window
+from sftriage.verdicts.baseline import (
     Baseline,
     Excess,
     OwnTimes,
-    Profile,
     Regime,
-    Typical,
     excess_of,
-    profile,
     regimes_of,
 )
-from sftriage.frontier.candidates import Candidate, WindowContext, candidates_of, group_candidates
-from sftriage.frontier.clear_events import (
+from sftriage.verdicts.candidates import Candidate, WindowContext, candidates_of, group_candidates
+from sftriage.verdicts.clear_events import (
     Arrivals,
     arrivals_of_hosts,
     arrivals_of_ranks,
     clear_events,
     units_to_examine,
 )
-from sftriage.frontier.course import Onset, onset_of
-from sftriage.frontier.overlap import Replayed, remembered
-from sftriage.frontier.regression import OwnBest, StepMeasures, measured
-from sftriage.frontier.roles import Roles
-from sftriage.frontier.sequential import HISTORY_STEPS, Evidence, Recurrence, UnitName, advanced, recurrence_of
-from sftriage.frontier.settings import Settings
-from sftriage.frontier.steps import ordinary_steps, steps_of_a_kind
-from sftriage.frontier.system import waited
-from sftriage.frontier.units import Unit, host_units, last_elsewhere, places_of, rank_units
-from sftriage.frontier.whatif import SegmentReplay
-from sftriage.records import Window
+from sftriage.verdicts.course import Onset, onset_of
+from sftriage.verdicts.regression import OwnBest, StepMeasures, measured
+from sftriage.verdicts.sequential import HISTORY_STEPS, Evidence, Recurrence, advanced, recurrence_of
+from sftriage.verdicts.settings import Settings
+from sftriage.verdicts.steps import ordinary_steps, steps_of_a_kind
+from sftriage.verdicts.system import waited
 
 LISTED_FRACTION = 0.01
 """A candidate whose gain is less than this fraction of the window is not listed."""
@@ -334,7 +332,11 @@ def _evidence(
     of_hosts = arrivals_of_hosts(replays, elsewhere, places, settings)
     hosts = advance(past.hosts, of_hosts)
     examined = units_to_examine(of_hosts, hosts, least_s)
-    return ranks, hosts, units + host_units(replays, places, elsewhere, examined, roles, n_steps, settings)
+    return (
+        ranks,
+        hosts,
+        units + host_units(replays, places, elsewhere, examined, roles, n_steps, settings.larger_part_fraction),
+    )
 
 
 def _onsets(evidence: Evidence, before: Mapping[UnitName, Onset], settings: Settings) -> dict[UnitName, Onset]:

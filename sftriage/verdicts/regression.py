@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from sftriage.decisions import Regression
 from sftriage.frontier.accounting import Walk, advances_by_step
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
-from sftriage.frontier.baseline import MAX_SAMPLES, Profile, Regime, Samples, met, regimes_of
-from sftriage.frontier.settings import Settings
+from sftriage.frontier.profile import Profile
 from sftriage.frontier.whatif import MAD_TO_SIGMA
 from sftriage.records import Window
+from sftriage.verdicts.baseline import MAX_SAMPLES, Regime, Samples, met, regimes_of
+from sftriage.verdicts.settings import Settings
 
 StepArray = NDArray[np.int64]
 

@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sftriage.decisions import Trigger
-from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.accounting import anchored
-from sftriage.frontier.reproducing import reproduced
+from sftriage.verdicts import Past, Settings, judge
+from sftriage.verdicts.reproducing import reproduced
 from sftriage.words.explaining import explain
 from sftriage.words.verdicts import verdict_sentence
-
-from .device_windows import MS, GpuJob
-from .strategies import ORDINARY, windows
-from .windows import Fault, Job, classify
+from tests.unit.frontier.device_windows import MS, GpuJob
+from tests.unit.frontier.strategies import ORDINARY, windows
+from tests.unit.frontier.windows import Fault, Job, classify
 
 SETTINGS = Settings()
 READS_LOSS = GpuJob()  # `loss.item()` after the optimizer: hosts wait for their devices there

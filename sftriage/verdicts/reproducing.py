@@ -7,12 +7,12 @@ import numpy as np
 from sftriage.decisions import Reproduced, Trigger
 from sftriage.frontier.accounting import walked
 from sftriage.frontier.arrays import FloatArray, medians
-from sftriage.frontier.clocks import HOST_STAGES, timed
 from sftriage.frontier.roles import roles_of
 from sftriage.frontier.segments import complete_steps
-from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import replay
 from sftriage.records import Window
+from sftriage.verdicts.clocks import HOST_STAGES, timed
+from sftriage.verdicts.settings import Settings
 
 
 def reproduced(window: Window, trigger: Trigger, settings: Settings | None = None) -> Reproduced | None:

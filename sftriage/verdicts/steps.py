@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
-from sftriage.frontier.baseline import Profile
-from sftriage.frontier.settings import Settings
+from sftriage.frontier.profile import Profile
 from sftriage.records import Window
+from sftriage.verdicts.settings import Settings
 
 
 def undisturbed_steps(window: Window, valid_N: BoolArray) -> BoolArray:

@@ -11,16 +11,16 @@ from functools import partial
 import numpy as np
 
 from sftriage.decisions import Label, Suspect, Verdict
-from sftriage.frontier.accounting import Accounting, Walk, account, walked
-from sftriage.frontier.arrays import BoolArray, FloatArray, medians
-from sftriage.frontier.candidates import Candidate
-from sftriage.frontier.evidence import Past, WindowEvidence, gather_evidence, is_named, is_single
+from sftriage.frontier.accounting import Accounting, account, walked
 from sftriage.frontier.overlap import resumed
-from sftriage.frontier.roles import differ, roles_of
-from sftriage.frontier.settings import Settings
-from sftriage.frontier.steps import undisturbed_steps
-from sftriage.frontier.whatif import JITTER_RANKS, replay
+from sftriage.frontier.roles import roles_of
+from sftriage.frontier.whatif import replay
 from sftriage.records import Window
+from sftriage.verdicts.candidates import Candidate
+from sftriage.verdicts.evidence import Past, WindowEvidence, gather_evidence, is_named, is_single
+from sftriage.verdicts.mixed_roles import roles_differ
+from sftriage.verdicts.settings import Settings
+from sftriage.verdicts.steps import undisturbed_steps
 
 MAX_SUSPECTS = 8
 """Candidates a verdict lists at most."""
@@ -66,7 +66,7 @@ def assess_times(
     suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
     # (that of two ranks one differs from its own past is not their roles)
     alone = first is not None and evidence.is_one_of_two(first.suspect)
-    if not alone and _roles_differ(window, walks, valid_N, evidence):
+    if not alone and roles_differ(window, walks, valid_N, evidence):
         return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
     if first is not None:
         numbers |= {"slow_step_s": first.exposed_s, "without_s": max(0.0, first.exposed_s - first.suspect.gain_s)}
@@ -104,27 +104,6 @@ def coverage_of(window: Window) -> float:
     """Fraction of (step, rank) vectors that are there."""
     finite_NR = np.isfinite(window.durations_NRS).all(axis=2)
     return float(finite_NR.mean()) if finite_NR.size else 0.0
-
-
-def _roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence) -> bool:
-    """Whether ranks are late because they do different work, and no cohorts are declared.
-
-    Not if the job's healthy steps are known, for those have shown that its ranks are alike. Levels are medians over the
-    steps, so that neither hiccups nor pulses count, which may lie in any stage. Of many ranks some are looked at.
-    """
-    min_s = evidence.settings.min_gain_fraction * evidence.exposed_s
-    if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
-        return False
-    times_NX: dict[str, FloatArray] = {}
-    for one in walks:
-        for column, some_NX in zip(one.segment.local, one.some_KNX, strict=True):
-            stage = window.schema.stages[column.stage]
-            own_NX = some_NX if some_NX.size else column.values_NR
-            own_NX = np.asarray(own_NX[:, :: -(-own_NX.shape[1] // JITTER_RANKS)], dtype=np.float64)[valid_N]
-            times_NX[stage] = own_NX + times_NX.get(stage, 0.0)
-    level_X = {stage: medians(own_NX, axis=0) for stage, own_NX in times_NX.items() if stage not in window.schema.sync}
-    late = evidence.candidates[0].suspect.stage if evidence.candidates else None
-    return bool(level_X) and differ(level_X, late, min_s)
 
 
 def unambiguous(evidence: WindowEvidence) -> Candidate | None:

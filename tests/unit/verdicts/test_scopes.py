@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from sftriage.frontier import Past, Settings, judge
 from sftriage.records import StageSchema
-
-from .windows import Fault, Job, classify, every, exactly, from_step, gaussian
+from sftriage.verdicts import Past, Settings, judge
+from tests.unit.frontier.windows import Fault, Job, classify, every, exactly, from_step, gaussian
 
 SETTINGS = Settings()
 LOCAL = ("data", "forward", "optimizer", "other")

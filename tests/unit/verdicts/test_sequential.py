@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.frontier import Settings
-from sftriage.frontier.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, ClearEvent, Evidence, advanced, recurrence_of
+from sftriage.verdicts import Settings
+from sftriage.verdicts.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, ClearEvent, Evidence, advanced, recurrence_of
 
 SETTINGS = Settings()
 RANK = 1

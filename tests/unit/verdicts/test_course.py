@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from sftriage.frontier import Settings, judge
-
-from .windows import Fault, Job, at, classify, every, from_step, gaussian
+from sftriage.verdicts import Settings, judge
+from tests.unit.frontier.windows import Fault, Job, at, classify, every, from_step, gaussian
 
 SETTINGS = Settings()
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.roles import Roles
-from sftriage.frontier.sequential import MIN_TIMES, ClearEvent, Evidence, UnitName
-from sftriage.frontier.settings import Settings
+from sftriage.frontier.units import UnitName
 from sftriage.frontier.whatif import SegmentReplay
+from sftriage.verdicts.sequential import MIN_TIMES, ClearEvent, Evidence
+from sftriage.verdicts.settings import Settings
 
 MAX_EXAMINED = 16
 """Ranks, and hosts, whose gains are worked out stage by stage: those that delayed the others most."""

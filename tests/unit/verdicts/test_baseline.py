@@ -5,10 +5,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from sftriage.frontier import Settings, judge
-from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, Samples, Typical
-
-from .windows import Fault, Job, every
+from sftriage.frontier.profile import Typical
+from sftriage.verdicts import Settings, judge
+from sftriage.verdicts.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, Samples
+from tests.unit.frontier.windows import Fault, Job, every
 
 SETTINGS = Settings()
 

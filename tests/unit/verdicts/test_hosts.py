@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.frontier import Settings
 from sftriage.frontier.accounting import walk
-from sftriage.frontier.clear_events import arrivals_of_hosts
 from sftriage.frontier.roles import SAMPLE_RANKS, grouped, roles_of
 from sftriage.frontier.segments import segments
 from sftriage.frontier.units import host_units, last_elsewhere, places_of
 from sftriage.frontier.whatif import replay
-
-from .strategies import windows
-from .windows import Fault, Job
+from sftriage.verdicts import Settings
+from sftriage.verdicts.clear_events import arrivals_of_hosts
+from tests.unit.frontier.strategies import windows
+from tests.unit.frontier.windows import Fault, Job
 
 SETTINGS = Settings()
 
@@ -29,7 +28,9 @@ def found(window):
     elsewhere = [] if places is None else [last_elsewhere(one, places) for one in replays]
     units = []
     if places is not None:
-        units = host_units(replays, places, elsewhere, range(len(places.names)), roles, n_steps, SETTINGS)
+        units = host_units(
+            replays, places, elsewhere, range(len(places.names)), roles, n_steps, SETTINGS.larger_part_fraction
+        )
     for one, arrival_MR in zip(replays, before, strict=True):
         assert (one.walk.arrival_MR == arrival_MR).all()
     return replays, {unit.name: unit for unit in units}

@@ -27,10 +27,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier.settings import Settings
-
-UnitName: TypeAlias = "int | str"
-"""A rank by its number, or a host by its name."""
+from sftriage.frontier.units import UnitName
+from sftriage.verdicts.settings import Settings
 
 HISTORY_STEPS = 512
 """Steps whose events are remembered."""

@@ -9,13 +9,13 @@ import numpy as np
 
 from sftriage.decisions import Scope, Suspect
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, medians
-from sftriage.frontier.baseline import Profile, Typical
-from sftriage.frontier.course import Course, Onset, course_of, recurring_course
+from sftriage.frontier.profile import Profile, Typical
 from sftriage.frontier.roles import Roles
-from sftriage.frontier.sequential import Recurrence, UnitName
-from sftriage.frontier.settings import Settings
-from sftriage.frontier.units import Unit
+from sftriage.frontier.units import Unit, UnitName
 from sftriage.records import StageSchema
+from sftriage.verdicts.course import Course, Onset, course_of, recurring_course
+from sftriage.verdicts.sequential import Recurrence
+from sftriage.verdicts.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
