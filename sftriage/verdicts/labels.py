@@ -17,7 +17,8 @@ from sftriage.frontier.roles import roles_of
 from sftriage.frontier.whatif import replay
 from sftriage.records import Window
 from sftriage.verdicts.candidates import Candidate
-from sftriage.verdicts.evidence import Past, WindowEvidence, gather_evidence, is_named, is_single
+from sftriage.verdicts.evidence import Past, WindowEvidence, is_named, is_single
+from sftriage.verdicts.gathering import gather_evidence
 from sftriage.verdicts.mixed_roles import roles_differ
 from sftriage.verdicts.settings import Settings
 from sftriage.verdicts.steps import undisturbed_steps
