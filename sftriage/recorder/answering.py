@@ -55,7 +55,9 @@ class Answering:
         for path in (self._asks, self._answer):
             path.unlink(missing_ok=True)
         # (the thread closes the pipe: a number that is closed here may be another file's when it is read there)
-        if select.select((), (self._descriptor,), (), 0)[1]:
+        room = select.poll()  # (select() takes no descriptor over 1,023, of which a trainer may have as many)
+        room.register(self._descriptor, select.POLLOUT)
+        if room.poll(0):
             os.write(self._descriptor, _END)
 
     def abandon(self) -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 from struct import calcsize
 from threading import get_ident
 from time import monotonic_ns
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from types import ModuleType
+from typing import Any, Literal, Protocol
 
 from sftriage.recorder.layout import (
     ADDITIONS_AT,
@@ -45,9 +45,6 @@ _WORD: Literal["L", "Q"] = "L" if calcsize("L") == WORD_BYTES else "Q"
 """The machine's own word, where it has 64 bits: Python stores it with less code than one of a certain width."""
 _ZEROS = memoryview(bytes((BLOCK_WORDS - 1) * WORD_BYTES)).cast(_WORD)
 _NOWHERE = memoryview(bytearray()).cast(_WORD)
-
-_LEFT_ONCE = 1 << 32
-"""What a stage counts for being left; being entered is 1."""
 
 NEVER = -1
 """No doorbell rings so often: the recording is asked at the next step in any case."""
@@ -273,55 +270,66 @@ class Log:
 class Stage:
     """One stage, as a context manager. There is one for the life of its log: entering allocates nothing.
 
-    Where caches are cold each line of memory costs, and so does each sort of operation: hence one code for entering and
-    leaving, hence differences alone, and what else looks odd below.
+    Where caches are cold each line of memory costs, and so does each sort of operation: hence differences alone, and
+    what else looks odd below.
+
+    Attributes:
+        entered, left: how often it was, if it is to `count` that.
     """
 
-    __slots__ = ("_log", "_number", "_passed", "_word")
+    __slots__ = ("_entering", "_leaving", "_log", "_number", "entered", "left")
+    entered: int
+    left: int
 
     def __init__(self, log: Log, number: int) -> None:
         self._log = log
         self._number = number
-        self._word = log.base_ns - (2 * number << CODE_AT)
-        self._passed = 0
+        self._entering, self._leaving = (log.base_ns - (2 * number + end << CODE_AT) for end in (0, 1))
 
-    @property
-    def entered(self) -> int:
-        """How often it was entered."""
-        return self._passed % _LEFT_ONCE
-
-    @property
-    def left(self) -> int:
-        """How often it was left."""
-        return self._passed // _LEFT_ONCE
-
-    def __enter__(
-        self,
-        kind: object = None,
-        error: object = None,
-        trace: object = None,
-        code: int = 0,
-        once: int = -1,
-        get_ident: Any = get_ident,
-    ) -> None:
+    def __enter__(self, get_ident: Callable[[], int] = get_ident) -> None:
         log = self._log
         clock = log.clock
-        self._passed = self._passed - once
         thread = get_ident()
         try:
             # What is called is called before the block is looked at: a signal's handler may have written meanwhile.
-            log.block[thread - log.offset] = clock() - self._word - code
+            log.block[thread - log.offset] = clock() - self._entering
             log.offset = log.offset - 1
         except (IndexError, ValueError):  # this is not the step's thread, the block is full, or the log was closed
-            log.boundary(2 * self._number + (code != 0))
+            log.boundary(2 * self._number)
 
-    if TYPE_CHECKING:
+    def __exit__(self, kind: object, error: object, trace: object, get_ident: Callable[[], int] = get_ident) -> None:
+        log = self._log
+        clock = log.clock
+        thread = get_ident()
+        try:
+            log.block[thread - log.offset] = clock() - self._leaving
+            log.offset = log.offset - 1
+        except (IndexError, ValueError):
+            log.boundary(2 * self._number + 1)
 
-        def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
-    else:
-        _defaults = (None, None, None, -1 << CODE_AT, -_LEFT_ONCE, get_ident)
-        __exit__ = FunctionType(__enter__.__code__, globals(), "__exit__", _defaults)
+class CountedStage(Stage):
+    """A stage that counts how often it is entered and left: apart, for most are never asked."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:  # type: ignore[override]  # what there is a default is for speed
+        self.entered += 1
+        Stage.__enter__(self)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:  # type: ignore[override]
+        if self.left < self.entered:  # (it may have been entered before it counted)
+            self.left += 1
+        Stage.__exit__(self, kind, error, trace)
+
+
+def count(stage: object, counts: bool = True) -> None:
+    """Have a stage count from now on, or no more. One of the form in C always does, one that records nothing never."""
+    if counts and type(stage) is Stage:
+        stage.entered = stage.left = 0
+        stage.__class__ = CountedStage
+    elif not counts and type(stage) is CountedStage:
+        stage.__class__ = Stage  # type: ignore[assignment]  # (it narrows to the class that it has now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,14 +168,9 @@ def test_what_a_signals_handler_notes_within_a_boundary_is_kept_with_it(tmp_path
             with step:
                 pass
         usual = {"begin": step.__enter__, "enter": stage.__enter__, "leave": stage.__exit__, "end": step.__exit__}
-        nothing, own = (None, None, None), type(stage).__exit__.__defaults__
-        for name in usual:
-            if name != asked:
-                usual[name](*(nothing if name in ("leave", "end") else ()))
-            elif name in ("begin", "end"):
-                usual[name](*(nothing if name == "end" else ()), get_ident=interrupted)
-            else:
-                usual[name](*nothing, *(own[3:5] if name == "leave" else (0, -1)), interrupted)
+        for name, call in usual.items():
+            given = (None, None, None) if name in ("leave", "end") else ()
+            call(*given, **({"get_ident": interrupted} if name == asked else {}))
         # THEN the reader finds both, each whole, and what comes after
         with step:
             pass

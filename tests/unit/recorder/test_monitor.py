@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +18,9 @@ from sftriage.errors import SchemaError, UsageError
 from sftriage.recorder import Monitor, recording
 from sftriage.recorder.ring import RingFile
 from sftriage.windows.rings import open_ring
+
+SELECT_TAKES = 1024
+"""Descriptors below this are what select() takes."""
 
 TORCHRUN = {
     "RANK": "5",
@@ -292,6 +298,31 @@ def test_importing_the_recorder_needs_only_the_standard_library():
     )
     # THEN nothing from elsewhere is loaded
     assert done.stdout.strip() == "[]"
+
+
+def test_a_trainer_with_thousands_of_open_files_closes_as_any_other(tmp_path, caplog):
+    # GIVEN a process with more open files than select() takes (data loader workers hand tensors over as such)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2 * SELECT_TAKES:
+        pytest.skip(f"this process may have no more than {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * SELECT_TAKES, hard))
+    try:
+        with contextlib.ExitStack() as opened:
+            for _ in range(SELECT_TAKES):
+                opened.enter_context(Path(os.devnull).open())
+            before = set(threading.enumerate())
+            monitor = Monitor(rings=tmp_path)
+            (answering,) = set(threading.enumerate()) - before
+            with monitor.step():
+                pass
+            # WHEN it closes
+            monitor.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    # THEN there is nothing to say, and the thread that answers ends
+    assert not caplog.records
+    answering.join(10)
+    assert not answering.is_alive()
 
 
 def test_a_recording_does_not_outlive_its_monitor(tmp_path):
