@@ -31,6 +31,9 @@ SWITCH_S = 120.0
 """How long it is waited for all ranks to have switched."""
 LOOK_S = 30.0
 """How often it is worked out how far ahead stages would best be: that is a simulation of many steps."""
+SLOW_STEPS = 27
+"""For so many steps a link has to be slow at every look: thrice those whose median its delay is, for beside other
+processes one such median may be anything."""
 ERRORS = 2.0
 """By so many standard errors a saving is more than chance."""
 _MIN_RANKS = 4
@@ -115,13 +118,15 @@ class Loop:
     """What is done about stragglers: remedies that are kept or tried, and when those that were undone were, for whom.
 
     ``trials`` are by the names of their groups. ``advised`` is what was said of those of an attempt for whom there is
-    no more than advice, and ``looked_s`` when it was last worked out what would help whom.
+    no more than advice, and ``looked_s`` when it was last worked out what would help whom. ``slow_since`` is the step
+    since which a group has had the same slow link, by the group's name and the link's first rank.
     """
 
     trials: Mapping[str, Trial] = field(default_factory=dict)
     undone_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
     advised: Mapping[tuple[int, str, int], RemedyChanged] = field(default_factory=dict)
     looked_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    slow_since: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
     @classmethod
     def resumed(cls, told: Sequence[RemedyChanged]) -> Loop:
@@ -143,7 +148,7 @@ class Loop:
 
     def after(self, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
         """The loop as it goes on, and what is to go on record of that before anything is switched."""
-        loop, tries = self, False
+        loop, tries = replace(self, slow_since=_slow_since(now, self.slow_since)), False
         for trial in self.trials.values():
             loop, told = loop._after_trial(trial, now)
             if told is not None:
@@ -181,7 +186,7 @@ class Loop:
                 return self._advising(gone), gone
         looked_s = {about: seen_s for about, seen_s in self.looked_s.items() if now.time_s < seen_s + LOOK_S}
         free = replace(now, switches=[one for one in now.switches if one.name not in self.trials])
-        for told, of_step in _found(free, looked_s):
+        for told, of_step in _found(free, looked_s, self.slow_since):
             if told.remedy == "pipeline":
                 looked_s[_about(told)] = now.time_s
             allowed, expected = now.allowed, told.numbers["expected_s"] / of_step
@@ -224,7 +229,22 @@ def _about(told: RemedyChanged) -> tuple[str, int]:
     return told.remedy, told.rank
 
 
-def _found(now: JobNow, looked: Collection[tuple[str, int]]) -> Iterator[tuple[RemedyChanged, float]]:
+def _slow_since(now: JobNow, before: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+    """The slow link of each group, and the step since which it has been that (see `Loop`)."""
+    found = {}
+    for switch in now.switches:
+        pipeline = pipeline_seen(switch)
+        link = None if pipeline is None else slow_link(pipeline)
+        if link is not None:
+            slow = switch.name, switch.ranks[link]
+            # (the steps of a new attempt may be fewer)
+            found[slow] = min(before.get(slow, now.last_step), now.last_step)
+    return found
+
+
+def _found(
+    now: JobNow, looked: Collection[tuple[str, int]], slow_since: Mapping[tuple[str, int], int]
+) -> Iterator[tuple[RemedyChanged, float]]:
     """What could be done about whom, as it would be advised, and what a step takes without; not who was looked at."""
     straggler = now.straggler
     common: dict[str, Any] = {"time_s": now.time_s, "attempt": now.attempt, "step": now.last_step, "state": "advised"}
@@ -233,10 +253,11 @@ def _found(now: JobNow, looked: Collection[tuple[str, int]]) -> Iterator[tuple[R
         has_one = straggler is not None and len(straggler.ranks) == 1 and straggler.ranks[0] in switch.ranks
         if straggler is not None and has_one and switch.exchange_s > 0.0 and len(switch.ranks) >= _MIN_RANKS:
             yield _around(straggler, switch, advised), straggler.step_s
-        pipeline = pipeline_seen(switch)
-        link = None if pipeline is None else slow_link(pipeline)
-        if pipeline is not None and link is not None and ("pipeline", switch.ranks[link]) not in looked:
-            yield _ahead(pipeline, link, switch, advised)
+        for rank in switch.ranks:
+            slow_for = now.last_step - slow_since.get((switch.name, rank), now.last_step)
+            pipeline = pipeline_seen(switch) if slow_for >= SLOW_STEPS else None
+            if pipeline is not None and ("pipeline", rank) not in looked:
+                yield _ahead(pipeline, switch.ranks.index(rank), switch, advised)
 
 
 def _around(straggler: Straggler, switch: SwitchStatus, advised: Callable[..., RemedyChanged]) -> RemedyChanged:

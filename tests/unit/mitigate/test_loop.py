@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.mitigate.advice import Straggler
-from sftriage.mitigate.loop import PARTS, SWITCH_S, JobNow, Loop
+from sftriage.mitigate.loop import PARTS, SLOW_STEPS, SWITCH_S, JobNow, Loop
 from sftriage.mitigate.switch_state import UNLIKE, Request, Setting, StageTimes, SwitchStatus
 from sftriage.policy.schema import Mitigate
 
@@ -239,8 +239,12 @@ def test_nothing_is_ever_in_force_that_is_not_on_record_as_tried_or_kept_under_a
 
 
 def pipelined(allowed=LINK_ALLOWED, stages=STAGES, **options):
+    """A job whose pipeline has been as it is for long."""
     job = Job(allowed, straggler=None, **options)
     job.group = replace(PIPELINE, stages=stages)
+    job.turn()
+    job.turn(SLOW_STEPS - 3)
+    assert not job.told
     return job
 
 
@@ -256,6 +260,24 @@ def test_stages_run_further_ahead_under_a_slow_link_where_that_helps():
     assert max(kept.ahead_S) <= 8
     # AND a controller that goes on by what is on record wants the same
     assert Loop.resumed(job.told).wanted([job.group]) == job.loop.wanted([job.group])
+
+
+def test_a_link_is_slow_that_is_slow_at_every_look_for_some_time():
+    # GIVEN a healthy pipeline on a busy machine, where now this link seems to be slow and now that one, or none
+    job = Job(None, straggler=None)
+    well = tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES)
+    first, none, second = (STAGES[0]._replace(back_s=0.03), *well[1:]), well, STAGES
+    for stages in (first, second, first, none, second, second, none) * 3:
+        job.group = replace(PIPELINE, stages=stages)
+        # THEN nobody is named
+        job.turn(SLOW_STEPS)
+        assert not job.told
+        job.group = replace(PIPELINE, stages=well)
+        job.turn()
+    # AND one that goes on is, once
+    job.group = replace(PIPELINE, stages=second)
+    job.turn()
+    assert [job.turns(1) for _ in range(SLOW_STEPS // 3)][-2:] == [[], [("advised", "not_allowed")]]
 
 
 def test_a_remedy_of_a_pipeline_that_does_not_help_is_undone():
