@@ -9,7 +9,7 @@ it ran and by what it had called.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 from sftriage.counters import Account, accounting, runs_for_faults
 from sftriage.reduce.doing import WORKS, code_of, how, place
@@ -17,7 +17,8 @@ from sftriage.reduce.samples import Frame, StackSamples
 from sftriage.reduce.spots import Spot, spots
 from sftriage.reduce.workers import WorkerSpot, in_workers
 from sftriage.traces.findings import CauseCode, CauseInfo, Findings, PlaceInfo, StageProfile
-from sftriage.words.causes import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
+from sftriage.words.amounts import milliseconds
+from sftriage.words.causes import COUNTED, COUNTED_STEP, DOES, NEXT_STEP
 
 LEAST_FRACTION = 0.04
 """Of a step: what is longer by less is not slow, and has no cause. It is what a policy's `min_gain` is by default."""
@@ -40,10 +41,11 @@ SURE_STEPS = 4
 """What makes it sure: so much of it, and so many samples at that place, or some in so many steps: where the interpreter
 is held, one sample stands for long."""
 
-_BY_SYSTEM: dict[CauseCode, Callable[[Spot], float | None]] = {
+BY_SYSTEM: dict[CauseCode, Callable[[Spot], float | None]] = {
     "descheduled": lambda spot: spot.waited_fraction,
     "stopped": lambda spot: spot.stopped_fraction,
 }
+"""What the system does to a thread, and the fraction of a place's time for which it did."""
 
 
 def cause_of(
@@ -70,86 +72,14 @@ def cause_of(
     return _Search(findings, suspect, control, fault_steps, over_s, on_device).cause()
 
 
-def cause_of_rank(
-    rank: int,
-    sampled: StackSamples | None,
-    over_s: float,
-    operator: str = "",
-    counted: Mapping[str, float] | None = None,
-) -> CauseInfo:
-    """Why a rank is slow in all its local stages alike: no line of its own can be why, what is done to it can.
-
-    Args:
-        rank: the rank.
-        operator: what took the most of its longest stage, "" where that is no operator.
-        sampled: the stacks that were sampled on it; None where none were.
-        over_s: by how much it is over its peers, in seconds a step.
-        counted: what the kernel counted of it over its peers', a step, of what is known.
-    """
-    if over_s <= 0.0:
-        return _unsure(f"Rank {rank} was no slower than its peers while it was captured.")
-    found = [] if sampled is None else spots(sampled, None)
-    # (a step may have no sample, where the sampler was kept from it)
-    n_steps = 0 if sampled is None or not found else max(sampled.step_N) - min(sampled.step_N) + 1
-
-    def seconds(fraction_of: Callable[[Spot], float | None]) -> float:
-        return sum(one.weight_ns * (fraction_of(one) or 0.0) for one in found) * 1e-9 / max(1, n_steps)
-
-    subject = f"Rank {rank} is slow in all its local stages, {_ms(over_s)} a step over its peers"
-    account = accounting(counted or {}, over_s)
-    if account is not None and account.of_rank:
-        return _accounted(f"{subject}: for {_ms(account.took_s)}", account, over_s)
-    done = _done_to_rank(seconds, over_s, on_record=counted is not None and "queued_s" in counted) if found else None
-    if done is not None:
-        code, took_s, certain_s = done
-        does = DOES[code]
-        if code == "gil" and sampled is not None:
-            does = f"it waited for the interpreter (the GIL), held by thread {_busiest(sampled)}"
-        return CauseInfo(
-            code=code,
-            # What the system has counted stands on no number of samples.
-            sure=sum(one.samples for one in found) >= SURE_STEPS and certain_s >= SURE_FRACTION * over_s,
-            sentence=f"{subject}: for {_ms(took_s)} {does}.",
-            next_step=NEXT_STEP[code],
-            took_s=took_s,
-        )
-    ran_s = seconds(lambda one: one.run_fraction)
-    if operator and found and ran_s >= SURE_FRACTION * over_s:
-        more = "it has more work than they have, or a slower processor"
-        said = f"{subject}: it computes for {_ms(ran_s)}, first of all {operator}; {more}."
-        return _unsure(said, "operator", took_s=ran_s)
-    if account is not None:
-        return _accounted(f"{subject}: for {_ms(account.took_s)}", account, over_s)
-    return _unsure(f"{subject}, and it is not known why.", next_step=HOST_STEP)
-
-
-def _done_to_rank(
-    seconds: Callable[[Callable[[Spot], float | None]], float], over_s: float, *, on_record: bool
-) -> tuple[CauseCode, float, float] | None:
-    """What kept a whole rank from running, for how long a step, and for how long of that for certain.
-
-    Args:
-        seconds: what a fraction of each place's time comes to, a step.
-        over_s: by how much the rank is over its peers, in seconds a step.
-        on_record: how long it waited for a core is known beside its peers': on a busy host everybody waits.
-    """
-    gil_s = seconds(lambda one: one.gil_fraction)
-    by = {code: (seconds(fraction_of),) * 2 for code, fraction_of in _BY_SYSTEM.items()}
-    # (that another thread was busy meanwhile is no proof that it held the interpreter)
-    by["gil"] = (max(gil_s, seconds(lambda one: one.beside_fraction)), gil_s)
-    for code, (took_s, certain_s) in by.items():
-        if took_s >= MAIN_FRACTION * over_s and not (code == "descheduled" and on_record):
-            return code, took_s, certain_s
-    return None
-
-
-def _unsure(
+def unsure(
     said: str, code: CauseCode = "unknown", next_step: str | None = None, took_s: float | None = None
 ) -> CauseInfo:
+    """A cause that is not sure, or that none is known."""
     return CauseInfo(code=code, sure=False, sentence=said, next_step=next_step or NEXT_STEP[code], took_s=took_s)
 
 
-def _accounted(said: str, account: Account, longer_s: float, rest: str = "") -> CauseInfo:
+def by_account(said: str, account: Account, longer_s: float, rest: str = "") -> CauseInfo:
     """A cause by what the kernel counted, which stands on no samples."""
     return CauseInfo(
         code=account.code,
@@ -231,8 +161,8 @@ class _Search:
         if self.account is None:
             return None
         said = f"{self._subject()}: for {_of(min(self.account.took_s, self.stage_s), self.stage_s)}"
-        rest = f"; the other ranks spend {_ms(self.others_s or 0.0)} in all of {self.findings.stage}"
-        return _accounted(said, self.account, self.longer_s, rest)
+        rest = f"; the other ranks spend {milliseconds(self.others_s or 0.0)} in all of {self.findings.stage}"
+        return by_account(said, self.account, self.longer_s, rest)
 
     def _seconds(self, spot: Spot) -> float:
         """What a place took of the stage, a step."""
@@ -249,7 +179,7 @@ class _Search:
 
     def _system(self) -> CauseInfo | None:
         """What the system did to the rank: it waited for a core, or stood still as a whole."""
-        for code, fraction_of in _BY_SYSTEM.items():
+        for code, fraction_of in BY_SYSTEM.items():
             took_s = sum(self._seconds(one) * (fraction_of(one) or 0.0) for one in self.spots)
             beside, weight_ns = self.findings.control, sum(one.weight_ns for one in self.others)
             control_s = None
@@ -287,7 +217,7 @@ class _Search:
         spot = self._most()
         called = "" if spot is None else f", called from {place(spot.frame)}"
         if its_s < MAIN_FRACTION * self.longer_s:
-            said = f"{self._subject()}: {_ms(more_s)} more in operators, first of all {first.name}{called}"
+            said = f"{self._subject()}: {milliseconds(more_s)} more in operators, first of all {first.name}{called}"
         else:
             said = f"{self._subject()}: {_of(first.self_s, self.stage_s)} in {first.name}{called}"
         return self._made("operator", said, first.self_s, first.control_self_s, spot, "spends", its_s)
@@ -303,14 +233,14 @@ class _Search:
         if first.more_s >= MAIN_FRACTION * self.longer_s:
             said = f"{self._subject()}: its GPU spends {_of(first.device_s, self.device_s)} in {first.words}"
         else:
-            more = _ms(self.device_s - others_s)
+            more = milliseconds(self.device_s - others_s)
             said = f"{self._subject()}: its GPU works {more} longer, first of all in {first.words}"
         if beside is None:
-            said += f"; the stage takes those of the other ranks {_ms(self.longer_s)} less"
+            said += f"; the stage takes those of the other ranks {milliseconds(self.longer_s)} less"
         elif self.findings.beside == "steps":
-            said += f"; in its other steps it works {_ms(others_s)} in all of {self.findings.stage}"
+            said += f"; in its other steps it works {milliseconds(others_s)} in all of {self.findings.stage}"
         else:
-            said += f"; that of rank {beside.rank} works {_ms(others_s)} in all of {self.findings.stage}"
+            said += f"; that of rank {beside.rank} works {milliseconds(others_s)} in all of {self.findings.stage}"
         return CauseInfo(
             code="kernel",
             sure=more_s >= SURE_FRACTION * self.longer_s and self.findings.suspect.steps >= SURE_STEPS,
@@ -342,7 +272,7 @@ class _Search:
         # (a wait is counted when it ends, and may have begun before the stage)
         waited = min(spot.waited_fraction or 0.0, 1.0 - (spot.run_fraction or 0.0))
         if waited >= MAIN_FRACTION:
-            said += f", and waits for a core for {_ms(took_s * waited)} of that"
+            said += f", and waits for a core for {milliseconds(took_s * waited)} of that"
         made = self._made(code, said, took_s, control_s, spot, "spends")
         if workers is not None:
             advice = "Look at what the workers do at that line, or give the loader more of them (num_workers)."
@@ -351,7 +281,7 @@ class _Search:
         theirs_s = (self.others_s or 0.0) if self.findings.control is None else 0.0
         if len(ranked) < 2 or more_s[1] - theirs_s < SECOND_FRACTION * self.longer_s:
             return made if alone else None
-        second = f"Another {_ms(self._seconds(ranked[1]))} are in {self._done_at(ranked[1])}."
+        second = f"Another {milliseconds(self._seconds(ranked[1]))} are in {self._done_at(ranked[1])}."
         return made.model_copy(update={"sentence": f"{made.sentence} {second}"})
 
     def _more_s(self, spot: Spot) -> float:
@@ -364,7 +294,7 @@ class _Search:
         said = f"{place(spot.frame)}, {DOES[code]}{how(code, spot)}"
         if code == "gil":
             assert self.sampled is not None, "a place was sampled"
-            said += f" {_busiest(self.sampled)}"
+            said += f" {busiest(self.sampled)}"
         return said
 
     def _code_at(self, spot: Spot) -> CauseCode:
@@ -382,10 +312,10 @@ class _Search:
     def _in_workers(self, found: WorkerSpot) -> str:
         control, others = self.findings.control, ""
         if control is not None and found.control_s is not None:
-            others = f"; those of rank {control.rank}: {_ms(found.control_s)}"
+            others = f"; those of rank {control.rank}: {milliseconds(found.control_s)}"
         code, has_core = code_of(found.spot), (found.spot.waited_fraction or 0.0) < MAIN_FRACTION
         does = f"{DOES[code]}{how(code, found.spot)}" if has_core else "ready to run, and wait for a core"
-        return f", which are in {place(found.spot.frame)}, {does} ({_ms(found.step_s)} a step{others})"
+        return f", which are in {place(found.spot.frame)}, {does} ({milliseconds(found.step_s)} a step{others})"
 
     def _made(
         self,
@@ -403,9 +333,9 @@ class _Search:
         if beside is not None and control_s is not None:
             where = " there" if spot is not None else ""
             whose = "in its other steps it" if self.findings.beside == "steps" else f"rank {beside.rank}"
-            said += f"; {whose} {verb} {_ms(control_s)}{where}"
+            said += f"; {whose} {verb} {milliseconds(control_s)}{where}"
         elif self.others_s is not None:
-            said += f"; the other ranks spend {_ms(self.others_s)} in all of {stage}"
+            said += f"; the other ranks spend {milliseconds(self.others_s)} in all of {stage}"
         samples, steps = (self.samples, 0) if spot is None else (spot.samples, spot.steps)
         known_s = control_s if control_s is not None else self.others_s
         more_s = took_s - (known_s or 0.0) if more_s is None else more_s - (self.others_s or 0.0) * (beside is None)
@@ -443,7 +373,7 @@ class _Search:
         )
 
     def _unknown(self, why: str) -> CauseInfo:
-        return _unsure(f"{why[:1].upper()}{why[1:]}.")
+        return unsure(f"{why[:1].upper()}{why[1:]}.")
 
 
 def _own_s(profile: StageProfile) -> float:
@@ -451,7 +381,7 @@ def _own_s(profile: StageProfile) -> float:
     return profile.device_own_s or 0.0
 
 
-def _busiest(sampled: StackSamples) -> str:
+def busiest(sampled: StackSamples) -> str:
     """The other thread that ran the most, and where it did so the most."""
     other = max(sampled.others, key=lambda one: max(one.run_ns_N) - min(one.run_ns_N))
     ran: Counter[Frame] = Counter()
@@ -468,7 +398,3 @@ def _place_info(spot: Spot) -> PlaceInfo:
 
 def _of(seconds: float, stage_s: float) -> str:
     return f"{seconds * 1e3:.1f} of {stage_s * 1e3:.1f} ms"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"

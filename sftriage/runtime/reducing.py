@@ -12,10 +12,11 @@ from sftriage.decisions import Verdict
 from sftriage.errors import InputError, UsageError
 from sftriage.records import Window
 from sftriage.reduce.agreeing import Agreement, Agrees, compare, overall
-from sftriage.reduce.causes import cause_of, cause_of_rank
+from sftriage.reduce.causes import cause_of
 from sftriage.reduce.events import Trace
 from sftriage.reduce.inside import find
 from sftriage.reduce.naming import Names
+from sftriage.reduce.rank_causes import cause_of_rank
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.samples import StackSamples, read_samples
 from sftriage.reduce.stages import Reduction, reduce_trace
