@@ -69,6 +69,22 @@ class Owner(Protocol):
         """There is no device time any more: told by the form in C."""
 
 
+class _Nobody:
+    """Whom a log asks that is closed: its recording is free to go."""
+
+    def begin(self, number: int | None) -> None:
+        return
+
+    def end(self, incomplete: bool) -> None:
+        return
+
+    def stray(self, code: int) -> None:
+        return
+
+    def device_failed(self, why: str) -> None:
+        return
+
+
 class Log:
     """The mapped log of one rank, in a file that has its header, with room for a log of so many words.
 
@@ -258,8 +274,9 @@ class Log:
         """Unmap the files; what was written stays. A second call does nothing."""
         if self._map.closed:
             return
-        # Whoever still begins or ends a step asks, and is told that it is over.
+        # Whoever still begins or ends a step asks, and is told nothing.
         self.holder, self.offset, self.ends_slowly, self.told = NEVER, 0, True, None
+        self.recording = _Nobody()
         block, self.block = self.block, _NOWHERE
         for view in (block, self.live, self._words, self._all):
             if view is not _NOWHERE:

@@ -314,7 +314,7 @@ def _one_by_one(found: _Boundaries, schema: StageSchema) -> tuple[list[int], lis
         left = -1
         while left != stage and stage in open_stages[1:]:
             left = open_stages.pop()
-            if left in sync and left not in open_stages:
+            if left in sync:
                 passed_ns[sync.index(left)] = took_ns[other]
     return took_ns, passed_ns, misuse
 

@@ -6,7 +6,7 @@ import logging
 import threading
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sftriage.recorder import layout
@@ -271,7 +271,7 @@ class Model:
     def leave(self, name: str) -> None:
         while name in self.open:
             left = self.open.pop()
-            if left in self.outside and left not in self.open:
+            if left in self.outside:
                 self.outside[left] = self.spent["other"]
             if left == name:
                 break
@@ -290,6 +290,8 @@ operations = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(operations, min_size=1, max_size=4))
+@example(steps=[[("enter", "forward", 1), ("enter", "forward", 0), ("leave", "forward", 0)]])
+@example(steps=[[("enter", "forward", 1), ("enter", "data", 5), ("enter", "forward", 0), ("leave", "forward", 3)]])
 def test_whatever_order_stages_come_in_they_sum_to_the_step_exactly(watch, clock, steps):
     # GIVEN steps that enter and leave stages in any order at all
     watched = watch(STAGES, ("forward", "backward"))
