@@ -121,5 +121,5 @@ def _alone(code: SystemCode, took_s: float, *, counted: bool = True) -> Account:
 
 def accounting(over: Mapping[str, float], late_s: float) -> Account | None:
     """What accounts for most of a lateness (seconds a step): the largest, or the first of those that explain all."""
-    found = [one for one in accounts(over) if late_s > 0.0 and one.took_s >= MOST_FRACTION * late_s]
+    found = [one for one in accounts(over) if min(late_s, one.took_s) > 0.0 and one.took_s >= MOST_FRACTION * late_s]
     return max(found, key=lambda one: (one.counted, min(one.took_s, late_s)), default=None)

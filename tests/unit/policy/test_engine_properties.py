@@ -218,14 +218,18 @@ def test_nothing_is_captured_without_a_suspect_that_its_rule_is_about(events, ru
 
 
 def lasted(events: list[Event], number: int) -> int:
-    """The steps of the windows that name the suspect of an event, back to one that names another."""
+    """The steps of the windows that name the suspect of an event, back to one that names another.
+
+    Without a stage it is the same one as with any, but two stages are two suspects.
+    """
     steps: set[int] = set()
-    wanted = events[number].label, events[number].ranks, events[number].stage
+    stages = {None, events[number].stage}
     for at in range(number, -1, -1):
         one = events[at]
         if one.label == "stalled":
             continue
-        if (one.label, one.ranks, one.stage) != wanted:
+        stages |= {one.stage} if len(stages) == 1 else set()
+        if (one.label, one.ranks) != (events[number].label, events[number].ranks) or one.stage not in stages:
             break
         steps |= set(range(10 * at, 10 * at + 50))
     return len(steps)

@@ -6,11 +6,11 @@ import numbers
 import threading
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sftriage.recorder import Monitor
-from sftriage.recorder.layout import kind_words
+from sftriage.recorder.layout import MAX_VALUE, kind_words
 
 
 class Device:
@@ -172,6 +172,7 @@ def test_kinds_are_encoded_once_and_only_so_many_are_remembered(watch):
         max_size=4,
     )
 )
+@example(said=[(None, MAX_VALUE), (None, MAX_VALUE + 1)])
 def test_whatever_is_said_a_slot_is_whole_and_holds_what_was_valid_last(watch, said):
     watched = watch()
     kind, work = "", 0
@@ -180,7 +181,7 @@ def test_whatever_is_said_a_slot_is_whole_and_holds_what_was_valid_last(watch, s
             watched.monitor.note(given_kind, given_work)
             if isinstance(given_kind, str) and fits(given_kind):
                 kind = given_kind
-            if isinstance(given_work, numbers.Integral) and 0 <= given_work < 1 << 62:
+            if isinstance(given_work, numbers.Integral) and 0 <= given_work <= MAX_VALUE:
                 work = int(given_work)
     assert notes(watched) == [(kind.rstrip("\0"), work)]
     watched.monitor.close()
