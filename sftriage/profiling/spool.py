@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from sftriage import permissions
+from sftriage import file_modes
 from sftriage.errors import CaptureError
 
 SPOOL = "spool"
@@ -40,7 +40,7 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
         # Kineto makes a file of its own with the process's umask.
         partial.chmod(0o600)
         with partial.open("rb") as file:
-            permissions.permit(file.fileno())
+            file_modes.permit(file.fileno())
         _sync(partial)
         partial.rename(final)
         _sync(spool)
@@ -58,7 +58,7 @@ def create(path: Path) -> None:
         CaptureError: it cannot be made, or is there already.
     """
     try:
-        os.close(permissions.create(path))
+        os.close(file_modes.create(path))
     except OSError as error:
         raise CaptureError(f"the spool directory {path.parent} cannot be written: {error.strerror}") from error
 

@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from traceback import walk_stack
 
-from sftriage.permissions import create, permit
+from sftriage.file_modes import create, permit
 from sftriage.recorder.layout import RingInfo
 
 ASKS, ANSWER = "asks", "stacks"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError
-from sftriage.permissions import create
+from sftriage.file_modes import create
 from sftriage.recorder.layout import HEADER_BYTES, Header, RingInfo, decode_header
 
 if TYPE_CHECKING:

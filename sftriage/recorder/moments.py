@@ -340,13 +340,18 @@ class CountedStage(Stage):
         Stage.__exit__(self, kind, error, trace)
 
 
-def count(stage: object, counts: bool = True) -> None:
-    """Have a stage count from now on, or no more. One of the form in C always does, one that records nothing never."""
-    if counts and type(stage) is Stage:
-        stage.entered = stage.left = 0
-        stage.__class__ = CountedStage
-    elif not counts and type(stage) is CountedStage:
-        stage.__class__ = Stage  # type: ignore[assignment]  # (it narrows to the class that it has now)
+def count(stage: object) -> bool:
+    """Have a stage count from now on; whether that is new: one of the form in C always does, an inert one never."""
+    if type(stage) is not Stage:
+        return False
+    stage.entered = stage.left = 0
+    stage.__class__ = CountedStage
+    return True
+
+
+def count_no_more(stage: Stage) -> None:
+    """Have a stage count no more that was told to `count`."""
+    stage.__class__ = Stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sftriage.counters import accounting
-from sftriage.reduce.causes import (
-    BY_SYSTEM,
-    MAIN_FRACTION,
-    SURE_FRACTION,
-    SURE_STEPS,
-    busiest,
-    by_account,
-    unsure,
-)
+from sftriage.reduce.causes import BY_SYSTEM, MAIN_FRACTION, SURE_FRACTION, SURE_STEPS, busiest, by_account, unsure
 from sftriage.reduce.samples import StackSamples
 from sftriage.reduce.spots import Spot, spots
 from sftriage.traces.findings import CauseCode, CauseInfo

@@ -17,7 +17,7 @@ from sftriage.errors import UsageError
 from sftriage.recorder.moments import carried_binary
 
 CARRIED = (
-    *("__init__.py", "counters.py", "decisions.py", "errors.py", "log.py", "permissions.py", "records.py"),
+    *("__init__.py", "counters.py", "decisions.py", "errors.py", "file_modes.py", "log.py", "records.py"),
     *("profiling", "recorder", "sampling", "seams"),
 )
 """Of this package: what runs in a trainer."""

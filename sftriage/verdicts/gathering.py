@@ -162,11 +162,8 @@ def _evidence(
     of_hosts = arrivals_of_hosts(replays, elsewhere, places, settings)
     hosts = advance(past.hosts, of_hosts)
     examined = units_to_examine(of_hosts, hosts, least_s)
-    return (
-        ranks,
-        hosts,
-        units + host_units(replays, places, elsewhere, examined, roles, n_steps, settings.larger_part_fraction),
-    )
+    alike = settings.larger_part_fraction
+    return ranks, hosts, units + host_units(replays, places, elsewhere, examined, roles, n_steps, alike)
 
 
 def _onsets(evidence: Evidence, before: Mapping[UnitName, Onset], settings: Settings) -> dict[UnitName, Onset]:

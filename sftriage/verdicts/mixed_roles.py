@@ -31,10 +31,10 @@ def roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidence
             times_NX[stage] = own_NX + times_NX.get(stage, 0.0)
     level_X = {stage: medians(own_NX, axis=0) for stage, own_NX in times_NX.items() if stage not in window.schema.sync}
     late = evidence.candidates[0].suspect.stage if evidence.candidates else None
-    return bool(level_X) and differ(level_X, late, min_s)
+    return bool(level_X) and _differ(level_X, late, min_s)
 
 
-def differ(level_X: Mapping[str, FloatArray], late: str | None, min_s: float) -> bool:
+def _differ(level_X: Mapping[str, FloatArray], late: str | None, min_s: float) -> bool:
     """Whether ranks look like several roles: each is high in some local stage in which another is low.
 
     A straggler is high in some stage and low in none, and its peers are neither. Ranks with different roles (pipeline

@@ -15,6 +15,7 @@ from torch import nn
 
 from sftriage.recorder import Monitor, gradients
 from sftriage.recorder.gradients import FROZEN_A_STEP, KEPT, LEARNING_STEPS, MAX_LOOKS
+from sftriage.recorder.monitor import RINGS_ENV, AutomaticMonitor
 
 WAIT_NS = 1000
 
@@ -105,6 +106,30 @@ def test_the_moment_splits_the_sync_stage_while_it_learns_and_afterwards(watched
         backward(model)
         clock.passes(WAIT_NS)
     assert watched.step().durations_ns[2] == 40 + WAIT_NS
+
+
+def test_a_watch_that_begins_within_the_sync_stage_knows_the_visits_after_it(watched, clock):
+    # GIVEN a model that is watched from the middle of a visit on
+    model = Chain(clock)
+    with watched.monitor.step(), watched.monitor.stage("backward"):
+        watched.monitor.watch(model)
+        backward(model)
+    # THEN that one has no moment, and the next ones have
+    assert watched.step().ready_ns is None
+    assert train(watched, clock, model, steps=2) == [42, 42]
+
+
+@pytest.mark.usefixtures("form")
+def test_the_seams_know_how_often_a_stage_was_entered_whether_it_is_watched_or_not(clock, tmp_path, monkeypatch):
+    monkeypatch.setenv(RINGS_ENV, str(tmp_path))
+    with AutomaticMonitor(("data", "backward"), ("backward",), give_way=lambda: None) as monitor:
+        stage = monitor.stage("backward")
+        for model in (None, Chain(clock), Chain(clock), object()):
+            if model is not None:
+                monitor.watch(model)
+            with monitor.step(), stage:
+                pass
+        assert (stage.entered, stage.left) == (4, 4)
 
 
 def test_without_watch_no_step_has_a_moment(watched, clock):

@@ -325,6 +325,7 @@ def test_a_trainer_with_thousands_of_open_files_closes_as_any_other(tmp_path, ca
     assert not answering.is_alive()
 
 
+@pytest.mark.usefixtures("form")
 def test_a_recording_does_not_outlive_its_monitor(tmp_path):
     # GIVEN twenty monitors, one after another THEN none is kept (the fork hook and the finalizer know them all)
     before = len(recording._recordings)

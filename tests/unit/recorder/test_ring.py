@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import RingError
-from sftriage.permissions import GROUP_ENV, MODE_ENV
+from sftriage.file_modes import GROUP_ENV, MODE_ENV
 from sftriage.recorder import Monitor, files, moments
 from sftriage.recorder.layout import (
     ADDITIONS_AT,
