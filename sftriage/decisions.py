@@ -48,6 +48,7 @@ ReasonCode = Literal[
     "standstill",
     "no_rank_named",
     "one_off",
+    "contended",
     "descheduled",
     "cgroup_throttled",
     "stopped",
@@ -129,6 +130,9 @@ class Suspect:
         onset_range: the earliest and the latest step that it may have begun at instead.
         descheduled_fraction: how much of its lateness over its peers was waiting for a CPU; None where that is not
             known. It decides nothing about who is named.
+        contended_fraction: how much of its lateness contention for CPUs may explain: what it waited for one beyond what
+            is usual in the job, whether its peers waited as long or not, and, if it is slow in all its local stages,
+            what it ran longer than they did; None where that is not known.
         system: what else the system did to it that was more of its lateness than anything else, and how much of it was
             that; None where it was nothing of the sort, or that is not known.
     """
@@ -147,6 +151,7 @@ class Suspect:
     onset_step: int | None = None
     onset_range: tuple[int, int] | None = None
     descheduled_fraction: float | None = None
+    contended_fraction: float | None = None
     system: tuple[SystemCode, float] | None = None
 
     @property

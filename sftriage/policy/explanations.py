@@ -70,6 +70,12 @@ def by_system(suspect: Suspect) -> Why:
     return Why(code, {**_named(suspect), share: fraction})
 
 
+def contended(suspect: Suspect, lasted_s: float, for_s: float) -> Why:
+    """How much of a suspect's lateness contention for CPUs may explain, and for how long it has been late."""
+    share = suspect.contended_fraction or 0.0
+    return Why("contended", {**_named(suspect), "contended_share": share, "lasted_s": lasted_s, "for_s": for_s})
+
+
 def standstill(verdict: Verdict) -> Parameters:
     """Why a job stands still, and for whom, if that is known."""
     if not verdict.suspects:

@@ -1,4 +1,4 @@
-"""For how long the same suspect has been there: what a rule's ``for`` asks for. Pure.
+"""For how long a suspect has been there: what a rule's ``for`` and ``detection.contended_after`` ask for. Pure.
 
 A suspect is the same over windows that follow on one another and name the same scope, ranks and stage, or no stage, in
 the same attempt of the job. It counts from its first step in the window that named it first (its onset, or that
@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from sftriage.counters import MOST_FRACTION
 from sftriage.decisions import Suspect, Verdict
 from sftriage.policy.explanations import Parameters
 from sftriage.policy.quantities import Lasting
@@ -54,6 +55,20 @@ def progress(rule: Rule, wanted: Mapping[str, Lasting], state: State) -> Paramet
     if wanted[rule.name].steps:
         return {"lasted_steps": 0 if lasted is None else lasted.steps, "for_steps": wanted[rule.name].steps}
     return {"lasted_s": 0.0 if lasted is None else lasted.seconds, "for_s": wanted[rule.name].seconds}
+
+
+def contended_s(verdict: Verdict, suspect: Suspect, wanted_s: float) -> float | None:
+    """For how long contention for CPUs may have made a suspect late; None if it did not, or for ``wanted_s`` at least.
+
+    Contention passes after some seconds, however many steps these are: a process ends, or is moved to another core. It
+    does not come back at regular steps.
+    """
+    if (suspect.contended_fraction or 0.0) < MOST_FRACTION or suspect.pattern == "recurring":
+        return None
+    onset = verdict.first_step if suspect.onset_step is None else suspect.onset_step
+    took_s = (verdict.last_step + 1 - onset) * verdict.exposed_s
+    lasted_s = max(0.0, took_s) if math.isfinite(took_s) else 0.0
+    return lasted_s if lasted_s < wanted_s else None
 
 
 def _lasted(rule: Rule, state: State) -> Lasted | None:

@@ -78,6 +78,11 @@ class Detection(PolicyModel):
     min_coverage: Fraction = Field(
         default=0.95, description="Fraction of the window's ranks and steps that must be present."
     )
+    contended_after: Cooldown = Field(
+        default="30s",
+        description="How long contention for CPUs, where that may be why somebody is slow, must have gone on before "
+        "anything is captured for it; `0s` waits for nothing.",
+    )
     stalled_after: StallTime = Field(
         default="60s",
         description="Time without any rank moving from which on a step may be `stalled`; "
@@ -88,6 +93,11 @@ class Detection(PolicyModel):
     def min_gain_fraction(self) -> float:
         """``min_gain`` as a fraction."""
         return quantities.fraction(self.min_gain)
+
+    @cached_property
+    def contended_after_s(self) -> float:
+        """``contended_after`` in seconds."""
+        return quantities.seconds(self.contended_after)
 
     @cached_property
     def stalled_after_s(self) -> float:

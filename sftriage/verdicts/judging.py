@@ -36,8 +36,9 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
         known = before.own_best.reported(0, window.last_step + 1)
         return with_regression(verdict, known, {}, window), past
     named = verdict.suspects[0] if verdict.label == "suspect" else None
-    verdict = with_system(replace(verdict, suspects=tuple(map(_by_rank, verdict.suspects))), seen.window)
+    verdict = replace(verdict, suspects=tuple(map(_by_rank, verdict.suspects)))
     own_best = advanced(before.own_best, evidence.measures, settings)
+    verdict = with_system(verdict, seen.window, own_best.queued_s(window.first_step))
     slower = own_best.reported(window.first_step, before.own_best.next_step)
     baseline = before.baseline
     # The baseline is not learned from a job that is slower on all ranks. Late ranks do not change the common level.

@@ -264,6 +264,14 @@ class OwnBest:
             "min_slower_evidence": settings.naming_log_odds,
         }
 
+    def queued_s(self, first_step: int) -> float:
+        """For how long the rank that waits longest for a CPU does so in a step, when the job is at its best.
+
+        Of the most frequent kind of step from ``first_step`` on; 0 where the best is not known yet.
+        """
+        best_Q = [test.best_Q for test in self._met(first_step)[:1]]
+        return 0.0 if not best_Q or best_Q[0] is None else float(best_Q[0][QUEUED])
+
     def _met(self, first_step: int) -> list[Evidence]:
         """The evidence of each kind of step that was met from a step on, the most frequent one first."""
         here = (test for test in self.tests.values() if test.last_step >= first_step)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sftriage.counters import COUNTERS, PLACE, SHARED, SystemCode, accounting
+from sftriage.counters import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, accounting
 from sftriage.decisions import Suspect, Verdict
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.roles import roles_of, sampled
@@ -46,12 +46,18 @@ class SystemCounts:
         over: by how much it was over the peers', in the part of the step before the syncs.
         waited_s: by how much longer it waited for a CPU than its peers, in the whole step or in that part; NaN if that
             is not known.
+        ran_s: by how much longer it ran than its peers, in the whole step; NaN if that is not known.
+        local_S: its peers' time in each stage before the syncs.
+        over_S: by how much its own was over that.
     """
 
     late_s: float
     own: Mapping[str, float] = field(default_factory=dict)
     over: Mapping[str, float] = field(default_factory=dict)
     waited_s: float = math.nan
+    ran_s: float = math.nan
+    local_S: FloatArray = field(default_factory=lambda: np.zeros(0))
+    over_S: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def descheduled_fraction(self) -> float | None:
@@ -63,6 +69,28 @@ class SystemCounts:
         if math.isnan(self.waited_s) or self.late_s <= 0.0:
             return None
         return min(1.0, max(0.0, (self.waited_s - max(0.0, self.over.get("throttled_s", 0.0))) / self.late_s))
+
+    def contended_fraction(self, usual_queued_s: float, stage: int | None) -> float | None:
+        """The part of the lateness that contention for CPUs may explain; None if it was not late, or not counted.
+
+        A wait for a CPU delays the others only where they are not waiting, too, and counters do not say where in a step
+        it was: of two ranks that wait as long, the one that does so before the syncs is late. So all of the rank's own
+        waiting counts that is more than ``usual_queued_s``. A core that is shared with another one (as two hardware
+        threads share it) or clocked down runs everything more slowly, up to half as fast. So of a rank that is slow in
+        all it does, and not in one ``stage`` alone, what it ran longer than its peers counts as well.
+        """
+        if math.isnan(self.waited_s) or self.late_s <= 0.0:
+            return None
+        waited_s = self.own["queued_s"] - max(0.0, self.own.get("throttled_s", 0.0)) - usual_queued_s
+        alike = stage is None or self._as_slow_elsewhere(stage)
+        ran_s = min(self.ran_s, float(self.local_S.sum())) if alike and not math.isnan(self.ran_s) else 0.0
+        return min(1.0, (max(0.0, waited_s) + max(0.0, ran_s)) / self.late_s)
+
+    def _as_slow_elsewhere(self, stage: int) -> bool:
+        """Whether it is at least half as slow in its other stages, for what it has to do there; also if it has none."""
+        over_s, local_s = float(self.over_S[stage]), float(self.local_S[stage])
+        over_rest_s, rest_s = float(self.over_S.sum()) - over_s, float(self.local_S.sum()) - local_s
+        return over_rest_s * local_s >= MOST_FRACTION * over_s * rest_s
 
     @property
     def system(self) -> tuple[SystemCode, float] | None:
@@ -93,24 +121,46 @@ def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> S
     if not known or len(known) < len(found):
         return None
     # (all cohorts of the ranks must be known)
-    late_s, n_vectors = sum(one[0] for one in known), sum(one[1] for one in known)
-    sums_3C = np.sum([one[2] for one in known], axis=0)
+    n_vectors = sum(one.n_vectors for one in known)
+    sums_3C = np.sum([one.counted_3C for one in known], axis=0)
     own, whole, over = (
         {name: float(one) for name, one in zip(COUNTERS, sums_C / n_vectors, strict=True) if np.isfinite(one)}
         for sums_C in sums_3C
     )
+    if not over:
+        return None
     over = {name: 0.0 if name in SHARED and one < 0.5 * own[name] else one for name, one in over.items()}
-    waited_s = max(whole["queued_s"], over["queued_s"]) if "queued_s" in over else math.nan
-    return SystemCounts(late_s / n_vectors, own, over, waited_s) if over else None
+    return SystemCounts(
+        late_s=sum(one.late_s for one in known) / n_vectors,
+        own=own,
+        over=over,
+        waited_s=max(whole["queued_s"], over["queued_s"]) if "queued_s" in over else math.nan,
+        ran_s=whole.get("run_s", math.nan),
+        local_S=np.sum([one.local_S for one in known], axis=0) / n_vectors,
+        over_S=np.sum([one.over_S for one in known], axis=0) / n_vectors,
+    )
 
 
-def _of_role(
-    window: Window, members: RankArray, chosen: RankArray, steps_N: BoolArray
-) -> tuple[float, int, FloatArray] | None:
-    """Sums over the ranks in question of one cohort: lateness in seconds, vectors, and counters (3 × C).
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sums:
+    """Sums over the ranks in question of one cohort, and over steps: so many vectors.
 
-    The counters are the ranks' own, those over their peers, and those in the part of the step before the syncs.
+    Attributes:
+        late_s: their lateness, in seconds.
+        local_S: a peer's time in each stage before the syncs, in seconds, once for each vector.
+        over_S: by how much their own was over that.
+        counted_3C: their own counters, those over their peers, and those in the part of the step before the syncs.
     """
+
+    n_vectors: int
+    late_s: float
+    local_S: FloatArray
+    over_S: FloatArray
+    counted_3C: FloatArray
+
+
+def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: BoolArray) -> _Sums | None:
+    """The sums over the ranks in question of one cohort; None if too little of it is known."""
     asked = np.isin(members, chosen)
     peers, n_own = sampled(members[~asked]), int(asked.sum())
     if not len(peers):
@@ -130,7 +180,9 @@ def _of_role(
     seen_N = np.asarray(known_NC[:, enough_C].all(axis=1))
     if not enough_C.any() or seen_N.sum() < least:
         return None
-    local_NX, synced_NX = (times_NX[chosen_N][seen_N] for times_NX in _times(window, valid_N))
+    local_SNX, synced_NX = _times(window, valid_N)
+    local_SNX, synced_NX = local_SNX[:, chosen_N][:, seen_N], synced_NX[chosen_N][seen_N]
+    local_NX = local_SNX.sum(axis=0)
     own_NX, step_NX = local_NX[:, :n_own], (local_NX + synced_NX)[:, :n_own]
     late_NX = own_NX - np.median(local_NX[:, n_own:], axis=1)[:, None]
     share_NX = np.divide(own_NX, step_NX, out=np.zeros_like(step_NX), where=step_NX > 0.0)
@@ -142,7 +194,9 @@ def _of_role(
             usual_N = usual_N * max(_as_much(counted_NXC[:, :, PLACE[name]], n_own) for name in ("run_s", "woken"))
         over_NX = counted_NX - usual_N[:, None]
         sums_3C[:, place] = counted_NX.sum(), over_NX.sum(), (over_NX * share_NX).sum()
-    return float(late_NX.sum()), late_NX.size, sums_3C
+    peers_S, over_S = local_SNX[:, :, n_own:].mean(axis=(1, 2)), local_SNX[:, :, :n_own].sum(axis=(1, 2))
+    peers_S *= late_NX.size
+    return _Sums(late_NX.size, float(late_NX.sum()), peers_S, over_S - peers_S, sums_3C)
 
 
 def _known_medians(values_NXC: FloatArray) -> FloatArray:
@@ -167,29 +221,37 @@ def _as_much(counted_NX: FloatArray, n_own: int) -> float:
 
 
 def _times(window: Window, valid_N: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """The time of the ranks before the syncs and inside them, by step (N × R each)."""
-    local_NR, synced_NR = np.zeros(window.durations_NRS.shape[:2]), np.zeros(window.durations_NRS.shape[:2])
+    """The time of the ranks before the syncs, by stage (S × N × R), and inside the syncs (N × R)."""
+    n_steps, n_ranks, n_stages = window.durations_NRS.shape
+    local_SNR, synced_NR = np.zeros((n_stages, n_steps, n_ranks)), np.zeros((n_steps, n_ranks))
     for part in segments(window, valid_N):
         for column in part.local:
-            local_NR += column.values_NR
+            local_SNR[column.stage] += column.values_NR
         if part.own is not None:
             synced_NR += part.own.values_NR
-    return local_NR, synced_NR
+    return local_SNR, synced_NR
 
 
-def with_system(verdict: Verdict, window: Window) -> Verdict:
-    """The verdict, with the part of each suspect's lateness that the system caused, where that is known.
+def with_system(verdict: Verdict, window: Window, usual_queued_s: float) -> Verdict:
+    """The verdict, with the part of each suspect's lateness that the system caused, or may have, where that is known.
 
-    ``window`` has the times of the verdict's clock. The first suspect's counters are in the verdict's numbers:
+    ``window`` has the times of the verdict's clock, and ``usual_queued_s`` is for how long a rank waits for a CPU in a
+    usual step. The first suspect's counters are in the verdict's numbers:
     ``queued_s`` and ``preempted`` a step, and those of any other cause.
     """
     if window.counted_NRC is None or not verdict.suspects:
         return verdict
     found = [_of(suspect, window) for suspect in verdict.suspects]
-    suspects = tuple(
-        suspect if one is None else replace(suspect, descheduled_fraction=one.descheduled_fraction, system=one.system)
-        for suspect, one in zip(verdict.suspects, found, strict=True)
-    )
+
+    def known(suspect: Suspect, of: SystemCounts | None) -> Suspect:
+        if of is None:
+            return suspect
+        stage = None if suspect.stage is None else window.schema.stages.index(suspect.stage)
+        contended = of.contended_fraction(usual_queued_s, stage)
+        waited = of.descheduled_fraction
+        return replace(suspect, descheduled_fraction=waited, contended_fraction=contended, system=of.system)
+
+    suspects = tuple(map(known, verdict.suspects, found))
     numbers = dict(verdict.numbers)
     if (first := found[0]) is not None:
         system = first.system

@@ -17,6 +17,10 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "standstill": ("{reasons}", "{named}"),
     "no_rank_named": ("{label}, but no rank is named", ""),
     "one_off": ("one-off, and has passed", ""),
+    "contended": (
+        "contention for CPUs, which may pass",
+        ": it may explain {contended_share} of the lateness of {ranks_of}, so far for {lasted_s} s of {for_s} s",
+    ),
     "descheduled": (
         "waiting for a CPU",
         ": that is {descheduled_share} of its lateness, and no trace of its own would show it",
@@ -73,6 +77,7 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
 RESOLUTIONS: Mapping[ReasonCode, str] = {
     "one_off": "There is nothing left to capture. See whether it comes back; "
     "`sftriage explain` says in which steps it was.",
+    "contended": "See whether it lasts, or lower detection.contended_after.",
     **{
         code: f"{advice[:1].upper()}{advice[1:]}. `sftriage capture` takes a trace all the same, and so does a rule "
         "whose profiler is nsys."
@@ -175,7 +180,7 @@ def _phrases(decision: Decision, said: Said) -> Mapping[str, str]:
         in_steps = "for_steps" in given
         lasted = "{lasted_steps} of {for_steps} steps" if in_steps else "{lasted_s} s of {for_s} s"
         return {"lasted": lasted.format_map(said)}
-    if code in BY_SYSTEM:
+    if code in BY_SYSTEM or code == "contended":
         return {"ranks_of": _ranks(given, said)}
     if code == "active":
         return {"allowed": f"not allowed until {said['until_s']}" if "until_s" in given else "never allowed again"}
@@ -292,6 +297,7 @@ _NUMBERS: Mapping[str, Callable[[float], str]] = {
     **dict.fromkeys(("spent_s", "budget_s", "lasted_s", "for_s", "cost_hours", "min_cost_hours"), _seconds),
     **dict.fromkeys(("gain_s", "min_gain_s", "captured_gain_s", "worse_gain_s", "largest_gain_s"), _ms),
     **dict.fromkeys(
-        ("share", "min_share", "persistence", "budget_share", "descheduled_share", "system_share"), _percent
+        ("share", "min_share", "persistence", "budget_share", "contended_share", "descheduled_share", "system_share"),
+        _percent,
     ),
 }

@@ -223,7 +223,8 @@ def alike(events):
 
     def without(values):
         if isinstance(values, dict):
-            own = {"queued_s", "preempted", "descheduled_fraction", "system", "min_persistence", "min_log_odds"}
+            of_suspects = {"descheduled_fraction", "contended_fraction", "system"}
+            own = of_suspects | {"queued_s", "preempted", "min_persistence", "min_log_odds"}
             return {name: without(one) for name, one in values.items() if name not in own}
         return [without(one) for one in values] if isinstance(values, list | tuple) else values
 

@@ -169,6 +169,7 @@ PARAMETERS: dict[ReasonCode, dict] = {
     "standstill": {"reasons": ("died",), "rank": 3, "stage": "data", "more_ranks": 2},
     "no_rank_named": {},
     "one_off": {},
+    "contended": {"rank": 1, "stage": "forward", "contended_share": 0.87, "lasted_s": 2.13, "for_s": 30.0},
     "descheduled": {"descheduled_share": 0.83},
     "cgroup_throttled": {"rank": 3, "system_share": 0.83},
     "stopped": {"rank": 3, "system_share": 0.83},

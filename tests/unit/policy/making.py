@@ -44,6 +44,7 @@ def make_verdict(
     scope: Scope | None = None,
     onset_step: int | None = None,
     descheduled_fraction: float | None = None,
+    contended_fraction: float | None = None,
     system: tuple[SystemCode, float] | None = None,
 ) -> Verdict:
     one = len(ranks or ()) == 1
@@ -53,6 +54,7 @@ def make_verdict(
         pattern=pattern,
         onset_step=onset_step,
         descheduled_fraction=descheduled_fraction,
+        contended_fraction=contended_fraction,
         system=system,
     )
     suspects = () if ranks is None else (suspect,)

@@ -77,6 +77,21 @@ def case(said, *rules, state=None, **verdict):
         ),
         case("capture: rule deep: ", CAPTURING, WITH_NSYS, system=("cgroup_throttled", 0.6)),
         case("ignore: observe-only: rule watch matched", OBSERVING, system=("cgroup_throttled", 0.6)),
+        # (windows of 50 steps of 70 ms)
+        case(
+            "hold: contention for CPUs, which may pass: it may explain 60% of the lateness of rank 2, so far for 3.5 s "
+            "of 30 s",
+            contended_fraction=0.6,
+        ),
+        case("hold: contention for CPUs, which may pass", contended_fraction=0.6, first_step=500, onset_step=122),
+        case("capture: rule slow-rank: ", contended_fraction=0.6, first_step=500, onset_step=121),
+        case("capture: rule slow-rank: ", contended_fraction=0.4),
+        case("capture: rule slow-rank: ", contended_fraction=0.6, pattern="recurring"),
+        case("hold: contention for CPUs, which may pass: ", CAPTURING, WITH_NSYS, contended_fraction=0.6),
+        case("hold: contention for CPUs, which may pass: ", OBSERVING, CAPTURING, contended_fraction=0.6),
+        case("ignore: observe-only: rule watch matched", OBSERVING, contended_fraction=0.6),
+        case("ignore: rule slow-rank does not match: its gain", contended_fraction=0.6, share=0.031),
+        case("hold: waiting for a CPU: that is 83% of its", descheduled_fraction=0.83, contended_fraction=1.0),
         # A window that is held names nobody; what was counted of its candidate is so all the same.
         case(
             "hold: standing still, stopped as a whole (SIGSTOP): that is 90% of the lateness of rank 2, and no trace",
@@ -139,7 +154,8 @@ def test_truth_table(verdict, rules, state, outcome, reason):
     decision, _ = decide(make_verdict(**verdict), make_policy(*rules), State(**state), NOW)
     assert (decision.outcome, reason_sentence(decision)[: len(reason)]) == (outcome, reason)
     assert bool(decision.requests) == (outcome == "capture")
-    advised = outcome == "throttle" or decision.reason in get_args(SystemCode) or bool(verdict.get("reasons"))
+    held = decision.reason in ("contended", *get_args(SystemCode))
+    advised = outcome == "throttle" or held or bool(verdict.get("reasons"))
     assert bool(resolution(decision)) == advised
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.counters import COUNTERS
+from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.system import system_counts, with_system
 from sftriage.windows.counting import counted_of
 from tests.unit.frontier.windows import Fault, Job, at, classify, every, from_step
@@ -163,7 +164,7 @@ def test_a_suspect_that_waited_for_a_cpu_is_one_and_the_verdict_says_that_it_did
     # AND all else is as it is where nobody counts
     unknown = classify(FOUR.run(*EVERYWHERE))
     assert unknown.suspects[0].descheduled_fraction is None
-    assert replace(waited.suspects[0], descheduled_fraction=None) == unknown.suspects[0]
+    assert replace(waited.suspects[0], descheduled_fraction=None, contended_fraction=None) == unknown.suspects[0]
     assert {**waited.numbers, "queued_s": 0, "preempted": 0} == {**unknown.numbers, "queued_s": 0, "preempted": 0}
 
 
@@ -181,12 +182,80 @@ def test_steps_of_another_kind_and_those_before_it_began_are_not_counted():
     assert 0.06 <= verdict.numbers["queued_s"] <= 0.086
 
 
+@pytest.mark.parametrize(
+    ("situation", "stage", "waits_s", "runs_s", "usual_s", "fraction"),
+    [
+        ("it sleeps", 0, (0.0,) * 4, (0.02,) * 4, 0.0, 0.0),
+        ("its peers wait as long, in the sync stage", 0, (0.04,) * 4, (0.02,) * 4, 0.0, 0.8),
+        ("they do so in usual steps", 0, (0.04,) * 4, (0.02,) * 4, 0.04, 0.0),
+        ("it waits for longer than in usual steps", 0, (0.04,) * 4, (0.02,) * 4, 0.015, 0.5),
+        ("a peer waits", 0, (0.0, 0.0, 0.04, 0.0), (0.02,) * 4, 0.0, 0.0),
+        ("it runs for longer, in one stage", 0, (0.0,) * 4, (0.02, 0.07, 0.02, 0.02), 0.0, 0.0),
+        ("it runs for longer in all it does", None, (0.0,) * 4, (0.02, 0.07, 0.02, 0.02), 0.0, 1.0),
+        ("it does both", None, (0.0, 0.01, 0.0, 0.0), (0.02, 0.05, 0.02, 0.02), 0.0, 0.8),
+        ("a peer runs for longer", None, (0.0,) * 4, (0.02, 0.02, 0.02, 0.07), 0.0, 0.0),
+    ],
+)
+def test_how_much_of_the_lateness_contention_for_cpus_may_explain(situation, stage, waits_s, runs_s, usual_s, fraction):
+    # GIVEN a rank that is 50 ms late, and for how long each rank waited for a CPU and ran
+    window = FOUR.run(Fault("data", 1, 0.05))
+    each = {"queued_s": waits_s, "run_s": runs_s}
+    of = {name: per_step(window, [(r, always, s) for r, s in enumerate(some)]) for name, some in each.items()}
+    found = system_counts(counting(window, **of), [1], ALL)
+    assert found.contended_fraction(usual_s, stage) == pytest.approx(fraction, abs=0.05), situation
+
+
+def test_running_longer_is_contention_where_all_it_does_is_slower_and_at_most_twice_as_long():
+    # GIVEN a rank that runs longer than its peers, by so much in each stage; they take 20, 30 and 10 ms in these
+    def contended(**late_s):
+        window = FOUR.run(*(Fault(stage, 1, seconds) for stage, seconds in late_s.items()))
+        runs_s = [(r, always, 0.06 + sum(late_s.values()) * (r == 1)) for r in range(4)]
+        known = {"queued_s": per_step(window, ()), "run_s": per_step(window, runs_s)}
+        found = system_counts(counting(window, **known), [1], ALL)
+        return found.contended_fraction(0.0, window.schema.stages.index("forward"))
+
+    # THEN in one of several stages it has more to do there
+    assert contended(forward=0.03) == contended(forward=0.03, data=0.006) == pytest.approx(0.0)
+    # AND where it is at least half as slow in the others, that may be its core
+    assert contended(forward=0.012, data=0.005, optimizer=0.002) == pytest.approx(1.0, abs=0.1)
+    # AND no core is slower by more than half because another one is busy
+    assert contended(forward=0.12, data=0.08, optimizer=0.04) == pytest.approx(0.25, abs=0.05)
+
+
+def test_what_a_cgroups_limit_keeps_a_rank_is_no_contention_and_what_is_not_counted_is_unknown():
+    window = FOUR.run(Fault("data", 1, 0.05))
+    one = per_step(window, ((1, always, 0.05),))
+    found = system_counts(counting(window, queued_s=one, throttled_s=one), [1], ALL)
+    assert found.contended_fraction(0.0, 0) == pytest.approx(0.0)
+    assert system_counts(counting(window, run_s=one), [1], ALL).contended_fraction(0.0, None) is None
+    not_late = system_counts(queued(FOUR.run(Fault("data", (0, 2, 3), 0.05)), (1, always, 0.03)), [1], ALL)
+    assert not_late.contended_fraction(0.0, 0) is None
+
+
+def test_contention_is_what_a_rank_waits_more_than_when_the_job_was_at_its_best():
+    # GIVEN a job whose ranks wait 30 ms a step for a CPU, and of which one is late from step 200 on
+    def contended(*more_waits_s):
+        run = Job(n_ranks=4, n_steps=300).run(Fault("data", 1, 0.05, from_step(200)))
+        window = queued(run, *((rank, always, 0.03) for rank in range(4)), *more_waits_s)
+        past, verdict = Past(), None
+        for first in range(0, 300, 50):
+            verdict, past = judge(window.steps(first, first + 49), past, Settings())
+        (suspect, *_) = verdict.suspects
+        assert (verdict.label, suspect.ranks) == ("suspect", (1,))
+        return suspect.contended_fraction
+
+    # THEN what it has always waited is no reason for its being late
+    assert contended() == pytest.approx(0.0, abs=0.02)
+    # AND what all wait more from then on may be, for it is the one that does so outside the sync stage
+    assert contended(*((rank, from_step(200), 0.06) for rank in range(4))) == pytest.approx(0.6, abs=0.05)
+
+
 def test_what_is_of_all_ranks_is_nobodys_waiting():
     window = FOUR.run(Fault("data", 1, 0.05))
     verdict = classify(window)
     everybody = replace(verdict.suspects[0], scope="all", ranks=(0, 1, 2, 3), rank=None)
     waited = queued(window, *((rank, always, 0.05) for rank in range(4)))
-    found = with_system(replace(verdict, suspects=(everybody,)), waited)
+    found = with_system(replace(verdict, suspects=(everybody,)), waited, 0.0)
     assert found.suspects[0].descheduled_fraction is None
     assert "queued_s" not in found.numbers
 
@@ -279,14 +348,15 @@ def test_counters_to_seven_digits_make_the_same_verdict(counted, waited_s):
     # WHEN it is sent and gathered, it has seven digits
     sent = replace(whole, counted_NRC=whole.counted_NRC.astype(np.float32))
     # THEN whom the verdict names, why, and what the system did are the same
-    one, other = (with_system(classify(some), some) for some in (whole, sent))
+    one, other = (with_system(classify(some), some, 0.0) for some in (whole, sent))
     assert replace(other, suspects=(), numbers={}) == replace(one, suspects=(), numbers={})
     assert other.numbers == pytest.approx(one.numbers, rel=1e-5, abs=1e-9)
     for mine, its in zip(one.suspects, other.suspects, strict=True):
-        assert replace(its, descheduled_fraction=None, system=None) == replace(
-            mine, descheduled_fraction=None, system=None
-        )
-        assert its.descheduled_fraction == pytest.approx(mine.descheduled_fraction, rel=1e-5, abs=1e-6)
+        fractions = ("descheduled_fraction", "contended_fraction")
+        unknown = dict.fromkeys((*fractions, "system"))
+        assert replace(its, **unknown) == replace(mine, **unknown)
+        for name in fractions:
+            assert getattr(its, name) == pytest.approx(getattr(mine, name), rel=1e-5, abs=1e-6)
         assert (its.system is None) == (mine.system is None)
         if mine.system is not None:
             assert its.system[0] == mine.system[0]
