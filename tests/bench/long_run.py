@@ -3,7 +3,7 @@
     python tests/bench/long_run.py [--json] [--plot DIR] [--keep DIR | --from DIR] [--healthy-steps 1e7] [--quick]
 
 Healthy jobs of several processes over Gloo are recorded by the real recorder, alone and beside busy processes, for
-about a quarter of an hour (`long_run_parts/jobs.py`). What they recorded is resampled in blocks to long jobs of 4 to
+about a quarter of an hour (`long_run_parts/jobs.py`). What they recorded is resampled in blocks to long jobs of 2 to
 1,024 ranks (`resampling.py`), into which faults are put as a synchronous job would show them (`synchronous.py`,
 `faults.py`). Ours and other rules judge the same jobs. Counts of false names and captures are per million healthy steps
 with exact 95 % Poisson intervals. With ``--from``, kept recordings are used again and nothing is run; ``--quick`` is

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from tests.bench.hidden_rank_matrix.rows import Row, Truth
 
-LOADS = ("alone", "one busy", "two busy", "bursts")
-"""What else runs on the machine: nothing of ours, one or two processes that are always busy, or two in bursts."""
+LOADS = ("alone", "one busy", "two busy", "bursts", "moving")
+"""What else runs on the machine: nothing of ours; one or two processes that are always busy; two in bursts; or two that
+come and go, each for itself, and are moved from core to core."""
 
 WARMUP_STEPS = 20
 USUAL_S = 15.0
@@ -48,6 +49,10 @@ JOB_TYPES = {
 OF_EVERY_SIZE = ("plain", "evaluates")
 """The jobs that are recorded with 2 and 8 ranks too, and not only with 4."""
 
+LONGER = 4
+"""Recordings under a load that moves are as many times as long, and of fewer jobs: what makes one rank the slow one for
+some seconds, because its core has to be shared, comes once in some minutes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -67,11 +72,18 @@ def cells(*, quick: bool) -> list[Cell]:
     if quick:
         return [Cell(job, load, 4) for job in OF_EVERY_SIZE for load in ("alone", "two busy", "bursts")]
     sizes = {2: OF_EVERY_SIZE, 4: tuple(JOB_TYPES), 8: OF_EVERY_SIZE}
-    return [Cell(job, load, n_ranks) for n_ranks, jobs in sizes.items() for job in jobs for load in LOADS]
+    return [
+        Cell(job, load, n_ranks)
+        for n_ranks, jobs in sizes.items()
+        for job in jobs
+        for load in LOADS
+        if load != "moving" or (job in OF_EVERY_SIZE and n_ranks <= 4)
+    ]
 
 
 def row_of(cell: Cell, number: int, lasts_s: float, seed: int) -> Row:
     """The job that a recording is of."""
+    lasts_s *= LONGER if cell.load == "moving" else 1
     least_steps = min(LEAST_STEPS, int(LEAST_STEPS * lasts_s / USUAL_S))
     usual: dict[str, object] = {"split": True, "checkpoint_ranks": (0,), "seed": seed + number}
     usual |= {"lasts_s": lasts_s, "least_steps": least_steps}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,35 +17,56 @@ from tests.bench.hidden_rank_matrix.running import NEIGHBOUR
 BURST_S = (2.0, 6.0)
 """How long a burst lasts, and how long it is quiet between two."""
 
-NEIGHBOURS = {"alone": 0, "one busy": 1, "two busy": 2, "bursts": 2}
+MOVING_S = (8.0, 10.0)
+"""How long a process that comes and goes is busy, and how long it is gone, in the mean."""
+
+NEIGHBOURS = {"alone": 0, "one busy": 1, "two busy": 2, "bursts": 2, "moving": 2}
 
 
 @contextmanager
 def busy(load: str, seed: int) -> Iterator[None]:
     """Have a load on the machine."""
     neighbours = [subprocess.Popen([sys.executable, "-c", NEIGHBOUR]) for _ in range(NEIGHBOURS[load])]
-    over = threading.Event()
-    turns = threading.Thread(target=_take_turns, args=(neighbours, over, random.Random(seed)))
+    over, rng = threading.Event(), random.Random(seed)
+    together = {"bursts": [neighbours], "moving": [[one] for one in neighbours]}.get(load, [])
+    draw = _of_burst if load == "bursts" else _of_one_that_moves
+    turns = [
+        threading.Thread(target=_take_turns, args=(some, over, draw, random.Random(rng.random()))) for some in together
+    ]
     try:
-        if load == "bursts":
-            turns.start()
+        for one in turns:
+            one.start()
         yield
     finally:
         over.set()
-        if turns.ident is not None:
-            turns.join()
+        for one in turns:
+            if one.ident is not None:
+                one.join()
         for neighbour in neighbours:
             neighbour.kill()
             neighbour.wait()
 
 
-def _take_turns(neighbours: list[subprocess.Popen[bytes]], over: threading.Event, rng: random.Random) -> None:
+def _of_burst(rng: random.Random, busy: bool) -> float:
+    return rng.uniform(*BURST_S)
+
+
+def _of_one_that_moves(rng: random.Random, busy: bool) -> float:
+    return rng.expovariate(1.0 / MOVING_S[0 if busy else 1])
+
+
+def _take_turns(
+    neighbours: list[subprocess.Popen[bytes]],
+    over: threading.Event,
+    draw_s: Callable[[random.Random, bool], float],
+    rng: random.Random,
+) -> None:
     """All of them stopped and all of them going, in turn."""
     while not over.is_set():
-        for one in (signal.SIGSTOP, signal.SIGCONT):
+        for busy, one in ((False, signal.SIGSTOP), (True, signal.SIGCONT)):
             for neighbour in neighbours:
                 os.kill(neighbour.pid, one)
-            if over.wait(rng.uniform(*BURST_S)):
+            if over.wait(draw_s(rng, busy)):
                 return
 
 

@@ -13,10 +13,10 @@ from tests.bench.long_run_parts.jobs import JOB_TYPES, Cell
 from tests.bench.long_run_parts.rules import OURS, RIVALS, variants
 from tests.bench.long_run_parts.simulating import Task
 
-SHARE_OF_RANKS = {4: 0.60, 8: 0.25, 64: 0.14, 1024: 0.01}
+SHARE_OF_RANKS = {2: 0.20, 4: 0.45, 8: 0.20, 64: 0.14, 1024: 0.01}
 """How the healthy steps are shared out: a window of many ranks takes much longer to judge."""
 
-RUN_STEPS = {4: 10_000, 8: 10_000, 64: 10_000, 1024: 2_000}
+RUN_STEPS = {2: 10_000, 4: 10_000, 8: 10_000, 64: 10_000, 1024: 2_000}
 """How long a healthy job is. Each begins with no past, and with a policy that has captured nothing yet."""
 
 FAULTY_RANKS = {"rank": (4, 8, 64), "host": (8, 64)}

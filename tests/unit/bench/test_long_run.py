@@ -170,7 +170,7 @@ class TestPlan:
         healthy = [task for task in tasks if task.fault is None]
         assert sum(task.n_steps for task in healthy) == pytest.approx(1_000_000, rel=0.25)
         assert {(task.n_ranks, task.cell.load) for task in healthy} == {
-            (n_ranks, cell.load) for n_ranks in (4, 8, 64, 1024) for cell in cells(quick=False)
+            (n_ranks, cell.load) for n_ranks in (2, 4, 8, 64, 1024) for cell in sources(cells(quick=False), n_ranks)
         }
         # AND ours judges all, the others some of each load
         assert all(task.rules[0] == OURS for task in tasks)
