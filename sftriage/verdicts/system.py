@@ -82,15 +82,20 @@ class SystemCounts:
         if math.isnan(self.waited_s) or self.late_s <= 0.0:
             return None
         waited_s = self.own["queued_s"] - max(0.0, self.own.get("throttled_s", 0.0)) - usual_queued_s
-        alike = stage is None or self._as_slow_elsewhere(stage)
-        ran_s = min(self.ran_s, float(self.local_S.sum())) if alike and not math.isnan(self.ran_s) else 0.0
+        slow = stage is None or self._as_slow_elsewhere(stage)
+        ran_s = min(self.ran_s, float(self.local_S.sum())) if slow and not math.isnan(self.ran_s) else 0.0
         return min(1.0, (max(0.0, waited_s) + max(0.0, ran_s)) / self.late_s)
 
     def _as_slow_elsewhere(self, stage: int) -> bool:
-        """Whether it is at least half as slow in its other stages, for what it has to do there; also if it has none."""
+        """Whether it is at least half as slow in what else it does, for what that is; also if there is nothing else.
+
+        Either in its other stages before the syncs, or in all that it runs, inside the syncs too.
+        """
         over_s, local_s = float(self.over_S[stage]), float(self.local_S[stage])
-        over_rest_s, rest_s = float(self.over_S.sum()) - over_s, float(self.local_S.sum()) - local_s
-        return over_rest_s * local_s >= MOST_FRACTION * over_s * rest_s
+        elsewhere = [(float(self.over_S.sum()) - over_s, float(self.local_S.sum()) - local_s)]
+        if not math.isnan(self.ran_s) and (run_s := self.own["run_s"] - self.ran_s - local_s) > 0.0:
+            elsewhere.append((self.ran_s - over_s, run_s))
+        return any(more_s * local_s >= MOST_FRACTION * over_s * usual_s for more_s, usual_s in elsewhere)
 
     @property
     def system(self) -> tuple[SystemCode, float] | None:

@@ -207,9 +207,9 @@ def test_how_much_of_the_lateness_contention_for_cpus_may_explain(situation, sta
 
 def test_running_longer_is_contention_where_all_it_does_is_slower_and_at_most_twice_as_long():
     # GIVEN a rank that runs longer than its peers, by so much in each stage; they take 20, 30 and 10 ms in these
-    def contended(**late_s):
+    def contended(runs_more_s=0.0, **late_s):
         window = FOUR.run(*(Fault(stage, 1, seconds) for stage, seconds in late_s.items()))
-        runs_s = [(r, always, 0.06 + sum(late_s.values()) * (r == 1)) for r in range(4)]
+        runs_s = [(r, always, 0.09 + (sum(late_s.values()) + runs_more_s) * (r == 1)) for r in range(4)]
         known = {"queued_s": per_step(window, ()), "run_s": per_step(window, runs_s)}
         found = system_counts(counting(window, **known), [1], ALL)
         return found.contended_fraction(0.0, window.schema.stages.index("forward"))
@@ -218,6 +218,8 @@ def test_running_longer_is_contention_where_all_it_does_is_slower_and_at_most_tw
     assert contended(forward=0.03) == contended(forward=0.03, data=0.006) == pytest.approx(0.0)
     # AND where it is at least half as slow in the others, that may be its core
     assert contended(forward=0.012, data=0.005, optimizer=0.002) == pytest.approx(1.0, abs=0.1)
+    # AND inside the sync stage, which takes as long on all ranks, it shows in what it runs
+    assert contended(forward=0.012, runs_more_s=0.02) == pytest.approx(1.0, abs=0.1)
     # AND no core is slower by more than half because another one is busy
     assert contended(forward=0.12, data=0.08, optimizer=0.04) == pytest.approx(0.25, abs=0.05)
 
