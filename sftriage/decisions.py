@@ -129,10 +129,10 @@ class Suspect:
         onset_step: the step it most likely began at; of a ``recurring`` one, one of its own steps.
         onset_range: the earliest and the latest step that it may have begun at instead.
         descheduled_fraction: how much of its lateness over its peers was waiting for a CPU; None where that is not
-            known. It decides nothing about who is named.
-        contended_fraction: how much of its lateness contention for CPUs may explain: what it waited for one beyond what
-            is usual in the job, whether its peers waited as long or not, and, unless it is slow in one stage alone,
-            what it ran longer than they did; None where that is not known.
+            known.
+        contended_fraction: how much of its lateness contention for CPUs may explain: what it waited for one more than
+            its peers, or than is usual in the job, and, unless it is slow in one stage alone, what it ran longer; None
+            where that is not known.
         system: what else the system did to it that was more of its lateness than anything else, and how much of it was
             that; None where it was nothing of the sort, or that is not known.
     """

@@ -72,8 +72,8 @@ class WindowEvidence:
         gain_R: what mending the last rank of each step would have saved, in all steps, by rank.
         single_s: the largest gain of a rank or a host, in one stage or as a whole, as a mean over the steps that count.
         roles: the cohorts.
-        waited: for each named unit, by its ranks, the part of its lateness that it waited for a CPU; None if that was
-            not counted.
+        contended: for each named unit, by its ranks, the part of its lateness that contention for CPUs may explain;
+            None if that was not counted.
         measures: all steps, for the test of the job against its own best.
         before: the state before this window.
         after: the state with it, except for what follows from its verdict.
@@ -90,7 +90,7 @@ class WindowEvidence:
     gain_R: FloatArray
     single_s: float
     roles: Roles
-    waited: Mapping[tuple[int, ...], float | None]
+    contended: Mapping[tuple[int, ...], float | None]
     measures: StepMeasures
     before: Past
     after: Past

@@ -147,8 +147,8 @@ def _requirements(
     """What a candidate has to reach: numbers and their thresholds, under the names that both have in a verdict.
 
     ``keep`` lowers the thresholds of who was named before. What all ranks share must be present in most of the steps.
-    The more of its lateness a unit may have waited for a CPU, as any does for a second or two on a busy host, the more
-    evidence it takes, and the more often it must be present.
+    The more of its lateness contention for CPUs may explain, as any unit's does for a second or two on a busy host, the
+    more evidence it takes, and the more often the unit must be present.
     """
     suspect, settings = candidate.suspect, evidence.settings
     worth = settings.min_gain_fraction if is_single(suspect) else settings.min_group_fraction
@@ -158,15 +158,14 @@ def _requirements(
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
     }
     whole = any(one.suspect.ranks == suspect.ranks and one.suspect.stage is None for one in evidence.candidates)
-    fraction = evidence.waited.get(suspect.ranks)
-    # The counters say of a unit that is stopped, or slow by itself, that it did not wait.
-    waited = float(whole) if fraction is None else min(1.0, fraction / settings.most_fraction)
-    may_have_waited = (whole or fraction is not None) and suspect.pattern != "recurring"
-    if not is_single(suspect) or may_have_waited:
-        least = settings.min_persistence_fraction * keep * (waited if is_single(suspect) else 1.0)
+    fraction = evidence.contended.get(suspect.ranks)
+    # The counters say of a unit that is stopped, or slow by itself, that it was not that.
+    may_be = float(whole) if fraction is None else min(1.0, fraction / settings.most_fraction)
+    if not is_single(suspect) or ((whole or fraction is not None) and suspect.pattern != "recurring"):
+        least = settings.min_persistence_fraction * keep * (may_be if is_single(suspect) else 1.0)
         asked["first_persistence", "min_persistence"] = suspect.persistence, least
     if is_single(suspect):
-        wanted = settings.naming_log_odds * (1.0 + (settings.whole_factor - 1.0) * max(float(whole), waited))
+        wanted = settings.naming_log_odds * (1.0 + (settings.whole_factor - 1.0) * max(float(whole), may_be))
         asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
     if is_named(candidate):
         # Of the clear events of a suspect and of the next one.

@@ -264,13 +264,13 @@ class OwnBest:
             "min_slower_evidence": settings.naming_log_odds,
         }
 
-    def queued_s(self, first_step: int) -> float:
+    def queued_s(self, first_step: int) -> float | None:
         """For how long the rank that waits longest for a CPU does so in a step, when the job is at its best.
 
-        Of the most frequent kind of step from ``first_step`` on; 0 where the best is not known yet.
+        Of the most frequent kind of step from ``first_step`` on; None where the best is not known yet.
         """
-        best_Q = [test.best_Q for test in self._met(first_step)[:1]]
-        return 0.0 if not best_Q or best_Q[0] is None else float(best_Q[0][QUEUED])
+        best_Q = next((test.best_Q for test in self._met(first_step)), None)
+        return None if best_Q is None else float(best_Q[QUEUED])
 
     def _met(self, first_step: int) -> list[Evidence]:
         """The evidence of each kind of step that was met from a step on, the most frequent one first."""

@@ -33,9 +33,9 @@ class Settings:
         min_chance: the probability that chance makes a given unit last, at least: 1 / R, but not below this (1/8: a
             hiccup lasts for several steps, whose events are not independent). After an event of its own it is more
             where the runs of other units' events go on more often.
-        whole_factor: multiple of ``naming_log_odds`` to name a unit in all its stages, or one that waited for a CPU for
-            most of its lateness, and the most that any log odds can be (2: a process that has the unit's core for a
-            second or two makes it slow for a dozen steps; and a bounded sum can fall again).
+        whole_factor: multiple of ``naming_log_odds`` to name a unit in all its stages, or one most of whose lateness
+            contention for CPUs may explain, and the most that any log odds can be (2: a process that has the unit's
+            core for a second or two makes it slow for dozens of steps; and a bounded sum can fall again).
         recurrence_log_odds: log odds against chance from which events fall into one phase of a period: a unit's, or all
             others' too, so that the period is the job's (5: one time in 150).
         larger_part_fraction: a stage with this much of its rank's excess is named instead of the rank, and a rank with
@@ -54,7 +54,7 @@ class Settings:
         min_away_steps: steps without it after which a fault may be over (8: a hiccup lasts a few), if it was never
             absent for half as long before.
         min_persistence_fraction: fraction of a window's steps in which something must be present (0.6): what all ranks
-            share; a unit that may have waited for a CPU; one rank's share of the lateness (else it is roaming); the
+            share; a unit that contention may have slowed; one rank's share of the lateness (else it is roaming); the
             fault in the captured steps.
 
     What can be judged:

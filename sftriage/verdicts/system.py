@@ -44,8 +44,8 @@ class SystemCounts:
         late_s: by how much a rank's time before the syncs was over its peers'.
         own: each counter.
         over: by how much it was over the peers', in the part of the step before the syncs.
-        waited_s: by how much longer it waited for a CPU than its peers, in the whole step or in that part; NaN if that
-            is not known.
+        waited_s: by how much longer it waited for a CPU than its peers, without what its cgroup's limit kept it
+            waiting, in the whole step or in that part; NaN if that is not known.
         ran_s: by how much longer it ran than its peers, in the whole step; NaN if that is not known.
         local_S: its peers' time in each stage before the syncs.
         over_S: by how much its own was over that.
@@ -61,27 +61,30 @@ class SystemCounts:
 
     @property
     def descheduled_fraction(self) -> float | None:
-        """The part of the lateness that was waiting for a CPU, without throttling; None if it was not late.
+        """The part of the lateness that was waiting for a CPU; None if it was not late.
 
         A step takes all ranks as long. If a rank waits for a CPU longer than its peers, that is when they wait for it:
         before the syncs as far as it is late there. It is not taken to be spread evenly, as other counters are.
         """
         if math.isnan(self.waited_s) or self.late_s <= 0.0:
             return None
-        return min(1.0, max(0.0, (self.waited_s - max(0.0, self.over.get("throttled_s", 0.0))) / self.late_s))
+        return min(1.0, max(0.0, self.waited_s / self.late_s))
 
-    def contended_fraction(self, usual_queued_s: float, stage: int | None) -> float | None:
+    def contended_fraction(self, usual_queued_s: float | None, stage: int | None) -> float | None:
         """The part of the lateness that contention for CPUs may explain; None if it was not late, or not counted.
 
         A wait for a CPU delays the others only where they are not waiting, too, and counters do not say where in a step
         it was: of two ranks that wait as long, the one that does so before the syncs is late. So all of the rank's own
-        waiting counts that is more than ``usual_queued_s``. A core that is shared with another one (as two hardware
-        threads share it) or clocked down runs everything more slowly, up to half as fast. So of a rank that is slow in
-        all it does, and not in one ``stage`` alone, what it ran longer than its peers counts as well.
+        waiting counts that is more than its peers', or than ``usual_queued_s``, if that is known. A core that is shared
+        with another one (as two hardware threads share it) or clocked down runs everything more slowly, up to half as
+        fast. So of a rank that is slow in all it does, and not in one ``stage`` alone, what it ran longer than its
+        peers counts as well.
         """
         if math.isnan(self.waited_s) or self.late_s <= 0.0:
             return None
-        waited_s = self.own["queued_s"] - max(0.0, self.own.get("throttled_s", 0.0)) - usual_queued_s
+        waited_s = self.waited_s
+        if usual_queued_s is not None:
+            waited_s = max(waited_s, self.own["queued_s"] - self.own.get("throttled_s", 0.0) - usual_queued_s)
         slow = stage is None or self._as_slow_elsewhere(stage)
         ran_s = min(self.ran_s, float(self.local_S.sum())) if slow and not math.isnan(self.ran_s) else 0.0
         return min(1.0, (max(0.0, waited_s) + max(0.0, ran_s)) / self.late_s)
@@ -139,11 +142,15 @@ def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> S
         late_s=sum(one.late_s for one in known) / n_vectors,
         own=own,
         over=over,
-        waited_s=max(whole["queued_s"], over["queued_s"]) if "queued_s" in over else math.nan,
+        waited_s=max(_waited_s(whole), _waited_s(over)),
         ran_s=whole.get("run_s", math.nan),
         local_S=np.sum([one.local_S for one in known], axis=0) / n_vectors,
         over_S=np.sum([one.over_S for one in known], axis=0) / n_vectors,
     )
+
+
+def _waited_s(over: Mapping[str, float]) -> float:
+    return over.get("queued_s", math.nan) - max(0.0, over.get("throttled_s", 0.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,7 +244,7 @@ def _times(window: Window, valid_N: BoolArray) -> tuple[FloatArray, FloatArray]:
     return local_SNR, synced_NR
 
 
-def with_system(verdict: Verdict, window: Window, usual_queued_s: float) -> Verdict:
+def with_system(verdict: Verdict, window: Window, usual_queued_s: float | None) -> Verdict:
     """The verdict, with the part of each suspect's lateness that the system caused, or may have, where that is known.
 
     ``window`` has the times of the verdict's clock, and ``usual_queued_s`` is for how long a rank waits for a CPU in a
@@ -247,16 +254,17 @@ def with_system(verdict: Verdict, window: Window, usual_queued_s: float) -> Verd
     if window.counted_NRC is None or not verdict.suspects:
         return verdict
     found = [_of(suspect, window) for suspect in verdict.suspects]
-
-    def known(suspect: Suspect, of: SystemCounts | None) -> Suspect:
-        if of is None:
-            return suspect
-        stage = None if suspect.stage is None else window.schema.stages.index(suspect.stage)
-        contended = of.contended_fraction(usual_queued_s, stage)
-        waited = of.descheduled_fraction
-        return replace(suspect, descheduled_fraction=waited, contended_fraction=contended, system=of.system)
-
-    suspects = tuple(map(known, verdict.suspects, found))
+    suspects = tuple(
+        suspect
+        if one is None
+        else replace(
+            suspect,
+            descheduled_fraction=one.descheduled_fraction,
+            contended_fraction=one.contended_fraction(usual_queued_s, _stage(suspect, window)),
+            system=one.system,
+        )
+        for suspect, one in zip(verdict.suspects, found, strict=True)
+    )
     numbers = dict(verdict.numbers)
     if (first := found[0]) is not None:
         system = first.system
@@ -265,10 +273,14 @@ def with_system(verdict: Verdict, window: Window, usual_queued_s: float) -> Verd
     return replace(verdict, suspects=suspects, numbers=numbers)
 
 
-def waited(suspect: Suspect, window: Window) -> float | None:
-    """The part of a suspect's lateness that was waiting for a CPU; None if that is not known."""
+def contended(suspect: Suspect, window: Window, usual_queued_s: float | None) -> float | None:
+    """The part of a suspect's lateness that contention for CPUs may explain; None if that is not known."""
     counts = _of(suspect, window)
-    return None if counts is None else counts.descheduled_fraction
+    return None if counts is None else counts.contended_fraction(usual_queued_s, _stage(suspect, window))
+
+
+def _stage(suspect: Suspect, window: Window) -> int | None:
+    return None if suspect.stage is None else window.schema.stages.index(suspect.stage)
 
 
 def _of(suspect: Suspect, window: Window) -> SystemCounts | None:

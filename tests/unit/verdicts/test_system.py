@@ -187,6 +187,8 @@ def test_steps_of_another_kind_and_those_before_it_began_are_not_counted():
     [
         ("it sleeps", 0, (0.0,) * 4, (0.02,) * 4, 0.0, 0.0),
         ("its peers wait as long, in the sync stage", 0, (0.04,) * 4, (0.02,) * 4, 0.0, 0.8),
+        ("its peers wait as long, and what is usual is not known", 0, (0.04,) * 4, (0.02,) * 4, None, 0.0),
+        ("it alone waits, and what is usual is not known", 0, (0.0, 0.04, 0.0, 0.0), (0.02,) * 4, None, 0.8),
         ("they do so in usual steps", 0, (0.04,) * 4, (0.02,) * 4, 0.04, 0.0),
         ("it waits for longer than in usual steps", 0, (0.04,) * 4, (0.02,) * 4, 0.015, 0.5),
         ("a peer waits", 0, (0.0, 0.0, 0.04, 0.0), (0.02,) * 4, 0.0, 0.0),
