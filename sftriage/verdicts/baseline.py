@@ -68,21 +68,26 @@ class Samples(Generic[Sampled]):
 class OwnTimes:
     """Each rank's local time in the past, for cohorts of two ranks, where the other rank is no reference.
 
-    For each regime the medians of the last windows before any likely fault, healthy or not.
+    For each regime the medians of the last windows before any likely fault, healthy or not, each with its last step.
     """
 
-    samples: Mapping[Regime, tuple[FloatArray, ...]] = field(default_factory=dict)
+    samples: Mapping[Regime, tuple[tuple[int, FloatArray], ...]] = field(default_factory=dict)
 
-    def known(self, regime: Regime, n_ranks: int) -> FloatArray:
-        """The local times by window and rank (K × R); of no windows if none are known."""
-        known = [one for one in self.samples.get(regime, ()) if len(one) == n_ranks]
-        return np.array(known).reshape(len(known), n_ranks)
+    def known(self, regime: Regime, n_ranks: int, onset: int | None = None) -> FloatArray:
+        """The local times by window and rank (K × R); of no windows if none are known.
 
-    def after(self, regime: Regime, seen: Profile) -> OwnTimes:
-        """The times with one more window."""
+        Of those before an ``onset`` alone, if there are any: a fault is not likely at once.
+        """
+        known = [(last_step, one) for last_step, one in self.samples.get(regime, ()) if len(one) == n_ranks]
+        before = [one for last_step, one in known if onset is None or last_step < onset]
+        chosen = before or [one for _, one in known]
+        return np.array(chosen).reshape(len(chosen), n_ranks)
+
+    def after(self, regime: Regime, seen: Profile, last_step: int) -> OwnTimes:
+        """The times with one more window, which ended at that step."""
         if not seen.own_NR.shape[1]:
             return self
-        kept = (*self.samples.get(regime, ()), medians(seen.own_NR, axis=0))[-MAX_SAMPLES:]
+        kept = (*self.samples.get(regime, ()), (last_step, medians(seen.own_NR, axis=0)))[-MAX_SAMPLES:]
         return OwnTimes(met(self.samples, regime, kept))
 
 

@@ -146,8 +146,10 @@ class WindowEvidence:
     def pair_history(self, candidate: Candidate) -> PairHistory | None:
         """One of two ranks against the past of both, in the steps that it fills; None if that is not known."""
         rank, course = candidate.suspect.rank, candidate.course
-        own_KR = self.after.own.known(self.regime, len(self.roles.role_R))
-        if rank is None or course is None or not len(own_KR):
+        if rank is None or course is None:
+            return None
+        own_KR = self.after.own.known(self.regime, len(self.roles.role_R), course.onset.earliest)
+        if not len(own_KR):
             return None
         other = next(int(one) for one in self.roles.members[self.roles.role_R[rank]] if one != rank)
         now_R, usual_R = self.seen.own_NR[course.filled_N[self.used_N]].mean(axis=0), medians(own_KR, axis=0)

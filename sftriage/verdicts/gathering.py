@@ -116,9 +116,12 @@ def _own_times(
     """The local times of two ranks, with the steps before any fault that is likely by now."""
     likely = settings.most_fraction * settings.naming_log_odds
     began = min((one.onset for one in ranks.units.values() if max(one.log_odds) >= likely), default=None)
+    step_N = first_step + np.arange(len(like_N))
     if began is not None:
-        like_N = like_N & (first_step + np.arange(len(like_N)) < began)
-    return before.after(regime, whole.of(like_N)) if like_N.sum() >= settings.min_away_steps else before
+        like_N = like_N & (step_N < began)
+    if like_N.sum() < settings.min_away_steps:
+        return before
+    return before.after(regime, whole.of(like_N), int(step_N[like_N][-1]))
 
 
 def _exposed(walks: list[Walk], n_steps: int) -> FloatArray:

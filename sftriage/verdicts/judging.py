@@ -49,7 +49,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     own = evidence.after.own
     if not len(own.known(evidence.regime, len(evidence.roles.role_R))):
         # Of two ranks that have differed from the first step on, a change is measured against these steps.
-        own = own.after(evidence.regime, evidence.like)
+        own = own.after(evidence.regime, evidence.like, window.last_step)
     after = replace(evidence.after, own_best=own_best, baseline=baseline, own=own, named=named)
     verdict = with_regression(verdict, slower, own_best.numbers(window.first_step, settings), window)
     verdict = replace(verdict, lost=_lost(verdict, evidence, named, past.counted_step))

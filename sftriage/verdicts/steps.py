@@ -40,8 +40,9 @@ def ordinary_steps(used_N: BoolArray, whole: Profile, exposed_N: FloatArray, set
     common_NS = whole.common_NCS.min(axis=1)
     usual_S = medians(common_NS[used_N], axis=0)
     over_NS = common_NS - usual_S
-    least_s = settings.min_gain_fraction * float(medians(exposed_N[used_N]))
-    special_N = used_N & ((over_NS > usual_S) & (over_NS > least_s)).any(axis=1)
+    # (of the step itself: in one that a late rank makes ten times as long, what all ranks spend more is a trifle)
+    least_N1 = settings.min_gain_fraction * exposed_N[:, None]
+    special_N = used_N & ((over_NS > usual_S) & (over_NS > least_N1)).any(axis=1)
     if not special_N.any() or special_N.sum() > settings.smaller_part_fraction * used_N.sum():
         return used_N
     ordinary_N: BoolArray = used_N & ~_with_next(special_N)
