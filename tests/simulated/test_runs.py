@@ -231,6 +231,18 @@ def test_pulses_on_one_of_two_ranks_are_no_other_work(first, seed):
     assert names(found) or first == 0
 
 
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_who_makes_a_step_many_times_as_long_is_named_at_once_though_all_spend_a_little_more(n_ranks):
+    # GIVEN steps of a millisecond, in which from the 60th on one rank sleeps for 100, and all wake up a little late
+    stages = (("data", 2e-5), ("forward", 1e-4), ("backward", 7e-4), ("optimizer", 5e-5), ("other", 1e-4))
+    job = replace(SHORT, stages=stages, exchange_s=1e-4, n_ranks=n_ranks, n_steps=200)
+    found = verdicts(job.run(Fault("data", 1, 0.1, from_step(60)), Fault("other", None, 3e-4, from_step(60))))
+    # THEN its steps are no other work, and it is named for all of them
+    assert names(found) == {((1,), "data")}
+    assert first_named(found) < 110
+    assert {v.suspects[0].onset_step for v in found if v.label == "suspect"} == {60}
+
+
 def test_a_stage_is_named_though_a_few_hiccups_lie_in_others():
     # GIVEN a rank that is slow in one stage, and now and then is held up for as long as a step in another
     held = 60 + np.cumsum(np.random.default_rng(4).integers(9, 17, size=30))

@@ -5,9 +5,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from sftriage.frontier.profile import Typical
+from sftriage.frontier.accounting import walked
+from sftriage.frontier.profile import Typical, profile
+from sftriage.frontier.roles import roles_of
+from sftriage.frontier.whatif import replay
 from sftriage.verdicts import Settings, judge
-from sftriage.verdicts.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, Samples
+from sftriage.verdicts.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, OwnTimes, Samples
 from tests.unit.frontier.windows import Fault, Job, every
 
 SETTINGS = Settings()
@@ -161,3 +164,24 @@ def test_a_window_without_one_complete_step_teaches_nothing():
     # THEN it is held, and there is no baseline
     assert verdict.reasons == ("low_coverage",)
     assert past.baseline.n_windows == 0
+
+
+def test_one_of_two_ranks_is_held_against_windows_that_ended_before_its_onset_where_there_are_any():
+    # GIVEN four windows, of which the last two have a fault that was not likely yet
+    own = OwnTimes()
+    for number, late_s in enumerate((0.0, 0.0, 0.1, 0.1)):
+        window = Job(n_ranks=2).run(Fault("data", 1, late_s))
+        roles = roles_of(window)
+        walks, _ = walked(window, roles.some_X)
+        seen = profile(replay(walks, roles, len(window.schema.stages)), len(window.durations_NRS), roles)
+        own = own.after(ORDINARY, seen, 69 + 10 * number)
+    # THEN what is known before the 80th step does not have it
+    before_KR = own.known(ORDINARY, 2, 80)
+    assert before_KR.shape == (2, 2)
+    assert abs(before_KR[:, 1] - before_KR[:, 0]).max() < 0.02
+    assert own.known(ORDINARY, 2, 90).shape == (3, 2)
+    # AND before the first of them there is nothing else to hold it against
+    assert own.known(ORDINARY, 2, 60).shape == own.known(ORDINARY, 2).shape == (4, 2)
+    # AND of another kind of step, or of as many ranks, nothing is known
+    assert own.known(("evaluation", None), 2, 80).shape == (0, 2)
+    assert own.known(ORDINARY, 3, 80).shape == (0, 3)
