@@ -71,7 +71,9 @@ class SystemCounts:
         return min(1.0, max(0.0, self.waited_s / self.late_s))
 
     def contended_fraction(self, usual_queued_s: float | None, stage: int | None) -> float | None:
-        """The part of the lateness that contention for CPUs may explain; None if it was not late, or not counted.
+        """The part of the lateness that contention for CPUs may explain; None if that was not counted.
+
+        Of who was not late, as in a window in which others have become later, any of it explains all.
 
         A wait for a CPU delays the others only where they are not waiting, too, and counters do not say where in a step
         it was: of two ranks that wait as long, the one that does so before the syncs is late. So all of the rank's own
@@ -80,14 +82,15 @@ class SystemCounts:
         fast. So of a rank that is slow in all it does, and not in one ``stage`` alone, what it ran longer than its
         peers counts as well.
         """
-        if math.isnan(self.waited_s) or self.late_s <= 0.0:
-            return None
         waited_s = self.waited_s
+        if math.isnan(waited_s):
+            return None
         if usual_queued_s is not None:
             waited_s = max(waited_s, self.own["queued_s"] - self.own.get("throttled_s", 0.0) - usual_queued_s)
         slow = stage is None or self._as_slow_elsewhere(stage)
         ran_s = min(self.ran_s, float(self.local_S.sum())) if slow and not math.isnan(self.ran_s) else 0.0
-        return min(1.0, (max(0.0, waited_s) + max(0.0, ran_s)) / self.late_s)
+        may_be_s = max(0.0, waited_s) + max(0.0, ran_s)
+        return min(1.0, may_be_s / self.late_s) if self.late_s > 0.0 else float(may_be_s > 0.0)
 
     def _as_slow_elsewhere(self, stage: int) -> bool:
         """Whether it is at least half as slow in what else it does, for what that is; also if there is nothing else.

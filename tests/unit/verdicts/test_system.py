@@ -232,8 +232,15 @@ def test_what_a_cgroups_limit_keeps_a_rank_is_no_contention_and_what_is_not_coun
     found = system_counts(counting(window, queued_s=one, throttled_s=one), [1], ALL)
     assert found.contended_fraction(0.0, 0) == pytest.approx(0.0)
     assert system_counts(counting(window, run_s=one), [1], ALL).contended_fraction(0.0, None) is None
-    not_late = system_counts(queued(FOUR.run(Fault("data", (0, 2, 3), 0.05)), (1, always, 0.03)), [1], ALL)
-    assert not_late.contended_fraction(0.0, 0) is None
+
+
+def test_who_is_named_and_not_late_in_a_window_may_be_so_for_contention_if_there_is_any():
+    # GIVEN a rank beside which all others have become late, and that waits for a CPU, or does not
+    window = FOUR.run(Fault("data", (0, 2, 3), 0.05))
+    for waits_s, fraction in ((0.03, 1.0), (0.0, 0.0)):
+        found = system_counts(queued(window, (1, always, waits_s)), [1], ALL)
+        assert found.late_s < 0.0
+        assert (found.contended_fraction(0.0, 0), found.descheduled_fraction) == (fraction, None)
 
 
 def test_contention_is_what_a_rank_waits_more_than_when_the_job_was_at_its_best():
