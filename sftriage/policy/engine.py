@@ -76,10 +76,9 @@ def decide(
     matching = [rule for rule in reached if cost_hours >= rule.min_cost_hours]
     target = Target(suspects.key(suspect, state.suspects), gain_s, verdict.attempt)
     state = lasting.continued(state, verdict, suspect, target.suspect, matching, policies.lasting)
-    contended_after_s = policies.detection.contended_after_s
-    contended_s = lasting.contended_s(verdict, suspect, contended_after_s)
+    passing = lasting.contended(verdict, suspect, policies.detection.contended_after_s)
     # Who is told of what is captured is told when it is.
-    telling = [rule for rule in matching if rule.capture is None or contended_s is None]
+    telling = [rule for rule in matching if rule.capture is None or passing is None]
     case = case.told(telling, state, target.suspect)
     if suspect.pattern == "one-off":
         # A trace of the steps after it would show healthy ones.
@@ -88,9 +87,8 @@ def decide(
     showing = [rule for rule in capturing if _shows(rule, suspect)]
     if capturing and not showing:
         return case.decision("hold", explanations.by_system(suspect)), case.state
-    if showing and contended_s is not None:
-        why = explanations.contended(suspect, contended_s, contended_after_s)
-        return case.decision("hold", why, rule=showing[0]), case.state
+    if showing and passing is not None:
+        return case.decision("hold", passing, rule=showing[0]), case.state
     if len(showing) < len(capturing):
         matching = showing
     if not matching:

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from sftriage.counters import MOST_FRACTION
 from sftriage.decisions import Suspect, Verdict
-from sftriage.policy.explanations import Parameters
+from sftriage.policy import explanations
+from sftriage.policy.explanations import Parameters, Why
 from sftriage.policy.quantities import Lasting
 from sftriage.policy.schema import Rule
 from sftriage.policy.state import Lasted, State, Streak
@@ -57,8 +58,8 @@ def progress(rule: Rule, wanted: Mapping[str, Lasting], state: State) -> Paramet
     return {"lasted_s": 0.0 if lasted is None else lasted.seconds, "for_s": wanted[rule.name].seconds}
 
 
-def contended_s(verdict: Verdict, suspect: Suspect, wanted_s: float) -> float | None:
-    """For how long contention for CPUs may have made a suspect late; None if it did not, or for ``wanted_s`` at least.
+def contended(verdict: Verdict, suspect: Suspect, wanted_s: float) -> Why | None:
+    """That contention for CPUs may have made a suspect late; None if it did not, or has for ``wanted_s`` at least.
 
     Contention passes after some seconds, however many steps these are: a process ends, or is moved to another core. It
     does not come back at regular steps.
@@ -68,7 +69,7 @@ def contended_s(verdict: Verdict, suspect: Suspect, wanted_s: float) -> float | 
     onset = verdict.first_step if suspect.onset_step is None else suspect.onset_step
     took_s = (verdict.last_step + 1 - onset) * verdict.exposed_s
     lasted_s = max(0.0, took_s) if math.isfinite(took_s) else 0.0
-    return lasted_s if lasted_s < wanted_s else None
+    return explanations.contended(suspect, lasted_s, wanted_s) if lasted_s < wanted_s else None
 
 
 def _lasted(rule: Rule, state: State) -> Lasted | None:

@@ -87,10 +87,10 @@ class SystemCounts:
             return None
         if usual_queued_s is not None:
             waited_s = max(waited_s, self.own["queued_s"] - self.own.get("throttled_s", 0.0) - usual_queued_s)
-        slow = stage is None or self._as_slow_elsewhere(stage)
-        ran_s = min(self.ran_s, float(self.local_S.sum())) if slow and not math.isnan(self.ran_s) else 0.0
-        may_be_s = max(0.0, waited_s) + max(0.0, ran_s)
-        return min(1.0, may_be_s / self.late_s) if self.late_s > 0.0 else float(may_be_s > 0.0)
+        alike = stage is None or self._as_slow_elsewhere(stage)
+        ran_s = min(self.ran_s, float(self.local_S.sum())) if alike and not math.isnan(self.ran_s) else 0.0
+        contended_s = max(0.0, waited_s) + max(0.0, ran_s)
+        return min(1.0, contended_s / self.late_s) if self.late_s > 0.0 else float(contended_s > 0.0)
 
     def _as_slow_elsewhere(self, stage: int) -> bool:
         """Whether it is at least half as slow in what else it does, for what that is; also if there is nothing else.

@@ -49,7 +49,7 @@ JOB_TYPES = {
 OF_EVERY_SIZE = ("plain", "evaluates")
 """The jobs that are recorded with 2 and 8 ranks too, and not only with 4."""
 
-LONGER = 4
+MOVING_TIMES = 4
 """Recordings under a load that moves are as many times as long, and of fewer jobs: what makes one rank the slow one for
 some seconds, because its core has to be shared, comes once in some minutes."""
 
@@ -83,7 +83,7 @@ def cells(*, quick: bool) -> list[Cell]:
 
 def row_of(cell: Cell, number: int, lasts_s: float, seed: int) -> Row:
     """The job that a recording is of."""
-    lasts_s *= LONGER if cell.load == "moving" else 1
+    lasts_s *= MOVING_TIMES if cell.load == "moving" else 1
     least_steps = min(LEAST_STEPS, int(LEAST_STEPS * lasts_s / USUAL_S))
     usual: dict[str, object] = {"split": True, "checkpoint_ranks": (0,), "seed": seed + number}
     usual |= {"lasts_s": lasts_s, "least_steps": least_steps}
