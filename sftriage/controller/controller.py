@@ -39,7 +39,7 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, straggler_in, tells
+from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, is_settled, straggler_in, tells
 from sftriage.mitigate.loop import JobNow, Loop
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.policy.choosing import Situation
@@ -271,7 +271,7 @@ class Controller:
             step_s={n: one.took_s for n, one in ledger.steps.items() if one.is_usual},
             switches=switches,
             straggler=straggler_in(self._recent, self._n_ranks),
-            is_known=len(self._recent) == RECENT_WINDOWS,
+            is_known=is_settled(self._recent),
             allowed=self.policies.mitigate,
         )
         self._loop, told = self._loop.after(now)

@@ -72,6 +72,16 @@ def straggler_in(recent: Sequence[Chronic | None], n_ranks: int) -> Straggler | 
     return Straggler(named[-1].who, where, ranks, max(n_ranks, 1 + max(ranks)), min(late_s, step_s), step_s)
 
 
+def is_settled(recent: Sequence[Chronic | None]) -> bool:
+    """Whether the windows that `straggler_in` looks at say who it is, or that there is none.
+
+    They do not while they are few, nor where the last ones begin to name somebody: another one may be slow now.
+    """
+    last = list(recent)[-MIN_WINDOWS:]
+    begins = None in last and last[-1] is not None
+    return len(recent) == RECENT_WINDOWS and (straggler_in(recent, 0) is not None or not begins)
+
+
 @dataclass(frozen=True, slots=True)
 class Messages:
     """What ranks exchange in a step, in bytes, and the link of each."""

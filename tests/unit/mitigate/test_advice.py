@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.advice import Chronic, Messages, Straggler, advice_of, straggler_in
+from sftriage.mitigate.advice import Chronic, Messages, Straggler, advice_of, is_settled, straggler_in
 from sftriage.mitigate.costs import Link
 from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, pipeline_of, step_s
 from sftriage.whatif.arranging import arranged
@@ -25,27 +25,32 @@ def remedies(advice):
 
 
 @pytest.mark.parametrize(
-    ("situation", "named", "who"),
+    ("situation", "named", "who", "settled"),
     [
-        ("nobody yet", "", None),
-        ("nobody", "..........", None),
-        ("in too few windows yet", "333", None),
-        ("since it began", "3333", 3),
-        ("now and then", "3..3..3..3", None),
-        ("in half of the windows", "3.3.3.3.3.", 3),
-        ("in most, and nobody for a little", "3333333...", 3),
-        ("not any more", "333.......", None),
-        ("in half, and nobody since", "33333.....", 3),
-        ("it moves: the windows of before are most still", "33333..111", 3),
-        ("it has moved", "3333..1111", 1),
-        ("it moves again and again", "3131313131", 3),
+        ("nobody yet", "", None, False),
+        ("nobody", "..........", None, True),
+        ("in too few windows yet", "333", None, False),
+        ("since it began", "3333", 3, False),
+        ("now and then", "3..3..3..3", None, False),
+        ("in half of the windows", "3.3.3.3.3.", 3, True),
+        ("in most, and nobody for a little", "3333333...", 3, True),
+        ("not any more", "333.......", None, True),
+        ("in half, and nobody since", "33333.....", 3, True),
+        ("it moves: the windows of before are most still", "33333..111", 3, True),
+        ("it moves, and nobody was named for longer", "3333...111", None, False),
+        ("it has moved", "3333..1111", 1, True),
+        ("it seemed to move, and nobody is named any more", "333...111.", None, True),
+        ("each time another one", "1230123012", None, True),
+        ("it moves again and again", "3131313131", 3, True),
     ],
 )
-def test_who_is_there_to_stay(situation, named, who):
+def test_who_is_there_to_stay(situation, named, who, settled):
     # GIVEN whom the last windows name, THEN that is who has been slow for long, and is still
     recent = [None if one == "." else Chronic(f"rank {one}", "data", (int(one),), 0.05, 0.25) for one in named]
     found = straggler_in(recent, 4)
     assert (found and found.ranks) == (who if who is None else (who,))
+    # AND whether that may be said of them: not while they begin to name another one
+    assert is_settled(recent) == settled
 
 
 def test_one_late_rank_of_eight():
