@@ -23,6 +23,7 @@ from sftriage.verdicts.course import Onset
 from sftriage.verdicts.regression import OwnBest, StepMeasures
 from sftriage.verdicts.sequential import Evidence, Recurrence
 from sftriage.verdicts.settings import Settings
+from sftriage.verdicts.system import SystemCounts, stage_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,8 +73,7 @@ class WindowEvidence:
         gain_R: what mending the last rank of each step would have saved, in all steps, by rank.
         single_s: the largest gain of a rank or a host, in one stage or as a whole, as a mean over the steps that count.
         roles: the cohorts.
-        contended: for each named unit, by its ranks, the part of its lateness that contention for CPUs may explain;
-            None if that was not counted.
+        counts: for each named unit, by its ranks, what the kernel counted; None if that is not known.
         measures: all steps, for the test of the job against its own best.
         before: the state before this window.
         after: the state with it, except for what follows from its verdict.
@@ -90,7 +90,7 @@ class WindowEvidence:
     gain_R: FloatArray
     single_s: float
     roles: Roles
-    contended: Mapping[tuple[int, ...], float | None]
+    counts: Mapping[tuple[int, ...], SystemCounts | None]
     measures: StepMeasures
     before: Past
     after: Past
@@ -114,6 +114,17 @@ class WindowEvidence:
         evidence, name = self.tests_of(suspect)
         recurrence = self.after.recurrences.get(name)
         return max(evidence.log_odds(name), 0.0 if recurrence is None else recurrence.log_odds)
+
+    @property
+    def usual_queued_s(self) -> float | None:
+        """For how long the rank that waits longest for a CPU does so in a usual step; None if that is not known."""
+        return self.before.own_best.queued_s
+
+    def contended_fraction(self, suspect: Suspect) -> float | None:
+        """The part of a named unit's lateness that contention for CPUs may explain; None if that is not known."""
+        counts = self.counts.get(suspect.ranks)
+        stage = stage_of(suspect, self.measures.stages)
+        return None if counts is None else counts.contended_fraction(self.usual_queued_s, stage)
 
     def own_fraction(self, candidate: Candidate) -> float:
         """A candidate's share of the clear events since its onset that are its own or those of the next likeliest unit.

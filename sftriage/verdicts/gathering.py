@@ -32,7 +32,7 @@ from sftriage.verdicts.regression import measured
 from sftriage.verdicts.sequential import HISTORY_STEPS, Evidence, Recurrence, advanced, recurrence_of
 from sftriage.verdicts.settings import Settings
 from sftriage.verdicts.steps import ordinary_steps, steps_of_a_kind
-from sftriage.verdicts.system import contended
+from sftriage.verdicts.system import counts_of
 
 LISTED_FRACTION = 0.01
 """A candidate whose gain is less than this fraction of the window is not listed."""
@@ -75,7 +75,7 @@ def gather_evidence(
     candidates = _single(units, context)
     if normal is not None:
         candidates += _shared(group_candidates(like, normal, roles, context, exposed_s), past.named, settings)
-    named, usual_queued_s = filter(is_named, candidates), past.own_best.queued_s(0)
+    named = {one.suspect.ranks: one.suspect for one in candidates if is_named(one)}
     return WindowEvidence(
         exposed_s=exposed_s,
         used_N=used_N,
@@ -88,7 +88,7 @@ def gather_evidence(
         gain_R=_gain_by_rank(replays, used_N, n_ranks),
         single_s=max((float(unit.gain_NS[used_N].mean(axis=0).max()) for unit in units), default=0.0),
         roles=roles,
-        contended={one.suspect.ranks: contended(one.suspect, window, usual_queued_s) for one in named},
+        counts={ranks: counts_of(suspect, window) for ranks, suspect in named.items()},
         measures=measured(window, walks, whole, valid_N),
         before=past,
         after=replace(

@@ -38,7 +38,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     named = verdict.suspects[0] if verdict.label == "suspect" else None
     verdict = replace(verdict, suspects=tuple(map(_by_rank, verdict.suspects)))
     own_best = advanced(before.own_best, evidence.measures, settings)
-    verdict = with_system(verdict, seen.window, own_best.queued_s(window.first_step))
+    verdict = with_system(verdict, seen.window, evidence.counts, evidence.usual_queued_s)
     slower = own_best.reported(window.first_step, before.own_best.next_step)
     baseline = before.baseline
     # The baseline is not learned from a job that is slower on all ranks. Late ranks do not change the common level.

@@ -158,7 +158,7 @@ def _requirements(
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
     }
     whole = any(one.suspect.ranks == suspect.ranks and one.suspect.stage is None for one in evidence.candidates)
-    fraction = evidence.contended.get(suspect.ranks)
+    fraction = evidence.contended_fraction(suspect)
     # The counters say of a unit that is stopped, or slow by itself, that it was not contention.
     contended = float(whole) if fraction is None else min(1.0, fraction / settings.most_fraction)
     if not is_single(suspect) or ((whole or fraction is not None) and suspect.pattern != "recurring"):

@@ -68,7 +68,7 @@ def measured(window: Window, walks: list[Walk], whole: Profile, valid_N: BoolArr
     """
     step_N, level_NS = advances_by_step(walks, window).sum(axis=1), whole.common_NCS.max(axis=1)
     queued_NR = window.counted("queued_s")
-    queued_N = np.zeros(len(step_N)) if queued_NR is None else np.nan_to_num(queued_NR).max(axis=1)
+    queued_N = np.zeros(len(step_N)) if queued_NR is None else np.nan_to_num(np.fmax.reduce(queued_NR, axis=1))
     common_N = level_NS.sum(axis=1) + whole.sync_NS.sum(axis=1)
     counts_N, kinds_N = valid_N.copy(), np.asarray(window.kinds or ("",) * len(valid_N))
     counts_N[1:] &= kinds_N[1:] == kinds_N[:-1]
@@ -264,12 +264,13 @@ class OwnBest:
             "min_slower_evidence": settings.naming_log_odds,
         }
 
-    def queued_s(self, first_step: int) -> float | None:
+    @property
+    def queued_s(self) -> float | None:
         """For how long the rank that waits longest for a CPU does so in a step, when the job is at its best.
 
-        Of the most frequent kind of step from ``first_step`` on; None where the best is not known yet.
+        Of the most frequent kind of step; None where the best is not known yet.
         """
-        best_Q = next((test.best_Q for test in self._met(first_step)), None)
+        best_Q = next((test.best_Q for test in self._met(0)), None)
         return None if best_Q is None else float(best_Q[QUEUED])
 
     def _met(self, first_step: int) -> list[Evidence]:

@@ -17,7 +17,7 @@ import numpy as np
 from sftriage.counters import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, accounting
 from sftriage.decisions import Suspect, Verdict
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
-from sftriage.frontier.roles import roles_of, sampled
+from sftriage.frontier.roles import LEAST_SAMPLE_RANKS, roles_of, sampled
 from sftriage.frontier.segments import complete_steps, segments
 from sftriage.records import Window
 
@@ -119,7 +119,7 @@ def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> S
     the syncs counts: what happens inside a sync stage delays all ranks alike.
 
     Sums over all of the steps are compared, because two readings of a counter may be several steps apart
-    (`sftriage.windows.counting`).
+    (`sftriage.windows.counting`). Of many ranks, and of many peers, some are looked at.
 
     Returns:
         None if no counter is known in enough of the steps, or for the peers.
@@ -177,11 +177,10 @@ class _Sums:
 def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: BoolArray) -> _Sums | None:
     """The sums over the ranks in question of one cohort; None if too little of it is known."""
     asked = np.isin(members, chosen)
-    peers, n_own = sampled(members[~asked]), int(asked.sum())
+    own, peers = (sampled(some, LEAST_SAMPLE_RANKS) for some in (members[asked], members[~asked]))
     if not len(peers):
         return None
-    # (a large job is not copied whole)
-    window = window.of_ranks([*members[asked].tolist(), *peers.tolist()])
+    n_own, window = len(own), window.of_ranks([*own.tolist(), *peers.tolist()])
     assert window.counted_NRC is not None
     valid_N = complete_steps(window)
     chosen_N = steps_N & valid_N
@@ -247,47 +246,53 @@ def _times(window: Window, valid_N: BoolArray) -> tuple[FloatArray, FloatArray]:
     return local_SNR, synced_NR
 
 
-def with_system(verdict: Verdict, window: Window, usual_queued_s: float | None) -> Verdict:
+def with_system(
+    verdict: Verdict,
+    window: Window,
+    known: Mapping[tuple[int, ...], SystemCounts | None],
+    usual_queued_s: float | None,
+) -> Verdict:
     """The verdict, with the part of each suspect's lateness that the system caused, or may have, where that is known.
 
     ``window`` has the times of the verdict's clock, and ``usual_queued_s`` is for how long a rank waits for a CPU in a
-    usual step. The first suspect's counters are in the verdict's numbers:
-    ``queued_s`` and ``preempted`` a step, and those of any other cause.
+    usual step. ``known`` are the counts of some suspects, by their ranks. The first suspect's counters are in the
+    verdict's numbers: ``queued_s`` and ``preempted`` a step, and those of any other cause.
     """
     if window.counted_NRC is None or not verdict.suspects:
         return verdict
-    found = [_of(suspect, window) for suspect in verdict.suspects]
+    counts = dict(known)
+    for one in verdict.suspects:
+        if one.ranks not in counts:
+            counts[one.ranks] = counts_of(one, window)
     suspects = tuple(
         suspect
-        if one is None
+        if (found := counts[suspect.ranks]) is None or suspect.scope not in ("rank", "host")
         else replace(
             suspect,
-            descheduled_fraction=one.descheduled_fraction,
-            contended_fraction=one.contended_fraction(usual_queued_s, _stage(suspect, window)),
-            system=one.system,
+            descheduled_fraction=found.descheduled_fraction,
+            contended_fraction=found.contended_fraction(usual_queued_s, stage_of(suspect, window.schema.stages)),
+            system=found.system,
         )
-        for suspect, one in zip(verdict.suspects, found, strict=True)
+        for suspect in verdict.suspects
     )
-    numbers = dict(verdict.numbers)
-    if (first := found[0]) is not None:
+    numbers, first = dict(verdict.numbers), counts[verdict.suspects[0].ranks]
+    if first is not None:
         system = first.system
         names = ("queued_s", "preempted", *(() if system is None else SAID[system[0]]))
         numbers |= {name: first.own[name] for name in names if name in first.own}
     return replace(verdict, suspects=suspects, numbers=numbers)
 
 
-def contended(suspect: Suspect, window: Window, usual_queued_s: float | None) -> float | None:
-    """The part of a suspect's lateness that contention for CPUs may explain; None if that is not known."""
-    counts = _of(suspect, window)
-    return None if counts is None else counts.contended_fraction(usual_queued_s, _stage(suspect, window))
+def stage_of(suspect: Suspect, stages: Sequence[str]) -> int | None:
+    """The number of a suspect's stage; None of one in all of them."""
+    return None if suspect.stage is None else stages.index(suspect.stage)
 
 
-def _stage(suspect: Suspect, window: Window) -> int | None:
-    return None if suspect.stage is None else window.schema.stages.index(suspect.stage)
+def counts_of(suspect: Suspect, window: Window) -> SystemCounts | None:
+    """A suspect's counters from its onset on; steps without its fault add next to nothing to the sums.
 
-
-def _of(suspect: Suspect, window: Window) -> SystemCounts | None:
-    """A suspect's counters from its onset on; steps without its fault add next to nothing to the sums."""
+    None where they are not known, and of what all ranks or those of a cohort share.
+    """
     if suspect.scope not in ("rank", "host"):
         return None
     step_N = window.first_step + np.arange(len(window.durations_NRS))

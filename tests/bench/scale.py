@@ -1,13 +1,14 @@
 """What one core needs for the windows of a large job: gathering its steps, accounting for them, and a verdict.
 
     python tests/bench/scale.py [--ranks 16384] [--stages 8] [--window 50] [--stride 10] [--hosts 2048]
-                                 [--cohorts 16] [--scattered] [--json]
+                                 [--cohorts 16] [--scattered] [--uncounted] [--json]
 
-The job is synthetic: every rank jitters, one is slow in `data`, and the others wait for it in `backward`. Making it up
-is not timed. Times are of the processor, which neighbours on the machine do not lengthen as they do the clock's, and
-medians over rounds in which the work that is compared takes turns; ratios are to one pass of numpy over the same bytes
-(`durations.max()`). Memory is what numpy and Python allocate (tracemalloc), in a job of its
-own that is not timed, as a multiple of the bytes of a window's durations.
+The job is synthetic: every rank jitters, one is slow in `data`, and the others wait for it in `backward`. The kernel's
+counters of each rank are there, as in a real job, unless `--uncounted`. Making it up is not timed. Times are of the
+processor, which neighbours on the machine do not lengthen as they do the clock's, and medians over rounds in which the
+work that is compared takes turns; ratios are to one pass of numpy over the durations (`durations.max()`). Memory is
+what numpy and Python allocate (tracemalloc), in a job of its own that is not timed, as a multiple of the bytes of a
+window's durations.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from sftriage.counters import COUNTERS
 from sftriage.decisions import Verdict
 from sftriage.frontier.accounting import anchored
 from sftriage.records import OTHER, StageSchema, Window
@@ -37,6 +39,8 @@ MS_NS = 1_000_000
 JITTER = 0.02
 SLOW_STAGE, SYNC_STAGE = "data", "backward"
 SLOW_MS = 20.0
+COUNTED = 1e-3
+"""What the kernel counts of each in a step, in the mean."""
 STAGES_MS = {"data": 20.0, "h2d": 5.0, "forward": 25.0, "backward": 35.0, "clip": 2.0, "optimizer": 8.0, "hooks": 1.0}
 """A step of about 100 ms, less what jitter and waiting add."""
 
@@ -51,6 +55,7 @@ class Options:
     rounds: int
     cohorts: int = 1
     scattered: bool = False
+    counted: bool = True
 
     @property
     def window_bytes(self) -> int:
@@ -97,7 +102,10 @@ class Job:
         slots_RW[:, STEP], slots_RW[:, BETWEEN], slots_RW[:, READY] = self.step, 0, UNKNOWN
         slots_RW[:, DURATIONS : DURATIONS + n_stages] = (own_SR * MS_NS).T
         self.step += 1
-        return StepArrays(self.schema, self.ranks_R, slots_RW)
+        counted_RC = None
+        if self.options.counted:
+            counted_RC = self._random.exponential(COUNTED, (self.options.ranks, len(COUNTERS)))
+        return StepArrays(self.schema, self.ranks_R, slots_RW, counted_RC)
 
 
 def seconds(act: Callable[[], Any]) -> tuple[float, Any]:
@@ -183,6 +191,7 @@ def measure(options: Options) -> dict[str, Any]:
         "hosts": options.hosts,
         "cohorts": options.cohorts,
         "scattered": options.scattered,
+        "counted": options.counted,
         "rounds": options.rounds,
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -241,13 +250,14 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=2048)
     parser.add_argument("--cohorts", type=int, default=1, help="roles that the ranks have, as many of each")
     parser.add_argument("--scattered", action="store_true", help="deal the ranks out to the hosts, not in rows")
+    parser.add_argument("--uncounted", dest="counted", action="store_false", help="without the kernel's counters")
     parser.add_argument("--rounds", type=int, default=7, help="windows that are timed")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = vars(parser.parse_args())
-    as_json, scattered = given.pop("json"), given.pop("scattered")
+    as_json, flags = given.pop("json"), {name: given.pop(name) for name in ("scattered", "counted")}
     if given["ranks"] < 2 or not 3 <= given["stages"] <= 32 or min(given.values()) < 1:
         parser.error("at least 2 ranks, 3 to 32 stages, and 1 of everything else")
-    found = measure(Options(**given, scattered=scattered))
+    found = measure(Options(**given, **flags))
     if as_json:
         print(json.dumps(found))
     else:

@@ -105,6 +105,18 @@ def test_the_ranks_of_a_host_wait_together():
     assert system_counts(window, [0, 1], ALL).descheduled_fraction > 0.6
 
 
+def test_of_a_large_job_some_ranks_stand_for_the_others():
+    # GIVEN a host of 128 ranks that wait for a CPU for most of what they are late, among 1,024 that wait a little
+    host = tuple(range(256, 384))
+    window = Job(n_ranks=1024).run(Fault("data", host, 0.05))
+    waits_s = [(rank, always, 0.07 if rank in host else 0.01) for rank in range(1024)]
+    found = system_counts(queued(window, *waits_s), host, ALL)
+    # THEN it is as if all had been looked at
+    assert found.late_s == pytest.approx(0.05, rel=0.1)
+    assert found.own["queued_s"] == pytest.approx(0.07)
+    assert found.waited_s == pytest.approx(0.06)
+
+
 @pytest.mark.parametrize(
     ("situation", "window", "ranks"),
     [
@@ -266,7 +278,7 @@ def test_what_is_of_all_ranks_is_nobodys_waiting():
     verdict = classify(window)
     everybody = replace(verdict.suspects[0], scope="all", ranks=(0, 1, 2, 3), rank=None)
     waited = queued(window, *((rank, always, 0.05) for rank in range(4)))
-    found = with_system(replace(verdict, suspects=(everybody,)), waited, 0.0)
+    found = with_system(replace(verdict, suspects=(everybody,)), waited, {}, 0.0)
     assert found.suspects[0].descheduled_fraction is None
     assert "queued_s" not in found.numbers
 
@@ -359,7 +371,7 @@ def test_counters_to_seven_digits_make_the_same_verdict(counted, waited_s):
     # WHEN it is sent and gathered, it has seven digits
     sent = replace(whole, counted_NRC=whole.counted_NRC.astype(np.float32))
     # THEN whom the verdict names, why, and what the system did are the same
-    one, other = (with_system(classify(some), some, 0.0) for some in (whole, sent))
+    one, other = (with_system(classify(some), some, {}, 0.0) for some in (whole, sent))
     assert replace(other, suspects=(), numbers={}) == replace(one, suspects=(), numbers={})
     assert other.numbers == pytest.approx(one.numbers, rel=1e-5, abs=1e-9)
     for mine, its in zip(one.suspects, other.suspects, strict=True):
