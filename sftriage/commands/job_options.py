@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sftriage.sinks.metering import Metering
     from sftriage.sinks.terminal import Reporter
 
-    Watched = LocalRun | TakeOver | JobController
+    TriagedJob = LocalRun | TakeOver | JobController
 
 LOOPBACK = "127.0.0.1"
 TOKEN_VARIABLE = "SFTRIAGE_METRICS_TOKEN"
@@ -209,7 +209,7 @@ def copies_of(job: str, store: str | None, *, drop_local: bool) -> str | None:
     return None if store is None else checked_store(store, job)
 
 
-def finish(watched: Watched, reporter: Reporter) -> None:
+def finish(watched: TriagedJob, reporter: Reporter) -> None:
     """Wait for what is still on its way to a store or a catalogue, and say what is left."""
     if watched.uploads is not None:
         with uploading() as show:
@@ -218,7 +218,7 @@ def finish(watched: Watched, reporter: Reporter) -> None:
         watched.indexing.finish(reporter.say)
 
 
-def say_begun(reporter: Reporter, how: str, watched: Watched, metering: Metering) -> None:
+def say_begun(reporter: Reporter, how: str, watched: TriagedJob, metering: Metering) -> None:
     """Say under which policies a job is watched, where that goes on record, and where its metrics are."""
     names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
     reporter.say(f"{how} under policy {names}; run directory {place(watched.directory.path)}")
@@ -226,7 +226,7 @@ def say_begun(reporter: Reporter, how: str, watched: Watched, metering: Metering
         reporter.say(f"metrics are at {metering.url}")
 
 
-def say_summary(reporter: Reporter, watched: Watched) -> None:
+def say_summary(reporter: Reporter, watched: TriagedJob) -> None:
     """Say what came of it."""
     reporter.finish()
     reporter.say(

@@ -14,11 +14,11 @@ from rich.text import Text
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import print_json, results, write
 from sftriage.errors import UsageError
-from sftriage.reports.watch_changes import Told, all_of, closing, events, news, opening
+from sftriage.reports.watch_changes import WatchPosition, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, picture_lines
 from sftriage.reports.watch_screen import Screen
 from sftriage.runs.directory import RunDirectory, find_run
-from sftriage.runs.picture import Picture, Watched, picture_values
+from sftriage.runs.picture import FollowedRun, Picture, picture_values
 
 POLL_S = 0.5
 TERMINATED = 128 + 15
@@ -48,7 +48,7 @@ def watch(
     made = run is not None and (RunDirectory(run).info_file.exists() or RunDirectory(run).steps.is_dir())
     if run is not None and run.is_dir() and not made and any(run.iterdir()):
         raise UsageError(f"{run} is not a run directory: it has no run.json")
-    watched = Watched(run)
+    watched = FollowedRun(run)
     if once:
         find_run(run)
         _once(watched, as_json)
@@ -65,7 +65,7 @@ def watch(
         return
 
 
-def _once(watched: Watched, as_json: bool) -> None:
+def _once(watched: FollowedRun, as_json: bool) -> None:
     shown = watched.picture(watched.look())
     if as_json:
         print_json(picture_values(shown))
@@ -83,8 +83,8 @@ def _blocks(console: Console) -> bool:
     return console.encoding.startswith("utf")
 
 
-def _stream(watched: Watched) -> None:
-    told = Told()
+def _stream(watched: FollowedRun) -> None:
+    told = WatchPosition()
     while True:
         view = watched.look()
         told, values = events(told, view)
@@ -98,7 +98,7 @@ def _stream(watched: Watched) -> None:
         time.sleep(POLL_S)
 
 
-def _in_lines(watched: Watched, console: Console) -> None:
+def _in_lines(watched: FollowedRun, console: Console) -> None:
     view = watched.look()
     if view.has_ended():
         _print(console, watched.picture(view))
@@ -112,13 +112,13 @@ def _in_lines(watched: Watched, console: Console) -> None:
         if view.info is not None and not said:
             said = True
             write(opening(view, watched.place))
-            told = Told()
+            told = WatchPosition()
         told, lines = news(told, view, time.time())
         write(*lines)
     write(closing(view))
 
 
-def _on_screen(watched: Watched, console: Console) -> None:
+def _on_screen(watched: FollowedRun, console: Console) -> None:
     view, blocks = watched.look(), _blocks(console)
 
     def lines(width: int, height: int) -> list[Text]:

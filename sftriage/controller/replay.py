@@ -33,7 +33,7 @@ def judge_all(windows: Iterable[Window], settings: Settings) -> Iterator[Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayedDecision:
     """One window, or one stall, as it would have been decided at ``time_s`` of the replay's clock.
 
     ``captured_steps`` has, for each capture asked for, the first and the last step that it would have recorded; stacks
@@ -48,7 +48,7 @@ class Replayed:
 
 def replay(
     windows: Iterable[Window], policies: PolicySet, start_s: float, stalls: Iterable[Verdict] = ()
-) -> Iterator[Replayed]:
+) -> Iterator[ReplayedDecision]:
     """Decide on windows, each attempt's in order of their steps, the first of which began at ``start_s`` of the epoch.
 
     ``stalls`` are verdicts on steps that stalled when this was recorded, in order; no window shows them.
@@ -124,7 +124,7 @@ class _Replay:
     last: Window | None = None
     decided_s: float = -np.inf
 
-    def take(self, window: Window) -> Replayed:
+    def take(self, window: Window) -> ReplayedDecision:
         now_s = self.clock.at_end_of(window)
         self._end_captures(window, now_s)
         window = self._marked(window)
@@ -134,11 +134,11 @@ class _Replay:
         self.last = window
         return self._decided(verdict, now_s, peers_of(verdict, window))
 
-    def stall(self, verdict: Verdict) -> Replayed:
+    def stall(self, verdict: Verdict) -> ReplayedDecision:
         last = self.last if self.last is not None and self.last.attempt == verdict.attempt else None
         return self._decided(verdict, self.clock.now_s + verdict.exposed_s, peers_of(verdict, last))
 
-    def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Replayed:
+    def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> ReplayedDecision:
         # A stall that ended the job is in none of its steps.
         now_s = self.decided_s = max(now_s, self.decided_s)
         self.losses = self.losses.after(verdict)
@@ -146,7 +146,7 @@ class _Replay:
         begun = [self._begun(request, verdict, now_s) for request in decision.requests]
         self.captured += begun
         steps = [(one.first_step, one.last_step) if one.last_step >= one.first_step else None for one in begun]
-        return Replayed(now_s, verdict, decision, tuple(steps))
+        return ReplayedDecision(now_s, verdict, decision, tuple(steps))
 
     def _begun(self, request: CaptureRequest, verdict: Verdict, now_s: float) -> _Running:
         begins = verdict.last_step + 1

@@ -43,7 +43,7 @@ CAUSES: Mapping[str, Cause] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Caused:
+class CausedFault:
     """A cause on one rank."""
 
     name: str
@@ -96,7 +96,7 @@ def parse_fault(text: str) -> Fault:
     return Fault(stage, rank, delay_ms / 1e3)
 
 
-def parse_cause(text: str, drawn: Iterable[int] = ()) -> Caused:
+def parse_cause(text: str, drawn: Iterable[int] = ()) -> CausedFault:
     """A cause from ``NAME``, on the next rank that was ``drawn``, or from ``NAME:RANK``.
 
     Raises:
@@ -107,4 +107,4 @@ def parse_cause(text: str, drawn: Iterable[int] = ()) -> Caused:
         raise UsageError(f"there is no cause {name!r}; there are: {', '.join(CAUSES)}")
     if colon and not (rank.isascii() and rank.isdigit()):
         raise UsageError(f"cause {text!r} is not NAME or NAME:RANK with a rank from 0; for example {name}:2")
-    return Caused(name, int(rank) if colon else next(iter(drawn)))
+    return CausedFault(name, int(rank) if colon else next(iter(drawn)))

@@ -11,7 +11,7 @@ import numpy as np
 from sftriage.controller.controller import settings_of
 from sftriage.controller.replay import judge_all
 from sftriage.decisions import CaptureResult, Verdict
-from sftriage.demo.faults import Caused, Fault
+from sftriage.demo.faults import CausedFault, Fault
 from sftriage.policy.schema import Detection
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
@@ -29,7 +29,7 @@ class DemoOutcome:
     """A demo run, looked at afterwards. ``step_time_s`` is a median; None where there were no such steps."""
 
     directory: RunDirectory
-    faults: tuple[Fault | Caused, ...]
+    faults: tuple[Fault | CausedFault, ...]
     verdicts: tuple[Verdict, ...]
     decisions: tuple[dict[str, Any], ...]
     manifests: tuple[Manifest, ...]
@@ -42,7 +42,7 @@ class DemoOutcome:
         directory: RunDirectory,
         detection: Detection,
         steps: int,
-        faults: Sequence[Fault | Caused],
+        faults: Sequence[Fault | CausedFault],
         fault_step: int,
         captures: Sequence[CaptureResult],
     ) -> DemoOutcome:
@@ -91,7 +91,7 @@ class DemoOutcome:
         return next(iter(led or unhealthy[-1:] or self.verdicts[-1:]), None)
 
 
-def found(faults: Sequence[Fault | Caused], causes: Sequence[tuple[int, CauseInfo]]) -> Found | None:
+def found(faults: Sequence[Fault | CausedFault], causes: Sequence[tuple[int, CauseInfo]]) -> Found | None:
     """Whether the first cause that was named, of a rank, is one that the job was given; None where it was given none.
 
     Of a healthy job any that is named is wrong.

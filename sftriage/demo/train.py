@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import sftriage
-from sftriage.demo.faults import Caused, Fault, parse_cause, parse_fault
+from sftriage.demo.faults import CausedFault, Fault, parse_cause, parse_fault
 from sftriage.demo.trainer import SLOW_S, Trainer
 
 VOCABULARY, CONTEXT, WIDTH, BATCH = 512, 48, 96, 8
@@ -91,7 +91,7 @@ def pause_for(faults: list[Fault], stage: str, *, rank: int) -> None:
             time.sleep(fault.delay_s)
 
 
-def train(steps: int, faults: list[Fault], causes: list[Caused], fault_step: int, folder: Path) -> None:
+def train(steps: int, faults: list[Fault], causes: list[CausedFault], fault_step: int, folder: Path) -> None:
     """Train for so many steps; from ``fault_step`` on, with the faults and the causes."""
     rank = dist.get_rank()
     torch.manual_seed(0)

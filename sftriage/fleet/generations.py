@@ -80,8 +80,8 @@ NOTHING_KNOWN = Known()
 
 
 @dataclass(frozen=True, slots=True)
-class Teller:
-    """Who tells of processes: an agent, by whose messages the hub's clock is ``ahead_s`` of its monotonic one.
+class ReportingAgent:
+    """An agent that tells of processes, by whose messages the hub's clock is ``ahead_s`` of its monotonic one.
 
     It counts the starts of which it has the rings.
     """
@@ -134,11 +134,11 @@ class Generations:
         """Whether a generation is the newest one, and takes steps: its ranks have nothing new to say."""
         return generation == self.newest and self._generations[generation].stepped_s < inf
 
-    def take(self, teller: Teller, infos: Mapping[int, RingInfo], ones: Mapping[int, Incarnation]) -> bool:
+    def take(self, sender: ReportingAgent, infos: Mapping[int, RingInfo], ones: Mapping[int, Incarnation]) -> bool:
         """Take note of the ranks of one of a host's starts, its older starts first. Whether anything is new."""
         new = [rank for rank, one in ones.items() if one not in self._of]
         new.sort(key=lambda rank: infos[rank].started_mono_ns)
-        changed = sum([self._place(teller, infos[rank], ones[rank]) for rank in new])
+        changed = sum([self._place(sender, infos[rank], ones[rank]) for rank in new])
         self.changes += changed
         return changed > 0
 
@@ -173,10 +173,10 @@ class Generations:
         self._join(msgspec.structs.replace(member, generation=self.newest, moved=True))
         return True
 
-    def _place(self, teller: Teller, info: RingInfo, one: Incarnation) -> bool:
+    def _place(self, sender: ReportingAgent, info: RingInfo, one: Incarnation) -> bool:
         """Have a process that was never seen join the others of its generation; whether it has any."""
-        began_s = info.started_mono_ns / 1e9 + teller.ahead_s
-        new = Member(one, self.newest, teller.host, info.attempt, info.world_size, began_s)
+        began_s = info.started_mono_ns / 1e9 + sender.ahead_s
+        new = Member(one, self.newest, sender.host, info.attempt, info.world_size, began_s)
         fitting = [number for number in sorted(self._generations, reverse=True) if self._fits(new, number)]
         if fitting:
             nearest = min(fitting, key=lambda number: self._generations[number].apart_s(began_s))

@@ -27,7 +27,7 @@ _Short = tuple[tuple[int, ...], bool]
 """Numbers as `as_range` makes them."""
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class SwitchMessage(msgspec.Struct, frozen=True, array_like=True):
     """A `SwitchStatus` as it crosses."""
 
     name: str
@@ -44,16 +44,16 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
     microbatches: int
 
 
-_SAME = [name for name in Told.__struct_fields__ if name not in ("ranks", "here")]
+_SAME = [name for name in SwitchMessage.__struct_fields__ if name not in ("ranks", "here")]
 
 
-def plain(status: SwitchStatus) -> Told:
+def plain(status: SwitchStatus) -> SwitchMessage:
     """A status as it crosses."""
     same = {name: getattr(status, name) for name in _SAME}
-    return Told(ranks=as_range(status.ranks), here=as_range(status.here), **same)
+    return SwitchMessage(ranks=as_range(status.ranks), here=as_range(status.here), **same)
 
 
-def checked(told: Told) -> SwitchStatus:
+def checked(told: SwitchMessage) -> SwitchStatus:
     """What has come.
 
     Raises:

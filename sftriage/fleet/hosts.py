@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sftriage.fleet.asking import Message
-from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, Teller
+from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, ReportingAgent
 from sftriage.fleet.messages import Block, Incarnation, Shipment
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import JobStatus
@@ -95,7 +95,7 @@ class Host:
         if known is not None and of_any and all(generations.goes_on(some.generation) for some in known):
             return known
         ones = {rank: Incarnation.of(self.boot_id, info) for rank, info in block.infos.items()}
-        generations.take(Teller(agent, self.boot_id, self.ahead_s, self.rings_id), block.infos, ones)
+        generations.take(ReportingAgent(agent, self.boot_id, self.ahead_s, self.rings_id), block.infos, ones)
         steps = block.rows.steps
 
         def ended_s() -> tuple[float, float]:

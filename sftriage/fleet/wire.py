@@ -109,7 +109,7 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     release: str = ""
     mono_ns: int = 0
     rings_id: str = ""
-    switches: tuple[groups.Told, ...] | None = None
+    switches: tuple[groups.SwitchMessage, ...] | None = None
 
 
 _RANKS = msgspec.msgpack.Decoder(tuple[int, ...])

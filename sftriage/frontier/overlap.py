@@ -24,7 +24,7 @@ Parts = tuple[StageSchema, int, Roles, tuple[tuple[object, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Replayed:
+class KeptReplay:
     """The replays of a window, kept for the next one, with the times of a few ranks (N × X × S)."""
 
     first_step: int
@@ -33,7 +33,7 @@ class Replayed:
     replays: tuple[SegmentReplay, ...]
 
 
-def remembered(window: Window, roles: Roles, replays: list[SegmentReplay]) -> Replayed | None:
+def remembered(window: Window, roles: Roles, replays: list[SegmentReplay]) -> KeptReplay | None:
     """What is kept for the next window; None for a small job, where replaying again is faster."""
     if window.durations_NRS.shape[1] <= SAMPLE_RANKS:
         return None
@@ -41,10 +41,10 @@ def remembered(window: Window, roles: Roles, replays: list[SegmentReplay]) -> Re
         replace(one, walk=replace(one.walk, segment=replace(one.walk.segment, local=(), own=None))) for one in replays
     ]
     found = [one.walk.segment for one in replays]
-    return Replayed(window.first_step, _parts(window, roles, found), _some(window), tuple(emptied))
+    return KeptReplay(window.first_step, _parts(window, roles, found), _some(window), tuple(emptied))
 
 
-def resumed(window: Window, roles: Roles, before: Replayed | None) -> list[SegmentReplay] | None:
+def resumed(window: Window, roles: Roles, before: KeptReplay | None) -> list[SegmentReplay] | None:
     """The replays of a complete window, reusing those of the one before; None if they cannot be reused."""
     n_steps = len(window.durations_NRS)
     if before is None or window.durations_NRS.shape[1] <= SAMPLE_RANKS:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sftriage.decisions import Verdict
 from sftriage.events import CaptureChanged, CauseFound, Event, RemedyChanged, WindowJudged
-from sftriage.sinks.terminal import Teller
+from sftriage.sinks.terminal import LineSink
 
 NOBODY = -1.0
 
@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     text: str
 
 
-class Told(Teller):
+class EntrySink(LineSink):
     """Says what the terminal says, and keeps the numbers as well."""
 
     name = "trackers"

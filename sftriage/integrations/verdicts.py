@@ -15,7 +15,7 @@ from sftriage.log import warn
 from sftriage.recorder.monitor import RUN_ENV
 
 if TYPE_CHECKING:
-    from sftriage.integrations.telling import Told
+    from sftriage.integrations.telling import EntrySink
     from sftriage.integrations.trackers import Tracker
 
 LOOK_S = 0.5
@@ -68,10 +68,10 @@ class VerdictLog:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         if trackers:
-            from sftriage.integrations.telling import Told
+            from sftriage.integrations.telling import EntrySink
             from sftriage.runs.appended import Appended
 
-            told, journal = Told(), run / "decisions.jsonl"
+            told, journal = EntrySink(), run / "decisions.jsonl"
             # (what is there already is of another training in this run, or of an earlier attempt)
             appended = Appended(journal, lambda line: self._tell(told, line), lambda: None, skip=True)
             arguments = (appended.follow, journal)
@@ -103,7 +103,7 @@ class VerdictLog:
             warn("no verdicts are logged any more: %r", error)
         self._each(lambda tracker: tracker.close())
 
-    def _tell(self, told: Told, line: bytes) -> None:
+    def _tell(self, told: EntrySink, line: bytes) -> None:
         from sftriage.runs.journal import event_of
 
         try:

@@ -33,7 +33,7 @@ STORING_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class KnownCapture:
     """What is known of a capture: how far it is, its manifest once it is stored, and where that is.
 
     ``words`` are what there is to say of one that nobody has answered.
@@ -46,7 +46,7 @@ class Seen:
     words: str = ""
 
 
-def capture_status(body: Body, seen: Seen, now_s: float) -> TraceCaptureStatus:
+def capture_status(body: Body, seen: KnownCapture, now_s: float) -> TraceCaptureStatus:
     """The status of a capture. One whose object makes no sense is refused, whatever is known of it."""
     spec, wrong = capture_of(dict(body))
     result, manifest = seen.result, seen.manifest
@@ -97,7 +97,7 @@ def _reproduced(state: RequestState, manifest: Manifest | None) -> Now:
     return Now("Reproduced", "False" if found.answer == "no" else "True", reason, f"{words[0].upper()}{words[1:]}.")
 
 
-def _stored(seen: Seen) -> StoredTrace | None:
+def _stored(seen: KnownCapture) -> StoredTrace | None:
     if seen.manifest is None or not seen.store:
         return None
     files = seen.manifest.artefacts

@@ -44,7 +44,7 @@ from sftriage.kube.objects import API_VERSION
 from sftriage.kube.pods import annotations_of, mapping
 from sftriage.kube.policies import standings
 from sftriage.kube.reports import outdated
-from sftriage.kube.watching import Watched
+from sftriage.kube.watching import ObjectWatch
 from sftriage.words.objects import REPORTS as SAID
 
 log = logging.getLogger(__name__)
@@ -159,8 +159,8 @@ class Controllers:
         self._pods: dict[JobRef, dict[tuple[str, str], PodSeen]] = {}
         self._deployed: dict[JobRef, str] = {}
         self._gone_s: dict[JobRef, float] = {}
-        self._watches: list[Watched[Any]] = []
-        self._unneeded: set[Watched[Any]] = set()
+        self._watches: list[ObjectWatch[Any]] = []
+        self._unneeded: set[ObjectWatch[Any]] = set()
         labelled = {
             "labelled": f"{INJECT_LABEL}={ENABLED}",
             "injected": f"{JOB_LABEL},{COMPONENT_LABEL}!={CONTROLLER}",
@@ -171,7 +171,7 @@ class Controllers:
             selector = f"{JOB_LABEL},{COMPONENT_LABEL}={CONTROLLER}"
             self._watch("apps/v1", "deployments", namespace, selector, _deployed, self._deployment, watch_s)
         # Of a namespace that is labelled, the pods that the webhook has missed have no label of ours.
-        self._labelled: dict[str, Watched[PodSeen]] = {}
+        self._labelled: dict[str, ObjectWatch[PodSeen]] = {}
         self._watch_s = watch_s
         if not namespaces:
             self._watch("v1", "namespaces", "", labelled["labelled"], _name, self._namespace, watch_s, needed=False)
@@ -187,9 +187,9 @@ class Controllers:
         watch_s: int,
         *,
         needed: bool = True,
-    ) -> Watched[Any]:
+    ) -> ObjectWatch[Any]:
         path = path_of(version, plural, namespace)
-        found = Watched(self._objects, path, keep, changed, query={"labelSelector": selector}, watch_s=watch_s)
+        found = ObjectWatch(self._objects, path, keep, changed, query={"labelSelector": selector}, watch_s=watch_s)
         self._watches.append(found)
         if not needed:
             # Whoever may not see these starts controllers all the same.

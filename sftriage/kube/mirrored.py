@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from sftriage.decisions import NAMING, CaptureResult, ManualRequest
-from sftriage.kube.captures import Body, Seen, capture_status
+from sftriage.kube.captures import Body, KnownCapture, capture_status
 from sftriage.kube.conditions import status_of
 from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL, JobRef, System
 from sftriage.kube.objects import API_VERSION, GROUP, CaptureTrigger, Requester, TraceCaptureSpec, capture_of
@@ -117,7 +117,7 @@ class Mirrored:
         spec = _spec(self.job.name, row, one)
         return {"apiVersion": API_VERSION, "kind": "TraceCapture", "metadata": found, "spec": spec}
 
-    def _seen(self, body: Body) -> Seen | None:
+    def _seen(self, body: Body) -> KnownCapture | None:
         """What is known of the capture of an object; None where nothing is to be said of it."""
         capture_id, unended = _capture_id(body), status_of(body).get("state") in _UNENDED
         if capture_id:
@@ -130,20 +130,20 @@ class Mirrored:
             if row is not None and row.asked:
                 return self._of(row.asked[0].capture_id, row.asked[0].rank)
             if row is not None:
-                return Seen(CaptureResult("", 0, "refused", f"{row.words}. {row.resolves}".strip()))
+                return KnownCapture(CaptureResult("", 0, "refused", f"{row.words}. {row.resolves}".strip()))
             lost = unended
-        return Seen(CaptureResult(capture_id, 0, "failed", CAPTURES["lost"])) if lost else None
+        return KnownCapture(CaptureResult(capture_id, 0, "failed", CAPTURES["lost"])) if lost else None
 
-    def _of(self, capture_id: str, rank: int) -> Seen:
+    def _of(self, capture_id: str, rank: int) -> KnownCapture:
         view = self.view
         result = view.states.get(capture_id) or CaptureResult(capture_id, rank, "accepted")
         manifest = next((one for one in view.captures if one.capture_id == capture_id), None)
         if not isinstance(manifest, Manifest):
-            return Seen(result)
+            return KnownCapture(result)
         upload, info = view.uploads.get(capture_id), view.info
         if upload is None or upload.state != "stored" or info is None or info.store is None:
-            return Seen(result, manifest)
-        return Seen(result, manifest, info.store, CaptureKey.of(manifest).key)
+            return KnownCapture(result, manifest)
+        return KnownCapture(result, manifest, info.store, CaptureKey.of(manifest).key)
 
 
 def _capture_id(body: Body) -> str:

@@ -34,7 +34,7 @@ from sftriage.kube.mirrored import Mirrored, report_body
 from sftriage.kube.objects import API_VERSION
 from sftriage.kube.reports import report_status
 from sftriage.kube.telling import EVERY_S, News, event_body, event_name, news
-from sftriage.kube.watching import Watched
+from sftriage.kube.watching import ObjectWatch
 from sftriage.runs.asks import leave
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.source import RunSource, View
@@ -82,7 +82,7 @@ class Mirror(Sink):
         path = path_of(API_VERSION, CAPTURES.plural, job.namespace)
         about = {"apiVersion": API_VERSION, "kind": CAPTURES.kind}
         selector = {"labelSelector": f"{JOB_LABEL}={job.object_name}"}
-        self._captures: Watched[dict[str, Any]] = Watched(
+        self._captures: ObjectWatch[dict[str, Any]] = ObjectWatch(
             objects, path, dict, lambda before, now: self._woken.set(), about=about, query=selector
         )
         self._thread = threading.Thread(target=self._work, name="sftriage-mirror", daemon=True)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import kopf
 
 from sftriage.errors import ClusterError
-from sftriage.kube.captures import Seen, capture_status
+from sftriage.kube.captures import KnownCapture, capture_status
 from sftriage.kube.client import MERGE, NOT_FOUND, STALE, AnsweredError, ClusterObjects, path_of
 from sftriage.kube.conditions import Now, dated, status_of
 from sftriage.kube.controllers import GRACE_S, KEEP_S, Controllers
@@ -124,7 +124,7 @@ class Reconciler:
                 else:
                     waits[body["metadata"]["name"]] = CAPTURE_WORDS["no_job"]
         new = [one for one in found if _unanswered(one)]
-        seen = [(one, Seen(words=waits.get(one["metadata"]["name"], ""))) for one in new]
+        seen = [(one, KnownCapture(words=waits.get(one["metadata"]["name"], ""))) for one in new]
         return [(CAPTURES, one, capture_status(one, known, time.time()).plain()) for one, known in seen]
 
     def _address(self, body: dict[str, Any], job: JobRef) -> None:

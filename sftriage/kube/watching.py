@@ -22,7 +22,7 @@ Key = tuple[str, str]
 """Namespace and name."""
 
 
-class Watched(threading.Thread, Generic[Kept]):
+class ObjectWatch(threading.Thread, Generic[Kept]):
     """Some objects of a kind, in a thread of its own that lists them, and then watches what becomes of them.
 
     Where the server has forgotten what was before, or a connection broke, they are listed anew: what is missing then

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from sftriage.controller.replay import Replayed
+from sftriage.controller.replay import ReplayedDecision
 from sftriage.decisions import Outcome
 from sftriage.records import plain
 from sftriage.words.amounts import counted, size
@@ -28,7 +28,7 @@ class ReplayReport:
     policies: tuple[str, ...]
     recording: str
     start_s: float
-    replayed: Sequence[Replayed]
+    replayed: Sequence[ReplayedDecision]
 
     def text(self) -> str:
         """The timeline, with what follows on one another for the same reason in one line, and the summary."""
@@ -70,7 +70,7 @@ class ReplayReport:
         counted = Counter(one.decision.outcome for one in self.replayed)
         return {outcome: counted[outcome] for outcome in OUTCOMES}
 
-    def _lines(self, group: list[Replayed]) -> Iterable[tuple[str, ...]]:
+    def _lines(self, group: list[ReplayedDecision]) -> Iterable[tuple[str, ...]]:
         first, last = group[0].decision, group[-1].decision
         steps = f"{first.first_step}-{last.last_step}" if first.first_step != last.last_step else f"{first.first_step}"
         attempt = f"attempt {first.attempt}, " if first.attempt else ""
@@ -106,7 +106,7 @@ class ReplayReport:
             yield f"| {outcome} | {windows} | {said.replace('|', '&#124;')} |"
 
 
-def _likeness(number: int, one: Replayed) -> tuple[object, ...]:
+def _likeness(number: int, one: ReplayedDecision) -> tuple[object, ...]:
     """What windows have in common that are one line. A capture, a message and a stall are lines of their own."""
     decision, verdict = one.decision, one.verdict
     alone = number if decision.requests or decision.notify or verdict.label == "stalled" else None
@@ -117,7 +117,7 @@ def _likeness(number: int, one: Replayed) -> tuple[object, ...]:
     return alone, decision.attempt, decision.outcome, decision.rule, which, named
 
 
-def _about(one: Replayed) -> str:
+def _about(one: ReplayedDecision) -> str:
     """The suspect, where the reason does not name it."""
     if one.verdict.label != "suspect" or one.decision.outcome == "capture":
         return ""

@@ -16,14 +16,14 @@ from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
 from sftriage.runs.outlook import DISTURBED, telling_row
 from sftriage.runs.picture import CaptureView, captures_of, window_values
 from sftriage.runs.source import View
-from sftriage.sinks.terminal import Said
+from sftriage.sinks.terminal import RecentLines
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import clock_time, counted
 from sftriage.words.captures import caused, ended_sentence
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WatchPosition:
     """How much has been told of a run: windows, captures asked for beside them, notes, and which captures have ended.
 
     ``said`` is what was said of the windows of an ``attempt`` of the job.
@@ -32,18 +32,18 @@ class Told:
     windows: int = 0
     asks: int = 0
     ended: frozenset[str] = frozenset()
-    said: Said = field(default_factory=Said)
+    said: RecentLines = field(default_factory=RecentLines)
     attempt: int = 0
     notes: int = 0
 
 
-def all_of(view: View, said: Said | None = None) -> Told:
+def all_of(view: View, said: RecentLines | None = None) -> WatchPosition:
     """Nothing of what has been so far is news; of windows, the newest has been told of, or what was ``said``."""
     row = telling_row(view.rows) if view.rows else None
     if said is None:
-        said = Said() if row is None else Said(_kind(row))
+        said = RecentLines() if row is None else RecentLines(_kind(row))
     attempt = view.rows[-1].attempt if row else 0
-    return Told(len(view.rows), len(view.asks), frozenset(view.became), said, attempt, len(view.notes))
+    return WatchPosition(len(view.rows), len(view.asks), frozenset(view.became), said, attempt, len(view.notes))
 
 
 def opening(view: View, place: str) -> str:
@@ -62,15 +62,15 @@ def closing(view: View) -> str:
     return f"The run has ended: {counted(len(view.rows), 'window')} judged, {counted(captured, 'capture')} stored."
 
 
-def news(told: Told, view: View, now_s: float) -> tuple[Told, list[str]]:
-    """What is new, a line each, and what has been told with it. Which windows are news is `Said`'s to say."""
+def news(told: WatchPosition, view: View, now_s: float) -> tuple[WatchPosition, list[str]]:
+    """What is new, a line each, and what has been told with it. Which windows are news is `RecentLines`'s to say."""
     rows, asks, ended = _since(told, view)
     lines, said, attempt = [], told.said, told.attempt
     if len(view.rows) < told.windows:
-        said, attempt = Said(), 0
+        said, attempt = RecentLines(), 0
     for row in rows:
         if row.attempt > attempt:
-            said, attempt = Said(), row.attempt
+            said, attempt = RecentLines(), row.attempt
             lines.append(f"{clock_time(row.time_s)}  The job was started anew (restart {row.attempt}).")
         if row.reasons == DISTURBED:
             continue
@@ -83,7 +83,7 @@ def news(told: Told, view: View, now_s: float) -> tuple[Told, list[str]]:
     return all_of(view, said), lines
 
 
-def events(told: Told, view: View) -> tuple[Told, list[dict[str, Any]]]:
+def events(told: WatchPosition, view: View) -> tuple[WatchPosition, list[dict[str, Any]]]:
     """Every window, end of a capture, cause and remedy that is new, as JSON values, and what is told with them."""
     rows, _, ended = _since(told, view)
     values = [window_values(row) for row in rows]
@@ -92,16 +92,16 @@ def events(told: Told, view: View) -> tuple[Told, list[dict[str, Any]]]:
     return all_of(view), values
 
 
-def _since(told: Told, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureView]]:
+def _since(told: WatchPosition, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureView]]:
     """What is new; all of it where the journal began anew."""
     if len(view.rows) < told.windows or len(view.asks) < told.asks:
-        told = Told()
+        told = WatchPosition()
     new = view.became.keys() - told.ended
     ended = [one for one in reversed(captures_of(view)) if one.capture_id in new] if new else []
     return view.rows[told.windows :], view.asks[told.asks :], ended
 
 
-def _notes(told: Told, view: View) -> list[CauseFound | RemedyChanged]:
+def _notes(told: WatchPosition, view: View) -> list[CauseFound | RemedyChanged]:
     """What is new of why captured ranks are slow, and what is done about it; all where the journal began anew."""
     notes = view.notes[told.notes if len(view.notes) >= told.notes else 0 :]
     return [one for one in notes if isinstance(one, CauseFound | RemedyChanged)]

@@ -136,11 +136,13 @@ def upload_words(upload: Upload) -> str:
     return f"{upload.state}: to {upload.url}"
 
 
-Seen: TypeAlias = "tuple[Manifest | None, Condition | None]"
+StoredState: TypeAlias = "tuple[Manifest | None, Condition | None]"
 """A capture's manifest, and whether it is there as it was put; None of what cannot be told."""
 
 
-def described(rows: Sequence[CaptureRow], seen: Sequence[Seen], directory: RunDirectory | None) -> list[dict[str, Any]]:
+def described(
+    rows: Sequence[CaptureRow], seen: Sequence[StoredState], directory: RunDirectory | None
+) -> list[dict[str, Any]]:
     """Captures as JSON values, each with its condition, cause and how far its upload is; None of what is unknown."""
     return [
         {

@@ -240,7 +240,7 @@ def _picked(record: object, *names: str) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-class Watched:
+class FollowedRun:
     """A run that is looked at again and again, or one that is waited for."""
 
     def __init__(self, run: Path | None) -> None:

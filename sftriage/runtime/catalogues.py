@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from sftriage.errors import CatalogueError, StoreError, UsageError
-from sftriage.runs.captures import Seen
+from sftriage.runs.captures import StoredState
 from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.traces.catalogue import Catalogue
@@ -82,7 +82,7 @@ class CatalogueCaptures:
         self.store.look(name)
         return self.store, name
 
-    def seen(self, row: CaptureRow) -> Seen:
+    def seen(self, row: CaptureRow) -> StoredState:
         """A capture's manifest, and whether it is still there as it was put; None of what only fetching it tells."""
         if isinstance(self.store, LocalStore):
             return self.store.seen(row.reference)

@@ -23,7 +23,7 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observed:
     """What a job's rings and processes have shown.
 
     ``fired`` counts what each seam saw, ``failed`` says why one was switched off. ``trainers`` is how many processes
@@ -44,12 +44,12 @@ class Seen:
     status: int | None
 
 
-def missing_of(seen: Seen) -> tuple[Missing, ...]:
+def missing_of(seen: Observed) -> tuple[Missing, ...]:
     """What was not seen, with what to write for it; what keeps all else from being seen comes first."""
     return (*_ended(seen), *_unranked(seen), *(_in_monitor(seen) if seen.by_hand else _under_seams(seen)))
 
 
-def _ended(seen: Seen) -> Iterator[Missing]:
+def _ended(seen: Observed) -> Iterator[Missing]:
     if seen.status:
         fewest = min(map(len, seen.steps), default=0)
         after = f"{counted(fewest, 'recorded step')} of a rank" if fewest else "any step was recorded"
@@ -57,14 +57,14 @@ def _ended(seen: Seen) -> Iterator[Missing]:
         yield Missing(f"{what}: its own output, above, says why", ())
 
 
-def _unranked(seen: Seen) -> Iterator[Missing]:
+def _unranked(seen: Observed) -> Iterator[Missing]:
     """Processes that do not know of one another: each records as rank 0 of 1."""
     if seen.training > 1 and seen.infos and all(one.world_size == 1 for one in seen.infos):
         what = f"{seen.training} processes train, and each says that it is rank 0 of 1"
         yield Missing(f"{what}: neither RANK and WORLD_SIZE nor torch.distributed say more", _RANKS)
 
 
-def _under_seams(seen: Seen) -> Iterator[Missing]:
+def _under_seams(seen: Observed) -> Iterator[Missing]:
     for name, why in seen.failed.items():
         yield Missing(f"the seam {name} was switched off: {why}", ())
     if not seen.trainers:
@@ -87,7 +87,7 @@ def _under_seams(seen: Seen) -> Iterator[Missing]:
         yield Missing("no moment of the last gradient: under FSDP it is accumulated after the exchange", ())
 
 
-def _in_monitor(seen: Seen) -> Iterator[Missing]:
+def _in_monitor(seen: Observed) -> Iterator[Missing]:
     """What a Monitor of the script's own leaves open."""
     records = [record for steps in seen.steps for record in steps]
     if not records:
@@ -113,7 +113,7 @@ def _in_monitor(seen: Seen) -> Iterator[Missing]:
         yield Missing(f"{what} (under FSDP there is none)", ("monitor.watch(model)  # once, before the first step",))
 
 
-def _elsewhere(seen: Seen, lines: tuple[str, ...]) -> Iterator[Missing]:
+def _elsewhere(seen: Observed, lines: tuple[str, ...]) -> Iterator[Missing]:
     share = seen.shares.get("other", 0.0)
     if share >= _MUCH:
         yield Missing(

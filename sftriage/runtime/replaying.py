@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from pathlib import Path
 
-from sftriage.controller.replay import Replayed, replay
+from sftriage.controller.replay import ReplayedDecision, replay
 from sftriage.decisions import Verdict
 from sftriage.errors import InputError
 from sftriage.events import WindowJudged
@@ -19,7 +19,7 @@ _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=timezone.utc)
 """When a recording that does not say began: on a Saturday, at midnight."""
 
 
-def replay_recording(tried: PolicySet, on: Path, start: datetime | None) -> tuple[str, float, list[Replayed]]:
+def replay_recording(tried: PolicySet, on: Path, start: datetime | None) -> tuple[str, float, list[ReplayedDecision]]:
     """What policies would have done on a recording: what that is called, when it began, and every window and stall.
 
     Raises:

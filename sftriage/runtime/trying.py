@@ -22,7 +22,7 @@ from sftriage.records import StepRecord
 from sftriage.runtime.carrying import CARRIED_IN, carried
 from sftriage.runtime.doctor import search_path
 from sftriage.runtime.launcher import Launcher
-from sftriage.runtime.missing import Missing, Seen, missing_of
+from sftriage.runtime.missing import Missing, Observed, missing_of
 from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
 from sftriage.seams.patches import NAMES, REPORT_ENV
 from sftriage.windows.rings import open_ring
@@ -177,7 +177,7 @@ def found_of(ranks: Ranks, status: int | None = None) -> JobFound:
     failed = {name: why for one in trainers for name, why in one["failed"].items()}
     models = tuple(dict.fromkeys(name for one in trainers for name in one["models"]))
     counts = len(trainers), sum(trained)
-    seen = Seen(fired, failed, *counts, by_hand, ranks.infos, ranks.steps, stages, ranks.misuse, status)
+    seen = Observed(fired, failed, *counts, by_hand, ranks.infos, ranks.steps, stages, ranks.misuse, status)
     return JobFound(
         seams=seams,
         stages=stages,

@@ -19,7 +19,7 @@ FORMAT = "https://www.speedscope.app/file-format-schema.json"
 
 MAX_SOURCE = 200
 
-Told = dict[str, Any]
+ProcessSamples = dict[str, Any]
 """What a process tells of its own samples, ready for JSON.
 
 ``frames`` are (function, file, line), with a line of ``source`` each; ``stacks`` numbers of frames, the outermost
@@ -29,7 +29,9 @@ there), ``run_ns`` and ``waited_ns``, as has the ``sampler``, without a stack. W
 """
 
 
-def written(title: str, own: Told, at: Mapping[str, Sequence[object]], workers: Sequence[Told]) -> Iterator[str]:
+def written(
+    title: str, own: ProcessSamples, at: Mapping[str, Sequence[object]], workers: Sequence[ProcessSamples]
+) -> Iterator[str]:
     """The file, in pieces: all in one would keep the interpreter from the training thread for as long as that takes.
 
     Args:
@@ -69,13 +71,15 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _columns(process: Told) -> dict[str, Any]:
+def _columns(process: ProcessSamples) -> dict[str, Any]:
     names = "run_ns", "waited_ns", "waits_in"
     times = [{name: thread[name] for name in names if name in thread} for thread in process["threads"]]
     return {name: process[name] for name in ("period_s", "time_ns", "sampler")} | {"threads": times}
 
 
-def _profile(process: Told, thread: Mapping[str, Any], stacks: Sequence[Sequence[int]], origin_ns: int) -> Told:
+def _profile(
+    process: ProcessSamples, thread: Mapping[str, Any], stacks: Sequence[Sequence[int]], origin_ns: int
+) -> ProcessSamples:
     times_ns = [process["began_ns"], *process["time_ns"]]
     name = thread["name"]
     if "worker" in process:

@@ -15,7 +15,7 @@ from time import monotonic_ns, thread_time_ns
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from sftriage.sampling.speedscope import Frames, Told
+from sftriage.sampling.speedscope import Frames, ProcessSamples
 
 MAX_SAMPLES = 50_000
 """Of all threads together; with so many it ends by itself."""
@@ -94,7 +94,7 @@ class Stacks:
                 schedstat.close()
             self._wchan.close()
 
-    def told(self) -> Told:
+    def told(self) -> ProcessSamples:
         """What was taken, once it has ended."""
         frames, rows = Frames(self._codes), self._rows
         stacks = [frames.numbers(stack) for stack in self._stacks]

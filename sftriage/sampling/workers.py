@@ -29,7 +29,7 @@ from time import monotonic, sleep
 from types import CodeType
 from typing import Any
 
-from sftriage.sampling.speedscope import Told
+from sftriage.sampling.speedscope import ProcessSamples
 from sftriage.sampling.stacks import Stacks
 
 _BEGIN, _END, _KEEP = b"B", b"E", b"K"
@@ -146,12 +146,12 @@ class Workers:
             for channel in list(self._channels):
                 channel.tell(_END, number)
 
-    def collect(self, number: int) -> list[Told]:
+    def collect(self, number: int) -> list[ProcessSamples]:
         """What the workers have of a capture that has ended, and those that have nothing, with the ``problem``.
 
         Takes up to `ANSWER_S`, and `ENDS_S` where one is gone, on another thread than the training one.
         """
-        found: list[Told] = []
+        found: list[ProcessSamples] = []
         gone = False
         left_bytes, until_s = MAX_BYTES, monotonic() + ANSWER_S
         # (one that was closed meanwhile has none)
@@ -241,22 +241,22 @@ def _of_loader() -> bool:
     return getattr(target, "__module__", None) == _LOOP
 
 
-def _unpacked(answer: bytes, max_bytes: int) -> Told:
+def _unpacked(answer: bytes, max_bytes: int) -> ProcessSamples:
     """What a worker has answered, and how many ``bytes`` that is."""
     whole = zlib.decompressobj()
     text = whole.decompress(answer, max(1, max_bytes))
     if not whole.eof:
         raise ValueError("too large")
-    told: Told = json.loads(text)
+    told: ProcessSamples = json.loads(text)
     return told | {"bytes": len(text)}
 
 
-def _not_reached(answered: set[int], until_s: float) -> list[Told]:
+def _not_reached(answered: set[int], until_s: float) -> list[ProcessSamples]:
     """Which of the trainer's children are workers and did not answer, and why as far as that is known.
 
     One that ends closes its files first, and is there until its last thread is gone: that is waited for until then.
     """
-    missing: list[Told] = []
+    missing: list[ProcessSamples] = []
     children = getattr(sys.modules.get("multiprocessing.process"), "_children", ())
     for process in list(children):
         pid, method = (getattr(getattr(process, "_popen", None), name, None) for name in ("pid", "method"))

@@ -39,7 +39,7 @@ MOST_TIMES, MOST = 2, 6
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RecentLines:
     """What was said of a job last, and all that was within the last minute, with the time.
 
     The rule, window by window: what a window finds is said at once where it is not what was said last, and not at all
@@ -52,14 +52,14 @@ class Said:
     last: Hashable = None
     recent: tuple[tuple[Hashable, float], ...] = ()
 
-    def after(self, found: Hashable, time_s: float, *, at_once: bool = False) -> tuple[Said, bool]:
+    def after(self, found: Hashable, time_s: float, *, at_once: bool = False) -> tuple[RecentLines, bool]:
         """What has been said once a window was judged at ``time_s``, and whether what it found is said now."""
         # (a clock that was set back keeps nobody silent)
         recent = tuple((one, said_s) for one, said_s in self.recent if 0.0 <= time_s - said_s < WITHIN_S)
         waits = len(recent) >= MOST or sum(one == found for one, _ in recent) >= MOST_TIMES
         if found == self.last or (waits and not at_once):
             return self, False
-        return Said(found, (*recent, (found, time_s))), True
+        return RecentLines(found, (*recent, (found, time_s))), True
 
 
 def standing(verdict: Verdict) -> Hashable:
@@ -70,8 +70,8 @@ def standing(verdict: Verdict) -> Hashable:
     return verdict.label, verdict.reasons, named, slower
 
 
-class Teller(Sink):
-    """A line for each change (see `Said`).
+class LineSink(Sink):
+    """A line for each change (see `RecentLines`).
 
     Attributes:
         windows: windows that have been decided.
@@ -79,7 +79,7 @@ class Teller(Sink):
     """
 
     def __init__(self) -> None:
-        self._said = self._why_not = Said()
+        self._said = self._why_not = RecentLines()
         self._waits = ""
         self.windows = self.captures = 0
 
@@ -112,7 +112,7 @@ class Teller(Sink):
         sentence, now_s = verdict_sentence(verdict), decision.time_s
         self.windows += verdict.label != "stalled"
         if verdict.label == "stalled":
-            self._said, self._waits = Said(), ""
+            self._said, self._waits = RecentLines(), ""
             self.say(sentence)
         elif verdict.reasons != ("self_inflicted",):
             found = standing(verdict)
@@ -141,7 +141,7 @@ class Teller(Sink):
         """One line."""
 
 
-class Reporter(Teller):
+class Reporter(LineSink):
     """Says it on a terminal."""
 
     name = "terminal"

@@ -16,7 +16,7 @@ from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, beside, destination_of
-from sftriage.traces.viewing import Spot, StackTracks, lay_out
+from sftriage.traces.viewing import FirstView, StackTracks, lay_out
 
 Program = Literal["perfetto", "nsys-ui", "sqlite3", "text", "none"]
 
@@ -77,7 +77,7 @@ class StoredFile:
 @contextlib.contextmanager
 def for_viewer(
     trace: StoredFile, stack_tracks: Callable[[Path], StackTracks]
-) -> Iterator[tuple[Path, Path, Spot | None]]:
+) -> Iterator[tuple[Path, Path, FirstView | None]]:
     """A capture's trace, what the viewer is given of it, and where that opens: the suspect with its control beside it.
 
     Where they cannot be laid out so, the viewer is given the trace as it was stored. What was made for it is gone after

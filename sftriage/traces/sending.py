@@ -22,7 +22,7 @@ from sftriage.traces.stores import PIN_NAME
 from sftriage.traces.uploads import Outbox, Removal, Upload
 
 Doing = Literal["sending", "checking"]
-Told = Callable[[str, Artefact, Doing, int], None]
+OnProgress = Callable[[str, Artefact, Doing, int], None]
 """Told the capture, its artefact, what is done with it, and how many bytes that has come to. What it raises ends it."""
 
 
@@ -38,7 +38,7 @@ class Sender:
     outbox: Outbox
     remote: RemoteStore
     url: str
-    told: Told
+    told: OnProgress
 
     def bring(self, capture_id: str, now: datetime, *, changes_only: bool = False) -> bool:
         """Have a capture there as it is here; whether it is.

@@ -32,7 +32,7 @@ _BESIDE_FRACTION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class FirstView:
     """What is looked at first, in nanoseconds of the trace: the selected slice, and what is on the screen."""
 
     selected_ns: int
@@ -101,7 +101,7 @@ class _Slice:
 
 def lay_out(
     traces: Sequence[tuple[Manifest, Path]], target: Path, stacks: Mapping[str, StackTracks] = MappingProxyType({})
-) -> Spot | None:
+) -> FirstView | None:
     """Write one trace of several, the suspect's first; None, and nothing is written, where they are no such traces.
 
     Times are those of the hosts' clocks. ``stacks`` are those that were sampled, by capture.
@@ -126,7 +126,7 @@ def lay_out(
         file.write(msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events}))
     selected, step = ranks[0].flagged()
     beside_ns = int(step.length_ns * _BESIDE_FRACTION)
-    return Spot(
+    return FirstView(
         selected.start_ns - origin_ns,
         selected.length_ns,
         max(0, step.start_ns - origin_ns - beside_ns),

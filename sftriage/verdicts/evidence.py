@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sftriage.decisions import Suspect
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
-from sftriage.frontier.overlap import Replayed
+from sftriage.frontier.overlap import KeptReplay
 from sftriage.frontier.profile import Profile, Typical
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.units import UnitName
@@ -52,7 +52,7 @@ class Past:
     own: OwnTimes = field(default_factory=OwnTimes)
     named: Suspect | None = None
     own_best: OwnBest = field(default_factory=OwnBest)
-    replayed: Replayed | None = None
+    replayed: KeptReplay | None = None
     device: Past | None = None
     counted_step: int = -1
 

@@ -83,7 +83,7 @@ def measured(window: Window, walks: list[Walk], whole: Profile, valid_N: BoolArr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Level:
+class BestLevel:
     """The best of one regime.
 
     Attributes:
@@ -128,7 +128,7 @@ class Best:
     samples: Samples[FloatArray] = Samples()  # noqa: RUF009  # frozen
     last: FloatArray | None = None
     changes: tuple[FloatArray, ...] = ()
-    level: Level | None = None
+    level: BestLevel | None = None
 
     def after(self, rows: Sequence[FloatArray], slower: bool, settings: Settings) -> Best:
         """The samples after more steps, at most as many as the block has room for.
@@ -158,11 +158,11 @@ class Best:
         alike_Q = np.where(wander_Q > 2.0 * alone_Q, wander_Q / alone_Q, 1.0)
         line_Q = np.maximum(settings.slower_fraction, settings.clear_sigmas * wander_Q / best[STEP])
         line_Q[QUEUED] = np.inf  # (no step counts as slower for that)
-        return replace(known, changes=changes, level=Level(best[:-1], line_Q, alike_Q, float(best[-1])))
+        return replace(known, changes=changes, level=BestLevel(best[:-1], line_Q, alike_Q, float(best[-1])))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class SpeedTest:
     """The evidence that one kind of step has become slower, for each quantity (log odds).
 
     Attributes:
@@ -236,7 +236,7 @@ class OwnBest:
     stages: tuple[str, ...] = ()
     next_step: int = 0
     bests: Mapping[Regime, Best] = field(default_factory=dict)
-    tests: Mapping[str, Evidence] = field(default_factory=dict)
+    tests: Mapping[str, SpeedTest] = field(default_factory=dict)
 
     def reported(self, first_step: int, new_from: int) -> Regression | None:
         """The regression to report with a window from ``first_step`` on, whose steps from ``new_from`` on are new.
@@ -273,7 +273,7 @@ class OwnBest:
         best_Q = next((test.best_Q for test in self._met(0)), None)
         return None if best_Q is None else float(best_Q[QUEUED])
 
-    def _met(self, first_step: int) -> list[Evidence]:
+    def _met(self, first_step: int) -> list[SpeedTest]:
         """The evidence of each kind of step that was met from a step on, the most frequent one first."""
         here = (test for test in self.tests.values() if test.last_step >= first_step)
         return sorted(here, key=lambda test: -test.n_steps)
@@ -311,13 +311,15 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
     return OwnBest(before.stages, next_step, bests, tests)
 
 
-def _no_evidence(kind: str, stages: tuple[str, ...], step: int) -> Evidence:
+def _no_evidence(kind: str, stages: tuple[str, ...], step: int) -> SpeedTest:
     none_Q = np.zeros(STAGES + 2 * len(stages) + 1)
     step_Q = np.full(len(none_Q), step, dtype=np.int64)
-    return Evidence(kind, stages, none_Q, step_Q, step_Q, step_Q, step_Q, none_Q > 0.0)
+    return SpeedTest(kind, stages, none_Q, step_Q, step_Q, step_Q, step_Q, none_Q > 0.0)
 
 
-def _tested(test: Evidence, over_NQ: FloatArray, steps_N: StepArray, level: Level, settings: Settings) -> Evidence:
+def _tested(
+    test: SpeedTest, over_NQ: FloatArray, steps_N: StepArray, level: BestLevel, settings: Settings
+) -> SpeedTest:
     """The evidence after more steps of its kind, which were over their best by ``over_NQ``.
 
     In a job as good as its best, at most half of the steps are slower than the line; in one that has become slower,
@@ -332,7 +334,7 @@ def _tested(test: Evidence, over_NQ: FloatArray, steps_N: StepArray, level: Leve
     return test
 
 
-def _after_step(test: Evidence, step: int, over_Q: FloatArray, change_Q: FloatArray, settings: Settings) -> Evidence:
+def _after_step(test: SpeedTest, step: int, over_Q: FloatArray, change_Q: FloatArray, settings: Settings) -> SpeedTest:
     """The evidence after one more step. A regression has ended once all quantities that stood are at 0."""
     was_Q, enough = test.evidence_Q, settings.naming_log_odds
     evidence_Q = np.minimum(np.maximum(was_Q + change_Q, 0.0), enough)
@@ -367,7 +369,7 @@ def _after_step(test: Evidence, step: int, over_Q: FloatArray, change_Q: FloatAr
     return test if onset is not None else replace(test, onset=since)
 
 
-def _counts(test: Evidence, q: int, settings: Settings) -> bool:
+def _counts(test: SpeedTest, q: int, settings: Settings) -> bool:
     """Whether a quantity's slowdown is worth reporting, and is most of the job's: time may also move between stages."""
     recent_Q = test.recent_Q(int(test.since_Q[q]))
     mostly = recent_Q[q] >= settings.most_fraction * recent_Q[STEP]

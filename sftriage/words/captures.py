@@ -70,7 +70,7 @@ def ended_sentence(result: CaptureResult, stored_bytes: int) -> str:
     return f"Captured {steps} of rank {result.rank} ({size(stored_bytes)}): sftriage traces show {result.capture_id}"
 
 
-class Caused(Protocol):
+class CauseDetails(Protocol):
     """A cause that was found, as a manifest or the journal has it."""
 
     @property
@@ -86,7 +86,7 @@ class Caused(Protocol):
         """It in words."""
 
 
-def caused(cause: Caused) -> str:
+def caused(cause: CauseDetails) -> str:
     """Why a captured rank was slow, and whether that is sure."""
     unsure = "" if cause.sure or cause.code == "unknown" else " This is likely, and not sure."
     return f"{cause.sentence}{unsure}"

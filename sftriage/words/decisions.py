@@ -150,19 +150,19 @@ def decision_values(decision: Decision) -> dict[str, Any]:
 
 def _filled(template: str, decision: Decision, shown: Callable[[str, Parameter], str]) -> str:
     # What was read back may lack a parameter.
-    said = Said({name: shown(name, value) for name, value in decision.parameters.items()})
+    said = SentenceFields({name: shown(name, value) for name, value in decision.parameters.items()})
     said["label"] = decision.label
-    return template.format_map(Said({**said, **_phrases(decision, said)}))
+    return template.format_map(SentenceFields({**said, **_phrases(decision, said)}))
 
 
-class Said(dict[str, str]):
+class SentenceFields(dict[str, str]):
     """What a sentence is filled with; what is not there shows as ``?``."""
 
     def __missing__(self, name: str) -> str:
         return "?"
 
 
-def _phrases(decision: Decision, said: Said) -> Mapping[str, str]:
+def _phrases(decision: Decision, said: SentenceFields) -> Mapping[str, str]:
     """What a sentence says in one way or another, by what parameters there are."""
     code, given = decision.reason, decision.parameters
     if code in ("undecided", "standstill"):
@@ -202,7 +202,7 @@ def _phrases(decision: Decision, said: Said) -> Mapping[str, str]:
     return {}
 
 
-def _missed(given: Mapping[str, Parameter], said: Said) -> str:
+def _missed(given: Mapping[str, Parameter], said: SentenceFields) -> str:
     """By which of its conditions the nearest rule was missed."""
     if "rule" not in given:
         return f"no rule is about the label {said['label']}"
@@ -220,25 +220,25 @@ def _missed(given: Mapping[str, Parameter], said: Said) -> str:
     return f"rule {said['rule']} does not match: {', and '.join(lacking)}"
 
 
-def _saves(given: Mapping[str, Parameter], said: Said) -> str:
+def _saves(given: Mapping[str, Parameter], said: SentenceFields) -> str:
     return (
         f"mending {_stage(given)} of {_ranks(given, said)} would save {said['gain_s']} ms a step ({said['share']}), "
         f"in {said['persistence']} of the steps"
     )
 
 
-def _stands(decision: Decision, said: Said) -> str:
+def _stands(decision: Decision, said: SentenceFields) -> str:
     return (", ".join(reasons_of(decision)) or "no reason given") + _named(decision.parameters, said)
 
 
-def _named(given: Mapping[str, Parameter], said: Said) -> str:
+def _named(given: Mapping[str, Parameter], said: SentenceFields) -> str:
     if "rank" not in given and "rank_count" not in given:
         return ""
     more = f" and {said['more_ranks']} more" if given.get("more_ranks") else ""
     return f": {_ranks(given, said)} in {_stage(given)}{more}"
 
 
-def _ranks(given: Mapping[str, Parameter], said: Said) -> str:
+def _ranks(given: Mapping[str, Parameter], said: SentenceFields) -> str:
     return f"rank {said['rank']}" if "rank" in given else f"{said['rank_count']} ranks"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from sftriage.decisions import Parameter, ReasonCode
 from sftriage.records import OTHER
-from sftriage.words.decisions import RESOLUTIONS, Said
+from sftriage.words.decisions import RESOLUTIONS, SentenceFields
 from sftriage.words.verdicts import RESOLVES
 
 FACES: Mapping[str, str] = {
@@ -223,4 +223,6 @@ def afterwards(reason: ReasonCode, reasons: Iterable[str], parameters: Mapping[s
     """What to do about a decision not to capture, or a stall, once the run has ended and nothing is waited for."""
     codes = (reason,) if reason in RESOLUTIONS else tuple(reasons)
     said = (AFTERWARDS.get(code, RESOLVES.get(code, "")) for code in codes)
-    return " ".join(filter(None, said)).format_map(Said({name: str(value) for name, value in parameters.items()}))
+    return " ".join(filter(None, said)).format_map(
+        SentenceFields({name: str(value) for name, value in parameters.items()})
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.decisions import CaptureResult
-from sftriage.kube.captures import Seen, capture_status
+from sftriage.kube.captures import KnownCapture, capture_status
 from sftriage.traces.manifest import Manifest, ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
@@ -57,7 +57,7 @@ def captured(server: Cluster, namespace: str, store: RemoteStore, manifest: Mani
     body = made("TraceCapture", "c", {"job": "resnet", "rank": 2, "reason": "slow", "trigger": why})
     server.create(body, namespace)
     result = CaptureResult(CAPTURE_ID, 2, "stored", first_step=160, last_step=164)
-    seen = Seen(result, manifest, place or store.place, f"resnet/run-1/{CAPTURE_ID}")
+    seen = KnownCapture(result, manifest, place or store.place, f"resnet/run-1/{CAPTURE_ID}")
     status = {**capture_status(body, seen, 0.0).plain(), "observedGeneration": 1}
     put_status(server, namespace, "tracecaptures", "c", status)
     return "c"

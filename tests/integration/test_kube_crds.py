@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from sftriage.decisions import CaptureResult
-from sftriage.kube.captures import Seen, capture_status
+from sftriage.kube.captures import KnownCapture, capture_status
 from sftriage.kube.crds import KINDS, definition
 from sftriage.kube.objects import capture_of
 from sftriage.kube.policies import loaded, standings
@@ -148,7 +148,7 @@ def test_a_capture_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
     found = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.02, expected_s=0.02)
     manifest = manifest_of("c1").model_copy(update={"reproduced": found})
     took = CaptureResult("c1", 2, "stored", first_step=160, last_step=164)
-    status = capture_status(served, Seen(took, manifest, "s3://traces", "resnet/run-1/c1"), NOW_S).plain()
+    status = capture_status(served, KnownCapture(took, manifest, "s3://traces", "resnet/run-1/c1"), NOW_S).plain()
     put_status(server, namespace, "tracecaptures", "c", status)
     assert server.get("tracecapture", "c", namespace=namespace)["status"] == status
     shown = server.kubectl("get", "tcap", "-n", namespace).stdout.splitlines()

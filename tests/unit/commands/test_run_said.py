@@ -9,7 +9,7 @@ from rich.console import Console
 
 from sftriage.decisions import CaptureRequest, CaptureResult, Decision, Pattern, Suspect, Verdict
 from sftriage.events import CaptureChanged, WindowJudged
-from sftriage.sinks.terminal import MOST, MOST_TIMES, WITHIN_S, Progress, Reporter, Said
+from sftriage.sinks.terminal import MOST, MOST_TIMES, WITHIN_S, Progress, RecentLines, Reporter
 from sftriage.words.captures import capturing_sentence
 
 
@@ -81,7 +81,7 @@ def test_a_demo_says_what_changes_and_keeps_how_captures_ended(console, capsys):
 
 def windows_said(*windows: tuple[float, str]) -> list[tuple[float, str]]:
     """Which of some windows are said; one written in capitals leads to a capture."""
-    said, told = Said(), []
+    said, told = RecentLines(), []
     for time_s, found in windows:
         said, news = said.after(found.lower(), time_s, at_once=found.isupper())
         told += [(time_s, found)] if news else []

@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.fleet.generations import GOES_ON_S, KEPT_GENERATIONS, Generations, Known, Teller
+from sftriage.fleet.generations import GOES_ON_S, KEPT_GENERATIONS, Generations, Known, ReportingAgent
 from sftriage.fleet.messages import Incarnation
 from tests.unit.fleet.shipments import info
 
@@ -38,7 +38,7 @@ class Job:
 
 
 def teller(host):
-    return Teller(host, f"boot-{host}", CLOCKS_S[host])
+    return ReportingAgent(host, f"boot-{host}", CLOCKS_S[host])
 
 
 def process(host, rank, began_s, start, world_size):

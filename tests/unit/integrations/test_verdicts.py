@@ -10,7 +10,7 @@ import pytest
 from sftriage.errors import UsageError
 from sftriage.integrations import log_verdicts, verdicts
 from sftriage.integrations.leading import Lead
-from sftriage.integrations.telling import Told
+from sftriage.integrations.telling import EntrySink
 from sftriage.integrations.verdicts import VerdictLog
 from sftriage.recorder.monitor import RINGS_ENV, RUN_ENV
 from sftriage.runs.journal import read_journal
@@ -102,7 +102,7 @@ def test_a_stall_has_words_and_no_numbers(journal):
     stalled = verdict(60, "stalled")
     journal.window(stalled, decision(stalled))
     (event,) = read_journal(journal._path)
-    entry = Told().entry(event)
+    entry = EntrySink().entry(event)
     assert (entry.numbers, entry.name) == ({}, "sftriage/verdict")
     assert "Stalled" in entry.text
 

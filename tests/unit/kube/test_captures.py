@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.decisions import CaptureResult, CaptureState
-from sftriage.kube.captures import STORING_S, Seen, capture_status, removal
+from sftriage.kube.captures import STORING_S, KnownCapture, capture_status, removal
 from sftriage.kube.objects import capture_of
 from sftriage.traces.findings import CauseInfo
 from sftriage.traces.manifest import CostInfo, ReproducedInfo
@@ -34,7 +34,7 @@ def result(state: CaptureState, detail: str = "", **about) -> CaptureResult:
     return CaptureResult("w100-149-r2-slow-rank-1", 2, state, detail, **about)
 
 
-def stored(reproduced: str | None = None, **about) -> Seen:
+def stored(reproduced: str | None = None, **about) -> KnownCapture:
     manifest = manifest_of("w100-149-r2-slow-rank-1")
     found = (
         None
@@ -43,7 +43,7 @@ def stored(reproduced: str | None = None, **about) -> Seen:
     )
     manifest = manifest.model_copy(update={"reproduced": found, **about})
     took = result("stored", first_step=160, last_step=164)
-    return Seen(took, manifest, STORE, f"resnet/run-1/{manifest.capture_id}")
+    return KnownCapture(took, manifest, STORE, f"resnet/run-1/{manifest.capture_id}")
 
 
 def told(status):
@@ -51,15 +51,27 @@ def told(status):
 
 
 STATES = {
-    "nobody has answered": (Seen(), "requested", "Unknown Requested", "Unknown Requested", "Unknown NotYet"),
-    "accepted": (Seen(result("accepted")), "accepted", "True Accepted", "Unknown Accepted", "Unknown NotYet"),
-    "armed": (Seen(result("armed")), "armed", "True Accepted", "Unknown Armed", "Unknown NotYet"),
-    "running": (Seen(result("running")), "running", "True Accepted", "Unknown Running", "Unknown NotYet"),
-    "failed": (Seen(result("failed", "no kernels")), "failed", "True Accepted", "False Failed", "Unknown NoTrace"),
-    "refused": (Seen(result("refused", "busy")), "refused", "False Refused", "False Refused", "Unknown NoTrace"),
-    "expired": (Seen(result("expired")), "expired", "True Accepted", "False Expired", "Unknown NoTrace"),
+    "nobody has answered": (KnownCapture(), "requested", "Unknown Requested", "Unknown Requested", "Unknown NotYet"),
+    "accepted": (KnownCapture(result("accepted")), "accepted", "True Accepted", "Unknown Accepted", "Unknown NotYet"),
+    "armed": (KnownCapture(result("armed")), "armed", "True Accepted", "Unknown Armed", "Unknown NotYet"),
+    "running": (KnownCapture(result("running")), "running", "True Accepted", "Unknown Running", "Unknown NotYet"),
+    "failed": (
+        KnownCapture(result("failed", "no kernels")),
+        "failed",
+        "True Accepted",
+        "False Failed",
+        "Unknown NoTrace",
+    ),
+    "refused": (
+        KnownCapture(result("refused", "busy")),
+        "refused",
+        "False Refused",
+        "False Refused",
+        "Unknown NoTrace",
+    ),
+    "expired": (KnownCapture(result("expired")), "expired", "True Accepted", "False Expired", "Unknown NoTrace"),
     "stored, its manifest not seen yet": (
-        *(Seen(result("stored")), "stored", "True Accepted", "True Stored", "Unknown NotYet"),
+        *(KnownCapture(result("stored")), "stored", "True Accepted", "True Stored", "Unknown NotYet"),
     ),
     "stored": (stored(), "stored", "True Accepted", "True Stored", "Unknown NotJudged"),
     "with the fault": (stored("yes"), "stored", "True Accepted", "True Stored", "True Reproduced"),
@@ -137,7 +149,7 @@ MEANINGLESS = {
 
 @pytest.mark.parametrize(("spec", "said"), MEANINGLESS.values(), ids=MEANINGLESS)
 def test_what_makes_no_sense_is_refused_with_why(spec, said):
-    status = capture_status(capture(spec), Seen(), NOW_S)
+    status = capture_status(capture(spec), KnownCapture(), NOW_S)
     assert status.state == "refused"
     assert told(status) == {"Accepted": "False Invalid", "Stored": "False Invalid", "Reproduced": "Unknown NoTrace"}
     assert said in status.conditions[0].message
@@ -152,8 +164,8 @@ def test_what_a_person_or_a_policy_asks_for_is_understood():
 
 
 def test_conditions_say_since_when():
-    first = capture_status(capture(), Seen(result("running")), NOW_S)
-    later = capture_status(capture(status=first.plain()), Seen(result("stored")), NOW_S + 60)
+    first = capture_status(capture(), KnownCapture(result("running")), NOW_S)
+    later = capture_status(capture(status=first.plain()), KnownCapture(result("stored")), NOW_S + 60)
     since = {one.type: one.lastTransitionTime for one in later.conditions}
     assert since == {
         "Accepted": "2027-01-15T08:00:00Z",

@@ -10,7 +10,7 @@ import pytest
 from sftriage.errors import ClusterError
 from sftriage.kube import watching
 from sftriage.kube.client import GONE, AnsweredError
-from sftriage.kube.watching import Watched
+from sftriage.kube.watching import ObjectWatch
 
 DEADLINE_S = 20.0
 
@@ -53,7 +53,7 @@ class Server:
 def followed(lists, watches):
     """What was told, what was kept at the end, and what was asked."""
     server, told = Server(lists, watches), queue.SimpleQueue()
-    watched = Watched(
+    watched = ObjectWatch(
         server, "/pods", lambda body: (body["metadata"]["name"], body["phase"]), lambda *change: told.put(change)
     )
     server.watched = watched

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from sftriage.decisions import CaptureResult, ManualRequest, Regression
 from sftriage.events import CauseFound, Place, RemedyChanged
 from sftriage.records import plain
-from sftriage.reports.watch_changes import Told, all_of, closing, events, news, opening
+from sftriage.reports.watch_changes import WatchPosition, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage, Watcher
 from sftriage.runs.picture import Picture, captures_of, frontier_of, picture, picture_values
@@ -289,7 +289,7 @@ def test_names_are_text(run, nasty, harmless):
     view = replace(view, info=replace(view.info, job=nasty, policy=nasty, run_id=nasty))
     # WHEN it is shown, in each way
     written = text(picture(view, nasty), Room(2000))
-    told = "\n".join([opening(view, nasty), *news(Told(), view, NOW_S)[1]])
+    told = "\n".join([opening(view, nasty), *news(WatchPosition(), view, NOW_S)[1]])
     for said in (written.replace("\n", ""), told.replace("\n", "")):
         # THEN nothing in it is more than text, and what is harmless is there as it was
         assert clean(said) == said
@@ -359,7 +359,7 @@ def test_a_journal_that_began_anew_is_told_anew(run):
 def test_every_window_is_an_event_once(run):
     run.decide(verdict(20))
     run.decide(verdict(30, "suspect"), "capture", "rule", requests=(request_of("c-1"),))
-    told, values = events(Told(), run.source.view())
+    told, values = events(WatchPosition(), run.source.view())
     assert [(value["type"], value["first_step"]) for value in values] == [("window", 20), ("window", 30)]
     assert values[1]["decision"]["captures"][0].capture_id == "c-1"
     run.ended(CaptureResult("c-1", 2, "refused", "another profiler runs"))

@@ -9,7 +9,7 @@ import pytest
 
 from sftriage.decisions import Reproduced
 from sftriage.traces.manifest import ReproducedInfo
-from sftriage.traces.viewing import Spot, StackSlice, StackTrack, StackTracks, lay_out
+from sftriage.traces.viewing import FirstView, StackSlice, StackTrack, StackTracks, lay_out
 
 
 def marks(start_us, steps):
@@ -113,7 +113,7 @@ def test_what_is_no_trace_with_steps_is_not_laid_out(tmp_path, make_manifest, te
 
 
 def test_a_link_says_what_to_select_to_show_to_expand_and_to_pin():
-    found = parse_qs(Spot(5, 20, 0, 100).parameters)
+    found = parse_qs(FirstView(5, 20, 0, 100).parameters)
     assert {name: found[name] for name in ("ts", "dur", "visStart", "visEnd")} == {
         "ts": ["5"],
         "dur": ["20"],
