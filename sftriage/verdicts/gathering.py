@@ -12,12 +12,12 @@ from sftriage.decisions import Suspect
 from sftriage.frontier.accounting import Accounting, Walk
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.overlap import remembered
-from sftriage.frontier.profile import Profile, profile
+from sftriage.frontier.profile import Profile, Typical, profile
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.units import Unit, UnitName, host_units, last_elsewhere, places_of, rank_units
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Window
-from sftriage.verdicts.baseline import OwnTimes, Regime, excess_of, regimes_of
+from sftriage.verdicts.baseline import Baseline, OwnTimes, Regime, excess_of, regimes_of
 from sftriage.verdicts.candidates import Candidate, WindowContext, candidates_of, group_candidates
 from sftriage.verdicts.clear_events import (
     Arrivals,
@@ -53,13 +53,9 @@ def gather_evidence(
     whole = profile(replays, n_steps, roles)
     exposed_N = _exposed(walks, n_steps)
     used_N = ordinary_steps(steps_of_a_kind(window, valid_N), whole, exposed_N, settings)
-    regime_N = regimes_of(window)
-    regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
-    like_N = used_N & np.asarray([one == regime for one in regime_N])
+    regime, like_N = _main_regime(window, used_N)
     seen, like = whole.of(used_N), whole.of(like_N)
-    normal = past.baseline.typical(regime)
-    if normal is not None and normal.level_CS.shape != like.level_NCS.shape[1:]:
-        normal = None  # the cohorts have changed
+    normal = _normal(past.baseline, regime, like)
     exposed_s = float(exposed_N[used_N].mean()) or accounting.exposed_s / accounting.n_steps
     ranks, hosts, units = _evidence(window, replays, roles, exposed_N, used_N, past, settings)
     context = WindowContext(
@@ -102,6 +98,19 @@ def gather_evidence(
         ),
         settings=settings,
     )
+
+
+def _main_regime(window: Window, used_N: BoolArray) -> tuple[Regime, BoolArray]:
+    """The most frequent regime of the steps that count, and its steps."""
+    regime_N = regimes_of(window)
+    regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
+    return regime, used_N & np.asarray([one == regime for one in regime_N])
+
+
+def _normal(baseline: Baseline, regime: Regime, like: Profile) -> Typical | None:
+    """A typical healthy step of a regime; None if none is known, or if the cohorts have changed since."""
+    normal = baseline.typical(regime)
+    return None if normal is None or normal.level_CS.shape != like.level_NCS.shape[1:] else normal
 
 
 def _own_times(
