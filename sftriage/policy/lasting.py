@@ -21,6 +21,9 @@ from sftriage.policy.quantities import Lasting
 from sftriage.policy.schema import Rule
 from sftriage.policy.state import Lasted, State, Streak
 
+CONTENTION = ""
+"""What contention for CPUs lasts under, beside the names of rules."""
+
 
 def broken(state: State) -> State:
     """The state once a window has shown that nobody, or somebody else, is suspected."""
@@ -30,8 +33,13 @@ def broken(state: State) -> State:
 def continued(
     state: State, verdict: Verdict, suspect: Suspect, who: str, matching: Sequence[Rule], wanted: Mapping[str, Lasting]
 ) -> State:
-    """The state with one more window for each rule that waits for the suspect, by its key, to last."""
+    """The state with one more window for each rule that waits for the suspect, by its key, to last.
+
+    ``wanted`` has what rules wait for, and how long `CONTENTION` is to last.
+    """
     waiting = [rule.name for rule in matching if rule.name in wanted]
+    if CONTENTION in wanted and _is_contended(suspect):
+        waiting.append(CONTENTION)
     if not waiting:
         return broken(state)
     before = state.streak
@@ -46,34 +54,37 @@ def reached(rule: Rule, wanted: Mapping[str, Lasting], state: State) -> bool:
     """Whether a rule that matches has matched for as long as it asks for."""
     if rule.name not in wanted:
         return True
-    lasted = _lasted(rule, state)
+    lasted = _lasted(rule.name, state)
     return lasted is not None and _is_long(lasted, wanted[rule.name])
 
 
 def progress(rule: Rule, wanted: Mapping[str, Lasting], state: State) -> Parameters:
     """How long a rule has matched, and for how long it has to, in the unit that it says."""
-    lasted = _lasted(rule, state)
+    lasted = _lasted(rule.name, state)
     if wanted[rule.name].steps:
         return {"lasted_steps": 0 if lasted is None else lasted.steps, "for_steps": wanted[rule.name].steps}
     return {"lasted_s": 0.0 if lasted is None else lasted.seconds, "for_s": wanted[rule.name].seconds}
 
 
-def contended(verdict: Verdict, suspect: Suspect, wanted_s: float) -> Why | None:
-    """That contention for CPUs may have made a suspect late; None if it did not, or has for ``wanted_s`` at least.
+def contended(suspect: Suspect, wanted: Mapping[str, Lasting], state: State) -> Why | None:
+    """That contention for CPUs may have made a suspect late; None if it did not, or has for as long as ``wanted``.
 
     Contention passes after some seconds, however many steps these are: a process ends, or is moved to another core. It
     does not come back at regular steps.
     """
-    if (suspect.contended_fraction or 0.0) < MOST_FRACTION or suspect.pattern == "recurring":
+    if not _is_contended(suspect):
         return None
-    onset = verdict.first_step if suspect.onset_step is None else suspect.onset_step
-    took_s = (verdict.last_step + 1 - onset) * verdict.exposed_s
-    lasted_s = max(0.0, took_s) if math.isfinite(took_s) else 0.0
-    return explanations.contended(suspect, lasted_s, wanted_s) if lasted_s < wanted_s else None
+    lasted, for_s = _lasted(CONTENTION, state), wanted[CONTENTION].seconds
+    lasted_s = 0.0 if lasted is None else lasted.seconds
+    return explanations.contended(suspect, lasted_s, for_s) if lasted_s < for_s else None
 
 
-def _lasted(rule: Rule, state: State) -> Lasted | None:
-    return None if state.streak is None else state.streak.lasted.get(rule.name)
+def _is_contended(suspect: Suspect) -> bool:
+    return (suspect.contended_fraction or 0.0) >= MOST_FRACTION and suspect.pattern != "recurring"
+
+
+def _lasted(name: str, state: State) -> Lasted | None:
+    return None if state.streak is None else state.streak.lasted.get(name)
 
 
 def _longer(known: Lasted | None, wanted: Lasting, verdict: Verdict, suspect: Suspect) -> Lasted:

@@ -95,9 +95,9 @@ class Detection(PolicyModel):
         return quantities.fraction(self.min_gain)
 
     @cached_property
-    def contended_after_s(self) -> float:
-        """``contended_after`` in seconds."""
-        return quantities.seconds(self.contended_after)
+    def contended_for(self) -> quantities.Lasting:
+        """For how long ``contended_after`` says."""
+        return quantities.Lasting(seconds=quantities.seconds(self.contended_after))
 
     @cached_property
     def stalled_after_s(self) -> float:

@@ -124,6 +124,32 @@ def test_only_windows_in_a_row_with_the_same_suspect_count(between, outcome):
     assert decisions[2].outcome == outcome
 
 
+CONTENDED = {"contended_fraction": 0.6, "onset_step": 0}
+
+
+@pytest.mark.parametrize(
+    ("between", "captured_at"),
+    [
+        # 430 steps of 70 ms are 30 s
+        (CONTENDED, 38),
+        ({"label": "healthy", "ranks": None}, 41 + 18),
+        ({**CONTENDED, "ranks": (3,)}, 41 + 18),
+        (HELD, 38),
+        # (a window that no rule captures names it all the same)
+        ({**CONTENDED, "share": 0.01}, 38),
+        # In one of the windows it was not contention
+        ({}, 20),
+    ],
+)
+def test_contention_lasts_while_windows_in_a_row_name_whom_it_may_have_slowed(between, captured_at):
+    # GIVEN a rank that contention may have made slow long before the first of many windows named it
+    windows = in_a_row(*[CONTENDED] * 20, between, *[CONTENDED] * 50)
+    decisions, _ = played(make_policy(CAPTURING), *windows)
+    # THEN nothing is captured, whenever it began, before windows that follow on one another named it for 30 s
+    assert [one.outcome for one in decisions].index("capture") == captured_at
+    assert {one.reason for one in decisions[:20]} == {"contended"}
+
+
 def test_steps_that_only_disturbed_windows_saw_do_not_count():
     # GIVEN a suspect, windows that a capture disturbed for 80 steps, and the suspect again
     decisions, _ = played(make_policy({**CAPTURING, "for": "120 steps"}), *in_a_row({}, *[HELD] * 7, {}, {}, {}))
