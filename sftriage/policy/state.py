@@ -65,7 +65,7 @@ class Lasted:
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Whom the last window suspected, and for how long each rule that waits for it to last has matched."""
+    """Whom the last window suspected, for how long each rule that waits for it to last has matched, and contention."""
 
     attempt: int
     suspect: str
