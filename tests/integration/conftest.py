@@ -23,8 +23,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def own_environment(directory: Path) -> dict[str, str]:
-    """An environment in which a run's notes lie in a directory."""
+    """An environment in which a run's notes, and torchrun's logs, lie in a directory."""
     own = {f"XDG_{what}_HOME": str(directory / what.lower()) for what in ("STATE", "CACHE")}
+    own["PET_LOG_DIR"] = str(directory / "cache" / "torchrun")
     return {**os.environ, **own, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
