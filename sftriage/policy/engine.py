@@ -75,9 +75,8 @@ def decide(
     reached = [rule for rule in about if share >= rule.min_share and gain_s >= rule.min_gain_s]
     matching = [rule for rule in reached if cost_hours >= rule.min_cost_hours]
     target = Target(suspects.key(suspect, state.suspects), gain_s, verdict.attempt)
-    wanted = {**policies.lasting, lasting.CONTENTION: policies.detection.contended_for}
-    state = lasting.continued(state, verdict, suspect, target.suspect, matching, wanted)
-    passing = lasting.contended(suspect, wanted, state)
+    state = lasting.continued(state, verdict, suspect, target.suspect, matching, policies.lasting)
+    passing = lasting.contended(suspect, policies.lasting, state)
     # Who is told of what is captured is told when it is.
     telling = [rule for rule in matching if rule.capture is None or passing is None]
     case = case.told(telling, state, target.suspect)

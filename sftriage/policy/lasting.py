@@ -17,12 +17,9 @@ from sftriage.counters import MOST_FRACTION
 from sftriage.decisions import Suspect, Verdict
 from sftriage.policy import explanations
 from sftriage.policy.explanations import Parameters, Why
-from sftriage.policy.quantities import Lasting
+from sftriage.policy.quantities import CONTENTION, Lasting
 from sftriage.policy.schema import Rule
 from sftriage.policy.state import Lasted, State, Streak
-
-CONTENTION = ""
-"""What contention for CPUs lasts under, beside the names of rules."""
 
 
 def broken(state: State) -> State:
@@ -38,7 +35,7 @@ def continued(
     ``wanted`` has what rules wait for, and how long `CONTENTION` is to last.
     """
     waiting = [rule.name for rule in matching if rule.name in wanted]
-    if CONTENTION in wanted and _is_contended(suspect):
+    if _is_contended(suspect):
         waiting.append(CONTENTION)
     if not waiting:
         return broken(state)

@@ -15,7 +15,7 @@ from sftriage.policy.document import path_text
 from sftriage.policy.fields import Location
 from sftriage.policy.loading import LoadedPolicy, find, load
 from sftriage.policy.problems import PolicyError, Problem
-from sftriage.policy.quantities import AT_ONCE, Lasting
+from sftriage.policy.quantities import AT_ONCE, CONTENTION, Lasting
 from sftriage.policy.schema import Detection, Limits, Mitigate, Rule, Spec
 
 _MOST_TURNS = 100
@@ -65,9 +65,13 @@ class PolicySet:
 
     @cached_property
     def lasting(self) -> Mapping[str, Lasting]:
-        """For each rule that waits for its suspects to last, how long; all policies judge the same windows."""
+        """For each rule that waits for its suspects to last, how long; all policies judge the same windows.
+
+        And for how long `CONTENTION` is waited for, whatever the rule.
+        """
         every = {rule.name: rule.lasts(self.detection) for rule in self.rules}
-        return {name: wanted for name, wanted in every.items() if wanted != AT_ONCE}
+        waiting = {name: wanted for name, wanted in every.items() if wanted != AT_ONCE}
+        return {**waiting, CONTENTION: self.detection.contended_for}
 
     @cached_property
     def limits(self) -> Limits:

@@ -79,6 +79,9 @@ class Lasting:
 AT_ONCE = Lasting(steps=1)
 """Every window that shows something shows it in a step."""
 
+CONTENTION = ""
+"""How long contention for CPUs is to last is kept under this, beside the names of rules: none is empty."""
+
 
 def lasting(text: object) -> Lasting:
     """``"100 steps"``, ``"30s"`` or ``"2 windows"``."""

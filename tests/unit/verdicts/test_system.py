@@ -273,6 +273,22 @@ def test_contention_is_what_a_rank_waits_more_than_when_the_job_was_at_its_best(
     assert contended(*((rank, from_step(200), 0.06) for rank in range(4))) == pytest.approx(0.6, abs=0.05)
 
 
+def test_each_stage_of_a_suspect_is_held_against_the_others_for_itself():
+    # GIVEN a rank that has more to do in `forward` from step 35 on, a little in `optimizer`, and runs so much longer
+    late = Fault("forward", 1, 0.03, from_step(35)), Fault("optimizer", 1, 0.003, from_step(35))
+    window = FOUR.run(*late)
+    runs_s = [(rank, always, 0.09) for rank in (0, 2, 3)] + [(1, always, 0.09), (1, from_step(35), 0.123)]
+    verdict, _ = judge(
+        counting(window, queued_s=per_step(window, ()), run_s=per_step(window, runs_s)), Past(), Settings()
+    )
+    # THEN `forward` is named by half the evidence that contention would want: what it does elsewhere is no slower,
+    # though seen from `optimizer` it is
+    (suspect, *_) = verdict.suspects
+    assert (verdict.label, suspect.ranks, suspect.stage) == ("suspect", (1,), "forward")
+    assert suspect.contended_fraction == pytest.approx(0.0, abs=0.05)
+    assert verdict.numbers["first_log_odds"] < 2 * Settings().naming_log_odds
+
+
 def test_what_is_of_all_ranks_is_nobodys_waiting():
     window = FOUR.run(Fault("data", 1, 0.05))
     verdict = classify(window)
