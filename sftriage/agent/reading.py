@@ -149,6 +149,7 @@ class RankRings:
 
     def statuses(self) -> JobStatus | None:
         """What the ranks of the newest generation are doing now; None before there is one."""
+        self.look()
         newest = max((one.ring.info.attempt for one in self._ranks.values()), default=0)
         ranks, about = [], None
         for path, one in list(self._ranks.items()):

@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from sftriage.controller.needs import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.resuming import ResumeState, resume_state
 from sftriage.controller.wanting import Wants
-from sftriage.decisions import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
+from sftriage.decisions import ENDED, CaptureResult, Decision, Report, Reproduced
 from sftriage.errors import SftriageError
 from sftriage.events import DiskRecovered, JobSeen, Received, Resumed, TakenOver
 from sftriage.policy.loading import LoadedPolicy
@@ -31,12 +30,12 @@ from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import in_the_same_steps
 from sftriage.policy.schema import Rule
 from sftriage.records import JobStatus, Window
-from sftriage.runs.asks import left
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
 from sftriage.runs.liveness import holding, note_disk
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
+from sftriage.runtime.asking import Asks
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Webhooks
 from sftriage.traces.disk import Disk
@@ -139,7 +138,7 @@ class Triage:
         self._seen_s = self._tidied_s = self._looked_s = self._mitigated_s = -TIDY_S
         self._look_took_s = 0.0
         self._failed_windows = 0
-        self._asks: deque[tuple[Path, ManualRequest]] = deque()
+        self._asks = Asks(directory, partial(self._disk.do, lane="asks"))
         self._said: set[str] = set()
         self._reports: list[Report] = []
         self._reads, self._read_s, self._reads_s = True, -TIDY_S, reads_s
@@ -312,17 +311,9 @@ class Triage:
             self._controller.record(found)
 
     def _take_asks(self, *, ended: bool) -> None:
-        self._disk.do(self._find_asks, "asks", latest=True)
-        while self._asks:
-            path, ask = self._asks.popleft()
+        for ask, job in self._asks.due(self._fleet.statuses, self._clock.monotonic_s(), ended=ended):
             if not self._controller.answered(ask):
-                self._want(self._controller.ask(ask, self._fleet.statuses(), self._clock.wall_s()), ended=ended)
-            # In the lane in which others are looked for: none is found twice.
-            self._disk.do(partial(path.unlink, missing_ok=True), "asks")
-
-    def _find_asks(self) -> None:
-        if not self._asks:
-            self._asks += left(self.directory)
+                self._want(self._controller.ask(ask, job, self._clock.wall_s()), ended=ended)
 
     def _mitigate(self, *, ended: bool) -> None:
         now_s = self._clock.monotonic_s()

@@ -191,8 +191,9 @@ def come_to(job: Job, stage: str, reached: Callable[[Job, MailboxClient], bool],
 
 
 def results_of(job: Job, request_id: str) -> list[dict]:
-    """What has become of the capture that somebody asked for."""
+    """What has become of the capture that somebody asked for, and that was not refused."""
     decided = [one["decision"] for one in job.entries("manual_request") if one["request"]["request_id"] == request_id]
+    assert [one["reason"] for one in decided if one["outcome"] != "capture"] == []
     ids = {request["capture_id"] for one in decided for request in one["requests"]}
     return [one["result"] for one in job.entries("capture") if one["result"]["capture_id"] in ids]
 

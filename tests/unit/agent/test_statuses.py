@@ -42,6 +42,15 @@ def test_only_the_newest_attempt_counts(agent, monitor):
     assert (job.attempt, [(one.rank, one.closed) for one in job.ranks]) == (1, [(0, False)])
 
 
+def test_who_asks_hears_of_every_rank_that_is_there_by_then(agent, monitor):
+    # GIVEN steps that were read when only one rank of the job had started
+    monitor(0)
+    agent.rows()
+    # WHEN the other one starts THEN it counts, before steps are read again
+    monitor(1)
+    assert [one.rank for one in agent.statuses().ranks] == [0, 1]
+
+
 def test_a_ring_that_cannot_be_read_any_more_is_a_rank_that_shows_nothing(agent, monitor, places):
     for rank in (0, 1):
         monitor(rank)
