@@ -247,34 +247,66 @@ def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Rec
 
 
 def _is_of_job(here: Recurrence, evidence: Evidence, unit: UnitName, size: float, settings: Settings) -> bool:
-    """Whether the others' events recur like a unit's: in its phase, or those of one of them in a phase of their own.
+    """Whether the others' events may recur like a unit's: in its phase, or those of some in phases of their own.
 
-    These may drift a little, as where each rank collects its garbage; they count from half of the unit's usual size on.
-    Where most others do so, some of their events may be missing: in the same step another rank was later.
+    Those in its phase are what is done by all of them together, in which one of a few is often the last several times
+    in a row: they count against it as in any test. Those in other phases may drift a little, as where each rank
+    collects its garbage; they count from half of the unit's usual size on.
     """
-    since, n_steps = here.onset - here.period, min(evidence.next_step - here.onset + here.period, HISTORY_STEPS)
-    others = [one for one in evidence.events if one.unit != unit and one.step >= since]
-    steps = _steps(others)
-    hits = np.asarray([(steps % here.period == here.phase).sum()])
-    times = np.maximum(-(-n_steps // here.period), hits)
-    if _log_chance(hits, times, len(steps), n_steps)[0] < -settings.recurrence_log_odds:
+    enough, least = settings.recurrence_log_odds, max(1.0 / evidence.n_units, settings.min_chance)
+    own = [one for one in evidence.events if one.unit == unit and one.step % here.period == here.phase]
+    steps, usual = _steps(own), settings.most_fraction * float(np.median([one.share for one in own]))
+    others = [one for one in evidence.events if one.unit != unit and one.step >= here.onset - here.period]
+    in_phase = _steps(one for one in others if one.share > size and one.step % here.period == here.phase)
+    guilty = settings.guilty_fractions[0]
+    if len(steps) * math.log(guilty / least) + len(in_phase) * math.log((1.0 - guilty) / (1.0 - least)) < enough:
         return True
-    in_phase = [one.share for one in evidence.events if one.unit == unit and one.step % here.period == here.phase]
-    size = max(size, settings.most_fraction * float(np.median(in_phase)))
-    large = [one for one in others if one.share > size]
-    gaps = [np.diff(_steps(one for one in large if one.unit == other)) for other in {one.unit for one in large}]
-    several = [apart for apart in gaps if len(apart)]
-    if any(_recur(apart, here.period) for apart in several):
-        return True
-    of_most = len(several) >= max(2.0, settings.most_fraction * (evidence.n_units - 1))
-    return of_most and _recur(np.concatenate(several), here.period, MAX_PERIODS_APART)
+    large = [one for one in others if one.share > usual]
+    of_each = [_steps(one for one in large if one.unit == other) for other in {one.unit for one in large}]
+    # (where it is not seen in every period, as much is true of the others)
+    apart = int(np.median(np.diff(steps)))
+    since = max(here.onset - here.period, evidence.next_step - HISTORY_STEPS)
+    return any(
+        _log_chance_of_followed(of_each, apart, most_periods, range(since, evidence.next_step)) < -enough
+        for most_periods in (1, MAX_PERIODS_APART)
+    )
 
 
-def _recur(gaps: NDArray[np.intp], period: int, most_periods: int = 1) -> bool:
-    """Whether most gaps between some events, three at least, are of a period, or of a few periods."""
-    periods = np.maximum(np.rint(gaps / period), 1.0)
-    of_period = (abs(gaps - periods * period) <= MAX_DRIFT * periods * period) & (periods <= most_periods)
-    return bool(of_period.sum() >= MIN_TIMES - 1 and 2 * of_period.sum() >= len(gaps))
+def _log_chance_of_followed(of_each: Sequence[NDArray[np.intp]], period: int, most_periods: int, seen: range) -> float:
+    """Log probability that as many events of some units are followed by another one, some periods later, by chance.
+
+    It is that of the least likely unit among so many, or of all together: of many, each may be hidden by others.
+    """
+    found = [_followed(steps, period, most_periods, seen) for steps in of_each]
+    if not found:
+        return 0.0
+    hits, times = sum(one[0] for one in found), sum(one[1] for one in found)
+    chance = sum(one[1] * one[2] for one in found) / max(1, times)
+    least_likely = min(_log_binomial(*one) for one in found) + math.log(len(found))
+    return min(least_likely, _log_binomial(hits, times, chance))
+
+
+def _followed(steps: NDArray[np.intp], period: int, most_periods: int, seen: range) -> tuple[int, int, float]:
+    """How many of a unit's events are followed by another one, of how many, and the mean probability by chance."""
+    # (a delay that lasts for a few steps is one)
+    steps = steps[np.diff(steps, prepend=-HISTORY_STEPS) > max(1, int(MAX_DRIFT * period))]
+    hit, width = np.zeros(len(steps), np.bool_), np.zeros(len(steps))
+    for apart in range(period, (most_periods + 1) * period, period):
+        drift = int(MAX_DRIFT * apart)
+        whole = steps + apart + drift < seen.stop
+        first, after = (np.searchsorted(steps, steps + apart + by) for by in (-drift, drift + 1))
+        hit |= whole & (first < after)
+        width += whole * (2 * drift + 1)
+    chance = 1.0 - (1.0 - len(steps) / len(seen)) ** width[width > 0]
+    return int(hit.sum()), len(chance), float(chance.mean()) if len(chance) else 1.0
+
+
+def _log_binomial(hits: int, times: int, chance: float) -> float:
+    """Log probability of so many hits; 0 where chance alone is expected to give more."""
+    if hits <= chance * times:
+        return 0.0
+    choose = math.lgamma(times + 1) - math.lgamma(hits + 1) - math.lgamma(times - hits + 1)
+    return choose + hits * math.log(chance) + (times - hits) * math.log1p(-chance)
 
 
 def _steps(events: Iterable[ClearEvent]) -> NDArray[np.intp]:

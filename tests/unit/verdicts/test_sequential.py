@@ -187,6 +187,8 @@ def test_the_rhythm_of_all_is_nobodys(period, seed):
         ("do the same, each in its own time", False),
         ("do the same, each in its own time, among hiccups of all", False),
         ("do the same, each in its own time, and are seen half of the times", False),
+        ("do the same, each in its own time, a third shorter", False),
+        ("do the same, each in its own time, for a few steps on end", False),
         ("do it half as often", True),
     ],
 )
@@ -201,6 +203,11 @@ def test_what_each_rank_does_in_its_own_time_is_nobodys(others, named, seed):
             events(*(np.arange(at, 500, 50) + random.integers(-2, 3, len(range(at, 500, 50)))), rank=rank, share=2.5)
             for rank, at in starts.items()
         ]
+    if "shorter" in others:
+        # (one size of event is between them)
+        parts = [[replace(one, share=0.4 if one.unit == RANK else 0.27) for one in part] for part in parts]
+    if "on end" in others:
+        parts += [[replace(one, step=one.step + 1) for one in part if one.step < 499] for part in parts]
     if "half of the times" in others:
         parts[1:] = [[one for one in part if random.random() < 0.5] for part in parts[1:]]
     if others == "do it half as often":
@@ -211,6 +218,38 @@ def test_what_each_rank_does_in_its_own_time_is_nobodys(others, named, seed):
     found = recurrence_of(after(in_order(*parts), 500), RANK, SETTINGS)
     # THEN it is that rank's only where no other does the same
     assert (found is not None and found.period == 50) == named
+
+
+def test_what_comes_back_in_longer_than_any_period_that_is_searched_for_is_the_jobs_too():
+    # GIVEN two ranks that collect their garbage every 72 steps: for each of them, every other time of a period of 36
+    found = in_order(events(*range(67, 580, 72), share=0.15), events(*range(44, 580, 72), rank=(0,), share=0.15))
+    # THEN it is nobody's
+    assert recurrence_of(after(found, 580, n_units=2), RANK, SETTINGS) is None
+    # BUT of one rank alone it comes back, as well as that is seen
+    alone = recurrence_of(after(events(*range(67, 796, 72), share=0.15), 796), RANK, SETTINGS)
+    assert (alone.period, alone.phase) == (36, 67 % 36)
+
+
+@pytest.mark.parametrize(
+    ("n_units", "own", "others", "named"),
+    [
+        # Of three ranks one is the last in six of eight evaluations, by chance
+        (3, 6, 2, False),
+        (3, 6, 0, True),
+        (16, 6, 2, True),
+        # Of two, in half of them
+        (2, 8, 0, False),
+        (2, 9, 0, True),
+        (2, 10, 1, False),
+    ],
+)
+def test_of_few_ranks_one_may_be_last_several_times_in_a_row(n_units, own, others, named):
+    # GIVEN steps at regular times in which one rank is mostly the last: an evaluation perhaps
+    steps = 50 * np.arange(own + others)
+    theirs = set(steps[[1, 3][:others]].tolist())
+    found = [ClearEvent(int(step), (0,) if step in theirs else RANK, 0.5) for step in steps]
+    # THEN it comes back to that rank where it is too often for chance, among so many
+    assert (recurrence_of(after(found, int(steps[-1]) + 1, n_units), RANK, SETTINGS) is not None) == named
 
 
 @given(steps=st.lists(st.integers(0, 511), max_size=1200), rate=st.integers(1, 5))
