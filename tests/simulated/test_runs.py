@@ -199,8 +199,7 @@ def test_what_every_rank_does_after_so_many_steps_in_a_time_of_its_own_is_nobody
         for rank, first in enumerate(firsts)
     ]
     found = verdicts(replace(SHORT, n_ranks=n_ranks, noise=noise).run(*garbage, seed=seed))
-    # THEN it comes back to nobody. (One whose events are larger than a size, where the others' are not, may be named for
-    # that.)
+    # THEN it comes back to nobody. (One whose events are over a size, and the others' are not, may be named for that.)
     named = [one for one in found if one.label == "suspect"]
     assert "recurring" not in {one.suspects[0].pattern for one in named}
     assert len(named) <= 0.05 * len(found)

@@ -240,7 +240,7 @@ def test_what_comes_back_in_longer_than_any_period_that_is_searched_for_is_the_j
         # Of two, in half of them
         (2, 8, 0, False),
         (2, 9, 0, True),
-        (2, 10, 1, False),
+        (2, 8, 1, False),
     ],
 )
 def test_of_few_ranks_one_may_be_last_several_times_in_a_row(n_units, own, others, named):
