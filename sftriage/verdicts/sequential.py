@@ -254,7 +254,7 @@ def _is_of_job(
 
     Those in its phase are work of all of them, in which one of a few is often the last several times in a row: they
     count against it as in any test, where ``who``, the odds by all events, do not exclude that already. Those in other
-    phases may drift a little, as where each rank collects its garbage; they count from half of the unit's usual size on.
+    phases may drift a little, as where each rank collects its garbage, and count from half of the usual size on.
     """
     enough, least = settings.recurrence_log_odds, max(1.0 / evidence.n_units, settings.min_chance)
     own = [one for one in evidence.events if one.unit == unit and one.step % here.period == here.phase]
