@@ -70,31 +70,7 @@ def decide(
         # A capture hides what goes on: whoever was suspected before it may be so again after it.
         kept = state if verdict.reasons == ("self_inflicted",) else lasting.broken(state)
         return case.without_suspect(), kept
-    about, nearest = policies.about(verdict.label, suspect)
-    share, gain_s = suspect.share, suspect.gain_s
-    reached = [rule for rule in about if share >= rule.min_share and gain_s >= rule.min_gain_s]
-    matching = [rule for rule in reached if cost_hours >= rule.min_cost_hours]
-    target = Target(suspects.key(suspect, state.suspects), gain_s, verdict.attempt)
-    state = lasting.continued(state, verdict, suspect, target.suspect, matching, policies.lasting)
-    passing = lasting.contended(suspect, policies.lasting, state)
-    # Who is told of what is captured is told when it is.
-    telling = [rule for rule in matching if rule.capture is None or passing is None]
-    case = case.told(telling, state, target.suspect)
-    if suspect.pattern == "one-off":
-        # A trace of the steps after it would show healthy ones.
-        return case.decision("hold", Why("one_off")), case.state
-    capturing = [rule for rule in matching if rule.capture is not None]
-    showing = [rule for rule in capturing if _shows(rule, suspect)]
-    if capturing and not showing:
-        return case.decision("hold", explanations.by_system(suspect)), case.state
-    if showing and passing is not None:
-        return case.decision("hold", passing, rule=showing[0]), case.state
-    if len(showing) < len(capturing):
-        matching = showing
-    if not matching:
-        nearest = next(iter(reached), nearest)
-        return case.decision("ignore", explanations.missed(nearest, verdict, suspect, cost_hours)), case.state
-    return case.decided(matching, lambda _: (suspect.ranks, target), explanations.saved(suspect))
+    return case.of_suspect(suspect)
 
 
 def _shows(rule: Rule, suspect: Suspect) -> bool:
@@ -172,6 +148,35 @@ class _Case:
             why = _counted(self.verdict) or Why("undecided", {"reasons": self.verdict.reasons})
             return self.decision("hold", why, rule=rule)
         return self.decision("hold", Why("no_rank_named"))
+
+    def of_suspect(self, suspect: Suspect) -> tuple[Decision, State]:
+        """What to do about a window that names somebody."""
+        about, nearest = self.policies.about(self.verdict.label, suspect)
+        share, gain_s = suspect.share, suspect.gain_s
+        reached = [rule for rule in about if share >= rule.min_share and gain_s >= rule.min_gain_s]
+        matching = [rule for rule in reached if self.cost_hours >= rule.min_cost_hours]
+        target = Target(suspects.key(suspect, self.state.suspects), gain_s, self.verdict.attempt)
+        state = lasting.continued(self.state, self.verdict, suspect, target.suspect, matching, self.policies.lasting)
+        passing = lasting.contended(suspect, self.policies.lasting, state)
+        # Who is told of what is captured is told when it is.
+        telling = [rule for rule in matching if rule.capture is None or passing is None]
+        case = self.told(telling, state, target.suspect)
+        if suspect.pattern == "one-off":
+            # A trace of the steps after it would show healthy ones.
+            return case.decision("hold", Why("one_off")), case.state
+        capturing = [rule for rule in matching if rule.capture is not None]
+        showing = [rule for rule in capturing if _shows(rule, suspect)]
+        if capturing and not showing:
+            return case.decision("hold", explanations.by_system(suspect)), case.state
+        if showing and passing is not None:
+            return case.decision("hold", passing, rule=showing[0]), case.state
+        if len(showing) < len(capturing):
+            matching = showing
+        if not matching:
+            nearest = next(iter(reached), nearest)
+            missed = explanations.missed(nearest, self.verdict, suspect, self.cost_hours)
+            return case.decision("ignore", missed), case.state
+        return case.decided(matching, lambda _: (suspect.ranks, target), explanations.saved(suspect))
 
     def of_stall(self) -> tuple[Decision, State]:
         """What to do about a stall. It is no window: it neither continues nor breaks what windows show."""
