@@ -240,21 +240,18 @@ def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Rec
         here = Recurrence(period, phase, int(own[0]), log_odds)
         if not (goes_on and mostly and log_odds >= settings.recurrence_log_odds):
             continue
-        who = max(log_odds_T[n_guilty * i : n_guilty * (i + 1)], default=0.0)
-        log_odds += who
-        if log_odds >= settings.naming_log_odds and not _is_of_job(here, evidence, unit, size, who, settings):
+        log_odds += max(log_odds_T[n_guilty * i : n_guilty * (i + 1)], default=0.0)
+        if log_odds >= settings.naming_log_odds and not _is_of_job(here, evidence, unit, size, settings):
             found.append(replace(here, log_odds=log_odds))
     return max(found, key=lambda one: one.log_odds, default=None)
 
 
-def _is_of_job(
-    here: Recurrence, evidence: Evidence, unit: UnitName, size: float, who: float, settings: Settings
-) -> bool:
+def _is_of_job(here: Recurrence, evidence: Evidence, unit: UnitName, size: float, settings: Settings) -> bool:
     """Whether the others' events may recur like a unit's: in its phase, or those of some in phases of their own.
 
     Those in its phase are work of all of them, in which one of a few is often the last several times in a row: they
-    count against it as in any test, where ``who``, the odds by all events, do not exclude that already. Those in other
-    phases may drift a little, as where each rank collects its garbage, and count from half of the usual size on.
+    count against it as in any test. Those in other phases may drift a little, as where each rank collects its garbage;
+    they count from half of the unit's usual size on.
     """
     enough, least = settings.recurrence_log_odds, max(1.0 / evidence.n_units, settings.min_chance)
     own = [one for one in evidence.events if one.unit == unit and one.step % here.period == here.phase]
@@ -262,16 +259,17 @@ def _is_of_job(
     others = [one for one in evidence.events if one.unit != unit and one.step >= here.onset - here.period]
     in_phase = _steps(one for one in others if one.share > size and one.step % here.period == here.phase)
     guilty = settings.guilty_fractions[0]
-    of_phase = len(steps) * math.log(guilty / least) + len(in_phase) * math.log((1.0 - guilty) / (1.0 - least))
-    if max(who, of_phase) < enough:
+    who = len(steps) * math.log(guilty / least) + len(in_phase) * math.log((1.0 - guilty) / (1.0 - least))
+    if who < enough:
         return True
     large = [one for one in others if one.share > usual]
     of_each = [_steps(one for one in large if one.unit == other) for other in {one.unit for one in large}]
-    # (where it is not seen in every period, as much is true of the others)
-    apart = int(np.median(np.diff(steps)))
+    # (where it is mostly seen in every second period only, it may be twice as long)
+    gaps = np.sort(np.diff(steps))
     since = max(here.onset - here.period, evidence.next_step - HISTORY_STEPS)
     return any(
-        _log_chance_of_followed(of_each, apart, most_periods, range(since, evidence.next_step)) < -enough
+        _log_chance_of_followed(of_each, period, most_periods, range(since, evidence.next_step)) < -enough
+        for period in {here.period, int(gaps[len(gaps) // 2])}
         for most_periods in (1, MAX_PERIODS_APART)
     )
 

@@ -187,7 +187,7 @@ def test_who_is_always_late_is_named_however_late_others_are_in_other_steps(seed
 
 
 @pytest.mark.parametrize("noise", [gaussian(0.05), heavy_tailed(0.03)])
-@pytest.mark.parametrize("n_ranks", [2, 3, 8])
+@pytest.mark.parametrize("n_ranks", [2, 3, 8, 16])
 @pytest.mark.parametrize("seed", range(4))
 def test_what_every_rank_does_after_so_many_steps_in_a_time_of_its_own_is_nobodys(seed, n_ranks, noise):
     # GIVEN ranks that collect their garbage equally often, not in the same steps, and take more or less for it
