@@ -262,53 +262,53 @@ def _is_of_job(here: Recurrence, evidence: Evidence, unit: UnitName, size: float
     who = len(steps) * math.log(guilty / least) + len(in_phase) * math.log((1.0 - guilty) / (1.0 - least))
     if who < enough:
         return True
-    large = [one for one in others if one.share > usual]
-    of_each = [_steps(one for one in large if one.unit == other) for other in {one.unit for one in large}]
+    since = max(here.onset - here.period, evidence.next_step - HISTORY_STEPS)
+    large = [(one.unit, one.step - since) for one in others if one.share > usual]
     # (where it is mostly seen in every second period only, it may be twice as long)
     gaps = np.sort(np.diff(steps))
-    since = max(here.onset - here.period, evidence.next_step - HISTORY_STEPS)
     return any(
-        _log_chance_of_followed(of_each, period, most_periods, range(since, evidence.next_step)) < -enough
+        _log_chance_of_followed(large, period, most_periods, evidence.next_step - since) < -enough
         for period in {here.period, int(gaps[len(gaps) // 2])}
         for most_periods in (1, MAX_PERIODS_APART)
     )
 
 
-def _log_chance_of_followed(of_each: Sequence[NDArray[np.intp]], period: int, most_periods: int, seen: range) -> float:
-    """Log probability that as many events of some units are followed by another one, some periods later, by chance.
+def _log_chance_of_followed(
+    events: Sequence[tuple[UnitName, int]], period: int, most_periods: int, n_steps: int
+) -> float:
+    """Log probability that as many events are followed by another one of the unit, some periods later, by chance.
 
     It is that of the least likely unit among so many, or of all together: of many, each may be hidden by others.
     """
-    found = [_followed(steps, period, most_periods, seen) for steps in of_each]
-    if not found:
+    if not events:
         return 0.0
-    hits, times = sum(one[0] for one in found), sum(one[1] for one in found)
-    chance = sum(one[1] * one[2] for one in found) / max(1, times)
-    least_likely = min(_log_binomial(*one) for one in found) + math.log(len(found))
-    return min(least_likely, _log_binomial(hits, times, chance))
-
-
-def _followed(steps: NDArray[np.intp], period: int, most_periods: int, seen: range) -> tuple[int, int, float]:
-    """How many of a unit's events are followed by another one, of how many, and the mean probability by chance."""
+    numbers = {unit: number for number, unit in enumerate(dict.fromkeys(unit for unit, _ in events))}
+    # One axis for all of them, on which no event of a unit is within reach of another one's.
+    span = n_steps + (most_periods + 1) * period * 2
+    at_E = np.asarray(sorted({numbers[unit] * span + step for unit, step in events}), np.intp)
     # (a delay that lasts for a few steps is one)
-    steps = steps[np.diff(steps, prepend=-HISTORY_STEPS) > max(1, int(MAX_DRIFT * period))]
-    hit, width = np.zeros(len(steps), np.bool_), np.zeros(len(steps))
+    at_E = at_E[np.diff(at_E, prepend=-span) > max(1, int(MAX_DRIFT * period))]
+    unit_E, step_E = np.divmod(at_E, span)
+    hit_E, width_E = np.zeros(len(at_E), np.bool_), np.zeros(len(at_E))
     for apart in range(period, (most_periods + 1) * period, period):
         drift = int(MAX_DRIFT * apart)
-        whole = steps + apart + drift < seen.stop
-        first, after = (np.searchsorted(steps, steps + apart + by) for by in (-drift, drift + 1))
-        hit |= whole & (first < after)
-        width += whole * (2 * drift + 1)
-    chance = 1.0 - (1.0 - len(steps) / len(seen)) ** width[width > 0]
-    return int(hit.sum()), len(chance), float(chance.mean()) if len(chance) else 1.0
+        known_E = step_E + apart + drift < n_steps
+        first_E, after_E = (np.searchsorted(at_E, at_E + apart + by) for by in (-drift, drift + 1))
+        hit_E |= known_E & (first_E < after_E)
+        width_E += known_E * (2 * drift + 1)
+    chance_E = 1.0 - (1.0 - np.bincount(unit_E)[unit_E] / n_steps) ** width_E
+    of_U = [np.bincount(unit_E, of_E).tolist() for of_E in (hit_E, width_E > 0, chance_E)]
+    least_likely = min(map(_log_binomial, *of_U)) + math.log(len(numbers))
+    return min(least_likely, _log_binomial(*map(sum, of_U)))
 
 
-def _log_binomial(hits: int, times: int, chance: float) -> float:
-    """Log probability of so many hits; 0 where chance alone is expected to give more."""
-    if hits <= chance * times:
+def _log_binomial(hits: float, times: float, due: float) -> float:
+    """Log probability of so many hits, of which chance alone makes ``due``; 0 where that is more."""
+    if hits <= due:
         return 0.0
     choose = math.lgamma(times + 1) - math.lgamma(hits + 1) - math.lgamma(times - hits + 1)
-    return choose + hits * math.log(chance) + (times - hits) * math.log1p(-chance)
+    misses = (times - hits) * math.log1p(-due / times) if hits < times else 0.0
+    return choose + hits * math.log(due / times) + misses
 
 
 def _steps(events: Iterable[ClearEvent]) -> NDArray[np.intp]:
