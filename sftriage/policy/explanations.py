@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeAlias, cast
 
+from sftriage.counters import MOST_FRACTION
 from sftriage.decisions import ChoiceReason, Decision, Parameter, ReasonCode, Suspect, Trigger, Verdict
 from sftriage.policy.choosing import Means
 from sftriage.policy.policy_set import PolicySet
@@ -71,9 +72,10 @@ def by_system(suspect: Suspect) -> Why:
 
 
 def contended(suspect: Suspect, lasted_s: float, for_s: float) -> Why:
-    """How much of a suspect's lateness contention for CPUs may explain, and for how long it has been late."""
+    """For how long contention for CPUs may have made a suspect late, and how much of it now, if it is most."""
     share = suspect.contended_fraction or 0.0
-    return Why("contended", {**_named(suspect), "contended_share": share, "lasted_s": lasted_s, "for_s": for_s})
+    now = {"contended_share": share} if share >= MOST_FRACTION else {}
+    return Why("contended", {**_named(suspect), **now, "lasted_s": lasted_s, "for_s": for_s})
 
 
 def standstill(verdict: Verdict) -> Parameters:

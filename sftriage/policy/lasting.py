@@ -34,14 +34,14 @@ def continued(
 
     ``wanted`` has what rules wait for, and how long `CONTENTION` is to last.
     """
-    waiting = [rule.name for rule in matching if rule.name in wanted]
-    if _is_contended(suspect):
-        waiting.append(CONTENTION)
-    if not waiting:
-        return broken(state)
     before = state.streak
     same = before is not None and (before.attempt, before.suspect) == (verdict.attempt, who)
     known = before.lasted if before is not None and same else {}
+    waiting = [rule.name for rule in matching if rule.name in wanted]
+    if _is_contended(suspect) or CONTENTION in known:
+        waiting.append(CONTENTION)
+    if not waiting:
+        return broken(state)
     lasted = {name: _longer(known.get(name), wanted[name], verdict, suspect) for name in waiting}
     streak = Streak(verdict.attempt, who, lasted)
     return state if streak == before else replace(state, streak=streak)
@@ -66,14 +66,14 @@ def progress(rule: Rule, wanted: Mapping[str, Lasting], state: State) -> Paramet
 def contended(suspect: Suspect, wanted: Mapping[str, Lasting], state: State) -> Why | None:
     """That contention for CPUs may have made a suspect late; None if it did not, or has for as long as ``wanted``.
 
-    Contention passes after some seconds, however many steps these are: a process ends, or is moved to another core. It
-    does not come back at regular steps.
+    Contention passes after some seconds, however many steps these are: a process ends, or is moved to another core.
+    What it named a suspect for is evidence for a while after it: it counts from the first window that found it on, as
+    long as windows name the suspect. It does not come back at regular steps.
     """
-    if not _is_contended(suspect):
-        return None
     lasted, for_s = _lasted(CONTENTION, state), wanted[CONTENTION].seconds
-    lasted_s = 0.0 if lasted is None else lasted.seconds
-    return explanations.contended(suspect, lasted_s, for_s) if lasted_s < for_s else None
+    if lasted is None or lasted.seconds >= for_s or suspect.pattern == "recurring":
+        return None
+    return explanations.contended(suspect, lasted.seconds, for_s)
 
 
 def _is_contended(suspect: Suspect) -> bool:

@@ -19,7 +19,7 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "one_off": ("one-off, and has passed", ""),
     "contended": (
         "contention for CPUs, which may pass",
-        ": it may explain {contended_share} of the lateness of {ranks_of}, so far for {lasted_s} s of {for_s} s",
+        ": {contended}, so far for {lasted_s} s of {for_s} s",
     ),
     "descheduled": (
         "waiting for a CPU",
@@ -180,8 +180,13 @@ def _phrases(decision: Decision, said: SentenceFields) -> Mapping[str, str]:
         in_steps = "for_steps" in given
         lasted = "{lasted_steps} of {for_steps} steps" if in_steps else "{lasted_s} s of {for_s} s"
         return {"lasted": lasted.format_map(said)}
-    if code in BY_SYSTEM or code == "contended":
+    if code in BY_SYSTEM:
         return {"ranks_of": _ranks(given, said)}
+    if code == "contended":
+        ranks = _ranks(given, said)
+        by_then = f"{ranks} was named with it, and it is less now"
+        now = f"it may explain {said['contended_share']} of the lateness of {ranks}"
+        return {"contended": now if "contended_share" in given else by_then}
     if code == "active":
         return {"allowed": f"not allowed until {said['until_s']}" if "until_s" in given else "never allowed again"}
     if code == "after_failures":

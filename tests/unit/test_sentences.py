@@ -221,6 +221,7 @@ VARIANTS: list[tuple[ReasonCode, dict]] = [
         for left in ("stacks", "system")
     ),
     ("rule_matched", {"rule": "stuck", "reasons": ("not_arrived",), "rank": 3, "stage": "data"}),
+    ("contended", {"rank": 1, "stage": None, "lasted_s": 2.13, "for_s": 30.0}),
     ("active", {}),
     ("captures_per_hour", {"captures": 1, "limit": 1, "until_s": NOON_S}),
     ("after_failures", {"rule": "slow-rank", "failures": 1, "until_s": NOON_S}),

@@ -137,8 +137,11 @@ CONTENDED = {"contended_fraction": 0.6, "onset_step": 0}
         (HELD, 38),
         # (a window that no rule captures names it all the same)
         ({**CONTENDED, "share": 0.01}, 38),
-        # In one of the windows it was not contention
-        ({}, 20),
+        # (nor does it end where one of the windows finds less of it, or does not know)
+        ({"contended_fraction": 0.3}, 38),
+        ({}, 38),
+        # What comes back at regular steps is none
+        ({"pattern": "recurring"}, 20),
     ],
 )
 def test_contention_lasts_while_windows_in_a_row_name_whom_it_may_have_slowed(between, captured_at):
@@ -148,6 +151,16 @@ def test_contention_lasts_while_windows_in_a_row_name_whom_it_may_have_slowed(be
     # THEN nothing is captured, whenever it began, before windows that follow on one another named it for 30 s
     assert [one.outcome for one in decisions].index("capture") == captured_at
     assert {one.reason for one in decisions[:20]} == {"contended"}
+
+
+def test_contention_that_ends_holds_a_capture_back_for_as_long_as_one_that_goes_on():
+    # GIVEN a rank that two windows find slowed by contention, and all that follow on them do not
+    decisions, _ = played(make_policy(CAPTURING), *in_a_row(*[CONTENDED] * 2, *[{}] * 50))
+    # THEN it is what the first steps named it for: it is captured once it has been named for 30 s
+    assert [one.outcome for one in decisions].index("capture") == 38
+    # AND one of which that was never found, at once
+    decisions, _ = played(make_policy(CAPTURING), *in_a_row({}, {"contended_fraction": 0.3}))
+    assert [one.outcome for one in decisions] == ["capture", "throttle"]
 
 
 def test_steps_that_only_disturbed_windows_saw_do_not_count():
