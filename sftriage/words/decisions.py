@@ -183,10 +183,8 @@ def _phrases(decision: Decision, said: SentenceFields) -> Mapping[str, str]:
     if code in BY_SYSTEM:
         return {"ranks_of": _ranks(given, said)}
     if code == "contended":
-        ranks = _ranks(given, said)
-        by_then = f"{ranks} was named with it, and it is less now"
-        now = f"it may explain {said['contended_share']} of the lateness of {ranks}"
-        return {"contended": now if "contended_share" in given else by_then}
+        of, now = _ranks(given, said), f"it may explain {said['contended_share']} of the lateness of "
+        return {"contended": now + of if "contended_share" in given else f"{of} was named with it, and it is less now"}
     if code == "active":
         return {"allowed": f"not allowed until {said['until_s']}" if "until_s" in given else "never allowed again"}
     if code == "after_failures":
