@@ -253,13 +253,13 @@ def _is_of_job(here: Recurrence, evidence: Evidence, unit: UnitName, size: float
     count against it as in any test. Those in other phases may drift a little, as where each rank collects its garbage;
     they count from half of the unit's usual size on.
     """
-    enough, least = settings.recurrence_log_odds, max(1.0 / evidence.n_units, settings.min_chance)
+    enough, tests = settings.recurrence_log_odds, _tests(evidence.n_units, settings)
     own = [one for one in evidence.events if one.unit == unit and one.step % here.period == here.phase]
     steps, usual = _steps(own), settings.most_fraction * float(np.median([one.share for one in own]))
     others = [one for one in evidence.events if one.unit != unit and one.step >= here.onset - here.period]
     in_phase = _steps(one for one in others if one.share > size and one.step % here.period == here.phase)
-    guilty = settings.guilty_fractions[0]
-    who = len(steps) * math.log(guilty / least) + len(in_phase) * math.log((1.0 - guilty) / (1.0 - least))
+    guilty, chance = tests.guilty[0], tests.chance
+    who = len(steps) * math.log(guilty / chance) + len(in_phase) * math.log((1.0 - guilty) / (1.0 - chance))
     if who < enough:
         return True
     since = max(here.onset - here.period, evidence.next_step - HISTORY_STEPS)
