@@ -11,6 +11,7 @@ from sftriage.words.amounts import counted, every, milliseconds, some_ranks, spa
 REASONS: Mapping[str, str] = {
     "co_critical": "several ranks are late together, so mending one alone would save little",
     "sync_ambiguous": "the time is lost inside a sync stage, where ranks wait for each other and all look alike",
+    "no_sync": "no exchange between the ranks is known, so waiting cannot be told from work",
     "roaming": "the rank that comes last changes from step to step",
     "low_coverage": "steps of some ranks are missing",
     "no_baseline": "all ranks became slower alike, or one of two is slower, and what is normal is not known",
@@ -41,6 +42,8 @@ RESOLVES: Mapping[str, str] = {
     "sync_ambiguous": "The time is lost inside a stage where ranks wait for each other, and there all of them tie. "
     "With DDP, monitor.watch(model) tells work from waiting there. Under FSDP it cannot, for gradients are ready only "
     "after the exchange: there, and where it is called already, capture some ranks (`sftriage capture`) and compare.",
+    "no_sync": "No exchange between the ranks is known, and a rank that waits for another then looks as if it worked: "
+    "name the stages in which the ranks wait (`sync` of Monitor, or of a --map).",
     "roaming": "A different rank leads from step to step: look for what moves with the data or the clock "
     "(uneven batches, garbage collection, a shared filesystem), or wait until one rank stays in front.",
     "low_coverage": "Ranks or steps are missing from the window: check that every rank runs the recorder "

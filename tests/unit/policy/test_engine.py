@@ -324,7 +324,7 @@ def test_a_trigger_links_window_suspect_rule_and_policy():
 def test_every_reason_of_the_design_says_what_would_resolve_it():
     assert set(RESOLVES) == {
         *("co_critical", "sync_ambiguous", "roaming", "low_coverage", "mixed_roles"),
-        *("no_baseline", "clock_limited", "self_inflicted", "intermittent", "regressed"),
+        *("no_baseline", "no_sync", "clock_limited", "self_inflicted", "intermittent", "regressed"),
         *("not_arrived", "died", "left_early", "in_sync", "no_rank_waits", "outside_steps", "unseen_ranks"),
     }
     assert all(advice.endswith(".") and len(advice) > 40 for advice in RESOLVES.values())
