@@ -206,8 +206,8 @@ def _furthest_behind(job: JobStatus, some_R: BoolArray) -> RankArray:
 
 def _wait(job: JobStatus, live_R: BoolArray, missing_M: RankArray, reasons: tuple[str, ...], pace: Pace) -> Wait:
     """The kind of wait."""
-    if "died" in reasons:
-        return "step"  # a dead rank will not arrive, in a first step either
+    if "died" in reasons or reasons == ("left_early",):
+        return "step"  # a rank that is dead, or has stopped recording, will not arrive, in a first step either
     if not pace.periods_s or (job.published_R[live_R] == 0).any():
         return "start"
     missing = job.only(missing_M)

@@ -85,6 +85,8 @@ def named(verdict):
         (["backward@50", "backward@50", "backward@50"], ("in_sync",), []),
         # Of ranks in the sync stages of different steps, those behind are the suspects.
         (["backward@50", "backward@49", "backward@50"], ("not_arrived",), [("rank", (1,), "backward")]),
+        # One has taken fewer steps than the others, and will take no more.
+        (["backward@50", "backward@50", "-@49 closed"], ("left_early",), [("rank", (2,), "other")]),
     ],
 )
 def test_from_the_floor_on_it_is_a_stall_and_not_before(ranks, reasons, suspects):
@@ -106,8 +108,6 @@ def test_from_the_floor_on_it_is_a_stall_and_not_before(ranks, reasons, suspects
         (["forward@50", "forward@50", "forward@50"], 300, ("no_rank_waits",), [("all", (0, 1, 2), "forward")]),
         # On a device that runs ahead nobody waits in the sync stage itself, and still one is behind.
         (["optimizer@50", "data@50", "optimizer@50"], 300, ("no_rank_waits",), [("rank", (1,), "data")]),
-        # One has taken fewer steps than the others.
-        (["backward@50", "backward@50", "-@49 closed"], 300, ("left_early",), [("rank", (2,), "other")]),
         # The first step compiles and loads; a dead rank does not.
         (["backward@0", "backward@0", "forward@0"], 1800, ("not_arrived",), [("rank", (2,), "forward")]),
         (["backward@0", "backward@0", "forward@0 died"], 60, ("died",), [("rank", (2,), "forward")]),
