@@ -82,7 +82,8 @@ class VerdictLog:
     def close(self) -> None:
         """Wait for the verdicts on the last steps, not long, and log them. A second call does nothing."""
         thread, self._thread = self._thread, None
-        if thread is not None:
+        # (in a forked child there is no such thread)
+        if thread is not None and thread.is_alive():
             atexit.unregister(self.close)
             self._ending.set()
             thread.join(2 * LINGER_S)

@@ -61,7 +61,8 @@ class Monitor(Calls):
 
     Args:
         stages: the named stages of a step, in order; ``other`` is added as the last one.
-        sync: those of them that end in a blocking exchange between the ranks.
+        sync: those of them that end in a blocking exchange between the ranks; by default ``backward``, where it is one
+            of them.
         rank: this process's rank; by default ``RANK``, or else what torch.distributed says, if the job has initialised
             it by now, or MPI or SLURM (see `identity.LAUNCHERS`), or 0. ``world_size``, the ranks in the job, and
             ``local_rank``, this one's on its host, likewise.
@@ -84,7 +85,7 @@ class Monitor(Calls):
     def __init__(
         self,
         stages: Sequence[str] = ("data", "forward", "backward", "optimizer"),
-        sync: Sequence[str] = ("backward",),
+        sync: Sequence[str] | None = None,
         *,
         rank: int | None = None,
         world_size: int | None = None,
@@ -100,7 +101,10 @@ class Monitor(Calls):
         self._make_way()
         if isinstance(stages, str) or isinstance(sync, str):
             raise SchemaError("stages and sync are sequences of names, not one string")
-        schema = StageSchema.closed(tuple(stages), tuple(sync))
+        stages = tuple(stages)
+        if sync is None:
+            sync = ("backward",) if "backward" in stages else ()
+        schema = StageSchema.closed(stages, tuple(sync))
         if type(slots) is not int or not 1 <= slots <= MAX_SLOTS:
             raise UsageError(f"slots {slots!r}: 1 to {MAX_SLOTS}")
         given = {"rank": rank, "world_size": world_size, "local_rank": local_rank}

@@ -221,6 +221,10 @@ class Recording:
         """
         if self.off:
             return
+        if os.getpid() != self.info.pid:
+            # A finalizer in a forked child, maybe before our own hook of that fork.
+            self.abandon()
+            return
         self.off = True
         self.log.owner = 0
         try:

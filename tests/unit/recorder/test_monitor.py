@@ -162,9 +162,25 @@ def test_host_and_cohort_come_from_arguments_then_the_environment(
 
 
 @pytest.mark.parametrize(
+    ("stages", "sync"),
+    [
+        ({}, ("backward",)),
+        ({"stages": ["data", "backward"]}, ("backward",)),
+        ({"stages": ("data", "forward")}, ()),
+        ({"stages": iter(("work", "other"))}, ()),
+        ({"sync": ()}, ()),
+    ],
+)
+def test_backward_is_the_sync_stage_where_it_is_a_stage_and_nothing_else_is_said(tmp_path, stages, sync):
+    with Monitor(**stages, rings=tmp_path) as monitor:
+        assert monitor.info is not None
+        assert monitor.info.schema.sync == sync
+
+
+@pytest.mark.parametrize(
     ("error", "settings"),
     [
-        *((SchemaError, {"stages": stages}) for stages in ((), ("a", "a"), "data")),
+        *((SchemaError, {"stages": stages}) for stages in (("",), ("a", "a"), "data")),
         *((SchemaError, {"sync": sync}) for sync in ("backward", ("nowhere",))),
         *((UsageError, {"rank": rank}) for rank in (-1, "0", True, 1)),
         *((UsageError, {"slots": slots}) for slots in (0, 1 << 21, 8.0)),
