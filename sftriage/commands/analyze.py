@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from sftriage.commands.output import print_json, results, say, tell
-from sftriage.controller.controller import settings_of
+from sftriage.controller.controller import settings_of, shape_of
 from sftriage.controller.replay import judge_all
 from sftriage.policy.losses import losses_of
 from sftriage.reports.tables import frontier_table, windows_table
 from sftriage.runs.glance import losses_words
 from sftriage.runs.recordings import detection_of, load_recording
-from sftriage.windows.gather import Shape
 from sftriage.words.verdicts import verdict_sentence
 
 
@@ -40,12 +39,11 @@ def analyze(
     """
     recording = load_recording(path)
     detection = detection_of(path)
-    shape = Shape(
-        window_steps=window or detection.window_steps,
-        stride_steps=stride or detection.stride_steps,
+    given = {name: value for name, value in (("window_steps", window), ("stride_steps", stride)) if value is not None}
+    if not path.is_dir():
         # What somebody else measured is taken as it is; a run leaves out what its controller left out.
-        warmup_steps=detection.warmup_steps if path.is_dir() else 0,
-    )
+        given["warmup_steps"] = 0
+    shape = shape_of(detection, **given)
     say(*map(str, recording.thinned.values()))
     verdicts = judge_all(recording.windows(shape), settings_of(detection))
     if as_json:

@@ -56,6 +56,7 @@ from sftriage.stalls.pace import on_clock
 from sftriage.stalls.verdict import StallSettings, Watch, look, still_ranks
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.reproducing import reproduced
+from sftriage.windows.gather import Shape
 from sftriage.words.verdicts import where, who
 
 log = logging.getLogger("sftriage")
@@ -81,6 +82,12 @@ def settings_of(detection: Detection) -> Settings:
         min_persistence_fraction=detection.min_persistence,
         min_coverage_fraction=detection.min_coverage,
     )
+
+
+def shape_of(detection: Detection, **given: int) -> Shape:
+    """How a policy's ``detection`` cuts windows, or what is ``given``: the rest shrinks where steps are long."""
+    cuts = {name: getattr(detection, name) for name in ("window_steps", "stride_steps", "warmup_steps")}
+    return Shape(**cuts | given, shrinks=frozenset(cuts) - detection.model_fields_set - given.keys())
 
 
 def _chronic(verdict: Verdict) -> Chronic | None:

@@ -30,17 +30,20 @@ class WindowAssembly:
     Args:
         shape: how windows are cut.
         kept: steps that are held no longer.
-        judged: of each generation that an earlier controller has judged windows of, the first step of the last one.
+        judged: of each generation that an earlier controller has judged windows of, the first and the last step of the
+            last one.
     """
 
     def __init__(
         self,
         shape: Shape,
         kept: Kept = lambda generation, first_step, last_step: None,
-        judged: Mapping[int, int] = MappingProxyType({}),
+        judged: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         self._shape, self._kept = shape, kept
-        self._due = {generation: first_step + shape.stride_steps for generation, first_step in judged.items()}
+        self._due = {
+            generation: first + shape.stride_after(last - first + 1) for generation, (first, last) in judged.items()
+        }
         self._gatherers: dict[int, Gatherer] = {}
         self._foreign: set[tuple[int, tuple[int, ...]]] = set()
         self._on_device: set[int] = set()
@@ -77,7 +80,8 @@ class WindowAssembly:
 
         A controller that takes over sees the steps after these first, and passes over as many as its warm-up has.
         """
-        next_step = (window.attempt, window.first_step + self._shape.stride_steps - self._shape.warmup_steps)
+        stride = self._shape.stride_after(len(window.durations_NRS))
+        next_step = (window.attempt, window.first_step + stride - self._shape.warmup_steps)
         positions: dict[str, int] = {}
         for agent, needed in self._needed.items():
             while needed and needed[0][0] < next_step:

@@ -16,7 +16,7 @@ class ResumeState:
 
     Attributes:
         decided: for each attempt, the last step of the last window that was decided.
-        judged: and its first one.
+        judged: and the first and the last step of that window.
         losses: what stragglers have cost by then.
         remedies: what was done about them.
         unended: captures that were asked for and have not ended, with why they exist, by id.
@@ -28,7 +28,7 @@ class ResumeState:
     unended: Mapping[str, tuple[CaptureRequest, Trigger]] = field(default_factory=dict)
     request_ids: frozenset[str] = frozenset()
     attempts: Mapping[str, int] = field(default_factory=dict)
-    judged: Mapping[int, int] = field(default_factory=dict)
+    judged: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
     remedies: tuple[RemedyChanged, ...] = ()
 
@@ -36,7 +36,7 @@ class ResumeState:
 def resume_state(events: Iterable[Event]) -> ResumeState:
     """What a run's records, in order, say is left to be done."""
     decided: dict[int, int] = {}
-    judged: dict[int, int] = {}
+    judged: dict[int, tuple[int, int]] = {}
     unended: dict[str, tuple[CaptureRequest, Trigger]] = {}
     request_ids: set[str] = set()
     attempts: dict[str, int] = {}
@@ -58,7 +58,7 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
         if isinstance(event, WindowJudged) and event.verdict.label != "stalled":
             attempt, last_step = event.verdict.attempt, event.verdict.last_step
             decided[attempt] = max(last_step, decided.get(attempt, last_step))
-            judged[attempt] = max(event.verdict.first_step, judged.get(attempt, event.verdict.first_step))
+            judged[attempt] = max((event.verdict.first_step, last_step), judged.get(attempt, (-1, -1)))
             losses = losses.after(event.verdict)
         elif isinstance(event, ManualRequestDecided):
             request_ids.add(event.request.request_id)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sftriage.controller.controller import settings_of
+from sftriage.controller.controller import settings_of, shape_of
 from sftriage.controller.replay import judge_all
 from sftriage.decisions import CaptureResult, Verdict
 from sftriage.demo.faults import CausedFault, Fault
@@ -48,7 +48,7 @@ class DemoOutcome:
     ) -> DemoOutcome:
         """Read a run directory again, as `sftriage analyze` and `sftriage decisions` would."""
         recording = load_recording(directory.path)
-        shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
+        shape = shape_of(detection)
         store = LocalStore(directory.path)
         return cls(
             directory=directory,

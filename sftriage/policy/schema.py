@@ -57,10 +57,23 @@ from sftriage.policy.fields import (
 class Detection(PolicyModel):
     """How windows are cut and when a window counts as slow."""
 
-    window_steps: int = Field(default=WINDOW_STEPS, ge=2, le=10_000, description="Steps in a window.")
-    stride_steps: int = Field(default=STRIDE_STEPS, ge=1, le=10_000, description="Steps from one window to the next.")
+    window_steps: int = Field(
+        default=WINDOW_STEPS,
+        ge=2,
+        le=10_000,
+        description="Steps in a window; not said, fewer where steps are long, down to 10.",
+    )
+    stride_steps: int = Field(
+        default=STRIDE_STEPS,
+        ge=1,
+        le=10_000,
+        description="Steps from one window to the next; not said, fewer where windows have fewer.",
+    )
     warmup_steps: int = Field(
-        default=20, ge=0, le=1_000_000, description="Steps at the start of a job that are not judged."
+        default=20,
+        ge=0,
+        le=1_000_000,
+        description="Steps at the start of a job that are not judged; not said, fewer where steps are long, down to 4.",
     )
     min_gain: Share = Field(default="4%", description="Share of the exposed step time a suspect must be worth.")
     false_names_per_million_steps: float = Field(

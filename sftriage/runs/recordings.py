@@ -22,7 +22,7 @@ from sftriage.records import Window
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.windows.counting import EARLIER, KIND, kept_readings
 from sftriage.windows.decoding import StepArrays, together
-from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.gather import LEAST_WINDOW_STEPS, Gatherer, Shape, pace_s
 from sftriage.windows.log_segments import LogFiles, find_logs
 from sftriage.windows.logs import LOG_KIND, LogReader, StepFile, Thinning, thinning_of
 from sftriage.windows.npz import load_npz
@@ -110,7 +110,8 @@ class RecordedRun:
         try:
             if thinned is not None and thinned.first_step and (opening := next(side_by_side, None)):
                 # Of a run whose first steps have gone: the windows that it had, none of which is warm-up.
-                shape = replace(shape, warmup_steps=int(shape.warmup_steps - opening.step_B.min()) % shape.stride_steps)
+                warmup_steps = int(shape.warmup_steps - opening.step_B.min()) % shape.stride_steps
+                shape = replace(shape, warmup_steps=warmup_steps, shrinks=shape.shrinks - {"warmup_steps"})
                 side_by_side = chain([opening], side_by_side)
             gatherer = Gatherer(info.schema, info.world_size, shape, attempt=attempt)
             for rank, steps in ranks.items():
@@ -238,8 +239,15 @@ def _side_by_side(unread: _Unread, shape: Shape) -> Iterator[StepArrays]:
 
 
 def _cut(whole: Window, shape: Shape) -> Iterator[Window]:
+    def at(step: int) -> Shape:
+        return shape.at(pace_s(whole.durations_NRS[step : step + LEAST_WINDOW_STEPS]))
+
     n_steps = len(whole.durations_NRS)
-    length = min(shape.window_steps, n_steps)
-    for first in range(min(shape.warmup_steps, n_steps - length), n_steps - length + 1, shape.stride_steps):
+    cut = at(0)
+    first = min(cut.warmup_steps, max(0, n_steps - cut.window_steps))
+    length = min((cut := at(first)).window_steps, n_steps)
+    while first + length <= n_steps:
         start = whole.first_step + first
         yield whole.steps(start, start + length - 1)
+        first += cut.stride_steps
+        length = (cut := at(first)).window_steps

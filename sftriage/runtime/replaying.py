@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from pathlib import Path
 
+from sftriage.controller.controller import shape_of
 from sftriage.controller.replay import ReplayedDecision, replay
 from sftriage.decisions import Verdict
 from sftriage.errors import InputError
@@ -13,7 +14,6 @@ from sftriage.policy.policy_set import PolicySet
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import load_recording
-from sftriage.windows.gather import Shape
 
 _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=timezone.utc)
 """When a recording that does not say began: on a Saturday, at midnight."""
@@ -27,7 +27,7 @@ def replay_recording(tried: PolicySet, on: Path, start: datetime | None) -> tupl
     """
     recording = load_recording(on)
     detection = tried.detection
-    shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
+    shape = shape_of(detection)
     name, began, stalls = on.name, _EPOCH_2000, []
     if on.is_dir():
         run = RunDirectory(on)

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from sftriage.agent.agent import STORING_S
-from sftriage.controller.controller import Controller, in_force
+from sftriage.controller.controller import Controller, in_force, shape_of
 from sftriage.controller.corroboration import Corroboration
 from sftriage.controller.gathering import WindowAssembly
 from sftriage.controller.needs import Fleet
@@ -41,7 +41,6 @@ from sftriage.sinks.webhooks import Webhooks
 from sftriage.traces.disk import Disk
 from sftriage.traces.files import refusing
 from sftriage.traces.retention import RetentionLimits
-from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
 
 log = logging.getLogger("sftriage")
@@ -116,7 +115,7 @@ class Triage:
         with refusing(f"{directory.path} cannot be written"), contextlib.ExitStack() as held:
             held.enter_context(holding(directory))
             detection = in_force(policy).detection
-            self._shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
+            self._shape = shape_of(detection)
             self._annotations = Annotations(directory, self._disk.do)
             logs = StepLogs(directory.steps)
             self._journal = Journal(directory.decisions, self._disk.do)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -12,7 +13,7 @@ from sftriage.events import Span
 from sftriage.recorder.layout import MAX_COUNT
 from sftriage.records import StageSchema, Window
 from sftriage.windows.decoding import IntArray, StepArrays, together
-from sftriage.windows.rows import StepRows
+from sftriage.windows.rows import NS, RefinedArray, StepRows
 
 MAX_GAP_STEPS = 10_000
 """Steps that nobody recorded are a gap in the numbering; over a longer one the job is taken up anew."""
@@ -24,13 +25,51 @@ then goes without."""
 _NEVER = int(np.iinfo(np.int64).min)
 
 
+LONG_WINDOW_S, LEAST_WINDOW_STEPS = 6.0, 10
+"""A window need not last longer than this, nor have fewer steps than this: long steps are judged after fewer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How windows are cut: N steps, one every so many steps, after the job's own warm-up steps."""
+    """How windows are cut: N steps, one every so many steps, after the job's own warm-up steps.
+
+    The numbers in ``shrinks`` are upper bounds. Where steps are long they become smaller, in the proportion in which a
+    whole window would last longer than `LONG_WINDOW_S`, down to windows of `LEAST_WINDOW_STEPS`.
+    """
 
     window_steps: int
     stride_steps: int
     warmup_steps: int
+    shrinks: frozenset[str] = frozenset()
+
+    def at(self, step_s: float) -> Shape:
+        """The numbers for steps that take ``step_s``, and no other ones."""
+        least = LEAST_WINDOW_STEPS / self.window_steps
+        part = min(1.0, max(least, LONG_WINDOW_S / max(self.window_steps * step_s, LONG_WINDOW_S)))
+        window, warmup = (
+            math.ceil(getattr(self, name) * part) if name in self.shrinks else getattr(self, name)
+            for name in ("window_steps", "warmup_steps")
+        )
+        stride = self.stride_after(window)
+        return Shape(max(window, stride), stride, warmup)
+
+    def first_verdict_step(self, first_step: int, step_s: float) -> int:
+        """The step with which the first verdict comes, in a job whose steps take ``step_s`` from ``first_step`` on."""
+        cut = self.at(step_s)
+        return first_step + cut.warmup_steps + cut.window_steps - 1
+
+    def stride_after(self, window_steps: int) -> int:
+        """The steps from a window of this many steps to the next one."""
+        if window_steps >= self.window_steps or "stride_steps" not in self.shrinks:
+            return self.stride_steps
+        return math.ceil(self.stride_steps * window_steps / self.window_steps)
+
+
+def pace_s(durations_NRS: RefinedArray) -> float:
+    """What one of a few steps takes when nothing holds it up: the lower quartile; 0 where none is complete."""
+    step_N = np.fmax.reduce(durations_NRS.sum(axis=2), axis=1, initial=0.0)
+    taken_N = np.sort(step_N[step_N > 0.0])
+    return float(taken_N[(len(taken_N) - 1) // 4]) if len(taken_N) else 0.0
 
 
 class Gatherer:
@@ -46,6 +85,9 @@ class Gatherer:
 
     Of an attempt that is gone on with, ``due`` is the first step of the window after those that were judged: wherever
     the steps begin that come now, windows begin where they would have.
+
+    How long the first steps of a window take says how many it has (`Shape.at`), and those of the job how many are
+    warm-up: the same windows, then, in whatever pieces the steps come.
     """
 
     def __init__(
@@ -53,6 +95,8 @@ class Gatherer:
     ) -> None:
         self._schema = schema
         self._shape = shape
+        # As the last window was cut; and whether the job's warm-up is yet to be left out.
+        self._cut, self._warms_up = replace(shape, shrinks=frozenset()), True
         self._attempt, self._due = attempt, due
         self._world_size = world_size
         # Until the first step of the job is known, steps are kept as they came.
@@ -100,7 +144,11 @@ class Gatherer:
         self._seen_R[steps.rank_B] = True
         self._earliest = min(self._earliest, int(steps.step_B.min()))
         self._fastest = max(self._fastest, int(steps.step_B.max()))
-        if self._seen_R.all() or self._fastest - self._earliest >= self._shape.window_steps:
+        n_steps = self._fastest - self._earliest
+        if not self._seen_R.all() and LEAST_WINDOW_STEPS <= n_steps < self._cut.window_steps:
+            # A rank stays away.
+            self._cut = self._shape.at(pace_s(together(self._early).durations_ns_BS[:, None] * NS))
+        if self._seen_R.all() or n_steps >= self._cut.window_steps:
             self._start()
 
     def add_device(self, steps: StepArrays) -> None:
@@ -171,16 +219,29 @@ class Gatherer:
         early, self._early = together(self._early), []
         self._started = True
         self._fastest = self._earliest
-        self._next_first = self._earliest + self._shape.warmup_steps
-        if self._due is not None:
-            stride, due = self._shape.stride_steps, self._due
-            # (what is to be judged next is not put off for a warm-up, which was long ago)
-            self._next_first = min(self._next_first + (due - self._next_first) % stride, due)
-            self._next_first = max(self._next_first, self._earliest + (due - self._earliest) % stride)
+        self._next_first = self._earliest
+        if "warmup_steps" not in self._shape.shrinks:
+            self._warm_up(self._shape)
         self._take(early)
         for steps in self._early_device:
             self.add_device(steps)
         self._early_device = []
+
+    def _warm_up(self, cut: Shape) -> None:
+        """Pass over the job's first steps, those of its warm-up."""
+        self._warms_up = False
+        first = self._next_first + cut.warmup_steps
+        if self._due is not None:
+            stride, due = cut.stride_steps, self._due
+            # (what is to be judged next is not put off for a warm-up, which was long ago)
+            first = min(first + (due - first) % stride, due)
+            first = max(first, self._earliest + (due - self._earliest) % stride)
+        self._go_on(first)
+
+    def _go_on(self, first_step: int) -> None:
+        """Forget the steps before the next window."""
+        self._rows.clear(self._next_first, first_step - self._next_first)
+        self._next_first = first_step
 
     def _usable(self, steps: StepArrays) -> StepArrays:
         """Those of ranks and with numbers that there can be."""
@@ -232,22 +293,33 @@ class Gatherer:
 
     def _advance(self, *, ended: bool = False) -> None:
         """Cut the windows that are ready: every rank has passed them, or they are given up."""
-        n_steps, stride = self._shape.window_steps, self._shape.stride_steps
         here_R = ~self._away_R
         through = int(self._latest_R.min(initial=MAX_COUNT, where=here_R))
         through = through if through < MAX_COUNT else _NEVER
         on_device = int(self._latest_device_R.min(initial=MAX_COUNT, where=here_R))
         through = min(through, max(on_device, through - DEVICE_LAG_STEPS))
-        through = max(through, self._fastest if ended else self._fastest - n_steps)
-        while (last := self._next_first + n_steps - 1) <= through:
+        through = max(through, self._fastest if ended else self._fastest - self._cut.window_steps)
+        while self._shaped(through) and (last := self._next_first + self._cut.window_steps - 1) <= through:
+            n_steps, stride = self._cut.window_steps, self._cut.stride_steps
             strides = 1
             if self._rows.any_known(self._next_first, n_steps):
                 self._complete.append(self._window(self._next_first, n_steps))
             elif not self._rows.any_known(self._next_first, self._capacity_steps):
                 # A gap in the numbering: none of its windows holds anything.
                 strides += (through - last) // stride
-            self._rows.clear(self._next_first, strides * stride)
-            self._next_first += strides * stride
+            first, due = self._next_first + strides * stride, self._due
+            self._go_on(due if due is not None and self._next_first < due < first else first)
+
+    def _shaped(self, through: int) -> bool:
+        """Whether it is known how the next window is cut: of all ranks the first steps of it are there."""
+        if not self._shape.shrinks:
+            return True
+        while through >= self._next_first + LEAST_WINDOW_STEPS - 1:
+            self._cut = self._shape.at(pace_s(self._rows.durations_NRS(self._next_first, LEAST_WINDOW_STEPS)))
+            if not self._warms_up:
+                return True
+            self._warm_up(self._cut)
+        return False
 
     def _window(self, first_step: int, n_steps: int) -> Window:
         return Window(

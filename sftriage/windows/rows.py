@@ -104,6 +104,11 @@ class StepRows:
         """Whether any rank completed any of these steps."""
         return bool(self._known_C[self._rows(first_step, n_steps)].any())
 
+    def durations_NRS(self, first_step: int, n_steps: int) -> FloatArray:
+        """The durations of the stages of these steps."""
+        values_VNR = self._values_VCR[: self._n_stages].take(self._rows(first_step, n_steps), axis=1)
+        return values_VNR.transpose(1, 2, 0)
+
     def window(self, first_step: int, n_steps: int) -> dict[str, Any]:
         """What these steps give a `Window`: copies, with the ranks of one value side by side."""
         rows = self._rows(first_step, n_steps)

@@ -16,6 +16,7 @@ from tests.unit.windows.steps import batch
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 MS = 1_000_000
+SHRINKS = frozenset({"window_steps", "stride_steps", "warmup_steps"})
 
 
 def step(rank: int, number: int, **more: object) -> StepRecord:
@@ -90,6 +91,49 @@ def test_windows_of_a_job_that_is_gone_on_with_begin_where_they_would_have(due, 
 def test_ranks_beyond_the_world_size_and_steps_that_nobody_counts_to_are_ignored(rank, number):
     ignored = step(rank, number, durations_ns=(MS, MS, MS))
     assert fed(gatherer(ranks=1), [step(0, 0), ignored, *(step(0, n) for n in (1, 2, 3))]) == [(0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "shrinks", "found"),
+    [
+        (0.1, SHRINKS, [(20, 69), (30, 79)]),
+        (0.24, SHRINKS, [(10, 34), (15, 39)]),
+        (0.6, SHRINKS, [(4, 13), (6, 15)]),
+        (1800.0, SHRINKS, [(4, 13), (6, 15)]),
+        # What somebody has said holds.
+        (1800.0, SHRINKS - {"window_steps"}, [(4, 53), (14, 63)]),
+        (1800.0, SHRINKS - {"warmup_steps", "stride_steps"}, [(20, 29), (30, 39)]),
+        (1800.0, frozenset(), [(20, 69), (30, 79)]),
+    ],
+)
+def test_where_steps_are_long_the_first_verdict_comes_after_fewer(step_s, shrinks, found):
+    # GIVEN a job whose first step takes as long as a thousand others, WHEN the others take this long
+    shape = Shape(50, 10, 20, shrinks)
+    steps = [step(0, n, durations_ns=(int(step_s * (1000 if n == 0 else 1) * 1e9), 0, 0)) for n in range(90)]
+    # THEN windows are cut accordingly
+    windows = fed(Gatherer(SCHEMA, 1, shape), steps)
+    assert windows[:2] == found
+    # AND it can be said beforehand when the first one comes
+    assert shape.first_verdict_step(0, step_s) == found[0][1]
+
+
+def test_a_job_that_becomes_quicker_gets_longer_windows():
+    steps = [step(0, n, durations_ns=(6 * 10**8 if n < 30 else 10**7, 0, 0)) for n in range(120)]
+    windows = fed(Gatherer(SCHEMA, 1, Shape(50, 10, 20, SHRINKS)), steps)
+    lengths = [last - first + 1 for first, last in windows]
+    assert (lengths[0], lengths[-1]) == (10, 50)
+    assert sorted(lengths) == lengths
+
+
+@pytest.mark.parametrize("first_step", [0, 26, 34])
+def test_long_steps_that_are_gone_on_with_make_windows_where_they_would_have(first_step):
+    # GIVEN a window that is due at step 35, WHEN steps come that begin before it
+    shape, took = Shape(50, 10, 20, SHRINKS), (240 * MS, 0, 0)
+    windows = fed(
+        Gatherer(SCHEMA, 1, shape, due=35), [step(0, n, durations_ns=took) for n in range(first_step, first_step + 80)]
+    )
+    # THEN one begins there
+    assert 35 in [first for first, _ in windows]
 
 
 def test_a_window_waits_for_the_slower_rank():
@@ -353,7 +397,14 @@ def one_at_a_time(records: list[StepRecord], shape: Shape) -> list[Window]:
     return windows + target.ready(ended=True)
 
 
-shapes = st.builds(Shape, st.integers(1, 5), st.integers(1, 7), st.integers(0, 3))
+shapes = st.builds(Shape, st.integers(1, 5), st.integers(1, 7), st.integers(0, 3)) | st.builds(
+    # (the steps of `jobs` take as many milliseconds as their number)
+    Shape,
+    st.integers(10, 14),
+    st.integers(1, 7),
+    st.integers(0, 6),
+    st.sampled_from((SHRINKS, frozenset({"warmup_steps"}))),
+)
 
 
 @given(jobs(3 * MAX_GAP_STEPS), shapes, st.randoms())
