@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import gc
@@ -9,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import unicodedata
 from collections.abc import Iterator
 from functools import cache, cached_property
 from importlib import import_module
@@ -151,6 +153,7 @@ def main() -> None:
     # A turn of the loop that takes longer than its interval is no news: the next one catches up.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     _open_what_is_closed()
+    _print_in_any_encoding()
     try:
         try:
             command_line()()
@@ -196,3 +199,28 @@ def _open_what_is_closed() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # for as long as we run
+
+
+_PLAINER = {"\N{MIDDLE DOT}": "-", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MULTIPLICATION SIGN}": "x"}
+
+
+def _print_in_any_encoding() -> None:
+    """Print what the output's encoding lacks as the nearest ASCII, or as ``?``; nothing ends for want of a character.
+
+    Also of UTF-8: a file's name may hold bytes that are no text. (Rich draws tables in ASCII wherever it is not UTF-8.)
+    """
+
+    def plainer(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        return "".join(map(_plainer, error.object[error.start : error.end])), error.end
+
+    codecs.register_error("sftriage.plainer", plainer)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="sftriage.plainer")
+
+
+def _plainer(one: str) -> str:
+    near = _PLAINER.get(one) or unicodedata.normalize("NFKD", one).encode("ascii", "ignore").decode()
+    return near or "?"

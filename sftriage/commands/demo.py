@@ -81,7 +81,7 @@ def demo(
         status = local.execute(environment, output=log_file.fileno())
     if status:
         tail = trainer_log.read_text(encoding="utf-8", errors="replace")[-8000:]
-        notices().print(f"The job failed with exit status {status}:\n{tail}", markup=False)
+        notices().print(f"The job failed with exit status {status}:\n{tail}")
         raise typer.Exit(status)
     progress.finish()
     detection = local.files.current.detection

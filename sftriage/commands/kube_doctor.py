@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from sftriage.commands.kube_options import ContextOption, NamespaceOption, connected, shown_cell
+from sftriage.commands.kube_options import ContextOption, NamespaceOption, connected
 from sftriage.commands.options import JsonOption
 from sftriage.commands.output import print_json, results
 from sftriage.kube.diagnosis import diagnose
 from sftriage.kube.gathering import gather
+from sftriage.reports.watch_lines import clean
 
 _STYLES = {"ok": "green", "wrong": "red", "unknown": "yellow"}
 
@@ -43,8 +45,8 @@ def doctor(
     else:
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for one in findings:
-            do = f"\n[bold]do:[/] {shown_cell(one.do)}" if one.do else ""
-            table.add_row(one.code, f"[{_STYLES[one.state]}]{one.state}[/]", f"{shown_cell(one.says)}{do}")
+            do = ("\n", ("do:", "bold"), f" {clean(one.do)}") if one.do else ()
+            table.add_row(one.code, Text(one.state, _STYLES[one.state]), Text.assemble(clean(one.says), *do))
         results().print(table)
     if any(one.state == "wrong" for one in findings):
         raise typer.Exit(1)

@@ -13,7 +13,6 @@ from sftriage.commands.kube_options import (
     EverywhereOption,
     NamespaceOption,
     connected,
-    shown_cell,
     within,
 )
 from sftriage.commands.opening import Showing, shown_in_program
@@ -104,7 +103,7 @@ def _jobs_table(rows: Sequence[JobRow]) -> Table:
         since = "" if row.since_step is None else str(row.since_step)
         lost = "" if row.lost_s is None else f"{row.lost_s:.0f}"
         cells = (row.namespace, row.job, health, row.suspect, since, lost, str(row.captures), row.summary)
-        table.add_row(*map(shown_cell, cells))
+        table.add_row(*map(clean, cells))
     return table
 
 
@@ -166,7 +165,7 @@ def _traces_table(rows: Sequence[TraceRow]) -> Table:
     for row in rows:
         because, steps = ("" if one is None else f"{one[0]} to {one[1]}" for one in (row.because_of, row.steps))
         cells = (row.stage, because, steps, row.profiler, row.state, row.reproduced, row.cause)
-        table.add_row(*map(shown_cell, (row.name, str(row.rank), *cells)))
+        table.add_row(*map(clean, (row.name, str(row.rank), *cells)))
     return table
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from sftriage.errors import UsageError
 from sftriage.kube.client import ClusterObjects
-from sftriage.reports.watch_lines import clean
 
 NamespaceOption = Annotated[
     str | None,
@@ -36,8 +34,3 @@ def connected(namespace: str | None, context: str | None, *, everywhere: bool = 
 def within(namespace: str) -> str:
     """Where was looked, as the end of a sentence."""
     return f"in namespace {namespace}" if namespace else "in any namespace"
-
-
-def shown_cell(text: str) -> str:
-    """What somebody wrote into a cluster, as a terminal may be given it."""
-    return escape(clean(text))

@@ -34,22 +34,29 @@ def say(*problems: str) -> None:
 def tell(*lines: str) -> None:
     """Notices on stderr, as they are."""
     for line in lines:
-        notices().print(line, soft_wrap=True, markup=False)
+        notices().print(line, soft_wrap=True)
 
 
 def write(*lines: str) -> None:
     """Results on stdout, as they are."""
     for line in lines:
-        results().print(line, soft_wrap=True, markup=False)
+        results().print(line, soft_wrap=True)
 
 
-class _Results(Console):
+class _Plain(Console):
+    """Prints text as it is: what comes from source code, file names and run ids is neither markup nor emoji."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+
+class _Results(_Plain):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         raise ReaderGone
 
 
-class _Notices(Console):
+class _Notices(_Plain):
     def on_broken_pipe(self) -> None:
         # Nobody wants to know; what is done is done all the same.
         self.quiet = True
@@ -57,18 +64,18 @@ class _Notices(Console):
 
 def results() -> Console:
     """The console for results."""
-    return _Results(highlight=False)
+    return _Results()
 
 
 def lists() -> Console:
     """The console for long tables: where nobody says how wide a line is, they are not squeezed into 80 characters."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    return _Results(highlight=False, width=wide)
+    return _Results(width=wide)
 
 
 def notices() -> Console:
     """The console for progress and notices."""
-    return _Notices(stderr=True, highlight=False)
+    return _Notices(stderr=True)
 
 
 def print_json(value: Any) -> None:
@@ -87,7 +94,7 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
             if not tasks and console.is_terminal:
                 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-                columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+                columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
                 bar = shown.enter_context(Progress(*columns, console=console, transient=True))
                 tasks.append((bar, bar.add_task(what)))
             for bar, task in tasks:
@@ -109,7 +116,12 @@ def byte_bar() -> Progress:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     console = notices()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+    )
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 

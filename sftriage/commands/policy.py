@@ -47,7 +47,7 @@ def validate(
     if any(not isinstance(outcome, LoadedPolicy) for outcome in checked):
         raise typer.Exit(2)
     if not as_json:
-        results().print(f"{len(files)} valid", markup=False)
+        results().print(f"{len(files)} valid")
 
 
 def show(

@@ -131,14 +131,14 @@ def _print(
             say(f"{one.trace.source}: {note}")
     if accounted.verdict is not None:
         console.print(frontier_table(accounted.verdict))
-        console.print(verdict_sentence(accounted.verdict), soft_wrap=True, markup=False)
+        console.print(verdict_sentence(accounted.verdict), soft_wrap=True)
     elif len(reduced.reductions) > 1:
         say(f"no accounting: {accounted.why_not}")
     if confirmation is not None:
         for agreement in confirmation.ranks:
             console.print(agreement_table(agreement))
-        console.print(confirmation_sentence(confirmation), soft_wrap=True, markup=False)
+        console.print(confirmation_sentence(confirmation), soft_wrap=True)
     if findings is not None:
         console.print(shares_table(findings))
         for line in finding_lines(findings):
-            console.print(line, soft_wrap=True, markup=False)
+            console.print(line, soft_wrap=True)

@@ -60,10 +60,10 @@ def report(
     else:
         told = _of_run(find_run(Path(what) if what else of.run), form, made)
     if out is None:
-        results().print(told, soft_wrap=True, markup=False, end="")
+        results().print(told, soft_wrap=True, end="")
         return
     try:
-        out.write_text(told, encoding="utf-8")
+        out.write_text(told, encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{out}: {error.strerror}") from error
     write(place(out))

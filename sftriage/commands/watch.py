@@ -39,10 +39,6 @@ def watch(
     A run that has not begun is waited for; when it ends, so does this. Nothing is changed by watching, and what has
     been read is not read again. Without a terminal, a line is printed whenever something changes.
     """
-    # A name that this terminal has no characters for is no reason to end.
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
     if run is not None and run.exists() and not run.is_dir():
         raise UsageError(f"{run}: not a directory")
     made = run is not None and (RunDirectory(run).info_file.exists() or RunDirectory(run).steps.is_dir())

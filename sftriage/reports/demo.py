@@ -34,7 +34,7 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
     """Tell a person what happened."""
 
     def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False)
+        console.print(text, soft_wrap=True)
 
     run = f"--run {place(outcome.directory.path)}"
     verdict = outcome.verdict_shown()

@@ -11,7 +11,7 @@ from sftriage.words.amounts import milliseconds
 from sftriage.words.captures import caused
 from sftriage.words.glance import QUESTIONS
 
-_MEANS_SOMETHING = re.compile(r"([\\`*_{}\[\]<>|#])")
+_MEANS_SOMETHING = re.compile(r"([\\`*_{}\[\]<>|#]|:(?=(?:[a-z+-][\w+-]*|100|1234):))")
 
 
 def markdown(report: Report, made: str) -> str:

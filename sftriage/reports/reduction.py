@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sftriage.reports.tables import titled
 from sftriage.traces.findings import Findings
@@ -54,12 +54,12 @@ def stages_table(one: Reduction) -> Table:
     steps = one.steps
     whose = "a trace of no known rank" if one.trace.rank is None else f"rank {one.trace.rank}"
     title = f"Stages of {whose}, steps {steps.number_N[0]} to {steps.number_N[-1]}, {ORIGINS[one.origin]}"
-    caption = {"caption": escape(one.trace.source), "caption_justify": "left"}
+    caption = {"caption": one.trace.source, "caption_justify": "left"}
     table = titled(title, ["stage"], ["mean", "least", "most", "share"], **caption)
     lasts_N = steps.end_N - steps.start_N
     for stage, its_N in zip(one.schema.stages, one.durations_ns_NS.T, strict=True):
         name = f"{stage} (sync)" if stage in one.schema.sync else stage
-        table.add_row(escape(name), *_times(its_N), f"{its_N.mean() / lasts_N.mean():.0%}")
+        table.add_row(name, *_times(its_N), f"{its_N.mean() / lasts_N.mean():.0%}")
     table.add_section()
     table.add_row("step", *_times(lasts_N), "100%")
     return table
@@ -78,7 +78,7 @@ def agreement_table(agreement: Agreement) -> Table:
     for one in agreement.stages:
         times = (milliseconds(one.trace_s), milliseconds(one.signal_s), f"{one.difference_s * 1e3:+.2f} ms")
         table.add_row(
-            escape(one.stage), *times, milliseconds(one.allowed_s), "yes" if one.agrees else "[bold red]no[/]"
+            one.stage, *times, milliseconds(one.allowed_s), Text("yes") if one.agrees else Text("no", "bold red")
         )
     return table
 
@@ -106,13 +106,13 @@ def shares_table(findings: Findings) -> Table:
     rank = "" if findings.suspect.rank is None else f" of rank {findings.suspect.rank}"
     beside = "control" if findings.beside == "rank" else "other steps"
     numbers = ["self", beside, "calls"] if findings.control else ["self", "calls"]
-    table = titled(f"What filled {escape(findings.stage)}{rank}, self time a step", ["name", "what"], numbers)
+    table = titled(f"What filled {findings.stage}{rank}, self time a step", ["name", "what"], numbers)
     table.columns[0].overflow = "fold"
     for share in findings.shares:
         control = [] if findings.control is None else [milliseconds(share.control_self_s or 0.0)]
         what = f"{share.kind}, waits" if share.waits else share.kind
         calls = f"{share.calls:.1f}" if share.calls else ""
-        table.add_row(escape(share.name), what, milliseconds(share.self_s), *control, calls)
+        table.add_row(share.name, what, milliseconds(share.self_s), *control, calls)
     return table
 
 

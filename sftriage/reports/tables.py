@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sftriage.decisions import Verdict
 from sftriage.words.amounts import every, milliseconds, moment, size
@@ -40,7 +40,7 @@ def frontier_table(verdict: Verdict) -> Table:
     for stage, advance_s in verdict.advances_s.items():
         share, leader = advance_s / verdict.exposed_s if verdict.exposed_s else 0.0, verdict.leaders[stage]
         led = "(together)" if stage in verdict.sync else "" if leader is None else f"rank {leader}"
-        table.add_row(escape(stage), milliseconds(advance_s), f"{share:.0%}", led)
+        table.add_row(stage, milliseconds(advance_s), f"{share:.0%}", led)
     table.add_section()
     table.add_row("exposed", milliseconds(verdict.exposed_s), "100%", "")
     return table
@@ -58,7 +58,7 @@ def windows_table(verdicts: Iterable[Verdict]) -> Table:
         table.add_row(
             *(str(verdict.attempt + 1) for _ in started_again),
             f"{verdict.first_step} to {verdict.last_step}",
-            f"[{LABEL_STYLES[verdict.label]}]{label}[/]",
+            Text(label, LABEL_STYLES[verdict.label]),
             milliseconds(verdict.exposed_s),
             *(_suspected(verdict) if verdict.suspects else ()),
         )
@@ -74,7 +74,7 @@ def _suspected(verdict: Verdict) -> tuple[str, str, str]:
     suspect, role = verdict.suspects[0], "" if verdict.named else " (candidate)"
     how_often = every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
     gain = f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})"
-    return escape(f"{who(suspect)}, {where(suspect)}{role}"), gain, how_often
+    return f"{who(suspect)}, {where(suspect)}{role}", gain, how_often
 
 
 _Cell = Callable[["CaptureRow"], str]
@@ -91,9 +91,9 @@ def decisions_table(decisions: Sequence[dict[str, Any]]) -> Table:
             f"{moment(decision['time_s']):%H:%M:%S}",
             *(str(decision["attempt"] + 1) for _ in started_again),
             f"{decision['first_step']} to {decision['last_step']}",
-            f"[{LABEL_STYLES.get(decision['label'], 'default')}]{decision['label']}[/]",
-            f"[{OUTCOME_STYLES[decision['outcome']]}]{decision['outcome']}[/]",
-            escape("; ".join([decision["words"], *map(_became, decision["results"])])),
+            Text(decision["label"], LABEL_STYLES.get(decision["label"], "")),
+            Text(decision["outcome"], OUTCOME_STYLES[decision["outcome"]]),
+            "; ".join([decision["words"], *map(_became, decision["results"])]),
         )
     return table
 
@@ -145,7 +145,7 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | 
         right = name in ("rank", "size")
         table.add_column(name, justify="right" if right else "left", overflow="fold", width=needed + more)
     for row in rows:
-        table.add_row(*(escape(columns[str(column.header)](row)) for column in table.columns))
+        table.add_row(*(columns[str(column.header)](row) for column in table.columns))
     return table
 
 
@@ -173,7 +173,7 @@ def _captures_list(rows: Sequence[CaptureRow], columns: dict[str, _Cell]) -> Tab
     for row in rows:
         for name, cell in columns.items():
             if text := cell(row):
-                table.add_row(name, escape(text))
+                table.add_row(name, text)
         table.add_section()
         table.add_row()
     return table

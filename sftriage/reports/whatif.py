@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +25,7 @@ def whatif_tables(operations: Operations, found: Slowdown) -> Iterator[Table]:
     slowest = sorted(found.by_part.items(), key=lambda one: -one[1])[:MAX_PARTS]
     table = titled("Slowdown by operation, all others at their ideal", ["operations"], ["slowdown", "a step"])
     for part, slowdown in slowest:
-        table.add_row(escape(part), f"{slowdown:.3f}", step(slowdown * found.ideal_s))
+        table.add_row(part, f"{slowdown:.3f}", step(slowdown * found.ideal_s))
     table.add_section()
     table.add_row("all", f"{found.s:.3f}", step(found.s * found.ideal_s))
     yield table

@@ -152,7 +152,7 @@ class Reporter(LineSink):
 
     def say(self, text: str) -> None:
         """One line."""
-        self._console.print(f"sftriage: {text}", soft_wrap=True, markup=False)
+        self._console.print(f"sftriage: {text}", soft_wrap=True)
 
 
 class Progress(Reporter):
@@ -187,4 +187,4 @@ class Progress(Reporter):
 
     def say(self, text: str) -> None:
         """One line that stays."""
-        self._console.print(text, soft_wrap=True, markup=False)
+        self._console.print(text, soft_wrap=True)

@@ -62,6 +62,32 @@ def test_a_full_disk_is_said_in_one_line(environment, run, command):
     assert (process.returncode, err) == (1, "sftriage: No space left on device\n")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_encoding_has_a_form_of_what_is_printed(environment, tmp_path, encoding):
+    # GIVEN a run in a place whose name has characters that few encodings have, and a byte that is no text
+    folder = tmp_path / "l\u00e4ufe-\u6f22-\udcff"
+    folder.mkdir()
+    run = run_with_capture(folder)
+    # WHEN commands print it, or tables
+    for command in (
+        ["traces", "list", "--run", "RUN"],
+        ["traces", "get", "c-1", "--run", "RUN", "--out", str(folder / "got")],
+        ["decisions", "--run", "RUN"],
+        ["watch", "--run", "RUN", "--once"],
+        ["report", "RUN"],
+    ):
+        with_encoding = {**environment, "PYTHONIOENCODING": encoding}
+        process = ran(with_encoding, run, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding=encoding)
+        out, err = process.communicate(timeout=DEADLINE_S)
+        # THEN they do what they do elsewhere, and what the encoding lacks has the nearest form
+        assert (process.returncode, "Unicode" in err) == (0, False), (command, err)
+        if command[:2] == ["traces", "list"]:
+            assert ("+--" in out, "\u2503" in out) == (encoding != "utf-8", encoding == "utf-8")
+        if command[:2] == ["traces", "get"]:
+            name = {"ascii": "laufe-?-?", "latin-1": "l\u00e4ufe-?-?", "utf-8": "l\u00e4ufe-\u6f22-?"}[encoding]
+            assert name in out + err
+
+
 def test_without_any_output_it_does_what_it_is_to_do(environment, run, tmp_path):
     words = f"{sys.executable} -m sftriage traces get c-1 --run {run} --out {tmp_path / 'got'}"
     done = subprocess.run(["sh", "-c", f"{words} >&- 2>&-"], env=environment, timeout=DEADLINE_S, check=False)

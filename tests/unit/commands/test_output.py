@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from sftriage.commands import output
+from sftriage.reports.tables import titled
 
 
 @pytest.fixture
@@ -38,3 +39,18 @@ def test_where_nobody_looks_on_nothing_is_shown(capsys):
         copied(4096)
         counted(1, 1)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "odd", ["log (train.py:100: x[i])", "a :warning: [bold]b[/bold]", "[/] :x: [link=y]z", "\\[red]"]
+)
+def test_text_from_outside_is_neither_markup_nor_emoji_in_lines_and_tables(capsys, monkeypatch, odd):
+    monkeypatch.setenv("COLUMNS", "200")
+    output.write(odd)
+    output.tell(odd)
+    output.lists().print(titled(odd, [odd]), odd)
+    table = titled("cells", ["name"])
+    table.add_row(odd)
+    output.lists().print(table)
+    written = capsys.readouterr()
+    assert (written.out.count(odd), written.err.count(odd)) == (5, 1)

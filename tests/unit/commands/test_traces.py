@@ -537,6 +537,17 @@ def test_why_a_rank_was_slow_is_said_wherever_its_capture_is_told(sftriage, run)
     assert json.loads(sftriage("traces", "show", THIRD, "--run", run.path, "--json").out)["cause"] is None
 
 
+@pytest.mark.parametrize(
+    "odd", ["log (train.py:100: x[i])", "a :warning: [bold]b[/bold]", "[/] :x: [link=y]z", "\\[red]"]
+)
+def test_what_source_code_says_is_neither_markup_nor_emoji(sftriage, run, odd):
+    # GIVEN a cause that quotes a line of source code
+    cause = CauseInfo(code="sleep", sure=True, sentence=odd, next_step=odd)
+    LocalStore(run.path).note(FIRST, findings().model_copy(update={"cause": cause}))
+    # THEN it is shown as it is
+    assert odd in sftriage("traces", "show", FIRST, "--run", run.path).out
+
+
 def test_collapsed_stacks_are_made_of_those_that_were_sampled(sftriage, run, tmp_path):
     # GIVEN a capture with stacks, and others without
     path = tmp_path / "stacks.json"
