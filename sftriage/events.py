@@ -154,6 +154,14 @@ class Place(msgspec.Struct, frozen=True):
     line: int
 
 
+class RingGivenUp(_Event, tag="ring", frozen=True):
+    """What a rank records cannot be read: from now on the rank counts as missing."""
+
+    time_s: float
+    rank: int
+    reason: str
+
+
 class CauseFound(_Event, tag="cause", frozen=True):
     """What a capture's trace, and the stacks that were sampled meanwhile, say of why its rank was slow.
 
@@ -238,6 +246,7 @@ Event = (
     | EvidenceGathered
     | TakenOver
     | DiskRecovered
+    | RingGivenUp
     | CauseFound
     | RemedyChanged
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -15,7 +17,7 @@ from sftriage.agent.counting import Counting
 from sftriage.agent.keeping import RankLog
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, find_rings
-from sftriage.records import JobStatus, RankStatus
+from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.traces.disk import Do, at_once
 from sftriage.windows.decoding import together
 from sftriage.windows.logs import LOG_KIND
@@ -63,7 +65,8 @@ class RankRings:
         # Of each generation: what its ranks keep of steps that are thinned.
         self._blocks: defaultdict[int, set[int]] = defaultdict(set)
         self._counting = Counting(steps, self._say_once, kept, do)
-        self._first_info: dict[int, RingInfo] = {}
+        # Of each generation: the stages and the number of ranks.
+        self._agreed: dict[int, tuple[StageSchema, int]] = {}
         self._said: set[str] = set()
         self._host, self._position = socket.gethostname(), 0
         self._looked_ns = -1
@@ -72,19 +75,16 @@ class RankRings:
     def rows(self) -> list[Rows]:
         """The steps that were written since the last call, by generation; also of one that has appeared, if none."""
         self.look()
-        ranks: list[_Rank] = []
-        copied: list[Copied] = []
+        copied: dict[Path, Copied] = {}
         for path, one in list(self._ranks.items()):
-            try:
-                copied.append(one.ring.copied())
-            except RingError as error:
-                self._give_up(path, str(error))
-            else:
-                ranks.append(one)
+            with self._giving_up(path):
+                copied[path] = one.ring.copied()
         found: dict[int, list[tuple[_Rank, Batch]]] = {}
-        for one, batch in zip(ranks, batches(copied), strict=True):
-            self._take(one, batch)
-            found.setdefault(one.ring.info.attempt, []).append((one, batch))
+        for path, batch in self._decoded(copied).items():
+            one = self._ranks[path]
+            with self._giving_up(path):
+                self._take(one, batch)
+                found.setdefault(one.ring.info.attempt, []).append((one, batch))
         self._position += 1
         # A step's own clock is the host's monotonic one, which nobody else can read.
         wall_ns = time.time_ns() - time.monotonic_ns()
@@ -94,12 +94,20 @@ class RankRings:
         """Have so many of the steps of each rank that were told last be told once more; counts begin anew."""
         self.telemetry = ReadCounts(problems=self.telemetry.problems)
         for path, one in list(self._ranks.items()):
-            try:
+            with self._giving_up(path):
                 one.ring, before = one.ring.reopened(n_steps), one.ring
-            except RingError as error:
-                self._give_up(path, str(error))
-            else:
                 before.close()
+
+    def _decoded(self, copied: Mapping[Path, Copied]) -> dict[Path, Batch]:
+        try:
+            return dict(zip(copied, batches(list(copied.values())), strict=True))
+        except Exception:
+            # Some rank's moments: each by itself shows whose.
+            found: dict[Path, Batch] = {}
+            for path, one in copied.items():
+                with self._giving_up(path):
+                    (found[path],) = batches([one])
+            return found
 
     def _take(self, one: _Rank, batch: Batch) -> None:
         info = one.log.info
@@ -129,13 +137,13 @@ class RankRings:
             self._counting.look(info)
 
     def _of_generation(self, generation: int, found: list[tuple[_Rank, Batch]], wall_ns: int) -> Rows:
-        first = self._first_info[generation]
+        schema, world_size = self._agreed[generation]
         infos = [one.ring.info for one in self._ranks.values() if one.ring.info.attempt == generation]
         on_device = [(one.ring, batch.device) for one, batch in found if one.ring.on_device]
         return Rows(
             generation=generation,
-            schema=first.schema,
-            world_size=first.world_size,
+            schema=schema,
+            world_size=world_size,
             ranks={info.rank: RankLocation(info.host, info.cohort) for info in infos},
             steps=self._counting.laid_over(generation, together([batch.steps for _, batch in found])),
             device_steps=together([device for _, device in on_device]) if on_device else None,
@@ -156,11 +164,8 @@ class RankRings:
             # (one that records other stages counts as missing)
             if one.ring.info.attempt != newest or (about is not None and one.ring.info.schema != about.schema):
                 continue
-            try:
+            with self._giving_up(path):
                 ranks.append(one.ring.status())
-            except RingError as error:
-                self._give_up(path, str(error))
-            else:
                 about = about or one.ring.info
         if about is None:
             return None
@@ -171,7 +176,7 @@ class RankRings:
         ring = next((one.ring for one in list(self._ranks.values()) if one.ring.info == info), None)
         try:
             return None if ring is None else ring.status()
-        except RingError:
+        except Exception:  # (whoever reads its steps gives it up)
             return None
 
     @property
@@ -212,25 +217,35 @@ class RankRings:
             return
         # A directory that has just changed may do so again within the same tick of its clock.
         self._looked_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else -1
+        found: dict[Path, tuple[Ring, RankLog]] = {}
         for path in find_rings(self._rings):
-            if path in self._ranks or str(path) in self.telemetry.problems:
-                continue
-            try:
-                # The windows of a generation, and its logs, are of the same stages from beginning to end.
-                ring = open_ring(path, grows=False)
-                kept = self._log(ring.info, "steps")
-                if kept.broken is not None:
-                    raise kept.broken
-                ring.info = replace(ring.info, schema=kept.info.schema)
-            except (RingError, OSError) as error:
-                self._give_up(path, str(error))
-                continue
-            info = ring.info
-            first = self._first_info.setdefault(info.attempt, info)
-            if (info.schema, info.world_size) != (first.schema, first.world_size):
-                self._give_up(path, f"{path}: rank {info.rank} records other stages than rank {first.rank}")
-                continue
+            if path not in self._ranks and str(path) not in self.telemetry.problems:
+                with self._giving_up(path):
+                    found[path] = self._opened(path)
+        # Of rings that appear together, most are right.
+        for (generation, about), _ in Counter(_about(ring.info) for ring, _ in found.values()).most_common():
+            self._agreed.setdefault(generation, about)
+        for path, (ring, kept) in found.items():
             self._ranks[path] = _Rank(ring, kept)
+            generation, about = _about(ring.info)
+            if about != self._agreed[generation]:
+                self._give_up(path, f"{path}: rank {ring.info.rank} records other stages than the other ranks")
+
+    def _opened(self, path: Path) -> tuple[Ring, RankLog]:
+        """A ring that has appeared, and the log of its steps."""
+        # The windows of a generation, and its logs, are of the same stages from beginning to end.
+        ring = open_ring(path, grows=False)
+        try:
+            if ring.info.file_name("ring") != path.name:
+                raise RingError(f"{path}: its header is that of {ring.info.file_name('ring')}")
+            kept = self._log(ring.info, "steps")
+            if kept.broken is not None:
+                raise kept.broken
+            ring.info = replace(ring.info, schema=kept.info.schema)
+        except BaseException:
+            ring.close()
+            raise
+        return ring, kept
 
     def _changed_ns(self) -> int:
         """When anything last came into the directory, or went."""
@@ -238,6 +253,16 @@ class RankRings:
             return self._rings.stat().st_mtime_ns
         except OSError:
             return 0
+
+    @contextmanager
+    def _giving_up(self, path: Path) -> Iterator[None]:
+        """Give up a ring that raises anything: one rank's damage costs no other rank."""
+        try:
+            yield
+        except Exception as error:
+            self._give_up(
+                path, str(error) if isinstance(error, RingError) else f"{path}: {type(error).__name__}: {error}"
+            )
 
     def _give_up(self, path: Path, reason: str) -> None:
         """A ring that cannot be read lowers coverage; it does not end the job's triage."""
@@ -251,3 +276,8 @@ class RankRings:
         if problem not in self._said:
             self._said.add(problem)
             log.warning("%s", problem)
+
+
+def _about(info: RingInfo) -> tuple[int, tuple[StageSchema, int]]:
+    """A ring's generation, and what all ranks of one have in common."""
+    return info.attempt, (info.schema, info.world_size)

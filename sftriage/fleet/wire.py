@@ -27,7 +27,7 @@ from sftriage.errors import InputError, SftriageError
 from sftriage.fleet import groups
 from sftriage.fleet.columns import Columns, packed, unpacked
 from sftriage.fleet.messages import MAX_SECONDS, Block, Orders, Shipment
-from sftriage.recorder.layout import MAX_COUNT, RingInfo, bounded_text
+from sftriage.recorder.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
 from sftriage.records import GpuFindings, JobStatus, StageSchema
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import slot_words
@@ -41,7 +41,7 @@ MAX_UNPACKED_BYTES, MAX_UNPACKED_ANSWER_BYTES = 4 << 20, 1 << 20
 MAX_ROW_BYTES = 384 << 10
 """Rows of one message before they are packed, and as much again of device times: that is under `MAX_MESSAGE_BYTES`
 even where nothing packs."""
-MAX_RANKS, MAX_RINGS = 1 << 17, 1 << 12
+MAX_RINGS = 1 << 12
 MAX_BLOCKS, MAX_TOLD, MAX_TEXT, MAX_NAME, MAX_DEPTH = 64, 1024, 2000, 100, 8
 MAX_KNOWN_BYTES = 8 << 10
 """Rings are remembered as they are packed, up to so many of one host."""

@@ -117,6 +117,8 @@ DEVICE_LOG_MAGIC = b"SFTDEVST"
 MAX_SLOTS = 1 << 20
 MAX_LOG_WORDS = 1 << 30
 MAX_TEXT_BYTES = 255
+MAX_RANKS = 1 << 17
+"""No job has more: of each rank a window holds some kilobytes."""
 MAX_COUNT = 1 << 62
 """No process counts this far: a greater number in a file is damage, not data."""
 
@@ -169,8 +171,8 @@ class RingInfo:
             # type(), not isinstance(): JSON's true would pass for 1.
             if type(number := getattr(self, name)) is not int or not 0 <= number < MAX_COUNT:
                 raise RingError(f"{name} {number!r}: a whole number from 0 on")
-        if self.rank >= self.world_size:
-            raise RingError(f"rank {self.rank} of a world of {self.world_size}")
+        if not self.rank < self.world_size <= MAX_RANKS:
+            raise RingError(f"rank {self.rank} of a world of {self.world_size}; at most {MAX_RANKS} ranks")
         for text in (self.job, self.host, self.cohort, self.writer):
             if not isinstance(text, str) or bounded_text(text) != text:
                 raise RingError(f"job, host, cohort and writer are printable text of at most {MAX_TEXT_BYTES} bytes")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sftriage.decisions import CaptureResult
-from sftriage.events import CauseFound, RemedyChanged
+from sftriage.events import CauseFound, RemedyChanged, RingGivenUp
 from sftriage.records import plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
@@ -20,6 +20,7 @@ from sftriage.sinks.terminal import RecentLines
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import clock_time, counted
 from sftriage.words.captures import caused, ended_sentence
+from sftriage.words.keeping import ring_sentence, triage_off
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class WatchPosition:
     said: RecentLines = field(default_factory=RecentLines)
     attempt: int = 0
     notes: int = 0
+    failing: bool = False
 
 
 def all_of(view: View, said: RecentLines | None = None) -> WatchPosition:
@@ -43,7 +45,8 @@ def all_of(view: View, said: RecentLines | None = None) -> WatchPosition:
     if said is None:
         said = RecentLines() if row is None else RecentLines(_kind(row))
     attempt = view.rows[-1].attempt if row else 0
-    return WatchPosition(len(view.rows), len(view.asks), frozenset(view.became), said, attempt, len(view.notes))
+    counts = len(view.rows), len(view.asks), frozenset(view.became)
+    return WatchPosition(*counts, said, attempt, len(view.notes), view.failing != "")
 
 
 def opening(view: View, place: str) -> str:
@@ -80,6 +83,9 @@ def news(told: WatchPosition, view: View, now_s: float) -> tuple[WatchPosition, 
     lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
     lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
     lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in _notes(told, view) if (text := _note_said(one))]
+    if told.failing != (view.failing != ""):
+        off = triage_off(clean(view.failing)) if view.failing else "Triage works again."
+        lines.append(f"{clock_time(now_s)}  {off}")
     return all_of(view, said), lines
 
 
@@ -101,13 +107,15 @@ def _since(told: WatchPosition, view: View) -> tuple[Sequence[WindowRow], Sequen
     return view.rows[told.windows :], view.asks[told.asks :], ended
 
 
-def _notes(told: WatchPosition, view: View) -> list[CauseFound | RemedyChanged]:
-    """What is new of why captured ranks are slow, and what is done about it; all where the journal began anew."""
+def _notes(told: WatchPosition, view: View) -> list[CauseFound | RemedyChanged | RingGivenUp]:
+    """New causes, remedies and ranks that count as missing; all where the journal began anew."""
     notes = view.notes[told.notes if len(view.notes) >= told.notes else 0 :]
-    return [one for one in notes if isinstance(one, CauseFound | RemedyChanged)]
+    return [one for one in notes if isinstance(one, CauseFound | RemedyChanged | RingGivenUp)]
 
 
-def _note_said(one: CauseFound | RemedyChanged) -> str:
+def _note_said(one: CauseFound | RemedyChanged | RingGivenUp) -> str:
+    if isinstance(one, RingGivenUp):
+        return ring_sentence(one)
     if isinstance(one, RemedyChanged):
         return remedy_told(one)
     return caused(one) if one.code != "unknown" else ""

@@ -20,7 +20,7 @@ from sftriage.traces.documents import CONTROL
 from sftriage.words.amounts import ago, counted, milliseconds, moment, size
 from sftriage.words.captures import caused
 from sftriage.words.glance import since_words
-from sftriage.words.keeping import disk_now
+from sftriage.words.keeping import disk_now, triage_off
 
 STALE_S = 120.0
 """A run that goes on and has judged no window for as long is looked at twice."""
@@ -353,6 +353,10 @@ def _telemetry(shown: Picture, now_s: float) -> list[Text]:
         judged += f", restart {newest.attempt}" if newest.attempt else ""
         late = shown.state == "going" and now_s - newest.time_s > STALE_S
     lines.append(Text("Judged     ", style="bold") + Text(judged, style="yellow" if late else ""))
+    if shown.view.failing:
+        lines.insert(
+            0, Text("Triage     ", style="bold red") + Text(clean(triage_off(shown.view.failing)), style="red")
+        )
     if shown.view.disk:
         lines.insert(0, Text("Disk       ", style="bold red") + Text(clean(disk_now(shown.view.disk)), style="red"))
     return lines

@@ -8,6 +8,7 @@
       steps/           the steps of every rank, as the agent read them from the rings, older ones thinned; and readings
                        of their counters
       decisions.jsonl  the journal, a line an event
+      failures.log     tracebacks of triage, where it failed
       state.json       what the policy engine must remember over a restart
       nsys.json        how the ranks were launched under nsys, if they were
       hub.json         of a job on many hosts: its name on their hub
@@ -86,6 +87,7 @@ class RunDirectory:
         self.asks = path / "asks"
         self.spool = path / "spool"
         self.catalogue = path / "catalogue.db"
+        self.failures = path / "failures.log"
         self.lock = path / ".lock"
 
     def policy_files(self) -> tuple[Path, ...]:

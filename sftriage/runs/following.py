@@ -43,6 +43,7 @@ from sftriage.events import (
     Place,
     PolicyChanged,
     RemedyChanged,
+    RingGivenUp,
     TakenOver,
     WindowJudged,
 )
@@ -105,7 +106,16 @@ class RequestRow(_DecisionRow):
     request_id: str = ""
 
 
-Other = CostMeasured | PolicyChanged | EvidenceGathered | TakenOver | DiskRecovered | CauseFound | RemedyChanged
+Other = (
+    CostMeasured
+    | PolicyChanged
+    | EvidenceGathered
+    | TakenOver
+    | DiskRecovered
+    | RingGivenUp
+    | CauseFound
+    | RemedyChanged
+)
 Note = RequestRow | Other
 """What is on record beside windows and captures; of an `Other`, only as much of its texts as is shown."""
 
@@ -361,6 +371,8 @@ def note_of(event: Other) -> Other | None:
                 if max(seen.microbatches, len(seen.forward_S)) > _MAX_PIPELINE:
                     raise ValueError("a pipeline that cannot be")
             return msgspec.structs.replace(event, **texts, numbers=numbers, ahead_S=event.ahead_S[:_MAX_LINES])
+        case RingGivenUp():
+            return msgspec.structs.replace(event, reason=event.reason[:MAX_TEXT])
         case TakenOver():
             return msgspec.structs.replace(event, host=event.host[:MAX_TEXT])
     return msgspec.structs.replace(event, remarks=_lines(event.remarks), gpus=None) if event.remarks else None

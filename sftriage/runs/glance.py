@@ -32,6 +32,7 @@ from sftriage.words.glance import (
     said,
     since_words,
 )
+from sftriage.words.keeping import triage_off
 from sftriage.words.verdicts import explained
 
 Question = Literal["healthy", "since", "who", "sure", "cost", "captured"]
@@ -92,9 +93,10 @@ def glance_of(view: View) -> Glance:
     )
     cause = next(_causes(view, stands), None) if stands.named else None
     steps = (*(_watching(view) if view.unwatched else ()), *_to_do(view, stands, telling, cause))
-    if view.unwatched:
-        step = view.rows[-1].last_step
-        stands = replace(stands, face="unknown", unknown_since=step, sentence=last_known(stands.sentence, step))
+    if view.unknown:
+        step, before = view.rows[-1].last_step, f"{triage_off(view.failing)} " if view.failing else ""
+        sentence = before + last_known(stands.sentence, step)
+        stands = replace(stands, face="unknown", unknown_since=step, sentence=sentence)
     return Glance(stands, answers, steps, lost_s, cause)
 
 
@@ -105,6 +107,8 @@ def _unjudged(view: View) -> Outlook:
         return Outlook("no_run", "Start one with `sftriage run` or `sftriage demo`. This page will show it by itself.")
     if view.unwatched:
         return Outlook("unknown", said("nobody_ever"))
+    if view.failing:
+        return Outlook("unknown", triage_off(view.failing))
     if not view.going:
         return Outlook("no_run", "The run has ended before its first window was full.")
     return Outlook("warming_up", "No window has been judged yet: the job warms up, and fills its first one.")
@@ -116,9 +120,10 @@ def _of_trouble(row: WindowRow, stands: Outlook, telling: WindowRow) -> bool:
 
 def _healthy(view: View, stands: Outlook) -> Answer:
     was = HEALTH.get("suspect" if stands.face == "held" and stands.named else stands.face, SLOW)
-    if view.unwatched:
+    if view.unknown:
         step = view.rows[-1].last_step
-        return Answer("healthy", HEALTH["unknown"], (said("was", step=step, was=was[0].lower() + was[1:]),))
+        why = HEALTH["unknown" if view.unwatched else "off"]
+        return Answer("healthy", why, (said("was", step=step, was=was[0].lower() + was[1:]),))
     return Answer("healthy", was)
 
 
@@ -127,7 +132,7 @@ def _since(view: View, stands: Outlook) -> Answer:
     if before is not None:
         more = [said("trouble_before", step=before.last_step, named=before.named)]
     since = said("not_known") if stands.since_step is None else since_words(stands.since_step, stands.until_step)
-    if view.unwatched:
+    if view.unknown:
         more.insert(0, said("before", since=since))
         since = said("unknown_since", step=view.rows[-1].last_step)
     return Answer("since", since, tuple(more))

@@ -25,8 +25,8 @@ from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import open_ring
 
-_LAUNCHER, _DISK = "launcher", "disk"
-_MAX_NOTE_BYTES = 64
+_LAUNCHER, _DISK, _FAILING = "launcher", "disk", "failing"
+_MAX_NOTE_BYTES = 512
 
 State = Literal["unknown", "watched", "taken_over", "unwatched", "left"]
 
@@ -65,16 +65,34 @@ def noted_process(path: Path) -> int | None:
 
 def note_disk(rings: Path, problem: str | None) -> None:
     """Leave word that the run directory takes nothing now, where that can be written; or, with None, that it does."""
-    with contextlib.suppress(OSError):
-        if problem is None:
-            (rings / _DISK).unlink(missing_ok=True)
-        else:
-            (rings / _DISK).write_text(f"{os.getpid()} {problem}", encoding="ascii", errors="replace")
+    _note_problem(rings / _DISK, problem)
 
 
 def disk_problem(rings: Path) -> str:
     """What the run directory's disk says of why it takes nothing now; "" where it does, or nobody has it in memory."""
-    pid, _, problem = _short_note(rings / _DISK).partition(" ")
+    return _noted_problem(rings / _DISK)
+
+
+def note_failing(rings: Path, problem: str | None) -> None:
+    """Note why triage does not work now, or, with None, that it does."""
+    _note_problem(rings / _FAILING, problem)
+
+
+def failing(rings: Path) -> str:
+    """Why triage does not work now; "" where it does, or where whoever noted it has ended."""
+    return _noted_problem(rings / _FAILING)
+
+
+def _note_problem(path: Path, problem: str | None) -> None:
+    with contextlib.suppress(OSError):
+        if problem is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_text(" ".join(f"{os.getpid()} {problem}".split()), encoding="ascii", errors="replace")
+
+
+def _noted_problem(path: Path) -> str:
+    pid, _, problem = _short_note(path).partition(" ")
     number = _whole_number(pid)
     return problem if number is not None and start_ticks(number) is not None else ""
 

@@ -106,7 +106,7 @@ def picture(view: View, place: str) -> Picture:
     state: State = "ended" if not view.going else "going" if view.rows else "warming_up"
     blank = Picture(view, state, place, captures=known[:MAX_CAPTURES], captured=len(known))
     if not view.rows:
-        return replace(blank, glance=glance_of(view)) if view.unwatched else blank
+        return replace(blank, glance=glance_of(view)) if view.unknown else blank
     return replace(
         blank,
         glance=glance_of(view),

@@ -22,7 +22,15 @@ from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.runs.following import JournalTail, Other, RequestRow, WindowRow
 from sftriage.runs.lanes import Lanes, lanes_of
 from sftriage.runs.lateness import HeatMap, HeatSource
-from sftriage.runs.liveness import RankCoverage, TelemetryLook, Watcher, WatcherLook, disk_problem, is_unwatched
+from sftriage.runs.liveness import (
+    RankCoverage,
+    TelemetryLook,
+    Watcher,
+    WatcherLook,
+    disk_problem,
+    failing,
+    is_unwatched,
+)
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
@@ -52,6 +60,7 @@ class View:
         skipped: lines of the journal that could not be read.
         uploading: somebody sends captures to the store now.
         disk: why nothing can be written to the run directory now, or "".
+        failing: why triage does not work now, or "".
         losses: what stragglers have cost since the run began.
         hosts: where the ranks run that were named last.
         directory: where the run is, for the commands that are named to a person.
@@ -75,9 +84,15 @@ class View:
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     uploading: bool = False
     disk: str = ""
+    failing: str = ""
     losses: Losses = field(default_factory=Losses)
     hosts: Mapping[int, str] = field(default_factory=dict)
     directory: str = ""
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the job goes on and nobody judges it: how it stands is not known."""
+        return self.unwatched or self.failing != ""
 
     def has_ended(self) -> bool:
         """Whether it is a run that has ended."""
@@ -214,8 +229,9 @@ class RunSource:
         going = (there or watcher.state in ("watched", "taken_over")) and watcher.state != "left"
         unwatched = info is not None and is_unwatched(info, watcher, rings_there=there)
         disk = disk_problem(Path(info.rings)) if info is not None and there else ""
+        fails = failing(Path(info.rings)) if info is not None and there else ""
         lengths = len(journal.rows), len(journal.asks), len(journal.notes), journal.skipped
-        about = (going, unwatched, problem, watcher, telemetry, uploading, disk, self._late_maps)
+        about = (going, unwatched, problem, watcher, telemetry, uploading, disk, fails, self._late_maps)
         sent = sorted((name, one.state) for name, one in uploads.items())
         seen = (lengths, sorted(journal.states.items()), shelf.signature(), about, sent)
         version = hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
@@ -240,6 +256,7 @@ class RunSource:
                 uploads=uploads,
                 uploading=uploading,
                 disk=disk,
+                failing=fails,
                 losses=journal.losses,
                 hosts={} if named is None else opened.telemetry.hosts(named.attempt, named.suspects[0].ranks),
                 directory=str(run.path),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -24,7 +25,7 @@ from sftriage.controller.resuming import ResumeState, resume_state
 from sftriage.controller.wanting import Wants
 from sftriage.decisions import ENDED, CaptureResult, Decision, Report, Reproduced
 from sftriage.errors import SftriageError
-from sftriage.events import DiskRecovered, JobSeen, Received, Resumed, TakenOver
+from sftriage.events import DiskRecovered, JobSeen, Received, Resumed, RingGivenUp, TakenOver
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import in_the_same_steps
@@ -32,10 +33,11 @@ from sftriage.policy.schema import Rule
 from sftriage.records import JobStatus, Window
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
-from sftriage.runs.liveness import holding, note_disk
+from sftriage.runs.liveness import holding, note_disk, note_failing
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
 from sftriage.runtime.asking import Asks
+from sftriage.runtime.failures import Failures
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Webhooks
 from sftriage.traces.disk import Disk
@@ -136,7 +138,7 @@ class Triage:
         self._attempt, self._step_s = 0, USUAL_STEP_S
         self._seen_s = self._tidied_s = self._looked_s = self._mitigated_s = -TIDY_S
         self._look_took_s = 0.0
-        self._failed_windows = 0
+        self._failures = Failures(directory.failures, self._rings, self._disk.do)
         self._asks = Asks(directory, partial(self._disk.do, lane="asks"))
         self._said: set[str] = set()
         self._reports: list[Report] = []
@@ -150,6 +152,7 @@ class Triage:
     def start(self) -> None:
         """Begin, in a thread of its own; where an earlier triage has left something, with that."""
         note_disk(self._rings, None)
+        note_failing(self._rings, None)
         self._stream.start()
         self._thread = threading.Thread(target=self._work, name="sftriage-triage", daemon=True)
         self._thread.start()
@@ -166,8 +169,7 @@ class Triage:
         for one in self._wants.unended:
             late = CaptureResult(one.capture_id, one.rank, "expired", "no answer by the end of the job")
             self._noted(Report(late))
-        if self._failed_windows:
-            log.error("windows that could not be judged: %d", self._failed_windows)
+        self._failures.report()
 
     def close(self) -> None:
         """Let go of everything; what has not ended is called off, and what the disk does not take by then is lost."""
@@ -200,7 +202,7 @@ class Triage:
 
     def _work(self) -> None:
         if self._left is not None:
-            self._take_over(self._left)
+            self._failures.run("taking over", partial(self._take_over, self._left))
         while not self._stopping.is_set():
             began_s = time.monotonic()
             # Steps are read as often as there is a window of them, or more often.
@@ -236,43 +238,34 @@ class Triage:
 
         Without ``reads``, steps are read only where a capture goes on or has just ended.
 
-        Triage must not end because a part of one turn failed: it is said, the other parts go on, and the next turn
-        tries again.
+        A part that fails (see `Failures`) does not end the turn: the other parts go on, and the next turn tries again.
         """
         self._reads = reads or ended
         # Captures that have ended are taken before the rings are read: these have all of their steps then.
-        for act in (
-            self._hear,
-            self._judge,
-            self._see_stall,
-            self._gather,
-            self._take_asks,
-            self._note,
-            self._mitigate,
-            self._show,
+        for part, act in (
+            ("taking in what captures report", self._hear),
+            ("reading and judging steps", self._judge),
+            ("looking for a stall", self._see_stall),
+            ("gathering evidence", self._gather),
+            ("taking manual requests", self._take_asks),
+            ("starting and noting captures", self._note),
+            ("mitigation", self._mitigate),
+            ("showing the job", self._show),
         ):
-            try:
-                act(ended=ended)
-            except Exception as error:
-                self._say_once(f"a turn of the triage loop failed; it goes on: {type(error).__name__}: {error}")
-                log.debug("a turn failed", exc_info=True)
+            self._failures.run(part, partial(act, ended=ended))
 
     def _hear(self, *, ended: bool) -> None:
         self._reports += self._fleet.reports()
 
-    def _judge(self, *, ended: bool) -> None:
+    def _judge(self, *, ended: bool) -> bool:
         if not (self._reads or self._reports or self._wants.unended):
-            return
+            return False
         self._read_s = time.monotonic()
         hold = bool(self._reports or self._wants.unended)
         for window in self._gathering.add(self._fleet.rows(), ended=ended, hold=hold):
-            try:
-                self._take(window, ended=ended)
-            except Exception as error:
-                # One that cannot be judged costs no other.
-                self._failed_windows += 1
-                self._say_once(f"a window could not be judged: {type(error).__name__}: {error}")
-                log.debug("steps %d to %d", window.first_step, window.last_step, exc_info=True)
+            # One that cannot be judged costs no other.
+            self._failures.run("judging a window", partial(self._take, window, ended=ended))
+        return True
 
     def _take(self, window: Window, *, ended: bool) -> None:
         spans = self._gathering.spans(window)
@@ -290,11 +283,11 @@ class Triage:
             self._attempt, self._step_s = window.attempt, judged.verdict.exposed_s
         self._want(judged.decision, ended=ended)
 
-    def _see_stall(self, *, ended: bool) -> None:
+    def _see_stall(self, *, ended: bool) -> bool:
         now_s = self._clock.monotonic_s()
         every_s = max(SEEN_S, min(self._look_took_s / LOOKS_SHARE, LOOKS_S))
         if not ended and self._looked_s <= now_s < self._looked_s + every_s:
-            return
+            return False
         began_s = time.thread_time()
         self._looked_s, self._job = now_s, None
         job = self._job = None if ended else self._fleet.statuses()
@@ -303,6 +296,7 @@ class Triage:
         self._look_took_s = time.thread_time() - began_s
         if stall is not None:
             self._want(stall.decision, ended=False)
+        return True
 
     def _gather(self, *, ended: bool) -> None:
         found = None if ended else self._evidence.look(self._fleet)
@@ -314,12 +308,13 @@ class Triage:
             if not self._controller.answered(ask):
                 self._want(self._controller.ask(ask, job, self._clock.wall_s()), ended=ended)
 
-    def _mitigate(self, *, ended: bool) -> None:
+    def _mitigate(self, *, ended: bool) -> bool:
         now_s = self._clock.monotonic_s()
         if ended or now_s < self._mitigated_s + SEEN_S:
-            return
+            return False
         self._mitigated_s = now_s
         self._fleet.switch(self._controller.mitigate(self._fleet.switches(), self._clock.wall_s()))
+        return True
 
     def _annotate(self, act: Callable[[], None]) -> None:
         """Have something found out of captures and noted in their manifests, and wait for it, though not for long."""
@@ -391,20 +386,26 @@ class Triage:
             log.debug("it could not be told", exc_info=True)
             return None
 
-    def _show(self, *, ended: bool) -> None:
+    def _show(self, *, ended: bool) -> bool:
         """Tell the sinks what the ranks are doing, and remove what is kept no longer, now and then."""
         now_s = self._clock.monotonic_s()
         self._tell_of_disk()
         if now_s >= self._tidied_s + TIDY_S:
             self._tidy()
         if now_s < self._seen_s + SEEN_S and not ended:
-            return
+            return False
         self._seen_s = now_s
         got = self._fleet.telemetry()
         received = Received(got.steps, got.missed, got.torn, len(got.problems))
         wall_s = self._clock.wall_s()
+        for where, reason in got.problems.items():
+            ring = re.search(r"rank-(\d+)\.\d+\.ring$", where)
+            if ring is not None and where not in self._said:
+                self._said.add(where)
+                self._controller.record(RingGivenUp(wall_s, int(ring[1]), reason))
         lost_rank_s = self._controller.losses.by_name
         self._stream.publish(JobSeen(wall_s, received, self._job, *self._controller.budget(wall_s), lost_rank_s))
+        return True
 
     def _tidy(self) -> None:
         self._tidied_s = self._clock.monotonic_s()

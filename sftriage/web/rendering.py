@@ -12,7 +12,7 @@ from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import ago, clock_time, lasted, moment, size
 from sftriage.words.captures import CONTROL_PART, caused, choice_words, stage_suspected
 from sftriage.words.glance import LABEL_MEANINGS, OUTCOME_MEANINGS, QUESTIONS
-from sftriage.words.keeping import disk_now, disk_sentence
+from sftriage.words.keeping import disk_now, disk_sentence, ring_sentence, triage_off
 
 COLOURS = 12
 """Stages have so many colours; the next ones begin again."""
@@ -28,6 +28,7 @@ NOTE_WORDS = {
     "evidence": "evidence",
     "taken_over": "taken over",
     "disk": "disk",
+    "ring": "rank missing",
 }
 LABEL_WORDS = {"healthy": "healthy", "needs_evidence": "undecided", "suspect": "suspect", "stalled": "stalled"}
 STATE_WORDS = {
@@ -87,6 +88,8 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         control_part=CONTROL_PART,
         disk_now=disk_now,
         disk_sentence=disk_sentence,
+        ring_sentence=ring_sentence,
+        triage_off=triage_off,
         questions=QUESTIONS,
         label_meanings=LABEL_MEANINGS,
         outcome_meanings=OUTCOME_MEANINGS,

@@ -222,9 +222,10 @@ class MomentRing(Ring):
         """
         live = self._live()
         opened = live[layout.OPENED]
-        if not self._at <= opened <= live[layout.CLAIMED] or opened % BLOCK_WORDS or live[layout.CLAIMED] < opened:
-            raise RingError(f"{self.path}: its log goes from {live[layout.CLAIMED]} back to {opened}")
-        start = max(self._at, live[layout.CLAIMED] - self._log_words)
+        claimed = live[layout.CLAIMED]
+        if not self._at <= opened <= claimed <= opened + self._log_words or opened % BLOCK_WORDS:
+            raise RingError(f"{self.path}: bad header: {opened} words opened, {claimed} claimed, {self._at} read")
+        start = max(self._at, claimed - self._log_words)
         raw = self._circular(start, opened, self._log_words, LOG_AT)
         # The writer went on while we copied.
         oldest = self._live()[layout.CLAIMED] - self._log_words

@@ -51,6 +51,7 @@ HEALTH: Mapping[str, str] = {
     "regressed": "It is slower than it has been, and nobody alone is why",
     "stalled": "No: it stands still",
     "unknown": "Unknown: nobody watches it any more",
+    "off": "Unknown: triage is off",
 }
 """The first answer, by the face; that of any other is `SLOW`."""
 
@@ -197,7 +198,7 @@ def face_words(face: str, unknown_since: int | None = None) -> str:
 
 def last_known(sentence: str, step: int) -> str:
     """How a job stood that nobody has watched since."""
-    return f"At step {step:,}, when it was watched last: {sentence}"
+    return f"At step {step:,}, when it was last judged: {sentence}"
 
 
 def decision_phrase(outcome: str, words: str) -> str:

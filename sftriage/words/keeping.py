@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sftriage.events import DiskRecovered
+    from sftriage.events import DiskRecovered, RingGivenUp
 
 
 def thinning(whole_from_step: int, first_step: int, block_steps: int, period_steps: int) -> str:
@@ -14,6 +14,16 @@ def thinning(whole_from_step: int, first_step: int, block_steps: int, period_ste
     gone = f" Of those before {first_step:,} none are." if first_step else ""
     of = f"the first {block_steps} of every {period_steps:,}"
     return f"Of the steps before {whole_from_step:,}, {of} are kept, and those around captures.{gone}"
+
+
+def triage_off(problem: str) -> str:
+    """That nothing is judged or captured now, and why."""
+    return f"Triage is off: {problem}. It is tried again; training goes on. See failures.log in the run directory."
+
+
+def ring_sentence(event: RingGivenUp) -> str:
+    """Which rank counts as missing, and why."""
+    return f"Rank {event.rank} counts as missing: what it records cannot be read ({event.reason})."
 
 
 def disk_now(problem: str) -> str:

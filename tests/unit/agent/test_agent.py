@@ -102,7 +102,7 @@ def test_a_rank_that_records_other_stages_counts_as_missing(agent, monitor):
     train(monitor(0), monitor(1, stages=("load", "backward")), steps=8)
     agent.rows()
     (problem,) = agent.telemetry.problems.values()
-    assert "records other stages than rank 0" in problem
+    assert "rank 1 records other stages than the other ranks" in problem
 
 
 def test_rows_say_of_which_generation_they_are_and_where_the_ranks_are(agent, monitor, monkeypatch):
