@@ -32,6 +32,7 @@ class Unit:
         gain_NS: what mending each stage would have saved; the last column is of all local stages together.
         over_NS: its local time over its peers'.
         lateness_N: its lateness in the steps in which it arrived last, 0 in the others.
+        starved: most of its lateness is waiting for a CPU, which is no single stage's fault.
     """
 
     name: UnitName
@@ -39,6 +40,7 @@ class Unit:
     gain_NS: FloatArray
     over_NS: FloatArray
     lateness_N: FloatArray
+    starved: bool = False
 
     @property
     def scope(self) -> Scope:

@@ -83,7 +83,7 @@ def candidates_of(unit: Unit, context: WindowContext) -> list[Candidate]:
     for s, stage in enumerate((*context.schema.stages, None)):
         gain_N = unit.gain_NS[:, s] * context.used_N
         led_N = (gain_N >= context.present_s) & (gain_N > 0.0)
-        if led_N.any() and (stage is not None or not tells):
+        if led_N.any() and (stage is not None or unit.starved or not tells):
             found.append(_candidate(unit, stage, gain_N, led_N, course, context))
     return found
 

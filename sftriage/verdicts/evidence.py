@@ -126,6 +126,11 @@ class WindowEvidence:
         stage = stage_of(suspect, self.measures.stages)
         return None if counts is None else counts.contended_fraction(self.usual_queued_s, stage)
 
+    def is_held_back(self, suspect: Suspect) -> bool:
+        """Whether it was counted that something else than contention for CPUs made a named unit late."""
+        counts = self.counts.get(suspect.ranks)
+        return counts is not None and counts.system is not None
+
     def own_fraction(self, candidate: Candidate) -> float:
         """A candidate's share of the clear events since its onset that are its own or those of the next likeliest unit.
 

@@ -32,7 +32,7 @@ from sftriage.verdicts.regression import measured
 from sftriage.verdicts.sequential import HISTORY_STEPS, Evidence, Recurrence, advanced, recurrence_of
 from sftriage.verdicts.settings import Settings
 from sftriage.verdicts.steps import ordinary_steps, steps_of_a_kind
-from sftriage.verdicts.system import counts_of
+from sftriage.verdicts.system import HeldBack, charged, counts_of
 
 LISTED_FRACTION = 0.01
 """A candidate whose gain is less than this fraction of the window is not listed."""
@@ -58,6 +58,12 @@ def gather_evidence(
     normal = _normal(past.baseline, regime, like)
     exposed_s = float(exposed_N[used_N].mean()) or accounting.exposed_s / accounting.n_steps
     ranks, hosts, units = _evidence(window, replays, roles, exposed_N, used_N, past, settings)
+    # How long the sync stages take by themselves is known from a baseline alone: without one, contention is left out.
+    held = HeldBack.of(window, limited=normal is None)
+    if held is not None:
+        longer_NS = np.clip(whole.sync_NS - (0.0 if normal is None else normal.sync_S), 0.0, None)
+        usual_s = 0.0 if normal is None else normal.total_s
+        units = [charged(one, held, exposed_N, longer_NS, usual_s, used_N, settings) for one in units]
     context = WindowContext(
         schema=window.schema,
         used_N=used_N,

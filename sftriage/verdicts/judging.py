@@ -39,7 +39,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     verdict = replace(verdict, suspects=tuple(map(_by_rank, verdict.suspects)))
     own_best = advanced(before.own_best, evidence.measures, settings)
     verdict = with_system(verdict, seen.window, evidence.counts, evidence.usual_queued_s)
-    slower = own_best.reported(window.first_step, before.own_best.next_step)
+    slower = _of_suspect(own_best.reported(window.first_step, before.own_best.next_step), verdict, settings)
     baseline = before.baseline
     # The baseline is not learned from a job that is slower on all ranks. Late ranks do not change the common level.
     if slower is None or slower.scope == "some" or slower.until_step is not None:
@@ -87,6 +87,18 @@ def _by_rank(suspect: Suspect) -> Suspect:
     if suspect.scope != "cohort" or len(suspect.ranks) > 1:
         return suspect
     return replace(suspect, scope="rank", rank=suspect.ranks[0], cohort=None)
+
+
+def _of_suspect(slower: Regression | None, verdict: Verdict, settings: Settings) -> Regression | None:
+    """The regression, on some ranks where a rank or a host that the system holds back costs most of it.
+
+    Inside the sync stages all ranks wait for it alike.
+    """
+    first = verdict.suspects[0] if verdict.suspects else None
+    if slower is None or first is None or not is_single(first) or first.by_system is None:
+        return slower
+    most_s = settings.most_fraction * slower.fraction * slower.best_step_s
+    return replace(slower, scope="some", stages=()) if first.gain_s >= most_s else slower
 
 
 UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles"})

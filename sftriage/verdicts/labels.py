@@ -159,13 +159,14 @@ def _requirements(
     }
     whole = any(one.suspect.ranks == suspect.ranks and one.suspect.stage is None for one in evidence.candidates)
     fraction = evidence.contended_fraction(suspect)
-    # The counters say of a unit that is stopped, or slow by itself, that it was not contention.
+    # The counters say of a unit that is stopped, throttled, or slow by itself, that it was not contention.
     contended = float(whole) if fraction is None else min(1.0, fraction / settings.most_fraction)
+    alike = whole and not evidence.is_held_back(suspect)
     if not is_single(suspect) or ((whole or fraction is not None) and suspect.pattern != "recurring"):
         least = settings.min_persistence_fraction * keep * (contended if is_single(suspect) else 1.0)
         asked["first_persistence", "min_persistence"] = suspect.persistence, least
     if is_single(suspect):
-        wanted = settings.naming_log_odds * (1.0 + (settings.whole_factor - 1.0) * max(float(whole), contended))
+        wanted = settings.naming_log_odds * (1.0 + (settings.whole_factor - 1.0) * max(float(alike), contended))
         asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
     if is_named(candidate):
         # Of the clear events of a suspect and of the next one.

@@ -19,7 +19,9 @@ from sftriage.decisions import Suspect, Verdict
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.roles import LEAST_SAMPLE_RANKS, roles_of, sampled
 from sftriage.frontier.segments import complete_steps, segments
+from sftriage.frontier.units import Unit
 from sftriage.records import Window
+from sftriage.verdicts.settings import Settings
 
 MIN_KNOWN_FRACTION = 0.5
 """Fraction of the steps in which a counter must be known for a statement about all of them."""
@@ -110,6 +112,72 @@ class SystemCounts:
         if found is None or found.alone is None or found.alone == "descheduled":
             return None
         return found.alone, min(1.0, found.took_s / self.late_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldBack:
+    """What kept ranks from running, in seconds a step.
+
+    Attributes:
+        stopped_NR: for how long each rank was stopped.
+        waited_NR: for how long its training thread stood in the run queue.
+        ready_NR: the same, and for how long it ran.
+    """
+
+    stopped_NR: FloatArray
+    waited_NR: FloatArray
+    ready_NR: FloatArray
+
+    @classmethod
+    def of(cls, window: Window, *, limited: bool) -> HeldBack | None:
+        """None where it was not counted. Where ``limited``, only waiting for the limit of its cgroup counts."""
+        if window.counted_NRC is None:
+            return None
+        names = ("stopped_s", "queued_s", "run_s", "throttled_s")
+        stopped_NR, queued_NR, ran_NR, limit_NR = (np.nan_to_num(window.counted_NRC[:, :, PLACE[one]]) for one in names)
+        return cls(stopped_NR, np.minimum(queued_NR, limit_NR) if limited else queued_NR, queued_NR + ran_NR)
+
+    def of_ranks(self, ranks: Sequence[int], step_N: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """For how long some ranks were held back beyond any other (N): as counted, and in all of the step's work.
+
+        The threads that exchange gradients for them wait as they do: of what was left of the step (``step_N``), as much
+        of it as the training threads waited of the time in which they would have run.
+        """
+        mine = np.asarray(ranks)
+        stopped_N, waited_N = (
+            of_NR[:, mine].mean(axis=1) - np.delete(of_NR, mine, axis=1).max(axis=1, initial=0.0)
+            for of_NR in (self.stopped_NR, self.waited_NR)
+        )
+        ready_N = self.ready_NR[:, mine].mean(axis=1)
+        fraction_N = np.divide(waited_N, ready_N, out=np.zeros_like(ready_N), where=ready_N > 0.0)
+        return stopped_N + waited_N, stopped_N + fraction_N * np.clip(step_N - stopped_N, 0.0, None)
+
+
+def charged(
+    unit: Unit,
+    held: HeldBack,
+    step_N: FloatArray,
+    longer_NS: FloatArray,
+    usual_s: float,
+    used_N: BoolArray,
+    settings: Settings,
+) -> Unit:
+    """The unit, with what it adds to the sync stages while something keeps it from running.
+
+    Before the syncs a rank that has no CPU is late; inside them all ranks wait for it alike, and no duration shows for
+    whom. So what it was held back and was not late by is that, as far as the sync stages took longer than they would by
+    themselves (``longer_NS``, N × S), and the step (``step_N``) longer than a healthy one (``usual_s``). It counts if
+    what was counted is most of its lateness.
+    """
+    counted_N, held_N = held.of_ranks(unit.ranks, step_N)
+    local_N, late_s = unit.gain_NS[:, -1], float(unit.over_NS[used_N].sum(axis=1).mean())
+    if late_s <= 0.0 or float(counted_N[used_N].mean()) < settings.most_fraction * late_s:
+        return unit
+    longer_N = longer_NS.sum(axis=1)
+    added_N = np.minimum(np.clip(np.minimum(held_N, step_N - usual_s) - local_N, 0.0, None), longer_N)
+    added_NS = longer_NS * np.divide(added_N, longer_N, out=np.zeros_like(added_N), where=longer_N > 0.0)[:, None]
+    gain_NS = unit.gain_NS + np.column_stack([added_NS, added_N])
+    return replace(unit, gain_NS=gain_NS, over_NS=unit.over_NS + added_NS, starved=True)
 
 
 def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> SystemCounts | None:

@@ -273,6 +273,55 @@ def test_contention_is_what_a_rank_waits_more_than_when_the_job_was_at_its_best(
     assert contended(*((rank, from_step(200), 0.06) for rank in range(4))) == pytest.approx(0.6, abs=0.05)
 
 
+HOSTS = ("a", "a", "b", "b")
+STAGES = ("data", "forward", "backward", "optimizer")
+
+
+def kept_from_running(window, began, *, ranks=(2, 3), **fractions):
+    """The window of ranks that run for 94 ms a step, of which some are kept from it for so much of the step."""
+    step_s = window.durations_NRS.sum(axis=2).mean(axis=1)[:, None] * np.isin(range(4), ranks) * began[:, None]
+    counts = {name: fraction * step_s for name, fraction in fractions.items()}
+    return counting(
+        window,
+        **{name: np.zeros_like(step_s) for name in ("queued_s", "throttled_s", "stopped_s")}
+        | counts
+        | {"run_s": np.full_like(step_s, 0.094)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("situation", "known", "began"),
+    [
+        ("its cgroup's limit", {"queued_s": 0.75, "throttled_s": 1.5}, 200),
+        ("its cgroup's limit, from the first step on", {"queued_s": 0.75, "throttled_s": 1.5}, 0),
+        ("other processes", {"queued_s": 0.75}, 200),
+        ("stops", {"stopped_s": 0.75}, 200),
+        ("stops, from the first step on", {"stopped_s": 0.75}, 0),
+    ],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_a_host_that_is_kept_from_running_costs_what_the_job_wins_without_that(situation, known, began, split):
+    # GIVEN a host whose ranks have their CPUs a quarter of the time, inside the sync stage too
+    job = Job(n_ranks=4, n_steps=300, hosts=HOSTS)
+    held = replace(job, exchange_s=0.005).run(
+        *(Fault(one, (2, 3), factor=4.0, steps=from_step(began)) for one in STAGES), split=split
+    )
+    slow_s, healthy_s = (one.durations_NRS[250:].sum(axis=2).max(axis=1).mean() for one in (held, job.run(split=split)))
+    held = kept_from_running(held, from_step(began)(300), **known)
+    # WHEN its windows are judged
+    past, verdict = Past(), None
+    for first in range(0, 300, 50):
+        verdict, past = judge(held.steps(first, first + 49), past, Settings())
+    # THEN the host is named, and its gain is what the step is longer by
+    (suspect, *_) = verdict.suspects
+    assert (verdict.label, suspect.host, suspect.stage) == ("suspect", "b", None), situation
+    assert suspect.gain_s == pytest.approx(slow_s - healthy_s, rel=0.2)
+    assert verdict.numbers["without_s"] == pytest.approx(healthy_s, rel=0.4)
+    # AND the job, where it has been quicker, is slower for some ranks and not for all alike
+    assert verdict.regression is None or verdict.regression.scope == "some"
+    assert (verdict.regression is None) == (began == 0)
+
+
 def test_each_stage_of_a_suspect_is_held_against_the_others_for_itself():
     # GIVEN a rank that has more to do in `forward` from step 35 on, a little in `optimizer`, and runs so much longer
     late = Fault("forward", 1, 0.03, from_step(35)), Fault("optimizer", 1, 0.003, from_step(35))
