@@ -155,6 +155,11 @@ class Suspect:
     system: tuple[SystemCode, float] | None = None
 
     @property
+    def identity(self) -> tuple[Scope, tuple[int, ...], str | None]:
+        """Who and where, however that is worded. A slow host is slow in now one stage, now another: it has none."""
+        return self.scope, self.ranks, None if self.scope == "host" else self.stage
+
+    @property
     def by_system(self) -> tuple[SystemCode, float] | None:
         """What the system did to it that was more of its lateness than anything else, and how much of it was that."""
         if self.system is not None:

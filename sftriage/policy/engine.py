@@ -76,10 +76,11 @@ def decide(
 def _shows(rule: Rule, suspect: Suspect) -> bool:
     """Whether a capture by this rule can show why a suspect is late.
 
-    What the system did to it is in no trace of its own. Where it waited for a CPU, nsys alone sees who had it instead;
-    the others show what is left without the waiting, if that is worth it.
+    What the system did to a rank is in no trace of its own. Where it waited for a CPU, nsys alone sees who had it
+    instead; the others show what is left without the waiting, if that is worth it. A slow host is captured all the
+    same: its ranks are slow alike, and no peer on it shows what else it has in common.
     """
-    if rule.capture is not None and rule.capture.profiler == "nsys":
+    if suspect.scope == "host" or (rule.capture is not None and rule.capture.profiler == "nsys"):
         return True
     left = 1.0 - (suspect.descheduled_fraction or 0.0)
     return suspect.by_system is None and rule.reached(suspect.share * left, suspect.gain_s * left)

@@ -86,7 +86,7 @@ class Losses:
         if key not in self.by_suspect and len(self.by_suspect) >= MOST_SUSPECTS:
             key, before = OTHERS, self.by_suspect.get(OTHERS, SuspectLoss(OTHERS, ""))
         else:
-            named = SuspectLoss(who(suspect)[:_MOST_TEXT], where(suspect)[:_MOST_TEXT])
+            named = SuspectLoss(who(suspect)[:_MOST_TEXT], _where(suspect)[:_MOST_TEXT])
             before = self.by_suspect.get(key, named)
         found = replace(
             before,
@@ -104,6 +104,10 @@ def losses_of(verdicts: Iterable[Verdict]) -> Losses:
     for verdict in verdicts:
         losses = losses.after(verdict)
     return losses
+
+
+def _where(suspect: Suspect) -> str:
+    return where(replace(suspect, stage=suspect.identity[2]))
 
 
 def _suspect(verdict: Verdict) -> Suspect | None:

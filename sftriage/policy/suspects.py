@@ -36,13 +36,18 @@ def key(suspect: Suspect, known: Collection[str] = ()) -> str:
     """Who and where, as a short text: scope, ranks and stage, such as ``rank 3 data``.
 
     Whether one stage has nearly all of it may change from window to window. So of those that are ``known`` by such keys
-    it is the same one as without a stage, and without a stage the same one as with any.
+    it is the same one as without a stage, and without a stage the same one as with any. A rank of a known slow host is
+    that host: which of its ranks stands out changes too.
     """
-    own = key_of_ranks(suspect.scope, suspect.ranks, suspect.stage)
+    own = key_of_ranks(*suspect.identity)
     if own in known:
         return own
-    who = own.removesuffix(suspect.stage or WHOLE)
-    if suspect.stage is None:
+    if suspect.scope == "rank":
+        host = next((one for one in known if one.startswith("host ") and same(one, own)), None)
+        if host is not None:
+            return host
+    who = own.removesuffix(own.rpartition(" ")[2])
+    if own.endswith(f" {WHOLE}"):
         return min((one for one in known if one.startswith(who)), default=own)
     return who + WHOLE if who + WHOLE in known else own
 
@@ -53,6 +58,30 @@ def key_of_ranks(scope: str, ranks: Sequence[int], stage: str | None) -> str:
     if len(named) > _LONGEST:
         named = hashlib.sha256(named.encode()).hexdigest()
     return f"{scope} {named} {stage or WHOLE}"
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two keys are of one trouble: one rank in one stage and as a whole, or a host and one of its ranks."""
+    (scope, ranks, stage), (scope_, ranks_, stage_) = _parts(one), _parts(other)
+    if ranks == ranks_ and scope == scope_:
+        return stage == stage_ or WHOLE in (stage, stage_) or scope == "host"
+    if {scope, scope_} != {"host", "rank"}:
+        return False
+    host, rank = (ranks, ranks_) if scope == "host" else (ranks_, ranks)
+    return any(int(first) <= int(rank) <= int(last or first) for first, last in _bounds(host))
+
+
+def _parts(key: str) -> tuple[str, str, str]:
+    scope, _, rest = key.partition(" ")
+    ranks, _, stage = rest.partition(" ")
+    return scope, ranks, stage
+
+
+def _bounds(ranks: str) -> Iterator[tuple[str, str]]:
+    """The first and the last rank of each span; none of a digest."""
+    for span in ranks.split(",") if len(ranks) <= _LONGEST else ():
+        first, _, last = span.partition("-")
+        yield first, last
 
 
 def _spans(ranks: Iterable[int]) -> Iterator[str]:

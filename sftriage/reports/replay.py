@@ -110,7 +110,7 @@ def _likeness(number: int, one: ReplayedDecision) -> tuple[object, ...]:
     """What windows have in common that are one line. A capture, a message and a stall are lines of their own."""
     decision, verdict = one.decision, one.verdict
     alone = number if decision.requests or decision.notify or verdict.label == "stalled" else None
-    named = (verdict.suspects[0].ranks, verdict.suspects[0].stage) if verdict.label == "suspect" else None
+    named = verdict.suspects[0].identity if verdict.label == "suspect" else None
     # Numbers go up and down from window to window.
     names = {name: value for name, value in decision.parameters.items() if not isinstance(value, (int, float))}
     which = decision.reason, frozenset(decision.parameters), frozenset(names.items())

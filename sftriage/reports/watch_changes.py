@@ -125,7 +125,7 @@ def _kind(row: WindowRow) -> tuple[object, ...]:
     """What two windows share of which the second is no news: who, where and why, and what is done about it."""
     first = row.suspects[0] if row.label == "suspect" and row.suspects else None
     slower = row.regression and (row.regression.since_step, row.regression.until_step)
-    return (row.label, row.reasons, row.named if first else "", first and first.pattern, row.outcome, slower)
+    return (row.label, row.reasons, row.trouble if first else "", first and first.pattern, row.outcome, slower)
 
 
 def _said(row: WindowRow) -> str:

@@ -47,6 +47,7 @@ from sftriage.events import (
     TakenOver,
     WindowJudged,
 )
+from sftriage.policy import suspects
 from sftriage.policy.losses import Losses
 from sftriage.records import MAX_STAGES
 from sftriage.runs.appended import Appended
@@ -152,7 +153,8 @@ class WindowRow(_DecisionRow):
     ranks; of a window that is held there are none, but ``candidates``. ``coverage`` is the fraction of the window's
     vectors that were there, and ``clock`` the one that its times are on. ``lost_s`` is what the window adds to what
     suspects have cost. ``parameters`` are those that ``reason`` is
-    said with. ``regression`` is there while the job is slower than its own best, and once when that ends.
+    said with. ``trouble`` is the key of who is named (`policy.suspects`), by which windows are compared, and not by
+    words. ``regression`` is there while the job is slower than its own best, and once when that ends.
     """
 
     first_step: int
@@ -174,6 +176,11 @@ class WindowRow(_DecisionRow):
     excess_s: float | None = None
     regression: Regression | None = None
     lost_s: float = 0.0
+    trouble: str = ""
+
+    def is_trouble_of(self, other: WindowRow) -> bool:
+        """Whether both windows name the same rank, or host, in whichever words."""
+        return bool(self.trouble and other.trouble) and suspects.same(self.trouble, other.trouble)
 
 
 @dataclass(slots=True)
@@ -266,6 +273,7 @@ def row_of(verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger]
         excess_s=excess_s if 0.0 <= excess_s < MAX_S else None,
         clock=verdict.clock,
         regression=None if verdict.regression is None else _regression(verdict.regression),
+        trouble="" if first is None or not first.ranks else suspects.key(first),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sftriage.events import CostMeasured
-from sftriage.policy.losses import Losses
+from sftriage.policy.losses import Losses, SuspectLoss
 from sftriage.runs.advice import pipeline_of_run, straggler_of, tried_in
 from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
@@ -82,7 +82,7 @@ def glance_of(view: View) -> Glance:
     stands = outlook(view.rows, view.became, view.asks)
     telling = telling_row(view.rows)
     trouble = [row for row in view.rows if stands.face != "healthy" and _of_trouble(row, stands, telling)]
-    lost_s = _lost_s(trouble, stands)
+    lost_s = _lost_s(trouble, stands, telling)
     answers = (
         _healthy(view, stands),
         _since(view, stands),
@@ -162,7 +162,7 @@ def _sure(view: View, stands: Outlook, telling: WindowRow, trouble: Sequence[Win
         sure = said("from_outside" if telling.label == "stalled" else "not_sure")
         return Answer("sure", sure, (*explained(telling.reasons), *clock))
     judged = [row for row in trouble if row.label in ("suspect", "needs_evidence") and row.reasons != DISTURBED]
-    more = [said("named_in", naming=sum(row.named == stands.named for row in judged), windows=len(judged))]
+    more = [said("named_in", naming=sum(row.is_trouble_of(telling) for row in judged), windows=len(judged))]
     again = next((one.reproduced for one in _stored(view, stands) if one.reproduced is not None), None)
     if again is not None:
         more.append(said("reproduced_in", steps_with=again.steps_with, steps=again.steps))
@@ -200,14 +200,17 @@ def on_devices(view: View) -> bool:
 def losses_words(losses: Losses, *, on_devices: bool) -> str:
     """What suspects have cost since a run began, and who most of it."""
     largest = losses.largest
-    named = [
-        f"{one.who}{f' in {one.where}' if one.where else ''} {hours_of_ranks(one.rank_s, on_devices=on_devices)}"
-        for one in largest[:MAX_SHOWN]
-    ]
+    named = [f"{_who_where(one)} {hours_of_ranks(one.rank_s, on_devices=on_devices)}" for one in largest[:MAX_SHOWN]]
     if (more := len(largest) - MAX_SHOWN) > 0:
         named.append(f"{more:,} more")
     cost = hours_of_ranks(losses.rank_s, on_devices=on_devices)
+    if len(largest) == 1:
+        return said("one_since_began", cost=cost, who=_who_where(largest[0]))
     return said("since_began", cost=cost, whose=", ".join(named))
+
+
+def _who_where(one: SuspectLoss) -> str:
+    return f"{one.who} in {one.where}" if one.where else one.who
 
 
 def captures_cost_s(notes: Sequence[Note]) -> float:
@@ -215,14 +218,14 @@ def captures_cost_s(notes: Sequence[Note]) -> float:
     return sum(max(0.0, one.cost_s) for one in notes if isinstance(one, CostMeasured) and one.cost_s is not None)
 
 
-def _lost_s(trouble: Sequence[WindowRow], stands: Outlook) -> float | None:
+def _lost_s(trouble: Sequence[WindowRow], stands: Outlook, telling: WindowRow) -> float | None:
     """What was lost to who is named; else in windows that do not overlap, the newest first, over what is normal.
 
     Of the latter, one that says nothing is as the others.
     """
     if stands.named:
         # (a window that a capture disturbed adds to what was named before it)
-        mine = [row.lost_s for row in trouble if row.named == stands.named or row.reasons == DISTURBED]
+        mine = [row.lost_s for row in trouble if row.is_trouble_of(telling) or row.reasons == DISTURBED]
         return sum(mine) or None
     known = [row.excess_s for row in trouble if row.excess_s is not None]
     if not known or stands.since_step is None:

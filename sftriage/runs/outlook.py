@@ -106,7 +106,7 @@ def outlook(
         )
     trouble = _trouble(rows)
     # What came before somebody was named may have been something else.
-    of_named = [row for row in trouble if telling.named and row.named == telling.named] or trouble
+    of_named = [row for row in trouble if row.is_trouble_of(telling)] or trouble
     first = of_named[0]
     since_step, until_step = _since(of_named, telling)
     asked = [one for row in reversed(trouble) for one in row.asked]

@@ -65,7 +65,7 @@ class RecentLines:
 def standing(verdict: Verdict) -> Hashable:
     """What two windows share of which the second is no news: who, where and why."""
     suspect = verdict.suspects[0] if verdict.label == "suspect" else None
-    named = suspect and (suspect.ranks, suspect.stage, suspect.pattern)
+    named = suspect and (suspect.identity, suspect.pattern)
     slower = verdict.regression and (verdict.regression.since_step, verdict.regression.until_step)
     return verdict.label, verdict.reasons, named, slower
 

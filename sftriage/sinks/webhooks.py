@@ -202,12 +202,12 @@ class Webhooks(Sink):
 
     def _asked_for(self, triggers: Mapping[str, Trigger]) -> None:
         for capture_id, trigger in triggers.items():
-            keep_newest(self._suspects, capture_id, (trigger.ranks, trigger.stage))
+            keep_newest(self._suspects, capture_id, (trigger.ranks, None if trigger.scope == "host" else trigger.stage))
 
     def _decided(self, verdict: Verdict, decision: Decision) -> None:
         why = None
         if verdict.suspects:
-            suspect = verdict.suspects[0].ranks, verdict.suspects[0].stage
+            suspect = verdict.suspects[0].identity[1:]
             keep_newest(self._told, suspect, decision)
             why = self._why.get(suspect)
         event = partial(cloud_event, self.job, self.run, verdict, decision, why)

@@ -167,6 +167,7 @@ GLANCE: Mapping[str, str] = {
     "lost": "about {lost} up to step {step:,}",
     "of_slow_step": "{gain} of each slow step",
     "since_began": "since the run began, suspects have cost {cost}: {whose}",
+    "one_since_began": "since the run began, {who} has cost {cost}",
     "for_captures": "and {lost} for captures",
     "nothing": "nothing",
     "trace": "rank {rank}, steps {first:,} to {last:,}",

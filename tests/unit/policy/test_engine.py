@@ -77,6 +77,10 @@ def case(said, *rules, state=None, **verdict):
         ),
         case("capture: rule deep: ", CAPTURING, WITH_NSYS, system=("cgroup_throttled", 0.6)),
         case("ignore: observe-only: rule watch matched", OBSERVING, system=("cgroup_throttled", 0.6)),
+        # (a slow host is captured, on one of its ranks)
+        case("capture: rule slow-rank: ", scope="host", ranks=(2, 3), system=("cgroup_throttled", 1.0)),
+        case("capture: rule slow-rank: ", scope="host", ranks=(2, 3), descheduled_fraction=0.83),
+        case("hold: contention for CPUs, ", scope="host", ranks=(2, 3), contended_fraction=0.6),
         # (windows of 50 steps of 70 ms)
         case(
             "hold: contention for CPUs, which may pass: it may explain 60% of the lateness of rank 2, so far for 3.5 s "
@@ -140,6 +144,15 @@ def case(said, *rules, state=None, **verdict):
             stage=None,
         ),
         case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 21 data": NOW}}, stage=None),
+        # (and so may the stage of a host, and which of its ranks stands out)
+        case("throttle: cooldown of rule slow-rank", state={"fired_s": {"slow-rank host 2-3 *": NOW}}, stage="forward"),
+        case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank host 3-4 *": NOW}}),
+        case(
+            "throttle: cooldown of rule slow-rank",
+            state={"fired_s": {"slow-rank host 2-3 *": NOW}},
+            scope="host",
+            ranks=(2, 3),
+        ),
         case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 2 h2d": NOW}}),
         case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 2 data": NOW - 600}}),
         case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 3 data": NOW}}),

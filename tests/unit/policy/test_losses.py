@@ -75,6 +75,23 @@ def test_a_suspect_is_the_same_with_a_stage_and_without():
     assert found.of(make_verdict(stage=None).suspects[0]).steps == 100
 
 
+def test_a_slow_host_is_the_same_in_any_stage_and_so_is_a_rank_of_it():
+    host = {"scope": "host", "ranks": (2, 3)}
+    found = losses_of(
+        window(first, step_s=[0.02] * 50, **of)
+        for first, of in (
+            (100, {**host}),
+            (150, {**host, "stage": "forward"}),
+            (200, {**host, "stage": None}),
+            (250, {}),
+        )
+    )
+    (one,) = found.largest
+    assert (one.where, one.steps) == ("all its local stages", 200)
+    # AND a rank of another host is not
+    assert len(found.after(window(300, step_s=[0.02], ranks=(4,))).by_suspect) == 2
+
+
 @pytest.mark.parametrize(
     "lost",
     [

@@ -61,7 +61,7 @@ def test_failures_and_messages_of_an_earlier_version_hold_for_the_whole_rule():
     [
         ("rank", (3,), "data", "rank 3 data"),
         ("rank", (3,), None, "rank 3 *"),
-        ("host", (8, 9, 10, 11), "forward", "host 8-11 forward"),
+        ("host", (8, 9, 10, 11), "forward", "host 8-11 *"),
         ("cohort", (11, 0, 8, 1, 2), None, "cohort 0-2,8,11 *"),
         ("all", tuple(range(16_384)), "data", "all 0-16383 data"),
     ],

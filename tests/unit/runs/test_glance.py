@@ -66,6 +66,30 @@ def test_what_was_lost_is_what_windows_add_to_the_sum_of_who_is_named():
     assert glance_of(view(*rows)).lost_s == pytest.approx(2 * 50 * 0.018 + 0.5)
 
 
+def test_a_slow_host_is_one_trouble_whichever_stage_and_rank_of_it_stands_out():
+    # GIVEN windows that name a host in one stage, in another, as a whole, and twice one of its ranks
+    of = [
+        verdict(first, "suspect", onset=20, stage=stage)
+        for first, stage in ((20, "data"), (70, "forward"), (120, None))
+    ]
+    host = [
+        replace(one, suspects=(replace(one.suspects[0], scope="host", ranks=(2, 3), rank=None, host="vm"),))
+        for one in of
+    ]
+    ranks = [verdict(170, "suspect", onset=20, rank=3), verdict(220, "suspect", onset=20, stage="forward")]
+    rows = [
+        replace(row_of(one, decision(one)), lost_s=0.9)
+        for one in (*host, *ranks, replace(host[0], first_step=270, last_step=319))
+    ]
+    _, answers, _ = told(view(row(0), *rows))
+    # THEN all of them count
+    assert "named in 6 of 6 windows" in answers["sure"]
+    assert answers["cost"].startswith("about 5.4 s")
+    # AND another rank is another trouble
+    other = replace(row(320, "suspect", rank=1, onset=320), lost_s=0.9)
+    assert "named in 1 of 1 windows" in told(view(row(0), *rows, other))[1]["sure"]
+
+
 def test_what_suspects_have_cost_since_the_run_began_is_said_of_a_healthy_job_too():
     verdicts = [verdict(20, "suspect"), verdict(80, "suspect", rank=1, stage=None)]
     _, answers, _ = told(view(row(200), losses=losses_of([*verdicts, verdict(140, "suspect")])))
