@@ -197,7 +197,7 @@ class Captures:
                 return self._stored(result.capture_id)
             if result.state != "stored":
                 return Report(result)
-            executor.verify(result)
+            result = executor.verify(result)
             manifest = self._store.put_files(
                 result.capture_id,
                 executor.products(),

@@ -55,12 +55,16 @@ class Executor(ABC):
         """The result of this capture where it left nothing."""
         return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason, timings_s=self._timings_s)
 
-    def verify(self, result: CaptureResult) -> None:  # noqa: B027 - for what was not examined as it was made
-        """Check what it left against what was promised.
+    def verify(self, result: CaptureResult) -> CaptureResult:
+        """Check what it left against what was promised, where that was not examined as it was made.
+
+        Returns:
+            The result, with what had to be repaired in its details.
 
         Raises:
             CaptureError: it is not that; the message says why.
         """
+        return result
 
     def products(self) -> tuple[FileToStore, ...]:
         """What it has left in the spool, the main file first."""

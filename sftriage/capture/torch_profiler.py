@@ -9,68 +9,151 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
 
 from sftriage.capture.executor import Executor, mailbox_of
 from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState
-from sftriage.errors import CaptureError, RingError
+from sftriage.errors import CaptureError, InputError, RingError
+from sftriage.profiling.session import NO_TRACE
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
-from sftriage.traces.files import chunks
+from sftriage.traces.files import CHUNK_BYTES, private
+from sftriage.traces.jsonstream import Damage, TraceReader
 from sftriage.traces.store import FileToStore
 
-WHOLE_PARSE_BYTES = 64 * 2**20
-"""Up to this size a trace is parsed whole; a larger one would take many times its size in memory, and is searched."""
-
-_STEP = re.compile(rb'"ProfilerStep#(\d+)"')
+_DISTRIBUTED = "distributedInfo"
+_STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
-def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) -> None:
+def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) -> str:
     """Check a plain Kineto JSON file against the request and what the trainer says it did.
+
+    torch writes names as they are. Where that is no valid JSON the file is replaced by one that is; what was damaged is
+    returned in words.
 
     Raises:
         CaptureError: missing, too large, not JSON, without the promised steps, or of another rank.
     """
     if result.first_step is None or result.last_step is None:
         raise CaptureError("the trainer names no steps that it captured")
+    found = _Found(trace)
     try:
         size_bytes = trace.stat().st_size
         if size_bytes > request.max_bytes:
             raise CaptureError(f"the trace has {size_bytes} bytes; at most {request.max_bytes} were allowed")
-        found = _whole(trace, request.rank) if size_bytes <= WHOLE_PARSE_BYTES else _searched(trace)
+        damage = found.read()
+        found.replace()
     except OSError as error:
-        raise CaptureError(f"the trace cannot be read: {error.strerror or error}") from error
-    missing = [step for step in range(result.first_step, result.last_step + 1) if step not in found]
+        raise CaptureError(f"the trace cannot be read or repaired: {error.strerror or error}") from error
+    except InputError as error:
+        raise CaptureError(f"the trace is not Kineto JSON: {error}") from error
+    finally:
+        found.close()
+    about = found.values[_DISTRIBUTED]
+    its_rank = about.get("rank", request.rank) if isinstance(about, dict) else request.rank
+    if its_rank != request.rank:
+        raise CaptureError(f"the trace is of rank {its_rank}; rank {request.rank} was asked for")
+    missing = [step for step in range(result.first_step, result.last_step + 1) if step not in found.steps]
     if missing:
         raise CaptureError(f"the trace lacks step{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}")
+    return "; ".join(damage.words)
 
 
-def _whole(trace: Path, rank: int) -> set[int]:
-    try:
-        document = json.loads(trace.read_bytes())
-        events = document["traceEvents"]
-        names = {event["name"] for event in events if event.get("cat") == "user_annotation"}
-        its_rank = document.get("distributedInfo", {}).get("rank", rank)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CaptureError(f"the trace is not Kineto JSON: {error}") from error
-    if its_rank != rank:
-        raise CaptureError(f"the trace is of rank {its_rank}; rank {rank} was asked for")
-    return {int(name.removeprefix("ProfilerStep#")) for name in names if re.fullmatch(r"ProfilerStep#\d+", name)}
+class _Mark(msgspec.Struct, gc=False):
+    cat: Any = None
+    name: Any = None
 
 
-def _searched(trace: Path) -> set[int]:
-    """The steps in a trace that is too large to be parsed. Read, and not mapped: a disk that fails is an error then."""
-    found, kept = set(), b""
-    with trace.open("rb") as file:
-        for piece in chunks(file):
+_MARKS = msgspec.json.Decoder(list[_Mark])
+
+
+class _Found:
+    """What is in a trace, read piece by piece, and a copy beside it with its damage mended, where it has any."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace, self._copy = trace, trace.with_suffix(".mended")
+        self._target: BinaryIO | None = None
+        self.values: dict[str, Any] = {_DISTRIBUTED: None}
+        self.steps: set[int] = set()
+
+    def read(self) -> Damage:
+        """Read it all.
+
+        Raises:
+            InputError: it is no trace, or is cut short.
+        """
+        with self._trace.open("rb") as source, self._trace.open("rb") as self._source:
             # A trace as torch writes it begins with a space.
-            if not kept and piece[:64].lstrip()[:1] != b"{":
-                break
-            text = kept + piece
-            found |= {int(match.group(1)) for match in _STEP.finditer(text)}
-            kept = text[-64:]
-    if kept.rstrip()[-1:] != b"}":
-        raise CaptureError("the trace is not whole JSON")
-    return found
+            if not source.peek(64).lstrip().startswith(b"{"):
+                raise InputError(f"{self._trace}: no JSON object")
+            reader = TraceReader(source, self._trace.name, self._take, self._take_odd, self.values, self._edit)
+            reader.read()
+            if self._target is not None:
+                self._copy_until(None)
+        return reader.damage
+
+    def replace(self) -> None:
+        """Put the copy in the trace's place, if there is one."""
+        if self._target is not None:
+            self._target.close()
+            self._copy.replace(self._trace)
+
+    def close(self) -> None:
+        """Leave no copy."""
+        if self._target is not None:
+            self._target.close()
+            self._copy.unlink(missing_ok=True)
+
+    def _take(self, piece: bytes) -> None:
+        # (the decoder does not look into strings that are not wanted)
+        piece.decode()
+        for event in _MARKS.decode(piece):
+            if event.cat == "user_annotation" and isinstance(event.name, str):
+                step = _STEP.fullmatch(event.name)
+                if step is not None:
+                    self.steps.add(int(step[1]))
+
+    def _take_odd(self, event: bytes) -> bool:
+        """Nothing that is JSON and an event is odd here."""
+        return False
+
+    def _edit(self, start: int, end: int, instead: bytes) -> None:
+        if self._target is None:
+            self._target = private(self._copy)
+        self._copy_until(start)
+        self._target.write(instead)
+        self._source.seek(end)
+
+    def _copy_until(self, end: int | None) -> None:
+        assert self._target is not None, "there is a copy"
+        while piece := self._source.read(CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - self._source.tell())):
+            self._target.write(piece)
+
+
+def verify_stacks(file: Path, request: CaptureRequest, result: CaptureResult) -> None:
+    """Check sampled stacks against the request and what the trainer says it did.
+
+    Raises:
+        CaptureError: missing, too large, no such file, or of other steps.
+    """
+    if result.first_step is None or result.last_step is None:
+        raise CaptureError("the trainer names no steps that it captured")
+    try:
+        size_bytes = file.stat().st_size
+        if size_bytes > request.max_bytes:
+            raise CaptureError(f"the stacks have {size_bytes} bytes; at most {request.max_bytes} were allowed")
+        steps = set(json.loads(file.read_bytes())["sftriage"]["step"])
+    except OSError as error:
+        raise CaptureError(f"the stacks cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CaptureError(f"no file of sampled stacks: {error}") from error
+    if not steps:
+        raise CaptureError("no stack was sampled")
+    if not all(type(one) is int and result.first_step <= one <= result.last_step for one in steps):
+        raise CaptureError(f"the stacks are of other steps than {result.first_step} to {result.last_step}")
 
 
 class TorchCapture(Executor):
@@ -125,17 +208,26 @@ class TorchCapture(Executor):
         with contextlib.suppress(RingError):
             self._mailbox.cancel(self.request.capture_id)
 
-    def verify(self, result: CaptureResult) -> None:
-        """See `verify_trace`."""
-        verify_trace(self.trace, self.request, result)
+    def verify(self, result: CaptureResult) -> CaptureResult:
+        """See `verify_trace`. Where there is no trace, the stacks that were sampled meanwhile are kept without it."""
+        stacks = self.trace.with_name(f"{self.request.capture_id}.{SAMPLES_NAME}")
+        try:
+            damage = verify_trace(self.trace, self.request, result)
+        except CaptureError as error:
+            if not stacks.exists():
+                raise
+            verify_stacks(stacks, self.request, result)
+            # (where the trainer has written none, it has said why)
+            damage = "" if NO_TRACE in result.detail else f"{NO_TRACE}: {error}"
+            self.trace.unlink(missing_ok=True)
+        return replace(result, detail="; ".join(filter(None, (result.detail, damage))))
 
     def products(self) -> tuple[FileToStore, ...]:
         """The trace, which the trainer left as it is to save its own time; and the stacks, where they were sampled."""
         trace = FileToStore(self.trace, "trace.json.gz", "application/gzip")
         stacks = self.trace.with_name(f"{self.request.capture_id}.{SAMPLES_NAME}")
-        if not stacks.exists():
-            return (trace,)
-        return trace, FileToStore(stacks, SAMPLES_NAME, "application/json", compress=False)
+        sampled = FileToStore(stacks, SAMPLES_NAME, "application/json", compress=False)
+        return tuple(one for one in (trace, sampled) if one.path.exists())
 
     def close(self) -> None:
         """Let go of the mailbox, and of what the trainer may have left in the spool."""

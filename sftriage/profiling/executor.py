@@ -337,7 +337,7 @@ class CaptureExecutor:
         try:
             size_bytes, missing = session.store(self._spool, capture.request)
             detail = "; ".join(filter(None, (detail, missing)))
-            if isinstance(session, TorchSession):
+            if isinstance(session, TorchSession) and size_bytes:
                 self._sizes.note(capture.request.options, TraceCost(session.steps, size_bytes, session.stall_s))
         except Exception as error:
             state, detail = "failed", _reason(error)

@@ -31,6 +31,9 @@ OPTIONS = _OF_PROFILER | STACK_OPTIONS
 RANGE = "SFT_CAPTURE"
 """The range around the steps of a capture: ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits for it."""
 
+NO_TRACE = "no trace"
+"""How the reason begins for which a capture has its stacks alone."""
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
 
 
@@ -152,6 +155,7 @@ class TorchSession(Session):
         self._options, self._subject, self._guard = options, subject, guard
         self.stall_s = 0.0
         self._prepared = False
+        self._broken: Exception | None = None
         # Beside the profiler's own stacks, which trace every thread, it would only be traced.
         self.sampler = StackSampler(lambda: self.at, period_s) if sample and not options.get("with_stack") else None
 
@@ -206,21 +210,36 @@ class TorchSession(Session):
                 # One that is only prepared cannot be stopped: torch's own schedule starts it for this, too.
                 if self.first_step is None:
                     self._profile.start_trace()
-                self._profile.stop_trace()
+                try:
+                    self._profile.stop_trace()
+                except Exception as error:
+                    # (the stacks of its steps are as good without a trace)
+                    if self.sampler is None:
+                        raise
+                    self._broken = error
             self.timings_s["stop"] = monotonic() - began_s
             self.stall_s += self.timings_s["stop"]
 
     def store(self, spool: Path, request: CaptureRequest) -> tuple[int, str]:
-        """Write the trace into the spool, on whatever thread: its size in bytes, and what there is not beside it.
+        """Write the trace into the spool, on whatever thread: its size in bytes (0: none), and what is missing.
+
+        Trace and stacks are as good without each other.
 
         Raises:
-            CaptureError: there is no whole trace, or it is too large.
+            CaptureError: there is no whole trace, or it is too large; and there are no stacks.
         """
-        size_bytes = write_trace(self.export, spool, request.capture_id, request.max_bytes)
-        if self.sampler is None:
-            return size_bytes, ""
-        # Without them the trace is as good as it would be.
-        return size_bytes, self.sampler.keep(_samples(spool, request), request.max_bytes - size_bytes)
+        size_bytes, missing = 0, []
+        try:
+            size_bytes = write_trace(self.export, spool, request.capture_id, request.max_bytes)
+        except Exception as error:
+            if self.sampler is None:
+                raise
+            missing.append(f"{NO_TRACE}: {error}")
+        if self.sampler is not None:
+            missing.append(self.sampler.keep(_samples(spool, request), request.max_bytes - size_bytes))
+        if not size_bytes and all(missing):
+            raise CaptureError("; ".join(missing))
+        return size_bytes, "; ".join(filter(None, missing))
 
     def export(self, path: str) -> None:
         """Write the trace as JSON, on whatever thread.
@@ -228,6 +247,8 @@ class TorchSession(Session):
         Raises:
             CaptureError: there is nothing in the trace.
         """
+        if self._broken is not None:
+            raise CaptureError(f"the profiler could not be stopped: {self._broken}")
         results = self._profile.profiler.kineto_results
         # (before torch 2.4 it said so in microseconds)
         if (getattr(results, "trace_start_ns", None) or results.trace_start_us)() <= 0:

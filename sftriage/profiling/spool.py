@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,7 +67,8 @@ def create(path: Path) -> None:
 def ends_whole(trace: Path) -> bool:
     """Whether a Kineto trace has the end it should: all that follows its last key is valid JSON.
 
-    A trace may have hundreds of megabytes, and reading it all as JSON would hold the GIL of a training process.
+    Or else a string ends there, and the document: torch does not escape the path that the trace is written to. A trace
+    may have hundreds of megabytes, and reading it all as JSON would hold the GIL of a training process.
     """
     with trace.open("rb") as file:
         file.seek(max(0, trace.stat().st_size - _TAIL_BYTES))
@@ -75,7 +77,7 @@ def ends_whole(trace: Path) -> bool:
     try:
         return at >= 0 and bool(json.loads(b"{" + tail[at:]))
     except ValueError:
-        return False
+        return at >= 0 and re.search(rb'[^,:{\s]\s*"\s*\}\s*\Z', tail[at + len(_LAST_KEY) :]) is not None
 
 
 def _sync(path: Path) -> None:

@@ -16,7 +16,7 @@ from sftriage.errors import InputError
 from sftriage.reduce.columns import ENDS, IGNORED, LIMIT_NS, Columns, pair_halves
 from sftriage.reduce.events import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, Trace
 from sftriage.reduce.intervals import Ints
-from sftriage.reduce.jsonstream import UNDECODABLE, TraceReader
+from sftriage.traces.jsonstream import Damage, TraceReader
 
 # Left out on purpose: the device's copy of an annotation (`gpu_user_annotation`, which would count it twice), the
 # `Trace` event that spans everything, the profiler's own `overhead`, and arrows between events.
@@ -34,7 +34,8 @@ KINDS: Final[Mapping[str, int]] = {
     "gpu_memset": MEMSET,
 }
 
-MAX_BROKEN_FRACTION = 0.01
+MAX_DROPPED_FRACTION = 0.5
+"""Of the events: where more are damaged beyond repair, this is no trace."""
 
 _BASE = "baseTimeNanoseconds"
 _DISTRIBUTED = "distributedInfo"
@@ -71,8 +72,9 @@ def read_kineto(stream: IO[bytes], source: str) -> Trace:
         InputError: it cannot be read; the message says where and why.
     """
     kineto = _Kineto(source)
-    TraceReader(stream, source, kineto.events, kineto.odd_events, kineto.values).read()
-    return kineto.trace()
+    reader = TraceReader(stream, source, kineto.events, kineto.odd_event, kineto.values)
+    reader.read()
+    return kineto.trace(reader.damage)
 
 
 class _Numbers(dict[Any, int]):
@@ -108,26 +110,18 @@ class _Kineto:
         self._columns, self._halves = Columns(source), Columns(source)
         self.values: dict[str, Any] = dict.fromkeys((_BASE, _DISTRIBUTED, _JOB, _CAPTURE_ID))
         self._kinds, self._tracks = _Numbers(_kind), _Numbers(partial(_track, self._columns))
-        self._n_events = self._n_broken = self._n_impossible = 0
+        self._n_events = self._n_impossible = 0
 
     def events(self, piece: bytes) -> None:
         """Take a list of events."""
         self._take(_EVENTS.decode(piece))
 
-    def odd_events(self, events: list[bytes]) -> None:
-        """Take what can be understood of events among which something is odd."""
-        understood = []
-        for event in events:
-            try:
-                understood.append(_EVENT.decode(event))
-            except UNDECODABLE:
-                lenient = _leniently(event)
-                if lenient is not None:
-                    understood.append(lenient)
-        n_broken = len(events) - len(understood)
-        self._n_broken += n_broken
-        self._n_events += n_broken
-        self._take(understood)
+    def odd_event(self, event: bytes) -> bool:
+        """Take an event that is JSON and has something odd in it; False if it is no event."""
+        lenient = _leniently(event)
+        if lenient is not None:
+            self._take([lenient])
+        return lenient is not None
 
     def _take(self, events: list[_Event]) -> None:
         """Take events into the columns: what runs for every event, and is written for that."""
@@ -180,20 +174,18 @@ class _Kineto:
         track_E = np.fromiter([tracks[event.pid, event.tid] for event in events], np.int32, n)
         return start_ns_E, track_E, possible_E
 
-    def trace(self) -> Trace:
-        """The trace that was read.
+    def trace(self, damage: Damage) -> Trace:
+        """The trace that was read, with what was damaged in it.
 
         Raises:
-            InputError: too much of it could not be understood.
+            InputError: most of it was.
         """
-        if self._n_broken > MAX_BROKEN_FRACTION * self._n_events:
-            raise InputError(
-                f"{self._source}: {self._n_broken} of {self._n_events} events are not JSON objects of a trace"
-            )
-        notes = tuple(
+        n_events = self._n_events + damage.dropped
+        if damage.dropped > MAX_DROPPED_FRACTION * n_events:
+            raise InputError(f"{self._source}: {damage.dropped} of {n_events} events are not JSON objects of a trace")
+        notes = damage.words + tuple(
             f"{count} {what} left out"
             for count, what in (
-                (self._n_broken, "events could not be understood, and were"),
                 (self._n_impossible, "events at impossible times were"),
                 (pair_halves(self._halves, self._columns), "begin or end events had no other half, and were"),
             )
@@ -227,7 +219,7 @@ def _links(events: list[_Event]) -> Ints:
 def _leniently(event: bytes) -> _Event | None:
     """What Python's own reader, which takes more, makes of an event; None if it is not one."""
     try:
-        values = json.loads(event.decode("utf-8", "replace"), strict=False)
+        values = json.loads(event)
         args = values.get("args")
         return _Event(
             ph=str(values.get("ph", "")),

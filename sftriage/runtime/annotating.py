@@ -146,7 +146,7 @@ class Annotations:
         if manifest.sampled:
             findings = self._found_in_samples(manifest, samples, control, its, attempt)
         else:
-            findings = self._found_in_traces(manifest, control)
+            findings = self._found_in_traces(manifest, None if control is None or control.sampled else control)
         findings = findings.model_copy(update={"counted": self._counted(manifest, findings, attempt)})
         beside = its if findings.control is not None and findings.beside == "rank" else None
         cause = explained(findings, manifest, samples, beside)

@@ -265,8 +265,8 @@ class Manifest(DocumentModel):
 
     @property
     def sampled(self) -> bool:
-        """Whether it is of Python stacks alone that its trainer sampled over its steps."""
-        return self.capture.profiler == "stacks" and self.artefacts[0].name == SAMPLES_NAME
+        """Whether its trainer's sampled stacks are all there is of its steps, be it that its trace is lost."""
+        return self.artefacts[0].name == SAMPLES_NAME
 
     @property
     def cause(self) -> CauseInfo | None:

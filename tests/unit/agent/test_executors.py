@@ -10,9 +10,10 @@ from sftriage.capture.nsys import NsysCapture, NsysPlace
 from sftriage.capture.sampled import SampledCapture
 from sftriage.capture.stacks import StacksCapture
 from sftriage.capture.torch_profiler import TorchCapture
-from sftriage.decisions import CaptureRequest
+from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError
 from sftriage.recorder import Monitor
+from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 
 
 def request(profiler, rank=0, capture_id="c-1"):
@@ -82,3 +83,28 @@ def test_a_rank_without_a_mailbox_cannot_be_reached(executor, tmp_path, profiler
     (tmp_path / "rank-0.0.mailbox").unlink()
     with pytest.raises(CaptureError, match="rank 0 cannot be reached"):
         executor(profiler)
+
+
+@pytest.mark.parametrize(
+    ("trace", "detail"),
+    [
+        (None, "no trace: the disk is full"),  # (the trainer has said why)
+        (b'{"traceEvents": [', "no trace: the trace is not Kineto JSON: c-1.json: cut short: it ends at byte 17"),
+    ],
+)
+def test_stacks_are_kept_where_the_trace_beside_them_is_lost(executor, tmp_path, trace, detail):
+    # GIVEN a capture that has left its stacks, and no trace or a broken one
+    (tmp_path / f"c-1.{SAMPLES_NAME}").write_text('{"sftriage": {"step": [5, 5]}}')
+    if trace is not None:
+        (tmp_path / "c-1.json").write_bytes(trace)
+    said = "" if trace is not None else "no trace: the disk is full"
+    result = CaptureResult("c-1", 0, "stored", said, first_step=5, last_step=5)
+    with closing(executor("torch")) as found:
+        # WHEN it is verified THEN it is stored with the stacks alone, and says why
+        assert found.verify(result).detail.startswith(detail)
+        assert [one.path.name for one in found.products()] == [f"c-1.{SAMPLES_NAME}"]
+        # AND without stacks it has failed
+        (tmp_path / f"c-1.{SAMPLES_NAME}").unlink()
+        with pytest.raises(CaptureError, match="the trace cannot be read"):
+            found.verify(result)
+    assert list(tmp_path.glob("c-1.*")) == []

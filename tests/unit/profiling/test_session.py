@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from time import monotonic
 from types import ModuleType
 
 import pytest
 
+from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
 from sftriage.profiling.guard import ProfilerGuard
 from sftriage.profiling.session import TorchSession
@@ -76,3 +79,23 @@ def test_a_capture_says_how_often_stacks_are_sampled(make_info):
     # AND what is out of bounds is refused
     with pytest.raises(CaptureError, match="samples_per_second 0: 1 to 1000"):
         TorchSession(make_info(), {"samples_per_second": 0}, ProfilerGuard())
+
+
+def test_stacks_are_kept_where_the_profiler_does_not_stop_or_its_trace_is_not_written(tmp_path, make_info):
+    # GIVEN a session whose stacks were sampled, and whose profiler breaks
+    options = {"sample_stacks": True}
+    request = CaptureRequest("c-1", 0, "torch", 1, 0, max_seconds=5, max_bytes=10**6, options=options)
+    session = TorchSession(make_info(), options, ProfilerGuard(), sample=True)
+    session._profile.stop_trace = lambda: 1 / 0
+    session._prepared, session.first_step = True, 3
+    session.sampler.start()
+    end_s = monotonic() + 20.0
+    while not len(session.sampler):
+        assert monotonic() < end_s
+    # WHEN it is stopped and stored THEN the stacks are there, and it says why there is no trace
+    session.stop()
+    assert session.store(tmp_path, request) == (0, "no trace: the profiler could not be stopped: division by zero")
+    assert [one.name for one in tmp_path.iterdir()] == ["c-1.stacks.speedscope.json"]
+    # AND without stacks it is an error
+    with pytest.raises(CaptureError, match=r"no trace: .*; no stacks: "):
+        session.store(tmp_path, replace(request, max_bytes=10))

@@ -69,6 +69,16 @@ def test_a_trace_never_takes_the_place_of_another(tmp_path):
     assert (tmp_path / "c-2.json.partial").read_bytes() == b"of one that died"
 
 
+@pytest.mark.parametrize("path", ['a "b" c', "C:\\dir", "end\\", '{"x": 1'])
+def test_the_path_that_torch_writes_as_it_is_costs_no_trace(tmp_path, path):
+    whole = b'{"traceEvents": [{"name": "x"}\n  ],"traceName": "' + path.encode() + b'" }'
+    for length in range(len(whole) - 1):
+        (tmp_path / "t.json").write_bytes(whole[:length])
+        assert not ends_whole(tmp_path / "t.json")
+    (tmp_path / "t.json").write_bytes(whole)
+    assert ends_whole(tmp_path / "t.json")
+
+
 @pytest.mark.parametrize("events", [0, 1000])
 def test_the_end_is_found_whatever_the_length(tmp_path, events):
     path = tmp_path / "t.json"
