@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from sftriage.frontier.profile import Profile, Typical
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.units import Unit, UnitName
 from sftriage.records import StageSchema
-from sftriage.verdicts.course import Course, Onset, course_of, recurring_course
+from sftriage.verdicts.course import Course, Onset, Track, course_of, onset_of, recurring_course
 from sftriage.verdicts.sequential import Recurrence
 from sftriage.verdicts.settings import Settings
 
@@ -28,6 +29,7 @@ class Candidate:
         lateness_N: its lateness in the steps in which it arrived last, 0 in the others, in seconds.
         total_s: the sum of ``gain_N``.
         course: when it was present; None if the evidence of the run has not named it.
+        lasting_share: what it adds to the steps from its onset to its end, as a fraction of their exposed time.
         exposed_s: the mean exposed time of the steps that it fills.
         dominant_stage: of a whole unit whose fault is recurring, the stage that has most of what comes back, if any.
     """
@@ -37,8 +39,13 @@ class Candidate:
     lateness_N: FloatArray
     total_s: float
     course: Course | None
+    lasting_share: float
     exposed_s: float
     dominant_stage: str | None = None
+
+
+OnsetKey: TypeAlias = "tuple[UnitName, str | None, int | None]"
+"""A unit, a stage of it or none, and the period of its fault or none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +56,10 @@ class WindowContext:
         used_N: the steps that count.
         exposed_N: the exposed time of each step, in seconds.
         present_s: a candidate is present in a step if its gain there is at least this.
-        onsets: the onset of each unit that the evidence of the run has named.
+        track: the units' time over their peers in the last steps.
+        events: of each unit that the evidence of the run has named, the steps of the clear events that did.
         recurrences: those of units whose fault is recurring.
+        onsets: what was estimated before.
     """
 
     schema: StageSchema
@@ -58,8 +67,10 @@ class WindowContext:
     exposed_N: FloatArray
     first_step: int
     present_s: float
-    onsets: Mapping[UnitName, Onset]
+    track: Track
+    events: Mapping[UnitName, Sequence[int]]
     recurrences: Mapping[UnitName, Recurrence]
+    onsets: Mapping[OnsetKey, Onset]
     settings: Settings
 
 
@@ -71,7 +82,7 @@ def candidates_of(unit: Unit, context: WindowContext) -> list[Candidate]:
     to lead.
     """
     found = []
-    course = _course(unit, context)
+    course = _course(unit, None, context)
     steady = None if course is None or course.pattern == "recurring" else course
     over_NS = unit.over_NS[context.used_N if steady is None else steady.filled_N]
     tells = one_stage_dominates(over_NS.mean(axis=0), context.settings)
@@ -84,7 +95,8 @@ def candidates_of(unit: Unit, context: WindowContext) -> list[Candidate]:
         gain_N = unit.gain_NS[:, s] * context.used_N
         led_N = (gain_N >= context.present_s) & (gain_N > 0.0)
         if led_N.any() and (stage is not None or unit.starved or not tells):
-            found.append(_candidate(unit, stage, gain_N, led_N, course, context))
+            own = course if stage is None else _course(unit, stage, context) or course
+            found.append(_candidate(unit, stage, gain_N, led_N, own, context))
     return found
 
 
@@ -97,18 +109,39 @@ def _dominant_stage(unit: Unit, course: Course, context: WindowContext) -> str |
     return context.schema.stages[int(added_S.argmax())] if one_stage_dominates(added_S, context.settings) else None
 
 
-def _course(unit: Unit, context: WindowContext) -> Course | None:
-    """The course of a unit that the evidence of the run has named; None of any other, and if it was not present."""
-    present_N = context.used_N & (unit.gain_NS[:, -1] >= context.present_s)
-    recurrence, onset = context.recurrences.get(unit.name), context.onsets.get(unit.name)
+def _course(unit: Unit, stage: str | None, context: WindowContext) -> Course | None:
+    """The course of a unit in a stage, or in all: None if the evidence of the run has not named it, or it is not there.
+
+    The onset is the change point in the unit's own time over its peers. Of what comes back, only its own steps count.
+    """
+    recurrence, events = context.recurrences.get(unit.name), context.events.get(unit.name)
+    s = None if stage is None else context.schema.stages.index(stage)
+    step_T, over_T = context.track.of(unit.name, s)
+    over_N = unit.over_NS.sum(axis=1) if s is None else unit.over_NS[:, s]
     if recurrence is not None:
-        back = recurring_course(recurrence, context.first_step, context.used_N)
-        between_N = context.used_N & ~back.filled_N
-        if 2 * (present_N & between_N).sum() <= between_N.sum():
-            return back if back.filled_N.any() else None
-    course = None if onset is None else course_of(present_N, context.first_step, onset, context.settings)
+        own_T = step_T % recurrence.period == recurrence.phase
+        known = context.onsets.get((unit.name, stage, recurrence.period))
+        times = step_T[own_T & (step_T >= recurrence.onset)].tolist()
+        onset = onset_of(step_T[own_T], over_T[own_T], times, known, context.settings, over_T[~own_T])
+        if onset is not None:
+            there_N = context.used_N & (over_N >= onset.there_s)
+            back = recurring_course(recurrence, there_N, context.first_step, onset, context.used_N)
+            between_N = context.used_N & ~back.filled_N & (unit.gain_NS[:, -1] >= context.present_s)
+            if 2 * between_N.sum() <= (context.used_N & ~back.filled_N).sum():
+                return back if back.filled_N.any() else None
+    if events is None:
+        return None
+    onset = onset_of(step_T, over_T, events, context.onsets.get((unit.name, stage, None)), context.settings)
+    if onset is None:
+        return None
+    gain_N = unit.gain_NS[:, -1 if s is None else s]
+    present_N = context.used_N & (gain_N >= context.present_s) & (gain_N > 0.0)
+    there_N = context.used_N & (over_N >= onset.there_s)
+    course = course_of(present_N, there_N, context.first_step, onset, context.settings)
     filled_N = context.used_N if course is None else course.filled_N & context.used_N
-    return None if course is None or not filled_N.any() else replace(course, filled_N=filled_N)
+    if course is None or not filled_N.any():
+        return None
+    return replace(course, filled_N=filled_N, lasts_N=course.lasts_N & context.used_N)
 
 
 def _candidate(
@@ -141,7 +174,11 @@ def _candidate(
             onset_step=onset.step,
             onset_range=(onset.earliest, onset.latest),
         )
-    return Candidate(suspect, gain_N, unit.lateness_N, float(gain_N.sum()), course, exposed_s, dominant)
+    lasting_share = suspect.share
+    if course is not None and course.onset.has_gaps and course.pattern != "recurring":
+        lasting_share = float(gain_N[course.lasts_N].sum() / context.exposed_N[course.lasts_N].sum())
+    total_s = float(gain_N.sum())
+    return Candidate(suspect, gain_N, unit.lateness_N, total_s, course, lasting_share, exposed_s, dominant)
 
 
 def _added_s(
@@ -203,9 +240,9 @@ def group_candidates(
                 cohort=roles.names[c] or None if scope == "cohort" else None,
                 onset_step=context.first_step + int(slow_N.argmax()),
             )
-            course = Course("chronic", slow_N, Onset(*(context.first_step,) * 3))
-            gain_N = np.full(len(context.used_N), gain_s)
-            found.append(Candidate(suspect, gain_N, np.zeros(len(gain_N)), gain_s * len(slow_N), course, exposed_s))
+            course = Course("chronic", slow_N, slow_N, Onset(*(context.first_step,) * 3))
+            gain_N, total_s = np.full(len(context.used_N), gain_s), gain_s * len(slow_N)
+            found.append(Candidate(suspect, gain_N, np.zeros(len(gain_N)), total_s, course, suspect.share, exposed_s))
 
     if slow_C.all():
         add("all", 0, np.arange(len(roles.role_R)), rise_CS.min(axis=0))

@@ -18,8 +18,8 @@ from sftriage.verdicts.baseline import (
     OwnTimes,
     Regime,
 )
-from sftriage.verdicts.candidates import Candidate
-from sftriage.verdicts.course import Onset
+from sftriage.verdicts.candidates import Candidate, OnsetKey
+from sftriage.verdicts.course import NO_TRACK, Onset, Track
 from sftriage.verdicts.regression import OwnBest, StepMeasures
 from sftriage.verdicts.sequential import Evidence, Recurrence
 from sftriage.verdicts.settings import Settings
@@ -34,7 +34,8 @@ class Past:
         baseline: the job's healthy steps.
         ranks: the sequential tests of all ranks.
         hosts: those of all hosts.
-        onsets: when the fault of each named unit began.
+        track: the units' time over their peers in the last steps.
+        onsets: when the fault of each named unit began, by stage.
         recurrences: the periods of recurring faults, by unit.
         own: the local times of the two ranks of each cohort of two.
         named: the suspect of the window before.
@@ -47,7 +48,8 @@ class Past:
     baseline: Baseline = field(default_factory=Baseline)
     ranks: Evidence = field(default_factory=Evidence)
     hosts: Evidence = field(default_factory=Evidence)
-    onsets: Mapping[UnitName, Onset] = field(default_factory=dict)
+    track: Track = NO_TRACK
+    onsets: Mapping[OnsetKey, Onset] = field(default_factory=dict)
     recurrences: Mapping[UnitName, Recurrence] = field(default_factory=dict)
     own: OwnTimes = field(default_factory=OwnTimes)
     named: Suspect | None = None

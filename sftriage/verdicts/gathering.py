@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from sftriage.decisions import Suspect
-from sftriage.frontier.accounting import Accounting, Walk
+from sftriage.frontier.accounting import Accounting, advances_by_step
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.overlap import remembered
 from sftriage.frontier.profile import Profile, Typical, profile
@@ -18,18 +18,19 @@ from sftriage.frontier.units import Unit, UnitName, host_units, last_elsewhere, 
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Window
 from sftriage.verdicts.baseline import Baseline, OwnTimes, Regime, excess_of, regimes_of
-from sftriage.verdicts.candidates import Candidate, WindowContext, candidates_of, group_candidates
+from sftriage.verdicts.candidates import Candidate, OnsetKey, WindowContext, candidates_of, group_candidates
 from sftriage.verdicts.clear_events import (
+    MAX_EXAMINED,
     Arrivals,
     arrivals_of_hosts,
     arrivals_of_ranks,
     clear_events,
     units_to_examine,
 )
-from sftriage.verdicts.course import Onset, onset_of
+from sftriage.verdicts.course import Onset, Track
 from sftriage.verdicts.evidence import Past, WindowEvidence, is_named, is_single
 from sftriage.verdicts.regression import measured
-from sftriage.verdicts.sequential import HISTORY_STEPS, Evidence, Recurrence, advanced, recurrence_of
+from sftriage.verdicts.sequential import Evidence, Recurrence, advanced, recurrence_of
 from sftriage.verdicts.settings import Settings
 from sftriage.verdicts.steps import ordinary_steps, steps_of_a_kind
 from sftriage.verdicts.system import HeldBack, charged, counts_of
@@ -51,7 +52,8 @@ def gather_evidence(
     n_steps, n_ranks, _ = window.durations_NRS.shape
     walks = [one.walk for one in replays]
     whole = profile(replays, n_steps, roles)
-    exposed_N = _exposed(walks, n_steps)
+    # What came after a step's last sync is that step's, as in a candidate's gain.
+    exposed_N = advances_by_step(walks, window).sum(axis=1)
     used_N = ordinary_steps(steps_of_a_kind(window, valid_N), whole, exposed_N, settings)
     regime, like_N = _main_regime(window, used_N)
     seen, like = whole.of(used_N), whole.of(like_N)
@@ -70,11 +72,14 @@ def gather_evidence(
         exposed_N=exposed_N,
         first_step=window.first_step,
         present_s=settings.min_event_fraction * exposed_s,
-        onsets={k: v for one in (ranks, hosts) for k, v in _onsets(one, past.onsets, settings).items()},
+        track=_track(past.track, replays, units, roles, used_N, window.first_step),
+        events={unit: one.events_of(unit, settings) for one in (ranks, hosts) for unit in one.units if one.named(unit)},
         recurrences=_recurrences(units, ranks, hosts, past.recurrences, settings),
+        onsets=past.onsets,
         settings=settings,
     )
     candidates = _single(units, context)
+    onsets = _onsets(candidates, context)
     if normal is not None:
         candidates += _shared(group_candidates(like, normal, roles, context, exposed_s), past.named, settings)
     named = {one.suspect.ranks: one.suspect for one in candidates if is_named(one)}
@@ -97,7 +102,8 @@ def gather_evidence(
             past,
             ranks=ranks,
             hosts=hosts,
-            onsets=context.onsets,
+            track=context.track,
+            onsets=onsets,
             recurrences=context.recurrences,
             own=_own_times(past.own, whole, regime, like_N, ranks, window.first_step, settings),
             replayed=remembered(window, roles, replays) if valid_N.all() else None,
@@ -139,13 +145,6 @@ def _own_times(
     return before.after(regime, whole.of(like_N), int(step_N[like_N][-1]))
 
 
-def _exposed(walks: list[Walk], n_steps: int) -> FloatArray:
-    """The exposed time of each step (N); what came after the last step's last sync stage is included in it."""
-    exposed_N = np.sum([one.end_M[:n_steps] for one in walks], axis=0)
-    exposed_N[-1] += sum(float(one.end_M[n_steps:].sum()) for one in walks)
-    return np.asarray(exposed_N)
-
-
 def _evidence(
     window: Window,
     replays: list[SegmentReplay],
@@ -185,16 +184,28 @@ def _evidence(
     return ranks, hosts, units + host_units(replays, places, elsewhere, examined, roles, n_steps, alike)
 
 
-def _onsets(evidence: Evidence, before: Mapping[UnitName, Onset], settings: Settings) -> dict[UnitName, Onset]:
-    """The onset of each named unit. One that is older than the events that are kept stays as it was estimated."""
-    found = {}
-    for unit in filter(evidence.named, evidence.units):
-        since = evidence.units[unit].onset
-        events = [one.step for one in evidence.events if one.unit == unit]
-        found[unit] = onset = onset_of(events, max(since, events[0]), evidence.next_step - 1, settings)
-        if unit in before and since < evidence.next_step - HISTORY_STEPS:
-            pause_steps = max(before[unit].pause_steps, onset.pause_steps)
-            found[unit] = replace(before[unit], pause_steps=pause_steps)
+def _track(
+    before: Track, replays: Sequence[SegmentReplay], units: Sequence[Unit], roles: Roles, used_N: BoolArray, first: int
+) -> Track:
+    """The track of all ranks of a small job, or of those examined, and of the hosts examined, with a window's steps."""
+    over = {unit.name: unit.over_NS[used_N] for unit in units}
+    n_ranks = len(roles.role_R)
+    rest = [rank for rank in range(n_ranks) if rank not in over] if n_ranks <= MAX_EXAMINED else []
+    if rest:
+        over_NXS = np.sum([one.over_NXS(np.asarray(rest, np.intp), roles, len(used_N)) for one in replays], axis=0)
+        over |= {rank: over_NXS[used_N, x] for x, rank in enumerate(rest)}
+    return before.after(first + np.flatnonzero(used_N), over)
+
+
+def _onsets(candidates: Sequence[Candidate], context: WindowContext) -> dict[OnsetKey, Onset]:
+    """The onsets of what is named now, and of units that are named still but are not in the window."""
+    still = context.events.keys() | context.recurrences.keys()
+    found = {key: onset for key, onset in context.onsets.items() if key[0] in still}
+    for one in filter(is_named, candidates):
+        assert one.course is not None
+        name = one.suspect.host if one.suspect.rank is None else one.suspect.rank
+        assert name is not None
+        found[name, one.suspect.stage, one.course.period] = one.course.onset
     return found
 
 

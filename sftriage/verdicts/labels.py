@@ -70,7 +70,7 @@ def assess_times(
     if not alone and roles_differ(window, walks, valid_N, evidence):
         return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
     if first is not None:
-        numbers |= {"slow_step_s": first.exposed_s, "without_s": max(0.0, first.exposed_s - first.suspect.gain_s)}
+        numbers |= {"slow_step_s": first.exposed_s, "without_s": first.exposed_s - first.suspect.gain_s}
         return verdict("suspect", (), suspects), evidence
     reasons = _reasons(evidence)
     return verdict("needs_evidence", reasons, suspects) if reasons else verdict("healthy"), evidence
@@ -154,7 +154,7 @@ def _requirements(
     worth = settings.min_gain_fraction if is_single(suspect) else settings.min_group_fraction
     wanted_s = settings.most_fraction * keep * _excess_to_explain_s(candidate, evidence)
     asked = {
-        ("first_share", "min_share"): (suspect.share, worth * keep),
+        ("first_share", "min_share"): (candidate.lasting_share, worth * keep),
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
     }
     whole = any(one.suspect.ranks == suspect.ranks and one.suspect.stage is None for one in evidence.candidates)

@@ -115,6 +115,14 @@ class Evidence:
         """Whether a test has named the unit, and its fault is not known to have ended."""
         return unit in self.units and self.units[unit].named
 
+    def events_of(self, unit: UnitName, settings: Settings) -> list[int]:
+        """The steps of the unit's events in the test that names it, since its sum rose from 0."""
+        state = self.units[unit]
+        test = max(range(len(state.since)), key=state.log_odds.__getitem__)
+        size = _tests(self.n_units, settings).sizes[test // len(settings.guilty_fractions)]
+        own = (one for one in self.events if one.unit == unit and one.step >= state.since[test])
+        return [one.step for one in own if one.share > size]
+
     def log_odds(self, unit: UnitName) -> float:
         """The largest log odds of any test of the unit."""
         return max(self.units[unit].log_odds, default=0.0) if unit in self.units else 0.0
