@@ -131,7 +131,8 @@ def _print(
             say(f"{one.trace.source}: {note}")
     if accounted.verdict is not None:
         console.print(frontier_table(accounted.verdict))
-        console.print(verdict_sentence(accounted.verdict), soft_wrap=True)
+        no_verdict = f"No verdict: {accounted.why_not}." if accounted.why_not else ""
+        console.print(no_verdict or verdict_sentence(accounted.verdict), soft_wrap=True)
     elif len(reduced.reductions) > 1:
         say(f"no accounting: {accounted.why_not}")
     if confirmation is not None:

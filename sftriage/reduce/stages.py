@@ -109,6 +109,7 @@ class Reduction:
         spans: for each stage but ``other`` the time it takes in the trace.
         durations_ns_NS: each stage's share of each step; a step's sum to it exactly.
         notes: what a reader should know about the reduction.
+        has_collectives: whether there is any collective in the trace.
     """
 
     trace: Trace
@@ -118,6 +119,7 @@ class Reduction:
     spans: Mapping[str, Intervals]
     durations_ns_NS: Ints
     notes: tuple[str, ...]
+    has_collectives: bool = True
 
     def without_events(self) -> Reduction:
         """The same without the events it was made from, which take nearly all of its memory."""
@@ -167,6 +169,7 @@ def reduce_trace(trace: Trace, names: Names | None = None) -> Reduction:
         spans=spans,
         durations_ns_NS=durations_NS,
         notes=(*trace.notes, *notes),
+        has_collectives=bool(matching(trace.names, COLLECTIVES).any()),
     )
 
 

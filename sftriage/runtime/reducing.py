@@ -118,7 +118,7 @@ def _manifest_beside(path: Path, trace: Trace) -> Manifest | None:
 
 @dataclass(frozen=True, slots=True)
 class Accounted:
-    """The accounting on all ranks' traces, or in words why there is none."""
+    """The accounting on all ranks' traces; in words why there is none, or why it names nobody."""
 
     verdict: Verdict | None
     why_not: str
@@ -138,7 +138,12 @@ def account(reductions: Sequence[Reduction], settings: Settings) -> Accounted:
     except InputError as error:
         return Accounted(None, str(error))
     verdict, _ = judge(window, None, for_one_look(settings))
-    return Accounted(verdict, "")
+    if window.schema.sync:
+        return Accounted(verdict, "")
+    none = not any(one.has_collectives for one in reductions)
+    why = "no collective in these traces" if none else "no stage of these traces ends with a collective in most steps"
+    verdict = replace(verdict, label="needs_evidence", reasons=("no_sync",), suspects=())
+    return Accounted(verdict, f"{why}; a --map can name the stages in which the ranks wait (sync)")
 
 
 LONG_STEPS = 512
@@ -227,11 +232,12 @@ def confirm(
         raise InputError(f"{signal.recording.source}: nothing was recorded of steps {first} to {last}")
     agreements = tuple(_agreement(one, recorded, stage) for one in reductions)
     verdict, verdicts_agree = None, None
-    if accounted.verdict is not None and all(number in recorded for number in range(first, last + 1)):
+    judged = accounted.verdict is not None and not accounted.why_not
+    if judged and all(number in recorded for number in range(first, last + 1)):
         whole = Window.joined([recorded[number] for number in range(first, last + 1)])
         # A profiler ran in all of these steps: that is what is compared here, and no reason to say nothing.
         verdict, _ = judge(replace(whole, capturing_N=None), None, for_one_look(settings))
-        verdicts_agree = _named(verdict) == _named(accounted.verdict)
+        verdicts_agree = _named(verdict) == _named(accounted.verdict)  # type: ignore[arg-type]  # there is one
     return Confirmation(overall(agreements, verdicts_agree=verdicts_agree), agreements, verdict, verdicts_agree)
 
 

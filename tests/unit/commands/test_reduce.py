@@ -74,6 +74,35 @@ def test_all_ranks_are_accounted_and_what_filled_the_suspect_stage_is_listed(sft
     assert (found["refused"], found["agreement"], found["no_verdict"]) == ([], None, None)
 
 
+@pytest.mark.parametrize(
+    ("kept", "why"),
+    [(0, "no collective in these traces"), (3, "no stage of these traces ends with a collective in most steps")],
+)
+def test_without_collectives_there_is_no_verdict_and_never_health(sftriage, tmp_path, kept, why):
+    # GIVEN the traces of all ranks, one of which is late in data, with collectives in no step or in few
+    files = []
+    for rank in range(4):
+        events, left = [], kept
+        for one in job_events(rank, 2):
+            seen = one["name"].startswith("gloo:")
+            left -= seen
+            if not seen or left >= 0:
+                events.append(one)
+        files.append(write(tmp_path / f"r{rank}.json", document(events, rank, 4)))
+    # WHEN they are reduced THEN it is said that there is no verdict, and why
+    found = json.loads(sftriage("reduce", *files, "--json").out)
+    assert (found["verdict"]["label"], found["verdict"]["reasons"]) == ("needs_evidence", ["no_sync"])
+    assert found["verdict"]["suspects"] == []
+    assert found["no_verdict"].startswith(why)
+    said = sftriage("reduce", *files).out
+    assert f"No verdict: {why}" in said
+    assert "Healthy" not in said
+    # AND where a map says in which stage the ranks wait, the rank is named
+    names = tmp_path / "map.yaml"
+    names.write_text("stages: {data: ['sftriage:data'], rest: ['sftriage:*']}\nsync: [rest]\n")
+    assert "Rank 2 is slow in data" in sftriage("reduce", *files, "--map", names).out
+
+
 def test_a_person_is_told(sftriage, tmp_path):
     outcome = sftriage("reduce", *traces(tmp_path, slow=2))
     for said in (
