@@ -49,6 +49,7 @@ class Launched:
 
     Attributes:
         took: for each kernel, and copy, with who launched it, its nanoseconds and how often it ran; no collectives.
+            What overlaps on one stream counts once.
         own_ns: how long the device was at any of these.
         idle_ns: how long it had nothing to do, from when it was through with what came before until it was through with
             all of this: it waited for its host. None, as ``own_ns``, where nothing was launched, or too much.
@@ -85,7 +86,7 @@ def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> Launc
     its, by_D = device.at(tied_D), order[at_D[tied_D]]
     keys_D = np.stack([its.name_E, inner_L[by_D], outer_L[by_D]], axis=1)
     key_K, which_D, calls_K = np.unique(keys_D, axis=0, return_inverse=True, return_counts=True)
-    took_K = np.bincount(which_D.ravel(), its.end_E - its.start_E, len(key_K)).astype(np.int64)
+    took_K = np.bincount(which_D.ravel(), _alone_ns(its), len(key_K)).astype(np.int64)
     found: dict[Launcher, tuple[int, int]] = {}
     for (kernel, inner, outer), took_ns, n_calls in zip(key_K.tolist(), took_K.tolist(), calls_K.tolist(), strict=True):
         names = _shown(trace, inner), _shown(trace, outer)
@@ -102,6 +103,20 @@ def _device_events(trace: Trace) -> Events | None:
     except InputError:
         return None
     return found.at(np.argsort(found.start_E, kind="stable"))
+
+
+def _alone_ns(device: Events) -> Ints:
+    """How long each of a device's events, in order, took of its stream beyond those that began before it.
+
+    A stream does one thing after the other: where its events overlap, their sum is no more than the time they cover.
+    """
+    alone_D = np.zeros(len(device), dtype=np.int64)
+    for stream in np.unique(device.track_E).tolist():
+        at = np.flatnonzero(device.track_E == stream)
+        start, end = device.start_E[at], device.end_E[at]
+        reach = np.append(start[:1], np.maximum.accumulate(end)[:-1])
+        alone_D[at] = np.maximum(end - np.maximum(start, reach), 0)
+    return alone_D
 
 
 def _idle_ns(device: Events, step_D: Ints) -> int:

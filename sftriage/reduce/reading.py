@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import tarfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from sftriage.errors import InputError
 from sftriage.reduce.events import Trace
@@ -15,6 +16,10 @@ from sftriage.reduce.kineto import read_kineto
 from sftriage.reduce.nsys import read_nsys
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.documents import CONTROL
+from sftriage.traces.files import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _GZIP = b"\x1f\x8b"
 _SQLITE = b"SQLite format 3\x00"
@@ -66,14 +71,12 @@ def _is_sqlite(path: Path) -> bool:
 def _documents(path: Path) -> Iterator[Trace]:
     """The traces of JSON documents: of one, or of those in a tar. Nothing is unpacked to disk."""
     with path.open("rb") as file:
+        packed = _Unpacked(file) if file.peek(len(_GZIP)).startswith(_GZIP) else None
+        stream: IO[bytes] = file if packed is None else io.BufferedReader(packed, _HEAD_BYTES)
         try:
-            packed = file.read(len(_GZIP)) == _GZIP
-            file.seek(0)
-            stream: IO[bytes] = gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[assignment]  # it reads as one
-            head = stream.read(_HEAD_BYTES)
-            stream.seek(0)
-            if not head.startswith(_TAR, _TAR_AT):
-                yield read_kineto(stream, str(path))
+            if not stream.peek(_HEAD_BYTES).startswith(_TAR, _TAR_AT):  # type: ignore[attr-defined]  # both are buffered
+                trace = read_kineto(stream, str(path))
+                yield trace if packed is None else replace(trace, notes=(*packed.notes, *trace.notes))
                 return
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for member in archive:
@@ -86,3 +89,41 @@ def _documents(path: Path) -> Iterator[Trace]:
             raise InputError(f"{path}: cut short: {error}") from error
         except (OSError, zlib.error, tarfile.TarError) as error:
             raise InputError(f"{path}: {error}") from error
+
+
+class _Unpacked(io.RawIOBase):
+    """What is in a gzip file, member after member. What follows the last whole member is noted, and no error."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._member = zlib.decompressobj(wbits=31)
+        self._packed = b""
+        self._begins = 0
+        self.notes: tuple[str, ...] = ()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """See `io.RawIOBase`."""
+        into = memoryview(buffer).cast("B")
+        while not self.notes:
+            self._packed = self._packed or self._file.read(CHUNK_BYTES)
+            if self._member.eof:
+                if not self._packed:
+                    return 0
+                self._member, self._begins = zlib.decompressobj(wbits=31), self._file.tell() - len(self._packed)
+            try:
+                if not self._packed:
+                    raise EOFError("its compressed data has no end")
+                piece = self._member.decompress(self._packed, len(into))
+            except (EOFError, zlib.error):
+                if not self._begins:
+                    raise
+                self.notes = (f"what follows its compressed data up to byte {self._begins} was not read",)
+                return 0
+            self._packed = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+            if piece:
+                into[: len(piece)] = piece
+                return len(piece)
+        return 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import msgspec
 
@@ -69,14 +69,20 @@ Edit = Callable[[int, int, bytes], None]
 """Takes from which byte of the document to which one something else is to stand in a copy of it."""
 
 
+Damaged = Literal["name", "event", "rest"]
+"""A name, which was repaired; an event, which was not; and what is behind the trace."""
+
+_ENDED = {"name": "repaired", "event": "dropped"}
+
+
 @dataclass(slots=True)
 class Damage:
     """What was damaged in a document: of each kind how often, and at which byte first."""
 
-    found: dict[str, tuple[int, int]] = field(default_factory=dict)
+    found: dict[Damaged, tuple[int, int]] = field(default_factory=dict)
 
-    def note(self, what: str, at: int) -> None:
-        """Something was damaged at a byte: a ``name``, which was repaired, an ``event``, which was not, or else."""
+    def note(self, what: Damaged, at: int) -> None:
+        """Something was damaged at a byte."""
         n, first = self.found.get(what, (0, at))
         self.found[what] = (n + 1, first)
 
@@ -91,11 +97,11 @@ class Damage:
         return tuple(_damage(what, n, first) for what, (n, first) in self.found.items())
 
 
-def _damage(what: str, n: int, first: int) -> str:
-    if what not in ("name", "event"):
-        return f"{what} at byte {first}"
-    where = f"at byte {first}" if n == 1 else f"the first at byte {first}"
-    return f"{counted(n, what)} {'repaired' if what == 'name' else 'dropped'}{' ' if n == 1 else ', '}{where}"
+def _damage(what: Damaged, n: int, first: int) -> str:
+    if what == "rest":
+        return f"what follows the trace from byte {first} on was not read"
+    where = f" at byte {first}" if n == 1 else f", the first at byte {first}"
+    return f"{counted(n, what)} {_ENDED[what]}{where}"
 
 
 class TraceReader:
@@ -228,7 +234,7 @@ class TraceReader:
                 return
             self._at = len(self._text)
             self._fill()
-        self.damage.note("what follows the trace was not read,", start)
+        self.damage.note("rest", start)
         self._edit(start, self._passed + len(self._text), b"")
 
     def _decoded(self, value: bytes) -> Any:
@@ -448,7 +454,7 @@ class TraceReader:
             if not (self._taken(event) or self._take_odd(event)):
                 self.damage.note("event", at)
 
-    def _damaged(self, what: str, start: int, end: int, instead: bytes) -> None:
+    def _damaged(self, what: Damaged, start: int, end: int, instead: bytes) -> None:
         """Note a damage, and what is to stand there."""
         self.damage.note(what, self._passed + start)
         self._edit(self._passed + start, self._passed + end, instead)

@@ -117,6 +117,21 @@ def launch(number, ts, took, name="gemm", tid=MAIN, begins=None, call="cudaLaunc
     ]
 
 
+def test_kernels_that_overlap_on_one_stream_take_no_longer_than_the_time_they_cover(tmp_path):
+    # GIVEN kernels of one stream that overlap, one within another; and one of another stream beside them
+    begins = {1: (1200, 100, 7), 2: (1210, 100, 7), 3: (1220, 30, 7), 4: (1305, 50, 7), 5: (1200, 90, 8)}
+    events = list(STEP)
+    for number, (ts, took, stream) in begins.items():
+        name = "relu" if number in (2, 5) else "gemm"
+        events.append(event("cudaLaunchKernel", 200 + 10 * number, 5, "cuda_runtime", correlation=number))
+        events.append(event(name, ts, took, "kernel", pid=0, tid=stream, correlation=number))
+    found = find(reduced(tmp_path / "t.json", events), "data")
+    # THEN what those of a stream took sums to the time that they cover
+    assert found.suspect.device_s == pytest.approx(155e-6)
+    took_us = {one.name: (round(one.device_s * 1e6), one.calls) for one in found.kernels}
+    assert took_us == {"gemm": (145, 3), "relu": (10 + 90, 2)}
+
+
 LONG = "void at::native::(anonymous namespace)::sort_kernel<float, 4>(at::native::Tensor, int)"
 ENGINES = "autograd::engine::evaluate_function: SortBackward0"
 

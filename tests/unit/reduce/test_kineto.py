@@ -106,6 +106,25 @@ def test_a_packed_trace_that_is_cut_short_is_refused(tmp_path):
             list(read_traces(write(tmp_path / "trace", packed[:length])))
 
 
+def test_what_follows_a_trace_costs_a_note(tmp_path):
+    # GIVEN a whole trace, packed, with something behind it
+    text = json.dumps(document([STEP, OPERATOR] * 400)).encode()
+    packed = gzip.compress(text)
+    ends = f"what follows its compressed data up to byte {len(packed)} was not read"
+    for behind, note in (
+        (b"\x00" * 5000, ends),
+        (b"garbage", ends),
+        (packed[:40], ends),
+        (gzip.compress(b'{"traceEvents": []}'), f"what follows the trace from byte {len(text)} on was not read"),
+    ):
+        (trace,) = read_traces(write(tmp_path / "trace", packed + behind))
+        # THEN it is read, and the note says where
+        assert (len(seen(trace)), trace.notes) == (800, (note,))
+    # AND one that was packed in parts is read as a whole
+    (trace,) = read_traces(write(tmp_path / "trace", gzip.compress(text[:900]) + gzip.compress(text[900:])))
+    assert (len(seen(trace)), trace.notes) == (800, ())
+
+
 def test_a_bare_list_of_events_is_read_even_if_it_is_not_closed(tmp_path):
     # GIVEN the format's other form, whose closing bracket may be missing
     bare = json.dumps([STEP, OPERATOR]).encode()
