@@ -4,7 +4,8 @@ Peers in the same step cannot show what they all share, and a baseline that foll
 step's time, each stage's level and the sync stages' own work are compared with the job's best. Slower steps add to the
 evidence and others take from it: a CUSUM (Page 1954) over the signs, so that neither the size of a hiccup nor the
 distribution of the times matters. The *best* is the level that one block of steps in four has kept to, and two blocks
-at least; blocks of a job that has become slower do not count.
+at least; blocks of a job that has become slower do not count. A job that climbs keeps to no level: its best is where it
+began to (`sftriage.verdicts.climbing`).
 
 Each kind of step and size of work has a best of its own, and each kind of step its evidence.
 """
@@ -26,6 +27,8 @@ from sftriage.frontier.profile import Profile
 from sftriage.frontier.whatif import MAD_TO_SIGMA
 from sftriage.records import Window
 from sftriage.verdicts.baseline import MAX_SAMPLES, Regime, Samples, met, regimes_of
+from sftriage.verdicts.climbing import LAST_STEP, WORK, Way, more_work
+from sftriage.verdicts.climbing import STEP as STEP_AT
 from sftriage.verdicts.settings import Settings
 
 StepArray = NDArray[np.int64]
@@ -103,12 +106,10 @@ class BestLevel:
     def over_NQ(self, times_NQ: FloatArray, work_N: FloatArray) -> FloatArray:
         """By how much steps are over the best, as a fraction of the best step.
 
-        The work of one regime's steps differs by up to a fifth. A step with more work than the best one may take longer
-        by the square of the ratio: no training step grows faster with its length.
+        The work of one regime's steps differs by up to a fifth.
         """
-        ratio_N = np.maximum(1.0, work_N / self.work) if self.work > 0.0 else np.ones(len(work_N))
         with np.errstate(over="ignore"):
-            over_NQ = (times_NQ - self.best_Q * (ratio_N**2)[:, None]) / self.best_Q[STEP]
+            over_NQ = (times_NQ - self.best_Q * more_work(work_N, self.work)[:, None]) / self.best_Q[STEP]
         return np.asarray(np.clip(over_NQ, -MOST, MOST))
 
 
@@ -122,6 +123,8 @@ class Best:
         last: the medians of the last block.
         changes: the latest changes from one block to the next, each with the spread of the steps in its block.
         level: the best; None before there are enough samples.
+        way: the way of the steps, without those that the job was slower in.
+        lowest_s: the step's length where it began to climb: the best, unless a level is better.
     """
 
     block: tuple[FloatArray, ...] = ()
@@ -129,26 +132,28 @@ class Best:
     last: FloatArray | None = None
     changes: tuple[FloatArray, ...] = ()
     level: BestLevel | None = None
+    way: Way = Way()  # noqa: RUF009  # frozen
+    lowest_s: float = math.inf
 
-    def after(self, rows: Sequence[FloatArray], slower: bool, settings: Settings) -> Best:
-        """The samples after more steps, at most as many as the block has room for.
+    def after(self, last_step: int, rows: Sequence[FloatArray], slower: bool, settings: Settings) -> Best:
+        """The samples after more steps, at most as many as the block, and the one of its way, have room for.
 
         While the job is ``slower``, no samples are taken, but changes are.
         """
-        block = (*self.block, *rows)
+        block, way = (*self.block, *rows), self.way.after(last_step, rows, slower)
         if len(block) < settings.best_steps:
-            return replace(self, block=block)
+            return replace(self, block=block, way=way)
         steps_KN = np.array(block).T.copy()
         typical = medians(steps_KN)
         samples = self.samples if slower else self.samples.after(typical)
-        known = Best((), samples, typical)
+        known = replace(self, block=(), samples=samples, last=typical, way=way)
         if self.last is None or samples.seen < 2:
             return known
         change_2K = np.stack([np.abs(typical - self.last), medians(np.abs(steps_KN - typical[:, None]))])
         changes = (*self.changes, change_2K[:, :-1])[-MAX_SAMPLES:]
         n_as_good = max(2, math.ceil(settings.best_fraction * len(samples.kept)))
         best = np.sort(np.array(samples.kept), axis=0)[n_as_good - 1]
-        if best[STEP] <= 0.0:
+        if best[STEP] <= 0.0 or self.lowest_s <= best[STEP]:
             return known
         change_Q, spread_Q = np.sort(np.array(changes), axis=0)[(len(changes) - 1) // 2] * MAD_TO_SIGMA
         # The variance of a difference is that of both blocks.
@@ -294,19 +299,23 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
     for regime, group in groupby(np.flatnonzero(counts_N).tolist(), key=lambda n: measures.regimes[n]):
         rows_N = list(group)
         while rows_N:
-            best = bests.get(regime, Best())
-            room = settings.best_steps - len(best.block)
+            best, test = bests.get(regime, Best()), tests.get(regime[0])
+            room = min(settings.best_steps - len(best.block), best.way.room or settings.best_steps)
             rows, rows_N = rows_N[:room], rows_N[room:]
-            test = tests.get(regime[0])
+            steps_N = measures.first_step + np.asarray(rows, dtype=np.int64)
+            learned = [np.append(times_NQ[row], work_N[row]) for row in rows]
             if best.level is not None:
                 over_NQ = best.level.over_NQ(times_NQ[rows], work_N[rows])
-                steps_N = measures.first_step + np.asarray(rows, dtype=np.int64)
                 test = test or _no_evidence(regime[0], before.stages, int(steps_N[0]))
                 test = _tested(test, over_NQ, steps_N, best.level, settings)
-                tests = met(tests, regime[0], test)
             slower = test is not None and test.onset is not None
-            learned = [np.append(times_NQ[row], work_N[row]) for row in rows]
-            bests = met(bests, regime, best.after(learned, slower, settings))
+            best = best.after(int(steps_N[-1]), learned, slower, settings)
+            if not slower and (blocks := best.way.climb(settings)):
+                level = _before_climb(blocks[0], settings)
+                best = replace(best, level=level, lowest_s=float(level.best_Q[STEP]), way=Way(0))
+                test = test or _no_evidence(regime[0], before.stages, int(steps_N[0]))
+                test = _climbed(test, np.array(blocks), level, settings)
+            bests, tests = met(bests, regime, best), tests if test is None else met(tests, regime[0], test)
     next_step = max(before.next_step, measures.first_step + len(times_NQ))
     return OwnBest(before.stages, next_step, bests, tests)
 
@@ -315,6 +324,31 @@ def _no_evidence(kind: str, stages: tuple[str, ...], step: int) -> SpeedTest:
     none_Q = np.zeros(STAGES + 2 * len(stages) + 1)
     step_Q = np.full(len(none_Q), step, dtype=np.int64)
     return SpeedTest(kind, stages, none_Q, step_Q, step_Q, step_Q, step_Q, none_Q > 0.0)
+
+
+def _before_climb(first: FloatArray, settings: Settings) -> BestLevel:
+    """The best of a job that has climbed since such a block."""
+    best_Q = first[STEP_AT:WORK]
+    line_Q = np.full(len(best_Q), settings.slower_fraction)
+    line_Q[QUEUED] = np.inf
+    return BestLevel(best_Q, line_Q, np.ones(len(best_Q)), float(first[WORK]))
+
+
+def _climbed(test: SpeedTest, since_NK: FloatArray, level: BestLevel, settings: Settings) -> SpeedTest:
+    """The evidence after a climb over such blocks: it stands since the block that was the last one not to be slower."""
+    over_NQ = level.over_NQ(since_NK[:, STEP_AT:WORK], since_NK[:, WORK])
+    steps_N = since_NK[:, LAST_STEP].astype(np.int64)
+    at = int(np.flatnonzero(over_NQ[:, STEP] <= settings.slower_fraction)[-1])
+    onset = int(steps_N[at]) + 1, int(steps_N[max(at - 1, 0)]) + 1, int(steps_N[min(at + 1, len(steps_N) - 1)]) + 1
+    is_step_Q = np.arange(len(test.evidence_Q)) == STEP
+    return replace(
+        test,
+        evidence_Q=np.where(is_step_Q, settings.naming_log_odds, test.evidence_Q),
+        stands_Q=test.stands_Q | is_step_Q,
+        recent=((int(steps_N[-1]), over_NQ[-1]),),
+        best_Q=level.best_Q,
+        onset=onset,
+    )
 
 
 def _tested(

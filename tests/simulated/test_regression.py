@@ -241,6 +241,37 @@ def test_a_creep_is_told_from_about_5_percent_on():
     assert step <= 720
 
 
+@pytest.mark.parametrize("warm_up", [0, 4])
+@pytest.mark.parametrize("growth", [0.0002, 0.0005, 0.001, 0.002])
+def test_a_job_that_climbs_from_its_first_step_on_is_told_before_it_is_8_percent_over_its_best(growth, warm_up):
+    # GIVEN a job that never keeps to any level, once its first steps are over
+    n_steps = 700
+    climb_N = 1.0 + growth * np.maximum(np.arange(n_steps) - warm_up, 0)
+    climb_N[:warm_up] = 1.5
+    # WHEN looked at every few steps
+    measures, state, step, found = measured(times(climb_N), jitter=0.02), None, 0, None
+    while found is None:
+        step += 4
+        state = advanced(state, part(measures, step - 4, step), SETTINGS)
+        found = state.reported(0, 0)
+    # THEN it is told with where it began, as what all ranks share, before it is 8 % slower
+    assert climb_N[step - 1] < 1.08
+    assert found.best_step_s == pytest.approx(measures.times_NQ[warm_up : warm_up + 8, STEP].mean(), rel=0.02)
+    assert found.since_step < step
+    assert (found.scope, found.until_step) == ("all", None)
+
+
+def test_a_climb_that_ends_is_told_until_then():
+    # GIVEN a job that climbs by a quarter, and is as quick as before from step 400 on
+    factors_NS = times(np.where(np.arange(900) < 400, 1.0 + 0.25 * np.arange(900) / 400, 1.0))
+    # WHEN watched
+    told, state = watched(measured(factors_NS))
+    # THEN its end is told, and nothing after it
+    ended = [one for _, one in told if one is not None and one.until_step is not None]
+    assert [one.until_step for one in ended] == [pytest.approx(400, abs=5)]
+    assert state.reported(0, 900) is None
+
+
 def test_a_hundred_thousand_steps_of_jitter_say_nothing():
     # GIVEN a healthy job of a hundred thousand steps, WHEN taken in
     measures, state = measured(steady(10_000), seed=5), None
