@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+from math import gcd
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.counters import MOST_FRACTION
+from sftriage.decisions import Verdict
 from sftriage.errors import InputError
+from sftriage.events import WindowJudged
 from sftriage.frontier.segments import complete_steps, segments
 from sftriage.records import Window
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.journal import read_journal
+from sftriage.runs.outlook import DISTURBED
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.verdicts.clocks import timed
 from sftriage.verdicts.settings import Settings
+from sftriage.verdicts.system import HeldBack
 from sftriage.whatif.graph import FloatArray, Graph, graph_of
-from sftriage.whatif.operations import Operations, OpType
+from sftriage.whatif.operations import Named, Operations, OpType
 from sftriage.windows.gather import Shape
 
 STEPS_AT_A_TIME = 50
@@ -28,38 +37,77 @@ PHASES = {"forward": "forward", "backward": "backward"}
 def operations_in(path: Path) -> Operations:
     """The operations of a run, or of an ``.npz``: of its longest stretch of steps on end.
 
+    Of a run whose newest verdict names somebody they are those of the steps that it is about, since that began.
+
     Raises:
         InputError: it is none, or cannot be used.
     """
-    return operations_of(_longest(path))
+    verdict = _verdict(path)
+    judged = None if verdict is None else _judged(path, verdict)
+    return operations_of(_longest(path)) if judged is None else operations_of(judged, verdict)
+
+
+def _verdict(path: Path) -> Verdict | None:
+    """The newest verdict of a run that no capture disturbed, if it names somebody."""
+    journal = RunDirectory(path).decisions
+    if not journal.is_file():
+        return None
+    verdicts = (one.verdict for one in read_journal(journal) if isinstance(one, WindowJudged))
+    newest = max(
+        (one for one in verdicts if one.reasons != DISTURBED),
+        key=lambda one: (one.attempt, one.last_step),
+        default=None,
+    )
+    return newest if newest is not None and newest.label == "suspect" and newest.suspects[0].ranks else None
+
+
+def _judged(path: Path, verdict: Verdict) -> Window | None:
+    """The steps that a verdict is about, from the onset of who is named on; None if they are not kept."""
+    cut, n_steps = detection_of(path), verdict.last_step - verdict.first_step + 1
+    # Windows begin a whole number of these after the warm-up; those of long steps are smaller, and anywhere.
+    alike = n_steps == cut.window_steps
+    some = gcd(n_steps, cut.stride_steps) if alike else 1
+    for stretch in _stretches(path, some, cut.warmup_steps if alike else 0):
+        if stretch[0].attempt == verdict.attempt and stretch[0].first_step <= verdict.first_step:
+            whole = Window.joined([one for one in stretch if verdict.first_step <= one.first_step <= verdict.last_step])
+            onset, last = verdict.suspects[0].onset_step, verdict.last_step
+            if (whole.first_step, whole.last_step) == (verdict.first_step, last):
+                return whole.steps(onset, last) if onset and whole.first_step < onset < last else whole
+    return None
 
 
 def _longest(path: Path) -> Window:
     """The most steps on end of a recording, of one attempt; of a run, after its warm-up."""
+    stretches = _stretches(path, STEPS_AT_A_TIME, detection_of(path).warmup_steps)
+    if not stretches:
+        raise InputError(f"{path}: no steps yet")
+    return Window.joined(max(stretches, key=len))
+
+
+def _stretches(path: Path, at_a_time: int, warmup_steps: int) -> list[list[Window]]:
+    """The steps on end of a recording, each stretch in windows of ``at_a_time``; what is left at its end is none."""
     recording = load_recording(path)
     if recording.whole is not None:
-        return recording.whole
-    shape = Shape(STEPS_AT_A_TIME, STEPS_AT_A_TIME, detection_of(path).warmup_steps)
+        return [[recording.whole]]
     stretches: list[list[Window]] = []
-    for window in recording.windows(shape):
+    for window in recording.windows(Shape(at_a_time, at_a_time, warmup_steps)):
         if stretches and _continues(stretches[-1][-1], window):
             stretches[-1].append(window)
         else:
             stretches.append([window])
-    if not stretches:
-        raise InputError(f"{path}: no steps yet")
-    return Window.joined(max(stretches, key=len))
+    return stretches
 
 
 def _continues(before: Window, after: Window) -> bool:
     return (before.attempt, before.last_step + 1, before.schema) == (after.attempt, after.first_step, after.schema)
 
 
-def operations_of(window: Window) -> Operations:
+def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
     """A recording's stages as operations: a rank is a worker, its cohort a stage of the pipeline.
 
     A step runs from the end of the last sync of the step before to that of its own, where the ranks are together; what
     they did after their own last sync belongs to the next one. Without a sync stage nobody waits for anybody.
+    Whom the ``verdict`` on these steps names is who is named here too.
 
     Raises:
         InputError: fewer than two steps in a row that are complete and ordinary.
@@ -77,6 +125,7 @@ def operations_of(window: Window) -> Operations:
     types, values_KNR, measured_N = _columns(window, rows_N)
     n_columns, (n_pp, n_dp) = len(types), workers.shape
     graph = _chains(types, n_pp)
+    ranks = {(dp, pp): int(workers[pp, dp]) for pp in range(n_pp) for dp in range(n_dp)}
     n_left = len(complete_N) - len(rows_N) - late
     if n_left:
         notes = (*notes, f"{n_left} of {len(complete_N) - late} steps left out: not complete, or of another kind")
@@ -96,8 +145,16 @@ def operations_of(window: Window) -> Operations:
         microbatch_T=np.zeros(n_pp * n_columns, dtype=np.intp),
         final_T=np.ones(n_pp * n_columns, dtype=np.bool_),
         notes=notes,
-        ranks={(dp, pp): int(workers[pp, dp]) for pp in range(n_pp) for dp in range(n_dp)},
+        ranks=ranks,
+        named=None if verdict is None else _named(verdict, ranks),
     )
+
+
+def _named(verdict: Verdict, ranks: Mapping[tuple[int, int], int]) -> Named:
+    suspect, step_s = verdict.suspects[0], verdict.numbers.get("slow_step_s", verdict.exposed_s)
+    workers = tuple(worker for worker, rank in ranks.items() if rank in suspect.ranks)
+    held_back = suspect.by_system is not None
+    return Named(workers, suspect.stage or "", suspect.gain_s, step_s, held_back=held_back)
 
 
 def _grid(window: Window) -> tuple[NDArray[np.intp], tuple[str, ...]]:
@@ -125,18 +182,29 @@ def _columns(window: Window, rows_N: NDArray[np.intp]) -> tuple[list[OpType], Fl
             values_NR = column.at((rows_N - column.offset,))
             arrived_NR += values_NR
             stage = stages[column.stage]
-            types.append(OpType(f"{stage} {len(types)}", stage, communication=False, phase=PHASES.get(stage, "")))
+            name, phase = f"{stage} {len(types)}", PHASES.get(stage, "")
+            types.append(OpType(name, stage, communication=False, phase=phase, of_peers=True))
             values_KNR.append(np.asarray(values_NR))
         if part.own is None:
             measured_N += arrived_NR.max(axis=1)
             continue
-        # What the ranks compute in it while they are together is in there, too.
-        name = f"{stages[part.own.stage]} (together)"
-        left_NR = arrived_NR + part.own.at((rows_N - part.own.offset,))
+        name, left_NR = f"{stages[part.own.stage]} (together)", arrived_NR + part.own.at((rows_N - part.own.offset,))
         measured_N += left_NR.max(axis=1)
-        types.append(OpType(f"{name} {len(types)}", name, communication=True))
-        values_KNR.append(np.maximum(left_NR - arrived_NR.max(axis=1, keepdims=True), 0.0))
+        together_NR = np.maximum(left_NR - arrived_NR.max(axis=1, keepdims=True), 0.0)
+        # What the ranks compute in it while they are together is in there, too, if the last gradient is not known.
+        mixed = part.own.over_NR is None or _waits_for_cpus(window, rows_N, together_NR.max(axis=1))
+        types.append(OpType(f"{name} {len(types)}", name, communication=True, mixed=mixed))
+        values_KNR.append(together_NR)
     return types, np.stack(values_KNR), measured_N
+
+
+def _waits_for_cpus(window: Window, rows_N: NDArray[np.intp], together_N: FloatArray) -> bool:
+    """Whether some rank's waiting for a CPU may be most of what a sync stage takes longer than it mostly does."""
+    held, longer_N = HeldBack.of(window, limited=False), np.clip(together_N - np.median(together_N), 0.0, None)
+    if held is None:
+        return False
+    waits_N = (held.stopped_NR + held.waited_NR)[rows_N].max(axis=1)
+    return float(np.minimum(waits_N, longer_N).sum()) >= MOST_FRACTION * float(longer_N.sum())
 
 
 def _chains(types: list[OpType], n_pp: int) -> Graph:

@@ -12,6 +12,7 @@ from sftriage.whatif.graph import AnyFloat, timeline
 from sftriage.whatif.kinds import Kind, kinds_of
 from sftriage.whatif.operations import Operations
 from sftriage.whatif.slowdown import Slowdown, slowdown_of
+from sftriage.words.amounts import some_ranks
 from sftriage.words.whatif import (
     BEHIND,
     NO_KIND,
@@ -21,6 +22,7 @@ from sftriage.words.whatif import (
     cost_sentence,
     fidelity_sentence,
     kind_sentence,
+    named_sentence,
     worker,
 )
 
@@ -61,11 +63,12 @@ def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[Kind]
             {
                 "kind": kind.code,
                 "share": kind.share,
+                "saves_s": _saves_s(operations, found, kind),
                 "numbers": dict(kind.numbers),
                 "workers": [{"dp": dp, "pp": pp} for dp, pp in kind.workers],
                 "hidden_by": list(kind.hidden_by),
                 "operation": kind.part or None,
-                "says": _sentence(operations, kind),
+                "says": _sentence(operations, found, kind),
                 "remedy": REMEDIES[kind.code],
             }
             for kind in kinds
@@ -74,9 +77,16 @@ def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[Kind]
     }
 
 
-def _sentence(operations: Operations, kind: Kind) -> str:
+def _saves_s(operations: Operations, found: Slowdown, kind: Kind) -> float:
+    """What mending a kind would save in a step: of whom a verdict names, what that says."""
+    named = operations.named if kind.code == "slow_worker" else None
+    return kind.share * found.lost_s if named is None else named.saves_s
+
+
+def _sentence(operations: Operations, found: Slowdown, kind: Kind) -> str:
     who = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers]
-    said = kind_sentence(kind.code, kind.share, kind.numbers, who, kind.part)
+    saves_s = _saves_s(operations, found, kind)
+    said = kind_sentence(kind.code, kind.share, saves_s, kind.numbers, who, kind.part)
     if kind.code in OF_PLACES and len(operations.dp_ranks) == 1 and len(operations.pp_ranks) > 1:
         said = f"{said} {ONE_RANK}"
     return f"{BEHIND} {said}" if kind.hidden_by else said
@@ -84,12 +94,17 @@ def _sentence(operations: Operations, kind: Kind) -> str:
 
 def whatif_lines(operations: Operations, found: Slowdown, kinds: Sequence[Kind]) -> Iterator[str]:
     """What a person reads first."""
-    shared_out = found.m_w is not None
-    yield cost_sentence(found.s, float(found.replayed_N.mean()), found.ideal_s, shared_out=shared_out)
+    shared_out, named = found.m_w is not None, operations.named
+    if named is not None:
+        ranks = some_ranks([operations.ranks[worker] for worker in named.workers])
+        yield named_sentence(ranks, named.part, named.saves_s, named.step_s)
+    yield cost_sentence(
+        found.s, float(found.replayed_N.mean()), found.ideal_s, shared_out=shared_out, named=named is not None
+    )
     if abs(found.unexplained) >= MIN_UNEXPLAINED:
         yield fidelity_sentence(found.unexplained)
     for kind in kinds:
-        yield _sentence(operations, kind)
+        yield _sentence(operations, found, kind)
         yield f"  {REMEDIES[kind.code]}"
     if shared_out and not kinds:
         yield NO_KIND

@@ -1,8 +1,9 @@
 """Which kinds of stragglers a job has: told by what mending them alone would recover, and by how they look.
 
-Five kinds, after arXiv 2505.05713. A worker that is slow in all it computes; a last stage that has more to compute than
-the others; microbatches that take long forward and backward alike, for their sequences are long; forward computations
-that stall now here, now there, as Python's garbage collector makes them; transfers that take longer than usual.
+Kinds after arXiv 2505.05713: a worker that is slow in all it computes; a last stage that has more to compute than the
+others; microbatches that take long forward and backward alike, for their sequences are long; forward computations that
+stall now here, now there, as Python's garbage collector makes them; transfers that take longer than usual. Whom a
+verdict names comes first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from sftriage.whatif.graph import AnyFloat, BoolArray, FloatArray, IndexArray
 from sftriage.whatif.operations import Operations
 from sftriage.whatif.slowdown import Slowdown, mended, replaced, slowdown_of
 
-Code: TypeAlias = Literal["slow_worker", "last_stage", "sequence_lengths", "garbage_collection", "communication"]
+Code: TypeAlias = Literal[
+    "slow_worker", "last_stage", "sequence_lengths", "garbage_collection", "communication", "in_sync"
+]
 
 MIN_MAIN_SHARE = 0.5
 """From here on M_W is a worker's fault, and M_S the last stage's."""
@@ -36,6 +39,9 @@ MAX_ONE_WORKERS_SPIKES = 0.5
 _MAD_TO_SIGMA = 1.4826
 
 GC_TYPE = "gc"
+
+SYNCS: Mapping[Code, bool] = {"communication": False, "in_sync": True}
+"""Kinds of what workers do together: whether what they compute meanwhile is in it."""
 
 Worker: TypeAlias = tuple[int, int]
 
@@ -67,6 +73,19 @@ class _Candidate:
 
 def kinds_of(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
     """The kinds, what accounts for most first; none where the slowdown is too small to be shared out.
+
+    Whom a verdict names comes first, with what that says.
+    """
+    kinds, named = _seen(operations, found), operations.named
+    if named is None or found.m_w is None:
+        return kinds
+    own = Kind("slow_worker", min(1.0, named.saves_s / found.lost_s), workers=named.workers, part=named.part)
+    known = {own.code, *(SYNCS if named.held_back else ())}
+    return own, *(one for one in kinds if one.code not in known)
+
+
+def _seen(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
+    """The kinds that the operations show.
 
     One kind hides another: as long as one worker is slow, even microbatches on all others gain nothing. So what
     accounts for most is mended, and what is left is looked at anew.
@@ -269,14 +288,18 @@ def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, 
 
 def _transfers(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     """Transfers and collectives that take longer than they mostly do."""
-    indices = [index for index, one in enumerate(operations.types) if one.communication]
-    if not indices:
-        return
+    for code, mixed in SYNCS.items():
+        indices = [at for at, one in enumerate(operations.types) if one.communication and one.mixed == mixed]
+        if indices:
+            yield from _slow_syncs(operations, found, code, indices)
+
+
+def _slow_syncs(operations: Operations, found: Slowdown, code: Code, indices: list[int]) -> Iterator[_Candidate]:
     of_communication = operations.of_types(*indices)
     share = mended(operations, found, of_communication).share
     if share >= MIN_SHARE:
         parts = {operations.types[index].part for index in indices}
         slowdowns = {part: slowdown for part, slowdown in found.by_part.items() if part in parts}
         worst = max(slowdowns, key=lambda part: slowdowns[part])
-        kind = Kind("communication", share, {"slowdown": slowdowns[worst]}, part=worst)
+        kind = Kind(code, share, {"slowdown": slowdowns[worst]}, part=worst)
         yield _Candidate(kind, operations.at_ideal(of_communication))

@@ -24,12 +24,32 @@ class OpType:
         part: under which name its share of the slowdown is told: a transfer's two ends go together.
         communication: its ideal is the median; that of computing is the mean.
         phase: whether it is a forward or a backward computation, "" for neither.
+        of_peers: its ideal is what its worker's peers mostly take instead. Of few workers, a straggler is much of the
+            mean.
+        mixed: communication that has what workers compute meanwhile in it.
     """
 
     name: str
     part: str
     communication: bool
     phase: str = ""
+    of_peers: bool = False
+    mixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Whom a verdict names: ``workers`` (dp, pp), slow in ``part`` (all of them: "").
+
+    Mending them saves ``saves_s`` of the ``step_s`` of a step that they slow down. Where they are ``held_back`` by the
+    system, what they add to communication is in there too.
+    """
+
+    workers: tuple[tuple[int, int], ...]
+    part: str
+    saves_s: float
+    step_s: float
+    held_back: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +68,7 @@ class Operations:
         final_T: operations that end a step.
         notes: what of the recording was left out, in words.
         ranks: the global rank of each worker (dp, pp), where it is known.
+        named: whom the verdict on these steps names, if it does.
     """
 
     graph: Graph
@@ -63,6 +84,7 @@ class Operations:
     final_T: BoolArray
     notes: Sequence[str] = ()
     ranks: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    named: Named | None = None
 
     @cached_property
     def dp_ranks(self) -> tuple[int, ...]:
@@ -82,11 +104,17 @@ class Operations:
 
     @cached_property
     def ideal_T(self) -> FloatArray:
-        """What each operation would take without stragglers: its type's mean for computing, its median else."""
+        """What each operation would take without stragglers: its type's mean for computing, its median else.
+
+        What peers mostly take is the lower median of those of one stage: of two workers, it is the faster one's.
+        """
         ideal_T = np.empty(len(self.type_T))
         for index, of_type in enumerate(self.types):
             ops_T = self.type_T == index
-            if ops_T.any():
+            if of_type.of_peers:
+                usual_MW = np.sort(np.median(self.work_TNW[ops_T], axis=1), axis=1)
+                ideal_T[ops_T] = usual_MW[:, (usual_MW.shape[1] - 1) // 2].mean()
+            elif ops_T.any():
                 values = self.work_TNW[ops_T]
                 ideal_T[ops_T] = np.median(values) if of_type.communication else values.mean(dtype=np.float64)
         return ideal_T

@@ -25,10 +25,13 @@ def worker(dp: int, pp: int, rank: int | None) -> str:
     return f"worker of {place}" if rank is None else f"rank {rank} ({place})"
 
 
-def cost_sentence(slowdown: float, step_s: float, ideal_s: float, *, shared_out: bool) -> str:
-    """What the job would run at."""
+def cost_sentence(slowdown: float, step_s: float, ideal_s: float, *, shared_out: bool, named: bool = False) -> str:
+    """What the job would run at; where somebody is ``named``, more than that one's slowness is gone."""
     if not shared_out:
         return f"Stragglers cost next to nothing: {step(step_s)} a step, {step(ideal_s)} without (S = {slowdown:.3f})."
+    if named:
+        every = "If every rank took what its peers mostly take, a step would take"
+        return f"{every} {step(ideal_s)}, and not {step(step_s)} (S = {slowdown:.3f})."
     lost = 1.0 - 1.0 / slowdown
     return (
         f"Without stragglers a step would take {step(ideal_s)}, and not {step(step_s)}: they cost {lost:.0%} of the "
@@ -36,14 +39,32 @@ def cost_sentence(slowdown: float, step_s: float, ideal_s: float, *, shared_out:
     )
 
 
-def kind_sentence(code: str, share_of_cost: float, numbers: Mapping[str, float], who: Sequence[str], part: str) -> str:
+def named_sentence(who: str, part: str, saves_s: float, step_s: float) -> str:
+    """What mending whom the verdict names would save, in its own figures."""
+    saved, without = f"{step(saves_s)} of the {step(step_s)} of a slow step", step(max(0.0, step_s - saves_s))
+    where = part or "all its local stages"
+    return (
+        f"The verdict on these steps: mending {who} in {where} would save {saved}, which would take {without} without."
+    )
+
+
+def kind_sentence(
+    code: str, share_of_cost: float, saves_s: float, numbers: Mapping[str, float], who: Sequence[str], part: str
+) -> str:
     """Which kind of stragglers it is, and by what one sees that."""
     more = len(who) - SHOWN_WORKERS
     named = ", ".join(who[:SHOWN_WORKERS]) + (f" and {more} more" if more > 0 else "")
     of_it = share(share_of_cost)
     if code == "slow_worker":
         who_it_is, them = ("One slow worker", "it") if len(who) == 1 else ("Few slow workers", "them")
-        return f"{who_it_is}: {named}, most of all in {part}. Mending {them} would win back {of_it} of that."
+        most = f"most of all in {part}" if part else "in all they do"
+        saved = f"{step(saves_s)} a step, {of_it} of that"
+        return f"{who_it_is}: {named}, {most}. Mending {them} would save {saved}."
+    if code == "in_sync":
+        return (
+            f"Inside the sync stage, {part}: at its median it would win back {of_it} of that. What ranks compute, or "
+            "wait for a CPU for, and what they exchange cannot be told apart there."
+        )
     if code == "last_stage":
         return f"Last stage: all its workers take longer than the others'. Mending it would win back {of_it} of that."
     if code == "sequence_lengths":
@@ -70,8 +91,9 @@ REMEDIES: Mapping[str, str] = {
     "garbage_collection": "Turn automatic collection off (gc.disable()) and collect on all ranks in the same step, "
     "every so many steps; gc.freeze() after the first one.",
     "communication": "Look at the network of the workers whose transfers are slow (links, congestion, other jobs): "
-    "sftriage capture on both ends. What ranks compute in a sync stage counts as the stage: split it first, with "
-    "monitor.watch(model).",
+    "sftriage capture on both ends.",
+    "in_sync": "Look at who waited for a CPU (sftriage explain). Where the last gradient of each step is not known, "
+    "monitor.watch(model) records it, with DDP. Else capture some ranks (sftriage capture), and compare.",
 }
 """What to do about each kind."""
 

@@ -48,6 +48,12 @@ def test_what_the_slow_rank_has_cost_is_the_same_while_it_runs_and_afterwards(de
     report = start("report", demonstrated.run).communicate(timeout=60)[0]
     assert "since the run began, rank" in report
     assert "without it" in start("explain", str(slow.last_step), "--run", demonstrated.run).communicate(timeout=60)[0]
+    # AND mending the rank saves as much in whatever is asked what would help
+    gain_s = next(one for one in reversed(verdicts) if one.reasons != ("self_inflicted",)).suspects[0].gain_s
+    said = json.loads(start("whatif", demonstrated.run, "--json").communicate(timeout=60)[0])
+    assert (said["kinds"][0]["workers"], said["kinds"][0]["saves_s"]) == ([{"dp": 2, "pp": 0}], gain_s)
+    said = json.loads(start("advise", demonstrated.run, "--json").communicate(timeout=60)[0])
+    assert said["straggler"]["late_s"] == gain_s
 
 
 def test_a_person_is_told_what_happened(demonstrated, start, tmp_path):
