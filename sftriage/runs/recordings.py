@@ -240,7 +240,8 @@ def _side_by_side(unread: _Unread, shape: Shape) -> Iterator[StepArrays]:
 
 def _cut(whole: Window, shape: Shape) -> Iterator[Window]:
     def at(step: int) -> Shape:
-        return shape.at(pace_s(whole.durations_NRS[step : step + LEAST_WINDOW_STEPS]))
+        step_s = pace_s(whole.durations_NRS[step : step + LEAST_WINDOW_STEPS])
+        return shape.at(step_s, min(whole.first_step + step, n_steps - step))
 
     n_steps = len(whole.durations_NRS)
     cut = at(0)

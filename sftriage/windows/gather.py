@@ -27,14 +27,17 @@ _NEVER = int(np.iinfo(np.int64).min)
 
 LONG_WINDOW_S, LEAST_WINDOW_STEPS = 6.0, 10
 """A window need not last longer than this, nor have fewer steps than this: long steps are judged after fewer."""
+QUICK_WINDOW_S, MOST_WINDOW_STEPS = 0.5, 2000
+"""Where a whole window would be over sooner than this, windows last this long, up to so many steps, end to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """How windows are cut: N steps, one every so many steps, after the job's own warm-up steps.
 
-    The numbers in ``shrinks`` are upper bounds. Where steps are long they become smaller, in the proportion in which a
-    whole window would last longer than `LONG_WINDOW_S`, down to windows of `LEAST_WINDOW_STEPS`.
+    The numbers in ``shrinks`` are for steps that are neither long nor quick. Where steps are long they become smaller,
+    in the proportion in which a whole window would last longer than `LONG_WINDOW_S`, down to windows of
+    `LEAST_WINDOW_STEPS`. Where steps are quick, windows grow until they last `QUICK_WINDOW_S`, and lie end to end.
     """
 
     window_steps: int
@@ -42,8 +45,11 @@ class Shape:
     warmup_steps: int
     shrinks: frozenset[str] = frozenset()
 
-    def at(self, step_s: float) -> Shape:
-        """The numbers for steps that take ``step_s``, and no other ones."""
+    def at(self, step_s: float, step: int = 0) -> Shape:
+        """The numbers for steps that take ``step_s``, from ``step`` on, and no other ones.
+
+        No window of quick steps is larger than ``step``: a job that has just begun is judged sooner.
+        """
         least = LEAST_WINDOW_STEPS / self.window_steps
         part = min(1.0, max(least, LONG_WINDOW_S / max(self.window_steps * step_s, LONG_WINDOW_S)))
         window, warmup = (
@@ -51,6 +57,9 @@ class Shape:
             for name in ("window_steps", "warmup_steps")
         )
         stride = self.stride_after(window)
+        quick = min(step, MOST_WINDOW_STEPS, math.ceil(QUICK_WINDOW_S / step_s) if step_s > 0.0 else 0)
+        if quick > window and {"window_steps", "stride_steps"} <= self.shrinks:
+            window = stride = quick
         return Shape(max(window, stride), stride, warmup)
 
     def first_verdict_step(self, first_step: int, step_s: float) -> int:
@@ -60,8 +69,10 @@ class Shape:
 
     def stride_after(self, window_steps: int) -> int:
         """The steps from a window of this many steps to the next one."""
-        if window_steps >= self.window_steps or "stride_steps" not in self.shrinks:
+        if "stride_steps" not in self.shrinks or window_steps == self.window_steps:
             return self.stride_steps
+        if window_steps > self.window_steps:
+            return window_steps
         return math.ceil(self.stride_steps * window_steps / self.window_steps)
 
 
@@ -183,7 +194,7 @@ class Gatherer:
             step = host.step_B[done]
             until = int(np.searchsorted(device.step_B, step))
             self.add_device(device[given:until])
-            end = int(np.searchsorted(host.step_B, step + self._shape.window_steps))
+            end = int(np.searchsorted(host.step_B, step + self._cut.window_steps))
             self.add(host[done:end])
             done, given = end, until
         self.add_device(device[given:])
@@ -251,6 +262,11 @@ class Gatherer:
 
     def _take(self, steps: StepArrays) -> None:
         """Put steps into the store, in order and with windows cut in between where it could not hold all of them."""
+        if int(steps.step_B.max()) < self._next_first - MAX_GAP_STEPS and self._most(steps.rank_B):
+            # Some rank had shown a step that the job has not come to.
+            self._start_over(int(steps.step_B.min()))
+            self._fastest = self._next_first
+            self._latest_R[:] = _NEVER
         if int(steps.step_B.max()) < self._room():
             self._put(steps)
             return
@@ -266,6 +282,10 @@ class Gatherer:
             end = int(np.searchsorted(step_B, self._room()))
             self._put(steps[done:end])
             done = end
+
+    def _most(self, rank_B: IntArray) -> bool:
+        """Whether more than half of the job's ranks are among these."""
+        return 2 * len(np.unique(rank_B)) > self._world_size
 
     def _room(self) -> int:
         """The first step that cannot be put into the store as things are."""
@@ -299,7 +319,7 @@ class Gatherer:
         on_device = int(self._latest_device_R.min(initial=MAX_COUNT, where=here_R))
         through = min(through, max(on_device, through - DEVICE_LAG_STEPS))
         through = max(through, self._fastest if ended else self._fastest - self._cut.window_steps)
-        while self._shaped(through) and (last := self._next_first + self._cut.window_steps - 1) <= through:
+        while self._shaped(through, ended=ended) and (last := self._next_first + self._cut.window_steps - 1) <= through:
             n_steps, stride = self._cut.window_steps, self._cut.stride_steps
             strides = 1
             if self._rows.any_known(self._next_first, n_steps):
@@ -310,12 +330,14 @@ class Gatherer:
             first, due = self._next_first + strides * stride, self._due
             self._go_on(due if due is not None and self._next_first < due < first else first)
 
-    def _shaped(self, through: int) -> bool:
+    def _shaped(self, through: int, *, ended: bool) -> bool:
         """Whether it is known how the next window is cut: of all ranks the first steps of it are there."""
         if not self._shape.shrinks:
             return True
         while through >= self._next_first + LEAST_WINDOW_STEPS - 1:
-            self._cut = self._shape.at(pace_s(self._rows.durations_NRS(self._next_first, LEAST_WINDOW_STEPS)))
+            step_s = pace_s(self._rows.durations_NRS(self._next_first, LEAST_WINDOW_STEPS))
+            self._cut = self._shape.at(step_s, through + 1 - self._next_first if ended else self._next_first)
+            self._capacity_steps = max(self._capacity_steps, 2 * self._cut.window_steps)
             if not self._warms_up:
                 return True
             self._warm_up(self._cut)

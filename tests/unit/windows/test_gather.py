@@ -117,6 +117,73 @@ def test_where_steps_are_long_the_first_verdict_comes_after_fewer(step_s, shrink
     assert shape.first_verdict_step(0, step_s) == found[0][1]
 
 
+@pytest.mark.parametrize(
+    ("step_s", "shrinks", "from_step", "found"),
+    [
+        (0.0005, SHRINKS, 10**6, (1000, 1000)),
+        (0.0001, SHRINKS, 10**6, (2000, 2000)),
+        (0.005, SHRINKS, 10**6, (100, 100)),
+        (0.01, SHRINKS, 10**6, (50, 10)),
+        # A job that has just begun is judged after fewer.
+        (0.0005, SHRINKS, 0, (50, 10)),
+        (0.0005, SHRINKS, 200, (200, 200)),
+        # What somebody has said holds.
+        (0.0005, SHRINKS - {"window_steps"}, 10**6, (50, 10)),
+        (0.0005, SHRINKS - {"stride_steps"}, 10**6, (50, 10)),
+    ],
+)
+def test_where_steps_are_quick_more_of_them_are_judged_at_a_time(step_s, shrinks, from_step, found):
+    cut = Shape(50, 10, 20, shrinks).at(step_s, from_step)
+    assert (cut.window_steps, cut.stride_steps, cut.warmup_steps) == (*found, 20)
+
+
+def test_of_quick_steps_every_one_is_judged_once_in_two_windows_a_second():
+    # GIVEN ten seconds of steps of half a millisecond, which come every quarter of a second
+    took, n_steps, each = (MS // 2, 0, 0), 20_000, 500
+    target, windows = Gatherer(SCHEMA, 2, Shape(50, 10, 20, SHRINKS)), []
+    for first in range(0, n_steps, each):
+        target.add(batch(*[step(rank, n, durations_ns=took) for n in range(first, first + each) for rank in (0, 1)]))
+        windows += target.ready()
+    windows += target.ready(ended=True)
+    # THEN the first window comes as soon as any job's
+    found = [(window.first_step, window.last_step) for window in windows]
+    assert found[0] == (20, 69)
+    # AND soon each begins where the one before it ended, down to the last step
+    quick = [one for one in found if one[0] > 100]
+    assert all(later[0] == before[1] + 1 for before, later in pairwise(quick))
+    assert n_steps - 1 - quick[-1][1] < 50
+    assert len(found) < 2 * 10 + 12
+    assert all(np.isfinite(window.durations_NRS).all() for window in windows)
+
+
+def test_quick_steps_that_are_gone_on_with_begin_where_the_last_window_ended():
+    shape = Shape(50, 10, 20, SHRINKS)
+    took = (MS // 2, 0, 0)
+    steps = [step(0, n, durations_ns=took) for n in range(6000)]
+    before = fed(Gatherer(SCHEMA, 1, shape), steps[:4000])
+    first, last = before[-1]
+    due = first + shape.stride_after(last - first + 1)
+    assert due == last + 1
+    # WHEN another controller sees the steps from a while before that on THEN its windows go on there
+    assert fed(Gatherer(SCHEMA, 1, shape, due=due), steps[due - 700 :])[0][0] == due
+
+
+def test_one_ranks_step_that_cannot_be_ends_no_other_ranks_windows():
+    # GIVEN three ranks, and a step of one of them whose number is far ahead of all others
+    target = gatherer(ranks=3)
+    target.add(batch(*[step(rank, n) for n in range(6) for rank in range(3)]))
+    target.ready()
+    target.add(batch(*[step(rank, 6) for rank in range(3)], step(1, 2**50, durations_ns=(MS, MS, MS))))
+    target.ready()
+    # WHEN the job goes on THEN so do its windows
+    found = []
+    for n in range(7, 17):
+        target.add(batch(*[step(rank, n) for rank in range(3)]))
+        found += [window for window in target.ready() if window.first_step < 100]
+    assert found[-1].last_step >= 15
+    assert np.isfinite(found[-1].durations_NRS).all()
+
+
 def test_a_job_that_becomes_quicker_gets_longer_windows():
     steps = [step(0, n, durations_ns=(6 * 10**8 if n < 30 else 10**7, 0, 0)) for n in range(120)]
     windows = fed(Gatherer(SCHEMA, 1, Shape(50, 10, 20, SHRINKS)), steps)
