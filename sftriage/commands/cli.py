@@ -149,11 +149,13 @@ def main() -> None:
 
     Exit codes: 2 for what the person can mend (usage, input), 1 for what failed, 141 where nobody reads on.
     """
-    logging.basicConfig(format="sftriage: %(message)s", level=logging.WARNING)
-    # A turn of the loop that takes longer than its interval is no news: the next one catches up.
-    logging.getLogger("apscheduler").setLevel(logging.ERROR)
     _open_what_is_closed()
     _print_in_any_encoding()
+    # (a job's progress bar may be on the terminal's line)
+    fresh = "\r\x1b[K" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
+    logging.basicConfig(format=f"{fresh}sftriage: %(message)s", level=logging.WARNING)
+    # A turn of the loop that takes longer than its interval is no news: the next one catches up.
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
     try:
         try:
             command_line()()

@@ -13,14 +13,14 @@ from sftriage.events import CauseFound, RemedyChanged, RingGivenUp
 from sftriage.records import plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
-from sftriage.runs.outlook import DISTURBED, telling_row
+from sftriage.runs.outlook import telling_row
 from sftriage.runs.picture import CaptureView, captures_of, window_values
 from sftriage.runs.source import View
-from sftriage.sinks.terminal import RecentLines
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import clock_time, counted
 from sftriage.words.captures import caused, ended_sentence
 from sftriage.words.keeping import ring_sentence, triage_off
+from sftriage.words.news import RecentLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def all_of(view: View, said: RecentLines | None = None) -> WatchPosition:
     """Nothing of what has been so far is news; of windows, the newest has been told of, or what was ``said``."""
     row = telling_row(view.rows) if view.rows else None
     if said is None:
-        said = RecentLines() if row is None else RecentLines(_kind(row))
+        said = RecentLines() if row is None else RecentLines(row.news.standing)
     attempt = view.rows[-1].attempt if row else 0
     counts = len(view.rows), len(view.asks), frozenset(view.became)
     return WatchPosition(*counts, said, attempt, len(view.notes), view.failing != "")
@@ -75,10 +75,9 @@ def news(told: WatchPosition, view: View, now_s: float) -> tuple[WatchPosition, 
         if row.attempt > attempt:
             said, attempt = RecentLines(), row.attempt
             lines.append(f"{clock_time(row.time_s)}  The job was started anew (restart {row.attempt}).")
-        if row.reasons == DISTURBED:
-            continue
-        said, is_news = said.after(_kind(row), row.time_s, at_once=row.label == "stalled")
-        if is_news or row.asked:
+        said, is_news = said.after(row.news)
+        said, refused = said.refusing(row.news, row.outcome) if row.label == "suspect" else (said, False)
+        if is_news or refused or row.asked:
             lines.append(f"{clock_time(row.time_s)}  {clean(_said(row))}")
     lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
     lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
@@ -119,13 +118,6 @@ def _note_said(one: CauseFound | RemedyChanged | RingGivenUp) -> str:
     if isinstance(one, RemedyChanged):
         return remedy_told(one)
     return caused(one) if one.code != "unknown" else ""
-
-
-def _kind(row: WindowRow) -> tuple[object, ...]:
-    """What two windows share of which the second is no news: who, where and why, and what is done about it."""
-    first = row.suspects[0] if row.label == "suspect" and row.suspects else None
-    slower = row.regression and (row.regression.since_step, row.regression.until_step)
-    return (row.label, row.reasons, row.trouble if first else "", first and first.pattern, row.outcome, slower)
 
 
 def _said(row: WindowRow) -> str:

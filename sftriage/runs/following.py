@@ -53,6 +53,7 @@ from sftriage.records import MAX_STAGES
 from sftriage.runs.appended import Appended
 from sftriage.runs.journal import event_of
 from sftriage.words.decisions import reason_sentence, resolution
+from sftriage.words.news import News, news_of
 from sftriage.words.verdicts import verdict_sentence, when, where, who
 
 MAX_TEXT = 4000
@@ -154,7 +155,8 @@ class WindowRow(_DecisionRow):
     vectors that were there, and ``clock`` the one that its times are on. ``lost_s`` is what the window adds to what
     suspects have cost. ``parameters`` are those that ``reason`` is
     said with. ``trouble`` is the key of who is named (`policy.suspects`), by which windows are compared, and not by
-    words. ``regression`` is there while the job is slower than its own best, and once when that ends.
+    words. ``regression`` is there while the job is slower than its own best, and once when that ends. ``news`` says
+    when the window is worth a line.
     """
 
     first_step: int
@@ -176,6 +178,7 @@ class WindowRow(_DecisionRow):
     excess_s: float | None = None
     regression: Regression | None = None
     lost_s: float = 0.0
+    news: News
     trouble: str = ""
 
     def is_trouble_of(self, other: WindowRow) -> bool:
@@ -274,6 +277,7 @@ def row_of(verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger]
         clock=verdict.clock,
         regression=None if verdict.regression is None else _regression(verdict.regression),
         trouble="" if first is None or not first.ranks else suspects.key(first),
+        news=news_of(verdict, decision),
     )
 
 

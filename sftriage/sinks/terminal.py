@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 from abc import abstractmethod
-from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sftriage.decisions import ENDED, CaptureResult, Decision, Verdict
@@ -27,51 +28,16 @@ from sftriage.words.amounts import counted, milliseconds
 from sftriage.words.captures import capturing_sentence, caused, ended_sentence
 from sftriage.words.decisions import outcome_sentence, reason_sentence
 from sftriage.words.keeping import disk_failed_sentence, disk_sentence
+from sftriage.words.news import RecentLines, news_of
 from sftriage.words.verdicts import verdict_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-WITHIN_S = 60.0
-MOST_TIMES, MOST = 2, 6
-"""How often the same is said within a minute, and how many things in all."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecentLines:
-    """What was said of a job last, and all that was within the last minute, with the time.
-
-    The rule, window by window: what a window finds is said at once where it is not what was said last, and not at all
-    where it is. But what flickers from window to window is said twice within a minute, and of more different things no
-    more than six: what comes beyond that waits until the minute is over, and is said then if it is still so. So a
-    terminal is never flooded, and is wrong for a minute at most. What must be said (``at_once``: a capture begins
-    because of it) waits for nothing, but is not repeated either.
-    """
-
-    last: Hashable = None
-    recent: tuple[tuple[Hashable, float], ...] = ()
-
-    def after(self, found: Hashable, time_s: float, *, at_once: bool = False) -> tuple[RecentLines, bool]:
-        """What has been said once a window was judged at ``time_s``, and whether what it found is said now."""
-        # (a clock that was set back keeps nobody silent)
-        recent = tuple((one, said_s) for one, said_s in self.recent if 0.0 <= time_s - said_s < WITHIN_S)
-        waits = len(recent) >= MOST or sum(one == found for one, _ in recent) >= MOST_TIMES
-        if found == self.last or (waits and not at_once):
-            return self, False
-        return RecentLines(found, (*recent, (found, time_s))), True
-
-
-def standing(verdict: Verdict) -> Hashable:
-    """What two windows share of which the second is no news: who, where and why."""
-    suspect = verdict.suspects[0] if verdict.label == "suspect" else None
-    named = suspect and (suspect.identity, suspect.pattern)
-    slower = verdict.regression and (verdict.regression.since_step, verdict.regression.until_step)
-    return verdict.label, verdict.reasons, named, slower
-
 
 class LineSink(Sink):
-    """A line for each change (see `RecentLines`).
+    """A line for each change that is worth one (see `sftriage.words.news`).
 
     Attributes:
         windows: windows that have been decided.
@@ -79,7 +45,7 @@ class LineSink(Sink):
     """
 
     def __init__(self) -> None:
-        self._said = self._why_not = RecentLines()
+        self._said = RecentLines()
         self._waits = ""
         self.windows = self.captures = 0
 
@@ -105,25 +71,21 @@ class LineSink(Sink):
                 self.say(disk_sentence(seen))
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
-        """Said where it is news. A stall is told of when it begins or changes: it always is, and so is what is next.
-
-        A window that a capture disturbed says nothing about the job, and the capture is said itself.
-        """
-        sentence, now_s = verdict_sentence(verdict), decision.time_s
+        """Say it if it is news: a stall always is, and so is what follows it. Once a suspect, say why no capture."""
+        sentence, found = verdict_sentence(verdict), news_of(verdict, decision)
         self.windows += verdict.label != "stalled"
         if verdict.label == "stalled":
-            self._said, self._waits = RecentLines(), ""
+            self._said, self._waits = self._said.anew(), ""
             self.say(sentence)
-        elif verdict.reasons != ("self_inflicted",):
-            found = standing(verdict)
-            self._said, news = self._said.after(found, now_s, at_once=decision.outcome == "capture")
-            self._waits = "" if self._said.last == found else sentence
-            if news:
+        elif found.urgency != "never":
+            self._said, is_news = self._said.after(found)
+            self._waits = sentence if self._said.lacks(found) else ""
+            if is_news:
                 self.say(sentence)
-            why_not = outcome_sentence(decision)
-            self._why_not, news = self._why_not.after(why_not and (decision.reason, decision.rule), now_s)
-            if news and why_not:
-                self.say(why_not)
+            if why_not := outcome_sentence(decision):
+                self._said, is_news = self._said.refusing(found, decision.outcome)
+                if is_news:
+                    self.say(why_not)
         if decision.requests:
             self.say(capturing_sentence(decision.requests))
 
@@ -141,8 +103,34 @@ class LineSink(Sink):
         """One line."""
 
 
+def print_line(console: Console, text: str) -> None:
+    """Print a line where another program may have stopped within one, as a progress bar does.
+
+    On a terminal that clears the bar, which its program draws again; in a file it ends the bar's line.
+    """
+    start = "\r\x1b[K" if console.is_terminal and not console.is_dumb_terminal else "\n" * _within_a_line(console)
+    # Nobody may be reading; what is done is done all the same.
+    with contextlib.suppress(OSError):
+        console.file.write(f"{start}{text}\n")
+        console.file.flush()
+
+
+def _within_a_line(console: Console) -> bool:
+    """Whether what is printed into is a file that does not end with a line's end. Of a pipe that is not known."""
+    try:
+        number = console.file.fileno()
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
+            return False
+        # It is open for writing only.
+        with open(f"/proc/self/fd/{number}", "rb") as file:  # noqa: PTH123  # a link that only `open` follows
+            return os.pread(file.fileno(), 1, status.st_size - 1) != b"\n"
+    except (OSError, ValueError):
+        return False
+
+
 class Reporter(LineSink):
-    """Says it on a terminal."""
+    """Prints it on a terminal, which the job writes to as well."""
 
     name = "terminal"
 
@@ -152,7 +140,7 @@ class Reporter(LineSink):
 
     def say(self, text: str) -> None:
         """One line."""
-        self._console.print(f"sftriage: {text}", soft_wrap=True)
+        print_line(self._console, f"sftriage: {text}")
 
 
 class Progress(Reporter):

@@ -1,16 +1,19 @@
 """What `sftriage run` says on stderr while a job goes on."""
 
+import io
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sftriage.decisions import CaptureRequest, CaptureResult, Decision, Pattern, Suspect, Verdict
+from sftriage.decisions import CaptureRequest, CaptureResult, Decision, Pattern, Regression, Suspect, Verdict
 from sftriage.events import CaptureChanged, WindowJudged
-from sftriage.sinks.terminal import MOST, MOST_TIMES, WITHIN_S, Progress, RecentLines, Reporter
+from sftriage.sinks.terminal import Progress, Reporter
 from sftriage.words.captures import capturing_sentence
+from sftriage.words.news import MOST, MOST_TIMES, WITHIN_S, News, RecentLines, urgency_of
 
 
 @pytest.fixture
@@ -18,8 +21,8 @@ def console():
     return Console(stderr=True, highlight=False)
 
 
-def judged(first: int, pattern: Pattern, *requests: CaptureRequest) -> WindowJudged:
-    suspect = Suspect("rank", (1,), "data", 0.02, 0.2, 0.9, rank=1, pattern=pattern, onset_step=57)
+def judged(first: int, pattern: Pattern, *requests: CaptureRequest, gain_s: float = 0.02) -> WindowJudged:
+    suspect = Suspect("rank", (1,), "data", gain_s, 0.2, 0.9, rank=1, pattern=pattern, onset_step=57)
     verdict = Verdict(first, first + 39, "suspect", (), (suspect,), 0.1, {"data": 0.1}, {"data": 1}, {})
     outcome, reason = ("capture", "rule_matched") if requests else ("hold", "one_off")
     return WindowJudged(
@@ -30,8 +33,8 @@ def judged(first: int, pattern: Pattern, *requests: CaptureRequest) -> WindowJud
 def test_a_fault_that_is_there_to_stay_after_all_is_said_before_it_is_captured(console, capsys):
     # GIVEN a suspect that seems to have passed, in two windows
     reporter = Reporter(console)
-    reporter.take(judged(40, "one-off"))
-    reporter.take(judged(50, "one-off"))
+    reporter.take(judged(40, "one-off", gain_s=2.0))
+    reporter.take(judged(50, "one-off", gain_s=2.0))
     # WHEN it is chronic in the next one, which leads to a capture
     reporter.take(judged(60, "chronic", CaptureRequest("c-1", 1, "torch", 4, 1, 60.0, 2**29)))
     # THEN that window is said too, and the one like the one before it is not
@@ -79,11 +82,12 @@ def test_a_demo_says_what_changes_and_keeps_how_captures_ended(console, capsys):
     assert [one.state for one in progress.ended] == ["stored", "failed"]
 
 
-def windows_said(*windows: tuple[float, str]) -> list[tuple[float, str]]:
-    """Which of some windows are said; one written in capitals leads to a capture."""
+def windows_said(*windows: tuple[float, str], urgency: str = "now") -> list[tuple[float, str]]:
+    """Which of some windows are printed, of 50 steps each and one a second; one in capitals leads to a capture."""
     said, told = RecentLines(), []
     for time_s, found in windows:
-        said, news = said.after(found.lower(), time_s, at_once=found.isupper())
+        how = {"h": "calm", "n": "never"}.get(found, "at_once" if found.isupper() else urgency)
+        said, news = said.after(News(how, found.lower(), time_s, int(time_s), int(time_s) + 49))
         told += [(time_s, found)] if news else []
     return told
 
@@ -91,73 +95,177 @@ def windows_said(*windows: tuple[float, str]) -> list[tuple[float, str]]:
 @pytest.mark.parametrize(
     ("windows", "silent"),
     [
-        # What stays as it is is said once
+        # What stays as it is is printed once
         ([(0, "a"), (1, "a"), (500, "a")], [(1, "a"), (500, "a")]),
-        # A change is said at once, and so is that it has passed
+        # A change is printed at once
         ([(0, "a"), (1, "b"), (2, "c")], []),
         ([(0, "a"), (5, "b"), (10, "a")], []),
-        # What flickers is said twice a minute
+        # What flickers is printed twice a minute
         ([(0, "a"), (5, "b"), (10, "a"), (15, "b"), (20, "a"), (25, "b"), (59, "a"), (60, "a"), (65, "b"), (66, "a")],
          [(20, "a"), (25, "b"), (59, "a"), (66, "a")]),
-        # What has come back stays, and is said when the minute is over
+        # What has come back stays, and is printed when the minute is over
         ([(0, "a"), (5, "b"), (10, "a"), (15, "b"), (20, "a"), (59, "a"), (60, "a")], [(20, "a"), (59, "a")]),
-        # What went and came back before that was told of is no news
+        # What went and came back before that was printed is no news
         ([(0, "a"), (5, "b"), (6, "a"), (7, "b"), (8, "a"), (9, "b"), (70, "b")], [(8, "a"), (9, "b"), (70, "b")]),
-        # A capture is not begun without saying why, and not said why twice
+        # A capture is not begun without saying why, and not twice
         ([(0, "a"), (5, "b"), (10, "a"), (15, "b"), (20, "A"), (21, "A")], [(21, "A")]),
         # A clock that was set back keeps nobody silent
         ([(900, "a"), (905, "b"), (910, "a"), (915, "b"), (5, "a"), (10, "b")], []),
         # Of many different things, six a minute
-        ([(0, "a"), (1, "b"), (2, "c"), (3, "d"), (4, "e"), (5, "f"), (6, "g"), (7, "h"), (60, "h"), (61, "i")],
-         [(6, "g"), (7, "h")]),
+        ([(0, "a"), (1, "b"), (2, "c"), (3, "d"), (4, "e"), (5, "f"), (6, "g"), (7, "i"), (60, "i"), (61, "j")],
+         [(6, "g"), (7, "i")]),
+        # The first healthy window is printed; that all is well again waits for a quiet minute
+        ([(0, "h"), (10, "h"), (90, "h")], [(10, "h"), (90, "h")]),
+        ([(0, "h"), (5, "a"), (6, "h"), (64, "h"), (65, "h")], [(6, "h"), (64, "h")]),
+        ([(0, "a"), (5, "h"), (10, "a"), (15, "h"), (20, "a")], [(5, "h"), (10, "a"), (15, "h"), (20, "a")]),
+        # What is for `decisions` alone changes nothing
+        ([(0, "n"), (5, "h"), (10, "n"), (15, "h")], [(0, "n"), (10, "n"), (15, "h")]),
     ],
 )  # fmt: skip
-def test_what_is_said_of_windows_that_follow_one_another(windows, silent):
+def test_what_is_printed_of_windows_that_follow_one_another(windows, silent):
     assert windows_said(*windows) == [one for one in windows if one not in silent]
 
 
-@given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from("abcdefghij")), max_size=200))
+@pytest.mark.parametrize(
+    ("windows", "printed"),
+    [
+        # A minute, and no step in common with the first of them
+        ([(0, "a"), (30, "a"), (59, "a"), (60, "a"), (61, "a"), (200, "a")], [(60, "a")]),
+        # A healthy window in between, and it has not lasted
+        ([(0, "a"), (30, "h"), (40, "a"), (99, "a"), (100, "a")], [(30, "h"), (100, "a")]),
+        # Contention as well as a delay without a culprit: one of them is there all the while
+        ([(0, "a"), (30, "b"), (60, "a"), (61, "b")], [(60, "a"), (61, "b")]),
+        # What is for `decisions` alone neither ends it nor adds to it
+        ([(0, "a"), (30, "n"), (60, "n"), (61, "a")], [(61, "a")]),
+    ],
+)
+def test_what_may_pass_is_printed_once_it_has_lasted(windows, printed):
+    assert windows_said(*windows, urgency="lasting") == printed
+
+
+def test_long_steps_overlap_for_longer_than_a_minute():
+    # GIVEN windows of 50 steps, ten steps and ten minutes apart
+    said, told = RecentLines(), []
+    for n in range(8):
+        said, news = said.after(News("lasting", "held", 600.0 * n, 10 * n, 10 * n + 49))
+        told += [10 * n] if news else []
+    # THEN the first that is printed has other steps than the first that was held
+    assert told == [50]
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from("abcdefgij")), max_size=200))
 def test_a_terminal_is_not_flooded_and_does_not_go_stale(moves):
     # GIVEN windows that find anything, any time apart
     times_s = itertools.accumulate(seconds for seconds, _ in moves)
     windows = list(zip(times_s, (found for _, found in moves), strict=True))
     told = windows_said(*windows)
     for time_s, found in told:
-        # THEN nothing is said more than twice within a minute, nor more than six things in all
+        # THEN nothing is printed more than twice within a minute, nor more than six lines in all
         within = [one for at_s, one in told if time_s - WITHIN_S < at_s <= time_s]
         assert within.count(found) <= MOST_TIMES
         assert len(within) <= MOST
-    # AND whoever has found the same for a minute has said so
+    # AND whoever has found the same for a minute has printed it
     for n, (time_s, found) in enumerate(windows):
         since = next((m for m in range(n, -1, -1) if windows[m][1] != found), -1) + 1
         if time_s - windows[since][0] >= WITHIN_S:
             assert [one for at_s, one in told if at_s <= time_s][-1] == found
 
 
-def held(first: int, *reasons: str, label: str = "needs_evidence") -> WindowJudged:
+@given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from("hn")), max_size=200))
+def test_a_healthy_job_is_printed_once_whatever_flickers_below_the_thresholds(moves):
+    times_s = itertools.accumulate(seconds for seconds, _ in moves)
+    windows = list(zip(times_s, (found for _, found in moves), strict=True))
+    assert [found for _, found in windows_said(*windows)] == ["h"] * any(found == "h" for _, found in moves)
+
+
+SLIGHT = {"late_excess_s": 0.009, "min_lateness_s": 0.01, "shared_excess_s": 0.0, "min_group_s": 0.015}
+LATE, SHARED = {**SLIGHT, "late_excess_s": 0.01}, {**SLIGHT, "shared_excess_s": 0.02}
+SLOWER = Regression(40, 38, 45, 0.21, "all", ("backward",), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("label", "about", "decided", "when"),
+    [
+        ("healthy", {}, ("ignore", "healthy"), "calm"),
+        ("stalled", {"reasons": ("in_sync",)}, ("hold", "standstill"), "at_once"),
+        # Whoever is captured is printed first; so is the reason of a capture for a slower job
+        ("suspect", {"pattern": "chronic"}, ("capture", "rule_matched"), "at_once"),
+        ("suspect", {"pattern": "one-off"}, ("capture", "rule_matched"), "at_once"),
+        ("needs_evidence", {"reasons": ("regressed",)}, ("capture", "rule_matched"), "at_once"),
+        # A suspect is news, unless it may pass or has passed
+        ("suspect", {"pattern": "chronic"}, ("hold", "pending"), "now"),
+        ("suspect", {"pattern": "recurring"}, ("throttle", "cooldown"), "now"),
+        ("suspect", {"pattern": "chronic"}, ("hold", "cgroup_throttled"), "now"),
+        ("suspect", {"pattern": "chronic"}, ("hold", "contended"), "lasting"),
+        ("suspect", {"pattern": "chronic"}, ("hold", "descheduled"), "lasting"),
+        ("suspect", {"pattern": "one-off", "gain_s": 0.02}, ("hold", "one_off"), "never"),
+        ("suspect", {"pattern": "one-off", "gain_s": 1.0}, ("hold", "one_off"), "now"),
+        # A delay without a culprit is news once it has lasted, and none below the thresholds
+        *(("needs_evidence", {"reasons": (reason,), "numbers": numbers}, ("hold", "undecided"), when)
+          for reason in ("roaming", "intermittent", "co_critical", "sync_ambiguous", "no_baseline")
+          for numbers, when in ((SLIGHT, "never"), (LATE, "lasting"), (SHARED, "lasting"), ({}, "lasting"))),
+        # Missing evidence is never jitter
+        *(("needs_evidence", {"reasons": (reason,), "numbers": SLIGHT}, ("hold", "undecided"), "lasting")
+          for reason in ("no_sync", "low_coverage", "mixed_roles", "clock_limited")),
+        # A window that a capture disturbed says nothing about the job
+        ("needs_evidence", {"reasons": ("self_inflicted",)}, ("hold", "undecided"), "never"),
+        # The job is slower than its best: on all ranks alike it is news, unless they wait for CPUs
+        *(("needs_evidence", {"reasons": ("regressed",), "numbers": SLIGHT, "regression": slower},
+           ("hold", "undecided"), when)
+          for slower, when in ((SLOWER, "now"), (replace(SLOWER, descheduled_fraction=0.6), "lasting"),
+                               (replace(SLOWER, scope="some"), "lasting"))),
+        ("needs_evidence", {"reasons": ("roaming",), "numbers": SLIGHT, "regression": replace(SLOWER, until_step=90)},
+         ("hold", "undecided"), "never"),
+    ],
+)  # fmt: skip
+def test_when_a_window_is_printed(label, about, decided, when):
+    suspect = Suspect(
+        "rank", (1,), "data", about.get("gain_s", 0.02), 0.2, 0.9, rank=1, pattern=about.get("pattern", "chronic")
+    )
+    reasons, numbers, regression = about.get("reasons", ()), about.get("numbers", {}), about.get("regression")
+    verdict = Verdict(40, 79, label, reasons, (suspect,), 0.1, {}, {}, numbers, regression=regression)
+    assert urgency_of(verdict, Decision(1.0, 40, 79, label, *decided)) == when
+
+
+def held(first: int, *reasons: str, label: str = "needs_evidence", time_s: float | None = None) -> WindowJudged:
     verdict = Verdict(first, first + 39, label, reasons, (), 0.1, {"data": 0.1}, {"data": 1}, {})
-    return WindowJudged(verdict, Decision(float(first), first, first + 39, label, "hold", "undecided"))
+    time_s = float(first) if time_s is None else time_s
+    return WindowJudged(verdict, Decision(time_s, first, first + 39, label, "hold", "undecided"))
 
 
-def test_the_terminal_says_what_is_so_now(console, capsys):
+def test_a_delay_without_a_culprit_is_one_line_once_it_has_lasted(console, capsys):
     # GIVEN a job that is held for one reason, then for another, is captured meanwhile, and is healthy in the end
     reporter = Reporter(console)
-    for first, *reasons in ((0, "roaming"), (10, "roaming"), (20, "co_critical"), (30, "self_inflicted")):
-        reporter.take(held(first, *reasons))
-    reporter.take(held(40, "co_critical"))
-    reporter.take(held(50, label="healthy"))
-    # THEN each is said, but for the window that the capture disturbed, and what is as it was before that
+    for first in range(0, 100, 10):
+        reporter.take(held(first, ("roaming", "co_critical", "self_inflicted")[first // 10 % 3]))
+    reporter.take(held(100, label="healthy"))
+    # THEN it is one line, and that it is healthy again waits for a quiet minute
     begin = [line.split(" in steps")[0] for line in capsys.readouterr().err.splitlines()]
-    assert begin == ["sftriage: Held: roaming", "sftriage: Held: co_critical", "sftriage: Healthy: nothing stands out"]
-
-
-def test_what_waited_to_be_said_is_said_in_the_end(console, capsys):
-    reporter = Reporter(console)
-    for first, *reasons in ((0, "roaming"), (1, "co_critical"), (2, "roaming"), (3, "co_critical"), (4, "roaming")):
-        reporter.take(held(first, *reasons))
-    assert len(capsys.readouterr().err.splitlines()) == 4
+    assert begin == ["sftriage: Held: roaming"]
+    # AND is printed in the end all the same
     reporter.finish()
-    assert capsys.readouterr().err.startswith("sftriage: Held: roaming in steps 4 to 43")
+    assert capsys.readouterr().err.startswith("sftriage: Healthy: nothing stands out in steps 100 to 139")
+
+
+def test_a_delay_that_was_there_to_the_end_of_a_short_job_is_printed(console, capsys):
+    reporter = Reporter(console)
+    for first in (0, 10, 20, 30, 40, 50):
+        reporter.take(held(first, "co_critical"))
+    assert capsys.readouterr().err == ""
+    reporter.finish()
+    assert capsys.readouterr().err.startswith("sftriage: Held: co_critical in steps 50 to 89")
+
+
+def test_why_a_suspect_is_not_captured_is_printed_once(console, capsys):
+    # GIVEN a suspect that is named again and again, and not captured for one reason or another
+    reporter = Reporter(console)
+    for n, reason in enumerate(("already_captured", "cooldown", "overhead_budget") * 3):
+        seen = judged(40 + 10 * n, "chronic")
+        throttled = replace(seen.decision, outcome="throttle", reason=reason)
+        reporter.take(WindowJudged(seen.verdict, throttled))
+    slow, why_not = capsys.readouterr().err.splitlines()
+    assert slow.startswith("sftriage: Rank 1 is slow in data")
+    assert why_not.startswith("sftriage: No further capture now: already captured")
 
 
 def test_what_comes_after_a_stall_is_said_though_it_was_just_before(console, capsys):
@@ -165,6 +273,22 @@ def test_what_comes_after_a_stall_is_said_though_it_was_just_before(console, cap
     for event in (held(0, label="healthy"), held(10, "in_sync", label="stalled"), held(20, label="healthy")):
         reporter.take(event)
     assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["Healthy:", "Stalled:", "Healthy:"]
+
+
+def test_a_line_begins_where_the_jobs_progress_bar_does_not_end(tmp_path):
+    # GIVEN a progress bar that stops within its line, on a terminal and in a file
+    terminal = io.StringIO()
+    terminal.write("  3%|#")
+    Reporter(Console(file=terminal, force_terminal=True, highlight=False)).say("one")
+    with (tmp_path / "log").open("w") as log:
+        log.write("  3%|#")
+        log.flush()
+        reporter = Reporter(Console(file=log))
+        reporter.say("one")
+        reporter.say("two")
+    # THEN our line clears it there, and follows it here
+    assert terminal.getvalue() == "  3%|#\r\x1b[Ksftriage: one\n"
+    assert (tmp_path / "log").read_text() == "  3%|#\nsftriage: one\nsftriage: two\n"
 
 
 def requested(rank: int, role: str = "suspect", profiler: str = "torch", steps: int = 3) -> CaptureRequest:

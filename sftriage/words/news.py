@@ -1,0 +1,140 @@
+"""Which windows are worth a line where people read along (`sftriage run`, `sftriage watch`), and when. Pure.
+
+A healthy job is quiet: what a person must know is printed at once, and everything else is in `sftriage decisions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sftriage.counters import MOST_FRACTION
+from sftriage.decisions import Decision, Outcome, Verdict
+
+WITHIN_S = 60.0
+MOST_TIMES, MOST = 2, 6
+"""How often the same is printed within a minute, and how many lines of windows in all."""
+
+ONE_OFF_S = 1.0
+"""A one-off that cost the job less has passed, and needs nobody's attention."""
+
+Urgency = Literal["at_once", "now", "lasting", "calm", "never"]
+"""When a window is printed: whatever came before; if it is new; once it has lasted; in a quiet minute; not at all."""
+
+_OVER = (("late_excess_s", "min_lateness_s"), ("shared_excess_s", "min_group_s"))
+"""A delay, and the share of a step from which on it counts as one."""
+_EXCESS_REASONS = frozenset({"roaming", "intermittent", "co_critical", "sync_ambiguous", "no_baseline"})
+"""Reasons of a held window that are about a delay, and not about missing evidence: a small one is jitter."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A window as a candidate for a line; two of one ``standing`` say the same."""
+
+    urgency: Urgency
+    standing: tuple[Hashable, ...]
+    time_s: float
+    first_step: int
+    last_step: int
+
+
+def news_of(verdict: Verdict, decision: Decision) -> News:
+    """What a window and its decision are as news."""
+    first = verdict.suspects[0] if verdict.label in ("suspect", "stalled") and verdict.suspects else None
+    named = first and (first.identity, first.pattern == "one-off")
+    regression = verdict.regression
+    # (that one named rank makes the job slower is no news beside it)
+    alike = regression is not None and regression.until_step is None and (regression.scope == "all" or not first)
+    slower = regression.kind if regression is not None and alike else None
+    return News(
+        urgency_of(verdict, decision),
+        (verdict.label, named, slower, verdict.reasons if verdict.label == "stalled" else ()),
+        decision.time_s,
+        verdict.first_step,
+        verdict.last_step,
+    )
+
+
+def urgency_of(verdict: Verdict, decision: Decision) -> Urgency:
+    """When a window is printed.
+
+    Contention for CPUs comes and goes, and so do delays without a culprit: they are printed once they have lasted.
+    """
+    if decision.outcome == "capture" or verdict.label == "stalled":
+        return "at_once"
+    if verdict.label == "healthy":
+        return "calm"
+    if verdict.reasons == ("self_inflicted",):
+        return "never"
+    regression = verdict.regression
+    slower = regression is not None and regression.until_step is None
+    if regression is not None and slower and regression.scope == "all":
+        return "lasting" if (regression.descheduled_fraction or 0.0) >= MOST_FRACTION else "now"
+    if verdict.label == "suspect":
+        if verdict.suspects[0].pattern == "one-off":
+            return "now" if verdict.suspects[0].gain_s >= ONE_OFF_S else "never"
+        return "lasting" if decision.reason in ("contended", "descheduled") else "now"
+    return "lasting" if slower or not _slight(verdict) else "never"
+
+
+def _slight(verdict: Verdict) -> bool:
+    """Whether a held window's delay is under the thresholds of what counts as slow."""
+    numbers = verdict.numbers
+    return _EXCESS_REASONS.issuperset(verdict.reasons) and all(
+        name in numbers and threshold in numbers and numbers[name] < numbers[threshold] for name, threshold in _OVER
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RecentLines:
+    """The line printed last, those of the last minute, and the first of the windows that are held until they last.
+
+    A change is printed at once, and what stays as it is is not repeated. What flickers is printed twice within a
+    minute, and of different things no more than six; what may pass is printed after a minute, if its windows have no
+    step in common with the first of them; that all is well again waits for a quiet minute. So a terminal is never
+    flooded, and is wrong for a minute at most. ``refused`` are suspects that were printed with why nothing is captured.
+    """
+
+    last: Hashable = None
+    recent: tuple[tuple[Hashable, float], ...] = ()
+    since: News | None = None
+    refused: frozenset[Hashable] = frozenset()
+
+    def after(self, found: News) -> tuple[RecentLines, bool]:
+        """The lines after a window, and whether it is printed."""
+        if found.urgency == "never":
+            return self, False
+        since = (self.since or found) if found.urgency == "lasting" else None
+        # (a clock that was set back keeps nobody silent)
+        recent = tuple((one, at_s) for one, at_s in self.recent if 0.0 <= found.time_s - at_s < WITHIN_S)
+        many = len(recent) >= MOST or sum(one == found.standing for one, _ in recent) >= MOST_TIMES
+        lasted = since is not None and not 0.0 <= found.time_s - since.time_s < WITHIN_S
+        due = {
+            "at_once": True,
+            "now": not many,
+            "lasting": not many and lasted and self._apart(found),
+            "calm": not recent,
+        }[found.urgency]
+        if found.standing == self.last or not due:
+            return replace(self, since=since), False
+        recent = (*recent, (found.standing, found.time_s))
+        return replace(self, last=found.standing, recent=recent, since=since), True
+
+    def refusing(self, found: News, outcome: Outcome) -> tuple[RecentLines, bool]:
+        """The lines after a decision not to capture who was printed last, and whether to print why: once a suspect."""
+        about = found.standing[:2], outcome
+        if outcome == "capture" or found.standing != self.last or about in self.refused:
+            return self, False
+        return replace(self, refused=self.refused | {about}), True
+
+    def anew(self) -> RecentLines:
+        """The lines once something else was printed, after which any window is news."""
+        return RecentLines(refused=self.refused)
+
+    def lacks(self, found: News) -> bool:
+        """Whether a window should be printed after all if the job ends with it."""
+        return found.standing != self.last and (found.urgency != "lasting" or self._apart(found))
+
+    def _apart(self, found: News) -> bool:
+        return self.since is not None and found.first_step > self.since.last_step
