@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain, count
+from pathlib import Path
 
 from sftriage.events import DiskFailed, DiskRecovered
 
@@ -42,6 +43,7 @@ class Counted:
 
 
 UNCOUNTED = Counted()
+REMOVED = "it has been removed"
 
 
 Do = Callable[..., None]
@@ -60,6 +62,15 @@ def refusal(error: BaseException | None) -> str | None:
             return None if error.errno in _FOR_GOOD else error.strerror or str(error)
         error = error.__cause__
     return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which directory it is; None where there is none of that name."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 @dataclass(slots=True, eq=False)
@@ -86,10 +97,15 @@ class Disk:
     Args:
         max_bytes: how much may wait in memory.
         clock: the time, in seconds since the epoch.
+        root: the directory that all of it lies in. Once that has been removed, nothing is done any more: what would be
+            written into files that are still open would be nowhere.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.time, root: Path | None = None
+    ) -> None:
         self._max_bytes, self._clock = max_bytes, clock
+        self._root, self._root_was = root, None if root is None else _identity(root)
         self._changed = threading.Condition()
         self._lanes: dict[str, deque[_Task]] = {}
         self._numbers, self._waiting_bytes = count(), 0
@@ -152,7 +168,7 @@ class Disk:
         """
         with self._changed:
             task = self._put(_Task(next(self._numbers), act, counted, patience_s, last), lane, latest=latest)
-            if task is None or not waits or threading.current_thread() is self._thread:
+            if task is None or not self._works() or not waits or threading.current_thread() is self._thread:
                 return
             while not (task.done or lane in self._refused or self._ending or self._gave_up()):
                 self._changed.wait(0.05 if self._under_way is None else self._left_s())
@@ -175,7 +191,7 @@ class Disk:
         """Wait until all is done that waits, for no longer than that."""
         self.ask_all()
         with self._changed:
-            self._changed.wait_for(lambda: not self._lanes, grace_s)
+            self._changed.wait_for(lambda: not (self._lanes and self._thread), grace_s)
 
     def close(self) -> None:
         """Do nothing more: what waits is lost, and what comes later is nobody's."""
@@ -204,11 +220,20 @@ class Disk:
             heappush(self._ready, (task.turn, lane))
         self._lanes[lane].append(task)
         self._waiting_bytes += task.size_bytes
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="sftriage-disk", daemon=True)
-            self._thread.start()
         self._changed.notify_all()
         return task
+
+    def _works(self) -> bool:
+        """Whether there is a thread to do it; what waits does so until one can be started."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name="sftriage-disk", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._fails(str(error))
+                return False
+            self._thread = thread
+        return True
 
     def _left_s(self) -> float:
         """How long the task under way may still take."""
@@ -229,10 +254,20 @@ class Disk:
             lane, task = turn
             error = None
             try:
+                self._check_root()
                 task.act()
             except Exception as problem:
                 error = problem
+                try:
+                    # (removed while something was done in it)
+                    self._check_root()
+                except OSError as gone:
+                    error = gone
             self._tried(lane, task, error)
+
+    def _check_root(self) -> None:
+        if self._root is not None and self._root_was is not None and _identity(self._root) != self._root_was:
+            raise OSError(errno.ENODEV, REMOVED)
 
     def _next(self) -> tuple[str, _Task] | None:
         """What is done next: what waits longest, but for what was refused just now. None at the end."""

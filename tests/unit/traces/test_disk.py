@@ -211,3 +211,41 @@ def test_everything_is_in_time_or_late_or_lost_and_each_lane_in_order(steps, roo
     for lane in "abc":
         numbers = [number for of, number in moody.took if of == lane]
         assert numbers == sorted(numbers)
+
+
+def test_without_a_thread_nobody_waits_and_what_waits_is_done_once_there_is_one(disk, monkeypatch):
+    took = []
+    # GIVEN that no thread can be started, as where a container's limit is reached
+    with monkeypatch.context() as limited:
+
+        def refuse(_):
+            raise RuntimeError("can't start new thread")
+
+        limited.setattr(threading.Thread, "start", refuse)
+        disk.do(lambda: took.append(1), "journal", Counted("windows"))
+        disk.drain(DEADLINE_S)
+        assert (took, list(disk.news())) == ([], [DiskFailed(100.0, "can't start new thread")])
+    # WHEN one can be again THEN it is done, late
+    disk.do(lambda: took.append(2), "journal", Counted("windows"))
+    disk.drain(DEADLINE_S)
+    assert (took, [one.late for one in disk.news()]) == ([1, 2], [{"windows": 2}])
+
+
+@pytest.mark.parametrize("by", ["removed", "replaced", "moved"])
+def test_where_its_directory_is_gone_the_disk_takes_nothing_more(tmp_path, by):
+    root, took = tmp_path / "run", []
+    root.mkdir()
+    disk = Disk(clock=lambda: 100.0, root=root)
+    with (root / "journal").open("a", encoding="ascii") as file:
+        disk.do(lambda: file.write("written"), "journal")
+        # GIVEN a directory that is gone, though files in it are still open
+        (root / "journal").unlink() if by == "removed" else None
+        root.rmdir() if by == "removed" else root.rename(tmp_path / "elsewhere")
+        if by == "replaced":
+            root.mkdir()
+        # WHEN more is to be written THEN none of it counts as written, and that is told once
+        for number in range(3):
+            disk.do(lambda number=number: took.append(number), f"lane-{number}", Counted("windows"))
+    disk.close()
+    failed, over = disk.news()
+    assert (took, failed.problem, over.lost) == ([], "it has been removed", {"windows": 3})
