@@ -54,6 +54,10 @@ def agent(
     It ends once the host's trainers have come and gone for good, or by SIGTERM or Ctrl-C; the job itself notices
     nothing.
     """
+    from sftriage.runtime.launcher import Notes
+
+    # (what is sent to the job, as before it is preempted, this one is not to die of)
+    notes = Notes()
     from sftriage.runtime.hosting import HURRY_S, LEAVE_S, Copies, Host, host_directory, host_name, left_behind
     from sftriage.runtime.rings import tidy_rings
 
@@ -72,16 +76,12 @@ def agent(
     where = directory or host_directory(options.job_id, name, os.environ)
     about = job or options.job_id, options.job_id, options.address, name, copies
     host = Host(rings, where.absolute(), *about)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     host.start()
     told = over = False
     try:
-        host.watch()
-        over = host.finish()
-    except KeyboardInterrupt:
+        told = not host.watch(lambda: notes.told is not None)
         # (whoever ends a job ends its trainers too, in the same moment)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        told, over = True, host.left_within(GRACE_S) and host.finish(LEAVE_S + HURRY_S)
+        over = host.finish() if not told else host.left_within(GRACE_S) and host.finish(LEAVE_S + HURRY_S, says=False)
     finally:
         host.close()
         if over:

@@ -33,6 +33,7 @@ from sftriage.words.amounts import place
 if TYPE_CHECKING:
     from sftriage.runtime.controlling import JobController
     from sftriage.runtime.hub_server import HubServer
+    from sftriage.runtime.launcher import Notes
     from sftriage.runtime.many_hosts import HubOptions
     from sftriage.sinks.terminal import Reporter
 
@@ -70,6 +71,11 @@ def controller(
 
     One a job; `sftriage run --hub` starts it by itself. What it finds is in its run directory, as of a job on one host.
     """
+    from sftriage.runtime.kept_child import LET_GO
+    from sftriage.runtime.launcher import Notes
+
+    # (what is sent to the job, as before it is preempted, this one is not to die of)
+    notes = Notes((signal.SIGINT, signal.SIGTERM, LET_GO))
     from sftriage.policy.loading import find
     from sftriage.recorder.layout import bounded_text
     from sftriage.runtime.controlling import Beginning, JobController, JobEndedError, job_of
@@ -116,7 +122,7 @@ def controller(
         reporter.say(str(ended))
         return
     say_begun(reporter, "watching" if run is None else "took over the job, watching", watched, metering)
-    watch(watched, reporter, options, server)
+    watch(watched, reporter, options, server, notes)
     if server is not None:
         # (whoever started the job would have, and is gone)
         held.close()
@@ -137,7 +143,9 @@ def hub_of(options: HubOptions, directory: Path, held: ExitStack, *, goes_on: bo
     return server
 
 
-def watch(watched: JobController, reporter: Reporter, options: HubOptions, server: HubServer | None) -> None:
+def watch(
+    watched: JobController, reporter: Reporter, options: HubOptions, server: HubServer | None, notes: Notes
+) -> None:
     """Watch the job until it ends, or until somebody ends this; ``server`` is its hub, where that is ours.
 
     Raises:
@@ -146,18 +154,13 @@ def watch(watched: JobController, reporter: Reporter, options: HubOptions, serve
     from sftriage.runtime.many_hosts import forget_hub
 
     with contextlib.closing(watched):
-        try:
-            # (whoever ends a job ends its hosts too, in the same moment)
-            signal.signal(signal.SIGTERM, lambda *_: watched.end_soon())
-            signal.signal(signal.SIGUSR1, signal.default_int_handler)
-            watched.watch(reporter.say)
-        except KeyboardInterrupt:
+        if not watched.watch(reporter.say, lambda: notes.told):
             if server is not None and "SLURM_JOB_ID" in os.environ:
                 # (the job is over, though not all of its hosts have said so)
                 atexit.register(forget_hub, options, server)
             again = shlex.join(["--run", place(watched.directory.path), *options.arguments()])
             reporter.say(f"let go of the job, which goes on; take it over again by: sftriage controller {again}")
-            raise typer.Exit(128 + signal.SIGINT) from None
+            raise typer.Exit(128 + signal.SIGINT)
     say_summary(reporter, watched)
     finish(watched, reporter)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -209,13 +210,16 @@ def copies_of(job: str, store: str | None, *, drop_local: bool) -> str | None:
     return None if store is None else checked_store(store, job)
 
 
-def finish(watched: TriagedJob, reporter: Reporter) -> None:
-    """Wait for what is still on its way to a store or a catalogue, and say what is left."""
+def finish(watched: TriagedJob, reporter: Reporter, left_s: Callable[[], float] = lambda: float("inf")) -> None:
+    """Wait for what is still on its way to a store or a catalogue, and say what is left.
+
+    ``left_s`` says how long that may take from now on; by default as long as something moves.
+    """
     if watched.uploads is not None:
         with uploading() as show:
-            watched.uploads.finish(reporter.say, show)
+            watched.uploads.finish(reporter.say, show, left_s)
     if watched.indexing is not None:
-        watched.indexing.finish(reporter.say)
+        watched.indexing.finish(reporter.say, left_s)
 
 
 def say_begun(reporter: Reporter, how: str, watched: TriagedJob, metering: Metering) -> None:

@@ -6,10 +6,8 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import socket
 import time
-from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,7 +32,8 @@ from sftriage.words.amounts import place
 
 if TYPE_CHECKING:
     from sftriage.kube.mirroring import Mirror
-    from sftriage.runtime.controlling import Beginning, JobController
+    from sftriage.runtime.controlling import Beginning
+    from sftriage.runtime.launcher import Notes
     from sftriage.sinks.metering import Metering
     from sftriage.sinks.terminal import Reporter
 
@@ -77,6 +76,7 @@ def controller(
     from sftriage.kube.mirroring import Mirror
     from sftriage.runtime.controlling import Beginning
     from sftriage.runtime.hub_server import HubServer
+    from sftriage.runtime.launcher import Notes
     from sftriage.sinks.terminal import Reporter
 
     try:
@@ -88,7 +88,7 @@ def controller(
     mirror = Mirror(ClusterObjects.connect(), job)
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
     # (whoever ends this pod ends no job)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    notes = Notes()
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     shown = metrics_port if os.environ.get(TOKEN_VARIABLE) else None
     where = LOOPBACK if shown is None else everywhere
@@ -100,13 +100,11 @@ def controller(
         url = nats or f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
         address = HubAddress(url, creds, None if tls is None else tls / CA_FILE)
         mirror.begin()
-        with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                beginning, reporter = Beginning(job.name, [policies], keeping), Reporter(notices())
-                # (each run of the job has metrics of its own)
-                metering = MetricsOptions(metrics_port=shown, metrics_host=where).metering()
-                _watch(run, job_id, address, beginning, mirror, reporter, metering)
-        # (a second signal ends it at once)
+        while notes.told is None:
+            beginning, reporter = Beginning(job.name, [policies], keeping), Reporter(notices())
+            # (each run of the job has metrics of its own)
+            metering = MetricsOptions(metrics_port=shown, metrics_host=where).metering()
+            _watch(run, job_id, address, beginning, mirror, reporter, metering, notes)
         mirror.finish(SHOWN_S)
 
 
@@ -118,12 +116,9 @@ def _watch(
     mirror: Mirror,
     reporter: Reporter,
     metering: Metering,
+    notes: Notes,
 ) -> None:
-    """Watch one run of the job to its end.
-
-    Raises:
-        KeyboardInterrupt: this is to end, and the job goes on.
-    """
+    """Watch one run of the job to its end, or until this is told to end; the job goes on then."""
     from sftriage.runtime.controlling import JobController
 
     directory, goes_on = _directory(root)
@@ -138,8 +133,9 @@ def _watch(
     mirror.follow(RunDirectory(watched.directory.path))
     names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
     reporter.say(f"{'took over' if goes_on else 'waiting for'} the job under policy {names}; {place(directory)}")
-    with contextlib.closing(watched), _told_by(watched):
-        watched.watch(reporter.say)
+    with contextlib.closing(watched):
+        if not watched.watch(reporter.say, lambda: notes.told):
+            return
     say_summary(reporter, watched)
     finish(watched, reporter)
 
@@ -157,13 +153,3 @@ def _directory(root: Path) -> tuple[Path, bool]:
     if found and RunDirectory(found[-1]).hub.exists() and not read_info(RunDirectory(found[-1])).ended_at:
         return found[-1], True
     return free(root / "run"), False
-
-
-@contextlib.contextmanager
-def _told_by(watched: JobController) -> Iterator[None]:
-    """Meanwhile SIGTERM leaves a job a moment to end: its pods may have been told in the same moment."""
-    before = signal.signal(signal.SIGTERM, lambda *_: watched.end_soon())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

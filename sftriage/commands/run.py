@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,7 +30,9 @@ from sftriage.runs.directory import find_run
 from sftriage.words.amounts import place
 
 if TYPE_CHECKING:
-    from sftriage.runtime.local import UnderNsys
+    from sftriage.runtime.launcher import Launcher
+    from sftriage.runtime.local import Keeping, UnderNsys
+    from sftriage.runtime.supervisor import Triaged
 
 _NSYS_PANEL = "Nsight Systems"
 
@@ -74,6 +78,9 @@ def run(
         str | None, typer.Option(metavar="NAME", help="Name of the job.", show_default="the script's")
     ] = None,
     auto: AutoOption = False,
+    required: Annotated[
+        bool, typer.Option("--required", help="Do not start the job where it cannot be watched; say why instead.")
+    ] = False,
     *,
     nsys: NsysOptions,
     keep: KeepingOptions,
@@ -84,24 +91,38 @@ def run(
     """Run a training job and watch it.
 
     The trainers have to use sftriage.Monitor, or --auto finds the stages of their steps by itself. Their exit status
-    becomes that of this command. Of a job on many hosts, run it on each of them, with --job-id and --hub or --nats.
+    becomes that of this command, and signals that it gets are theirs. Where it cannot watch the job, it says so, and
+    the job runs all the same. Of a job on many hosts, run it on each of them, with --job-id and --hub or --nats.
     """
-    # What watches a job takes a second to import: not for a help text, nor while a shell completes a line.
-    from sftriage.policy.loading import find
-    from sftriage.runtime.indexing import checked_catalogue
-    from sftriage.runtime.local import LocalRun, job_name
-    from sftriage.sinks.terminal import Reporter
+    # Before the imports: from now on, signals are the job's.
+    from sftriage.runtime.launcher import Launcher
+    from sftriage.runtime.supervisor import leave_with, supervise
 
     if not command:
         raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
-    paths = [find(name) for name in policy or ["default"]]
-    name = job_name(job, command)
-    keeping, under = keep.of(name, out), nsys.under()
-    if arguments(hub):
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"cannot start {command[0]}: no such program")
+    launcher, whole = Launcher(), tuple(command)
+    options = hub.options() if arguments(hub) else None
+
+    def prepare() -> Triaged:
+        """What watches a job takes a second to import, and more to get ready."""
+        from sftriage.policy.loading import find
+        from sftriage.runtime.local import job_name
+
+        paths, name = [find(name) for name in policy or ["default"]], job_name(job, command)
+        keeping, under = keep.of(name, out), nsys.under()
+        if options is None:
+            from sftriage.runtime.indexing import checked_catalogue
+
+            keeping = replace(keeping, catalogue=checked_catalogue(catalogue))
+            return _on_this_host(whole, name, paths, keeping, under, metrics, auto=auto, required=required)
+        from sftriage.controller.policies import PolicyFiles
         from sftriage.runtime.hosting import Copies
         from sftriage.runtime.many_hosts import HostRun
 
-        options = hub.options()
+        # (the controller reads them again: what is wrong with them is said here, before the job starts)
+        detection = PolicyFiles(paths).current.detection
         told: dict[str, object] = {
             **arguments(keep),
             "--store": keeping.store,
@@ -112,34 +133,62 @@ def run(
         given = [name if value is True else f"{name}={value}" for name, value in told.items() if value is not None]
         given += [f"--policy={path}" for path in paths]
         copies = Copies(keeping.store, keeping.drop_local)
-        # (who is told to end before there is a launcher leaves no hub behind)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        raise typer.Exit(HostRun(tuple(command), name, options, out, given, copies, under, auto=auto).execute())
-    metering = metrics.metering()
+        about = (whole, name, options, out, given, copies, under)
+        return HostRun(*about, detection=detection, auto=auto, required=required).triaged()
+
+    try:
+        status = supervise(launcher, whole, prepare, required=required)
+    except BaseException:
+        launcher.close()
+        raise
+    leave_with(status)
+    raise typer.Exit(status)
+
+
+def _on_this_host(
+    command: tuple[str, ...],
+    name: str,
+    policies: list[Path],
+    keeping: Keeping,
+    under: UnderNsys | None,
+    metrics: MetricsOptions,
+    *,
+    auto: bool,
+    required: bool,
+) -> Triaged:
+    """The triage of a job on this host, which says on the terminal what comes of it."""
+    from sftriage.runtime.local import LocalRun
+    from sftriage.runtime.supervisor import END_S
+    from sftriage.sinks.terminal import Reporter
+
     reporter = Reporter(notices())
+    try:
+        metering = metrics.metering()
+    except UsageError as error:
+        if required or not isinstance(error.__cause__, OSError):
+            raise
+        reporter.say(f"no metrics: {error}")
+        metering = MetricsOptions().metering()
     local = LocalRun(
-        tuple(command),
+        command,
         name,
-        paths,
+        policies,
         lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
-        keeping=replace(keeping, catalogue=checked_catalogue(catalogue)),
+        keeping=keeping,
         nsys=under,
         auto=auto,
+        say=reporter.say,
     )
     say_begun(reporter, "watching", local, metering)
-    status = local.execute()
-    if local.steps_seen:
-        say_summary(reporter, local)
-    else:
-        failed = f"the job failed (exit status {status}), and " if status else ""
-        why = (
-            "does the script train with an optimizer of torch.optim, for more than two steps?"
-            if auto
-            else "does the script use sftriage.Monitor? If not, --auto finds its stages"
-        )
-        reporter.say(f"{failed}no trainer recorded a step: {why}")
-    finish(local, reporter)
-    raise typer.Exit(status)
+    triaged = local.triaged()
+
+    def watch(launcher: Launcher) -> None:
+        triaged.watch(launcher)
+        if local.steps_seen:
+            say_summary(reporter, local)
+        finish(local, reporter, lambda: launcher.left_s(END_S - 1.0))
+
+    return replace(triaged, watch=watch)
 
 
 def attach(
@@ -163,9 +212,12 @@ def attach(
     """
     from sftriage.policy.loading import find
     from sftriage.runtime.indexing import checked_catalogue
+    from sftriage.runtime.launcher import Notes
     from sftriage.runtime.local import TakeOver
     from sftriage.sinks.terminal import Reporter
 
+    # Whoever ends this process ends this, and not the job.
+    notes = Notes()
     metering = metrics.metering()
     reporter = Reporter(notices())
     found = find_run(run)
@@ -181,12 +233,8 @@ def attach(
     )
     say_begun(reporter, "took over the job", taken, metering)
     with contextlib.closing(taken):
-        try:
-            # Whoever ends this process ends this, and not the job.
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-            taken.watch()
-        except KeyboardInterrupt:
+        if not taken.watch(lambda: notes.told is not None):
             reporter.say("let go of the job, which goes on; `sftriage attach` takes it over again")
-            raise typer.Exit(128 + signal.SIGINT) from None
+            raise typer.Exit(128 + signal.SIGINT)
     say_summary(reporter, taken)
     finish(taken, reporter)

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.names import HubLoop
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sftriage")
 
 PORT = 7422
+SCHEMES = ("nats", "tls", "ws", "wss")
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 """Of a directory of `--tls`: who signs the hub's certificate; where the hub is, that, and its key."""
 CONNECT_S, RECONNECT_S, PING_S = 3, 1, 5
@@ -98,6 +100,25 @@ class HubAddress:
         if colon:
             return found | {"user": user, "password": password}
         return found | ({"token": text} if text else {})
+
+
+def hosts_of(urls: str) -> list[str]:
+    """The hosts that are named by ``nats://HOST:PORT``, several with commas between them.
+
+    Raises:
+        UsageError: it is no such URL.
+    """
+    found = []
+    for url in urls.split(","):
+        parts = urlsplit(url.strip())
+        try:
+            wrong = parts.scheme not in SCHEMES or not parts.hostname or parts.port == 0
+        except ValueError:
+            wrong = True
+        if wrong or parts.hostname is None:
+            raise UsageError(f"--nats {url}: give it as nats://HOST:PORT or tls://HOST:PORT")
+        found.append(parts.hostname)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

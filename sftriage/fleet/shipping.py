@@ -48,7 +48,7 @@ REWOUND_ROWS = 1 << 20
 """So many steps, over all ranks of a job, are told again to a hub that has lost them: of a large job those that were on
 their way, and of a small one all that the rings hold."""
 MAX_REPORTS = 32
-LAST_ANSWER_S = 15.0
+LAST_ANSWER_S = 6.0
 """How long after the end of the job's part here captures may take to end that its trainers leave behind."""
 SAY_AFTER_S = 20.0
 """For how long the hub may be away before a person is told."""
@@ -155,7 +155,8 @@ class HostEnd:
         """Let go of the agent and of the hub; what has not ended is called off."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join()
+            # (it may be in the middle of something on a disk that hangs)
+            self._thread.join(LAST_ANSWER_S)
         self._hub.close()
         self._agent.close()
 

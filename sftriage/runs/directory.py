@@ -53,7 +53,7 @@ class RunInfo:
     ``ended_at`` is when whoever watched it saw its end, and "" before: a run that nobody saw end keeps that for good.
     Earlier versions did not say: None. ``store`` is where copies of its captures are kept, if anywhere; with
     ``drop_local``, their artefacts go from here once they are there. ``steps_bytes`` and ``steps_age_s`` are how much
-    is kept of its steps; all where they are None.
+    is kept of its steps; all where they are None. ``not_recorded`` says why no step is recorded, or none yet.
     """
 
     run_id: str
@@ -69,6 +69,7 @@ class RunInfo:
     steps_bytes: int | None = None
     steps_age_s: float | None = None
     ended_at: str | None = None
+    not_recorded: str = ""
 
 
 class RunDirectory:

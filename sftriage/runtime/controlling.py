@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -115,7 +116,7 @@ class JobController:
             run_id, policies = new_run_id(datetime.now(timezone.utc)), beginning.policies
             if self.directory.info_file.exists():
                 raise UsageError(f"{directory} already holds a run; go on with it by --run, or name another with --out")
-        self.files, self._disk = PolicyFiles(policies), Disk()
+        self.files = PolicyFiles(policies)
         self.files.do = Disk().do
         self._places, self._ended, self._connected = Places.of(job_id), False, False
         self._deadline_s = float("inf")
@@ -131,6 +132,7 @@ class JobController:
             hub.call(make_places(hub, self._places, run_id), CONNECT_S)
             # Nothing is left behind by one who does not lead.
             info = read_info(self.directory) if beginning is None else self._begin(run_id, beginning)
+            self._disk = Disk(root=self.directory.path)
             self._rings = Path(info.rings)
             held.callback(remove_rings_directory, self._rings)
             with contextlib.suppress(OSError):
@@ -151,12 +153,14 @@ class JobController:
             )
             held.pop_all()
 
-    def watch(self, say: Callable[[str], None]) -> None:
+    def watch(self, say: Callable[[str], None], told: Callable[[], int | None] = lambda: None) -> bool:
         """Triage the job to its end on all of its hosts, and ``say`` which of these are there.
+
+        ``told`` says which signal has told this to end: by SIGTERM whoever ends a job ends its hosts too, in the same
+        moment, and has that seen. Whether the job was watched to its end.
 
         Raises:
             UsageError: another controller leads it by now.
-            KeyboardInterrupt: it was to end soon, and its job has not.
         """
         gc.set_threshold(*COLLECTED)
         remember(self.directory)
@@ -165,8 +169,10 @@ class JobController:
         speaker = Speaker(host_directory(job_of(self.directory.path), SPEAKER, os.environ))
         while over_since_s is None or time.monotonic() < min(over_since_s + OVER_S, self._deadline_s):
             time.sleep(POLL_S)
-            if not self._fleet.over and time.monotonic() > self._deadline_s:
-                raise KeyboardInterrupt
+            if (signum := told()) is not None:
+                self._deadline_s = min(self._deadline_s, time.monotonic() + SOON_S)
+            if not self._fleet.over and (time.monotonic() > self._deadline_s or signum not in (None, signal.SIGTERM)):
+                return False
             if self._fleet.lost:
                 raise UsageError(f"let go of the job: {self._fleet.lost}")
             if time.monotonic() > looked_s + SEEN_S:
@@ -189,10 +195,7 @@ class JobController:
         self._disk.do(
             lambda: write_info(self.directory, replace(read_info(self.directory), ended_at=ended_at)), "run.json"
         )
-
-    def end_soon(self) -> None:
-        """Watch no longer than a moment: a job that was told to end does so meanwhile."""
-        self._deadline_s = min(self._deadline_s, time.monotonic() + SOON_S)
+        return True
 
     def close(self) -> None:
         """End the triage; of a job that has ended, nothing stays on the hub."""

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import count
@@ -227,7 +227,7 @@ class Host:
         except OSError as error:
             raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
         store = HostCaptures(directory, copies)
-        self._disk = Disk()
+        self._disk = Disk(root=directory)
         self._speaker = Speaker(directory.with_name(SPEAKER))
         steps = directory / "steps"
         nsys = place_in(RunDirectory(directory))
@@ -248,19 +248,25 @@ class Host:
         """Whether any of its trainers is there."""
         return trainers_alive(self._rings)
 
-    def watch(self) -> None:
-        """Wait until the host's trainers have been there, and are gone for good; or what started them is."""
+    def watch(self, let_go: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until the host's trainers have been there, and are gone for good; or what started them is.
+
+        Whether it was that; otherwise it is to ``let_go`` of them before.
+        """
         known = launcher_of(self._rings) is not None
         # (an agent that is started again may come after the last of them has gone)
         seen_s = time.monotonic() if next(iter(find_rings(self._rings)), None) is not None else None
         while seen_s is None or time.monotonic() < seen_s + RESTART_S:
+            if let_go():
+                return False
             time.sleep(LOOK_S)
             if self.trains:
                 seen_s = time.monotonic()
                 continue
             left = seen_s is not None and time.monotonic() > seen_s + LEFT_S and trainers_left(self._rings)
             if left or (known and launcher_of(self._rings) is None):
-                return
+                break
+        return True
 
     def left_within(self, patience_s: float) -> bool:
         """Whether its trainers are gone, by then."""
@@ -269,11 +275,10 @@ class Host:
             time.sleep(0.1)
         return not self.trains
 
-    def finish(self, patience_s: float = FLUSH_S) -> bool:
-        """The job is over here: send what is left; whether that was done."""
+    def finish(self, patience_s: float = FLUSH_S, *, says: bool = True) -> bool:
+        """The job is over here: send what is left; whether that was done, which it ``says`` where it was not."""
         done = self._end.finish(patience_s)
-        # (of a job that was told to end, nobody waits for it)
-        if not done and patience_s >= FLUSH_S and self._speaker.may_speak():
+        if not done and says and self._speaker.may_speak():
             log.warning("the hub does not answer: the last of what the job has recorded stays where it was recorded")
         return done
 

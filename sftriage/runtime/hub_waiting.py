@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -23,14 +23,21 @@ long that file may take to be seen here once the hub is up."""
 LOOK_S, ANSWER_S = 0.5, 1.0
 
 
-def wait_for_secret(secret: Path, host: str, port: int, patience_s: float, environment: Mapping[str, str]) -> None:
-    """Wait until there is the file with what lets us in to a hub.
+def wait_for_secret(
+    secret: Path,
+    host: str,
+    port: int,
+    patience_s: float,
+    environment: Mapping[str, str],
+    over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until there is the file with what lets us in to a hub, or the wait is ``over``.
 
     Raises:
         UsageError: there will be none; the message says what to do.
     """
     began_s, up_s, told = time.monotonic(), float("inf"), False
-    while not secret.is_file():
+    while not (secret.is_file() or over()):
         now_s = time.monotonic()
         if now_s >= min(began_s + patience_s, up_s + UP_S):
             raise UsageError(

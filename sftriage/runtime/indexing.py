@@ -70,12 +70,12 @@ class SharedIndexing(Sink):
         if isinstance(seen, CaptureChanged) and seen.result.state == "stored" and not self._away:
             self._wake.set()
 
-    def finish(self, say: Callable[[str], None], deadline_s: float = CLOSE_S) -> None:
-        """Bring the catalogue up to date once more, for no longer than that, and say what it may lack."""
+    def finish(self, say: Callable[[str], None], left_s: Callable[[], float] = lambda: CLOSE_S) -> None:
+        """Bring the catalogue up to date once more, for no longer than is left, and say what it may lack."""
         self._closing = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(deadline_s)
+            self._thread.join(min(CLOSE_S, left_s()))
             if self._away or self._thread.is_alive():
                 say(f"the catalogue {self._catalogue.name} may lack captures; add them with: sftriage traces reindex")
 

@@ -18,7 +18,9 @@ LOOK_S = 5.0
 """How often it is asked whether a child is stuck."""
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl
-_TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
+LET_GO = signal.SIGRTMAX - 2
+"""Tells a controller that its parent has died: a signal that no launcher or scheduler sends."""
+_TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, LET_GO}
 
 
 class KeptChild:

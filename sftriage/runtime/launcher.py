@@ -7,90 +7,114 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterable, Mapping
 from types import FrameType
-from typing import overload
 
 from sftriage.errors import UsageError
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class _LateError(Exception):
-    """The command was told to end, and has not in time."""
+_OWN = {
+    *("SIGKILL", "SIGSTOP"),  # nobody can catch these
+    "SIGCHLD",  # the end of our own children
+    *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"),  # our own faults: a handler that returns runs into them again
+    *("SIGPIPE", "SIGXFSZ"),  # our own writes
+    *("SIGTTIN", "SIGTTOU"),  # our own use of the terminal
+}
+FORWARDED = tuple(sorted(signal.valid_signals() - {getattr(signal, name) for name in _OWN if hasattr(signal, name)}))
+"""The signals that are the job's, wherever they are sent: all but those about this process itself."""
+_HARMLESS = {signal.SIGCONT, signal.SIGWINCH, signal.SIGURG, signal.SIGTSTP}
+"""Of these, those that end no process that has not asked for them."""
 
 
 class Launcher:
     """Runs a command in a process group of its own, in the foreground where there is a terminal.
 
-    Ctrl-C then reaches the launcher and its trainers just as it does without us, and a signal sent to us is passed on
-    to all of them, from before it is started until it was waited for. If we die, they go on.
-
-    Args:
-        command: the program and its arguments.
-        environment: added to the environment.
-        output: descriptor for its standard output and error; by default they go where ours do.
+    From when this is made until `close`, signals are the job's: those that come before it is started are kept, and all
+    others passed on. A signal that this process ignores, as SIGHUP under ``nohup``, the job ignores too. A handler
+    never raises: it passes on, or leaves a note. If we die, the job goes on.
 
     Attributes:
-        told: it was told to end, by SIGTERM.
-
-    Raises:
-        UsageError: it cannot be started.
+        told: what has told the job to end: the last of INT, TERM, HUP and QUIT; None for none.
+        told_s: since when it is told by SIGTERM, on the monotonic clock.
+        ended: set once the job has ended.
+        status: with which exit status, as a shell gives it (128 + a signal); None while it runs.
+        hurried: somebody has asked, since it ended, that nothing more is waited for (Ctrl-C).
     """
 
-    def __init__(self, command: tuple[str, ...], environment: Mapping[str, str], output: int | None = None) -> None:
+    def __init__(self) -> None:
         self._terminal = _foreground_terminal()
         self._process: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
-        self._patience_s: float | None = None
-        self.told = False
-        self._before = {signum: signal.signal(signum, self._forward) for signum in FORWARDED}
+        self.told: int | None = None
+        self.told_s: float | None = None
+        self.ended = threading.Event()
+        self.status: int | None = None
+        self._ended_s = float("inf")
+        self.hurried = False
+        self._before = {
+            signum: signal.signal(signum, self._forward)
+            for signum in FORWARDED
+            if signal.getsignal(signum) is not signal.SIG_IGN
+        }
+
+    @property
+    def ended_by(self) -> int | None:
+        """The signal that has ended this before there was a job; None where the job may start."""
+        deadly = (signum for signum in self._early if signum not in _HARMLESS)
+        return next(deadly, None) if self._process is None else None
+
+    @property
+    def pid(self) -> int:
+        """The launcher's process."""
+        assert self._process is not None, "nothing has been started"
+        return self._process.pid
+
+    def start(self, command: tuple[str, ...], environment: Mapping[str, str], output: int | None = None) -> None:
+        """Start the job. Every signal that has come by then, and while it starts, reaches it.
+
+        Args:
+            command: the program and its arguments.
+            environment: added to the environment.
+            output: descriptor for its standard output and error; by default they go where ours do.
+
+        Raises:
+            UsageError: it cannot be started.
+        """
         try:
             self._process = subprocess.Popen(
                 command,
                 env={**os.environ, **environment},
                 stdout=output,
                 stderr=output,
-                # Forked before any of our threads is started, so that Python may run here.
                 preexec_fn=self._step_forward,
             )
-        except BaseException as error:
-            self._let_go()
-            if isinstance(error, OSError):
-                raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
-            raise
+        except OSError as error:
+            self.close()
+            raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
+        except subprocess.SubprocessError as error:
+            self.close()
+            raise UsageError(f"cannot start {command[0]}: {error}") from error
         for signum in self._early:
-            self._forward(signum, None)
+            self._pass_on(signum)
 
-    @property
-    def pid(self) -> int:
-        """The launcher's process."""
-        assert self._process is not None, "a launcher that could not start its command is none"
-        return self._process.pid
+    def wait(self) -> int:
+        """Wait for the command to end, passing signals on; its exit status as a shell gives it (128 + a signal)."""
+        status = self._ended()
+        self._ended_s, self.status = time.monotonic(), 128 - status if status < 0 else status
+        self.ended.set()
+        self._take_back()
+        return self.status
 
-    @overload
-    def wait(self) -> int: ...
+    def left_s(self, patience_s: float) -> float:
+        """How much is left of a time that begins as the job ends; nothing where somebody wants it over."""
+        return 0.0 if self.hurried else min(patience_s, max(0.0, self._ended_s + patience_s - time.monotonic()))
 
-    @overload
-    def wait(self, patience_s: float) -> int | None: ...
-
-    def wait(self, patience_s: float | None = None) -> int | None:
-        """Wait for the command to end, passing signals on; its exit status as a shell gives it (128 + a signal).
-
-        With patience, None where it has not ended so long after it was told to.
-        """
-        self._patience_s = patience_s
-        if self.told:
-            self._hurry()
-        try:
-            status = self._ended()
-        except _LateError:
-            return None
-        except BaseException:
-            self._let_go()
-            raise
-        self._let_go()
-        return 128 - status if status < 0 else status
+    def close(self) -> None:
+        """Signals are ours again."""
+        self._take_back()
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
 
     def _step_forward(self) -> None:
         """In the child: a group of its own, and the terminal before it can ask for it, as a shell hands it over."""
@@ -100,11 +124,10 @@ class Launcher:
 
     def _ended(self) -> int:
         """Wait for the child. Where Ctrl-Z stops it, we stop too: the shell gets its terminal, and lets both go on."""
-        assert self._process is not None, "a launcher that could not start its command is none"
+        assert self._process is not None, "nothing has been started"
         while True:
-            # (who is interrupted in this has not taken the status from who waits again)
+            # (a handler that runs between the two sends a signal to a group that is still there)
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
-            patience_s, self._patience_s = self._patience_s, None
             _, status = os.waitpid(self._process.pid, os.WUNTRACED)
             if not os.WIFSTOPPED(status):
                 self._process.returncode = os.waitstatus_to_exitcode(status)
@@ -115,7 +138,6 @@ class Launcher:
                 if _foreground_terminal() is not None:
                     _give_terminal(self._terminal, self._process.pid)
                 os.killpg(self._process.pid, signal.SIGCONT)
-            self._patience_s = patience_s
 
     def _take_back(self) -> None:
         if self._terminal is not None:
@@ -124,32 +146,41 @@ class Launcher:
     def _forward(self, signum: int, _frame: FrameType | None) -> None:
         if self._process is None:
             self._early.append(signum)
+        else:
+            self._pass_on(signum)
+
+    def _pass_on(self, signum: int) -> None:
+        assert self._process is not None, "nothing has been started"
+        if self._process.returncode is not None:
+            self.hurried = self.hurried or signum in (signal.SIGINT, signal.SIGQUIT)
             return
-        with contextlib.suppress(ProcessLookupError):
+        if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            self.told = signum
+        if signum == signal.SIGTERM and self.told_s is None:
+            self.told_s = time.monotonic()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signum)
-        if signum == signal.SIGTERM and not self.told:
-            self.told = True
-            self._hurry()
 
-    def _hurry(self) -> None:
-        """From now on patience runs out, if there was a limit to it."""
-        if self._patience_s is not None:
-            before = signal.signal(signal.SIGALRM, self._late)
-            self._before.setdefault(signal.SIGALRM, before)
-            signal.setitimer(signal.ITIMER_REAL, self._patience_s)
 
-    def _late(self, _signum: int, _frame: FrameType | None) -> None:
-        if self._patience_s is not None:
-            self._patience_s = None
-            raise _LateError
+class Notes:
+    """Of a process beside a job: which signal has told it to end. What is sent to the job, it does not die of.
 
-    def _let_go(self) -> None:
-        self._patience_s = None
-        if signal.SIGALRM in self._before:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-        self._take_back()
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
+    Attributes:
+        told: the last of those that end it; None for none so far.
+    """
+
+    def __init__(self, ends: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
+        self.told: int | None = None
+        self._ends = frozenset(ends)
+        # (a hangup ends it, as it does any other; what stops it and lets it go on is its own)
+        kept = {signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT} - self._ends
+        for signum in {*FORWARDED, *self._ends} - kept:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, self._note)
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        if signum in self._ends:
+            self.told = signum
 
 
 def _foreground_terminal() -> int | None:

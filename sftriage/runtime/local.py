@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from sftriage.agent.agent import Agent
@@ -31,11 +32,13 @@ from sftriage.runs.directory import (
     write_info,
 )
 from sftriage.runs.liveness import launcher_of, note_launcher
-from sftriage.runtime.carrying import CARRIED_IN, carried
+from sftriage.runtime.carrying import CARRIED_IN
+from sftriage.runtime.first_step import FirstStep, first_verdict, under_seams
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory, sweep
+from sftriage.runtime.supervisor import Triaged, supervise
 from sftriage.runtime.triage import POLL_S, Triage
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
@@ -138,10 +141,16 @@ class _Watched:
         note_steps(self._rings, directory.steps)
         # (they may lie on another disk)
         files.do = Disk().do
-        self._disk = Disk()
+        self._disk = Disk(root=directory.path)
         self._ended_at: str | None = None
         fleet = this_host(directory, info, nsys, self._disk.do)
         self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume, disk=self._disk)
+
+    def _begin(self, launcher: int) -> None:
+        """Triage a job that is now there, started by that process."""
+        remember(self.directory)
+        note_launcher(self._rings, launcher)
+        self._triage.start()
 
     def _finish(self) -> None:
         """The job has ended, and was watched to its end: what is left of it is judged, and that is put on record."""
@@ -177,6 +186,7 @@ class LocalRun(_Watched):
         keeping: where what is found is kept.
         nsys: how the ranks start under Nsight Systems; by default they do not.
         auto: the stages of the trainers' steps are found from what torch says of them.
+        say: says a line of the job's first steps.
 
     Raises:
         PolicyError: a policy cannot be used.
@@ -193,6 +203,7 @@ class LocalRun(_Watched):
         keeping: Keeping = Keeping(),
         nsys: UnderNsys | None = None,
         auto: bool = False,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         files = PolicyFiles(policies)
         if shutil.which(command[0]) is None:
@@ -206,8 +217,8 @@ class LocalRun(_Watched):
             texts = [path.read_text(encoding="utf-8") for path in policies]
             directory = create(keeping.out or Path(DEFAULT_ROOT) / run_id, info, *texts)
             launch = None if nsys is None else NsysLaunch(run_id, nsys.traces, directory.path, armed=nsys.armed)
-            self._job, self._launch = job, launch
-            self._auto = self._held.enter_context(carried(directory.path / CARRIED_IN)) if auto else {}
+            self._job, self._launch, self._say = job, launch, say
+            self._auto = self._held.enter_context(under_seams(directory.path / CARRIED_IN, rings)) if auto else {}
             self._command = command if launch is None else wrapped(command, launch.script)
             super().__init__(directory, info, files, sinks, keeping.catalogue, launch.place if launch else None)
         except BaseException:
@@ -216,6 +227,19 @@ class LocalRun(_Watched):
             if launch is not None:
                 remove_place(launch.place)
             raise
+
+    def triaged(self, environment: Mapping[str, str] | None = None) -> Triaged:
+        """What is to be started, with ``environment`` added to the trainers', and what watches it."""
+        place = {
+            "SFTRIAGE_RINGS": str(self._rings),
+            "SFTRIAGE_SPOOL": str(self.directory.spool),
+            "SFTRIAGE_JOB": self._job,
+            RUN_ENV: str(self.directory.path),
+        }
+        if self._launch is not None:
+            place |= self._launch.environment({**os.environ, **(environment or {})})
+        self._given = {**(environment or {}), **self._auto, **place}
+        return Triaged(self._command, self._given, self._watch, self._let_go)
 
     def execute(self, environment: Mapping[str, str] | None = None, output: int | None = None) -> int:
         """Run the job to its end; its exit status.
@@ -227,29 +251,32 @@ class LocalRun(_Watched):
         Raises:
             UsageError: the launcher cannot be started.
         """
-        place = {
-            "SFTRIAGE_RINGS": str(self._rings),
-            "SFTRIAGE_SPOOL": str(self.directory.spool),
-            "SFTRIAGE_JOB": self._job,
-            RUN_ENV: str(self.directory.path),
-        }
-        if self._launch is not None:
-            place |= self._launch.environment({**os.environ, **(environment or {})})
+        launcher = Launcher()
         try:
-            # Before any thread is started: the child is forked from here.
-            launcher = Launcher(self._command, {**(environment or {}), **self._auto, **place}, output)
-            try:
-                remember(self.directory)
-                note_launcher(self._rings, launcher.pid)
-                self._triage.start()
-            except Exception:
-                log.exception("the job goes on without triage, which could not begin")
-            status = launcher.wait()
-            self._finish()
-            return status
+            return supervise(launcher, self._command, lambda: self.triaged(environment), output=output)
         finally:
-            self._held.close()
-            self.close()
+            launcher.close()
+
+    def _watch(self, launcher: Launcher) -> None:
+        try:
+            self._begin(launcher.pid)
+            FirstStep(
+                *(self._rings, self._given, first_verdict(self.files.current.detection), self._say),
+                note=lambda what: self._disk.do(partial(self._note_not_recorded, what), "run.json", waits=False),
+                auto=bool(self._auto),
+            ).follow(launcher)
+            self._finish()
+        finally:
+            # (where it could not begin, the trainers' rings stay as long as they run)
+            launcher.ended.wait()
+            self._let_go()
+
+    def _note_not_recorded(self, what: str) -> None:
+        write_info(self.directory, replace(read_info(self.directory), not_recorded=what))
+
+    def _let_go(self) -> None:
+        self.close()
+        self._held.close()
 
     @property
     def steps_seen(self) -> int:
@@ -277,20 +304,23 @@ class TakeOver(_Watched):
         own(self._rings)
         sweep(self._rings.parent)
 
-    def watch(self) -> None:
-        """Triage the job to its end: that of what started its trainers, or else of the trainers themselves."""
+    def watch(self, let_go: Callable[[], bool] = lambda: False) -> bool:
+        """Triage the job to its end: that of what started its trainers, or else of the trainers themselves.
+
+        Whether it was watched to its end; otherwise it was to ``let_go`` of it before.
+        """
         self._triage.start()
         known = launcher_of(self._rings) is not None
         seen_s = time.monotonic()
-        while True:
+        while not let_go():
             time.sleep(POLL_S)
-            if known and launcher_of(self._rings) is None:
-                break
             if self._triage.trainers_alive:
                 seen_s = time.monotonic()
-            elif not known and time.monotonic() - seen_s > RESTART_S:
-                break
-        self._finish()
+            over = launcher_of(self._rings) is None if known else time.monotonic() - seen_s > RESTART_S
+            if over:
+                self._finish()
+                return True
+        return False
 
 
 def job_name(job: str | None, command: list[str]) -> str:

@@ -6,28 +6,32 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from sftriage.errors import UsageError
-from sftriage.fleet.hub import CA_FILE, PORT, HubAddress
+from sftriage.errors import SftriageError, UsageError
+from sftriage.fleet.hub import CA_FILE, PORT, HubAddress, hosts_of
+from sftriage.fleet.speaking import Speaker
+from sftriage.policy.schema import Detection
 from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
 from sftriage.runs.liveness import note_launcher
-from sftriage.runtime.carrying import CARRIED_IN, carried
+from sftriage.runtime.carrying import CARRIED_IN
+from sftriage.runtime.first_step import FirstStep, first_verdict, suppressed, under_seams
 from sftriage.runtime.hosting import (
-    FLUSH_S,
     HURRY_S,
     LEAVE_S,
+    LOOK_S,
     NO_COPIES,
-    SOON_S,
+    SPEAKER,
     Copies,
     Host,
     file_name,
@@ -39,17 +43,20 @@ from sftriage.runtime.hosting import (
 )
 from sftriage.runtime.hub_server import HubServer, is_here, listens_on, make_secret
 from sftriage.runtime.hub_waiting import SECRET_S, wait_for_secret
-from sftriage.runtime.kept_child import KeptChild, die_with_parent, end, was_killed
+from sftriage.runtime.kept_child import LET_GO, KeptChild, die_with_parent, end, was_killed
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.local import UnderNsys
 from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
+from sftriage.runtime.supervisor import Triaged
+from sftriage.traces.files import refusing
 
 log = logging.getLogger("sftriage")
 
-SAY_AFTER_S = 20.0
-"""For how long a person is not told that other hosts, or uploads, are waited for."""
-END_S = 30.0
+AGAIN_S = 5.0
+"""How often a hub is tried that cannot be started or reached."""
+SEE_OFF_S, END_S = 11.0, 1.0
+"""How long after the job's end here its controller may take, and then to end when it is told to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,10 @@ class HubOptions:
             raise UsageError("--hub starts a NATS server, and --nats uses another one: give one of them")
         if not job_id:
             raise UsageError("--job-id is missing: a name for this job alone, as $SLURM_JOB_ID, alike on all its hosts")
-        return cls(job_id, hub, nats, credentials, tls)
+        found = cls(job_id, hub, nats, credentials, tls)
+        # (what makes no sense as an address is said at once)
+        _ = found.hosts
+        return found
 
     @property
     def server(self) -> tuple[str, int]:
@@ -126,6 +136,17 @@ class HubOptions:
         return HubAddress(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", self.secret, ca)
 
     @property
+    def hosts(self) -> list[tuple[str, str]]:
+        """The hosts that the options name, each with its option.
+
+        Raises:
+            UsageError: what --nats says is no URL of a NATS server.
+        """
+        if self.nats is None:
+            return [(f"--hub {self.hub}", self.server[0])]
+        return [(f"--nats {self.nats}", host) for host in hosts_of(self.nats)]
+
+    @property
     def leads(self) -> bool:
         """Whether this host is the one with the hub, or else the first of the job's, and has the controller.
 
@@ -153,14 +174,14 @@ class HubOptions:
         except OSError:
             return True
 
-    def wait_for_secret(self, patience_s: float = SECRET_S) -> None:
-        """Wait until there is what lets us in.
+    def wait_for_secret(self, patience_s: float = SECRET_S, over: Callable[[], bool] = lambda: False) -> None:
+        """Wait until there is what lets us in, or the wait is ``over``.
 
         Raises:
             UsageError: there is not.
         """
         if self.hub is not None:
-            wait_for_secret(self.secret, *self.server, patience_s, os.environ)
+            wait_for_secret(self.secret, *self.server, patience_s, os.environ, over)
 
     def arguments(self) -> list[str]:
         """Where the hub is, as options of a command."""
@@ -172,6 +193,8 @@ class HubOptions:
 class HostRun:
     """A job's part on this host; and on the one that leads, its hub and its controller.
 
+    A hub that cannot be started or reached, or not yet, is said in one line and tried again while the job runs.
+
     Args:
         command: the launcher and its arguments.
         job: the job's name for people.
@@ -180,10 +203,12 @@ class HostRun:
         controlling: what the controller is told beside that, as options of its command.
         copies: where this host puts copies of its captures.
         nsys: how its ranks start under Nsight Systems; by default they do not.
+        detection: of the controller's policy.
         auto: the stages of the trainers' steps are found from what torch says of them.
+        required: the hub has to be there before the job starts.
 
     Raises:
-        UsageError: something of this cannot be used, or there is no such launcher.
+        UsageError: something of this cannot be used, or, where it is required, the hub is not there.
     """
 
     def __init__(
@@ -196,83 +221,125 @@ class HostRun:
         copies: Copies = NO_COPIES,
         nsys: UnderNsys | None = None,
         *,
+        detection: Detection,
         auto: bool = False,
+        required: bool = False,
     ) -> None:
         if os.environ.get("SLURM_LOCALID", "0") != "0":
             raise UsageError(
                 "one `sftriage run` a host, which starts a launcher: give srun --ntasks-per-node=1; where srun starts"
                 " the ranks, `sftriage agent` goes beside them, as docs/slurm.md has it"
             )
-        if shutil.which(command[0]) is None:
-            raise UsageError(f"cannot start {command[0]}: no such program")
-        self._command, self._job, self._options = command, job, options
-        self._name = host_name(os.environ)
-        self.leads = options.leads
+        self._command, self._job, self._options, self._copies = command, job, options, copies
+        self._name, self._controlling, self._detection = host_name(os.environ), controlling, detection
         self._held = contextlib.ExitStack()
+        self._host: Host | None = None
         self._controller: KeptChild | None = None
         self._server: HubServer | None = None
-        self._run: Path | None = None
+        self._said = ""
         try:
-            if self.leads:
-                self._lead(out, controlling)
-            options.wait_for_secret()
+            self._out = (out or free(Path(DEFAULT_ROOT) / file_name(options.job_id))).absolute()
+            self._leads = options.leads
             self._rings = make_rings_directory(f"{file_name(options.job_id)}-{file_name(self._name)}-{os.getpid()}")
             self._held.callback(remove_rings_directory, self._rings)
             directory = host_directory(options.job_id, self._name, os.environ, new=True).absolute()
+            self._directory, self._speaker = directory, Speaker(directory.with_name(SPEAKER))
+            with refusing(f"{directory} cannot be made"):
+                (directory / "spool").mkdir(mode=0o700, parents=True)
             note_steps(self._rings, directory / "steps")
-            RunDirectory(directory).nsys.unlink(missing_ok=True)
             self._launch = None if nsys is None else self._under(nsys, directory)
-            self._host = Host(self._rings, directory, job, options.job_id, options.address, self._name, copies)
-            self._auto = self._held.enter_context(carried(directory / CARRIED_IN)) if auto else {}
+            self._auto = self._held.enter_context(under_seams(directory / CARRIED_IN, self._rings)) if auto else {}
+            if required:
+                check_hub(options)
+                self._lead()
+                options.wait_for_secret()
         except BaseException:
             self._held.close()
             raise
 
-    def execute(self) -> int:
-        """Run the job's part here to its end; its exit status."""
+    def triaged(self) -> Triaged:
+        """What is to be started here, and what watches it."""
         place = {
             "SFTRIAGE_RINGS": str(self._rings),
-            "SFTRIAGE_SPOOL": str(self._host.spool.absolute()),
+            "SFTRIAGE_SPOOL": str(self._directory / "spool"),
             "SFTRIAGE_JOB": self._job,
         }
-        if self._run is not None:
-            place[RUN_ENV] = str(self._run)
+        if self._leads:
+            place[RUN_ENV] = str(self._out)
         command = self._command
         if self._launch is not None:
             place |= self._launch.environment(os.environ)
             command = wrapped(command, self._launch.script)
+        self._given = {**self._auto, **place}
+        return Triaged(command, self._given, self._watch, self._held.close)
+
+    def _watch(self, launcher: Launcher) -> None:
+        """Watch the job's part here to its end, or, once it was told to end, no longer than that may take."""
         with self._held:
-            launcher = Launcher(command, {**self._auto, **place})
             note_launcher(self._rings, launcher.pid)
-            self._host.start()
-            self._held.callback(self._host.close)
-            if self._server is not None:
-                self._server.keep()
-            if self._controller is not None:
-                self._controller.keep()
-            status, told = launcher.wait(LEAVE_S), launcher.told
-            if status is None:
-                if self.leads:
+            while self._host is None and not launcher.ended.is_set():
+                self._join(launcher.ended)
+                launcher.ended.wait(LOOK_S if self._host else AGAIN_S)
+            # (what is so on all hosts, one of them says)
+            say = log.warning if self._leads else log.debug
+            about = self._rings, self._given, first_verdict(self._detection), say
+            first = FirstStep(*about, auto=bool(self._auto))
+            while not launcher.ended.is_set() and self._is_patient(launcher):
+                with suppressed():
+                    first.look(launcher.pid, time.monotonic())
+                launcher.ended.wait(LOOK_S)
+            told = launcher.told_s is not None
+            if not launcher.ended.is_set():
+                if self._leads:
                     log.warning("the job was told to end, and has not within %.0f s: it is watched no longer", LEAVE_S)
                 self._held.callback(remove_rings_directory, self._rings, whoever_writes=True)
-            elif told:
-                # (SLURM says it twice where time is up)
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            self._host.finish(HURRY_S if told else FLUSH_S)
+            elif launcher.status is not None:
+                with suppressed():
+                    first.end(launcher.status, launcher.told)
+            if self._host is not None:
+                self._host.finish(launcher.left_s(HURRY_S), says=not told)
             if self._controller is not None:
-                self._see_off(self._controller, told)
-        return launcher.wait() if status is None else status
+                self._see_off(self._controller, launcher, told=told)
 
-    def _see_off(self, controller: KeptChild, told: bool) -> None:
-        """Wait for the controller, which ends once all other hosts have; not for long where it is told to."""
+    @staticmethod
+    def _is_patient(launcher: Launcher) -> bool:
+        return launcher.told_s is None or time.monotonic() < launcher.told_s + LEAVE_S
+
+    def _join(self, ended: threading.Event) -> None:
+        """Have this host's part in the job's triage begin, if that can be now; why it cannot is said once."""
+        try:
+            check_hub(self._options)
+            self._lead()
+            self._options.wait_for_secret(over=ended.is_set)
+            if ended.is_set():
+                return
+            host = Host(
+                *(self._rings, self._directory, self._job, self._options.job_id),
+                *(self._options.address, self._name, self._copies),
+            )
+        except SftriageError as error:
+            self._say(str(error))
+            return
+        self._speaker.done()
+        host.start()
+        self._held.callback(host.close)
+        self._host = host
+
+    def _say(self, problem: str) -> None:
+        """Said once as long as it is so, and by one of the hosts that share a directory."""
+        if problem != self._said and self._speaker.may_speak():
+            log.warning("the job runs unwatched, until this is mended: %s", problem)
+        self._said = problem
+
+    def _see_off(self, controller: KeptChild, launcher: Launcher, *, told: bool) -> None:
+        """Wait for the controller, which ends once all other hosts have; not for longer than this host may wait."""
         if told:
             controller.terminate()
         try:
-            controller.wait(SOON_S + 1.0 if told else SAY_AFTER_S)
+            controller.wait(launcher.left_s(SEE_OFF_S))
         except subprocess.TimeoutExpired:
             if not told:
-                log.warning("the job has ended here; its other hosts are waited for, until Ctrl-C")
-                controller.wait()
+                log.warning("the job has ended here, and its other hosts have not: they are watched no longer")
 
     def _under(self, nsys: UnderNsys, directory: Path) -> NsysLaunch:
         """Have the ranks of this host start under nsys, in sessions that are no other host's or job's."""
@@ -284,17 +351,24 @@ class HostRun:
         self._held.callback(remove_place, launch.place)
         return launch
 
-    def _lead(self, out: Path | None, controlling: Sequence[str]) -> None:
-        options = self._options
-        directory = self._run = (out or free(Path(DEFAULT_ROOT) / file_name(options.job_id))).absolute()
-        if options.hub is not None:
+    def _lead(self) -> None:
+        """Start hub and controller, where this is the host that has them."""
+        options, directory = self._options, self._out
+        # (a name that was not known at first may be this host's own)
+        self._leads = self._leads or options.leads
+        if not self._leads:
+            return
+        if options.hub is not None and self._server is None:
             server = self._server = start_hub(options, directory)
             self._held.callback(forget_hub, options, server)
+            server.keep()
+        if self._controller is not None:
+            return
         command = [sys.executable, "-m", "sftriage", "controller", "--job-id", options.job_id]
-        command += [*options.arguments(), "--job", self._job, *controlling]
+        command += [*options.arguments(), "--job", self._job, *self._controlling]
         # Ctrl-C is the job's, which ends by it; what watches it sees that to its end.
         # Without us it lets go at once, for whoever goes on; who ends the job tells it by another signal.
-        alone = partial(die_with_parent, signal.SIGUSR1)
+        alone = partial(die_with_parent, LET_GO)
 
         def start(again: bool) -> subprocess.Popen[bytes]:
             goes_on = again and RunDirectory(directory).hub.exists()
@@ -305,6 +379,22 @@ class HostRun:
 
         self._controller = KeptChild("controller", start, was_killed, END_S, "what it said here")
         self._held.callback(self._controller.close)
+        self._controller.keep()
+
+
+def check_hub(options: HubOptions) -> None:
+    """See that the hub has a name that is known here, and that there is what lets us in where nobody makes it.
+
+    Raises:
+        UsageError: it has not, or there is not.
+    """
+    for option, host in options.hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError) as error:
+            raise UsageError(f"{option}: the name {host} is not known here ({error})") from error
+    if options.nats is not None and options.credentials is not None and not options.credentials.exists():
+        raise UsageError(f"--creds {options.credentials}: there is no such file")
 
 
 def start_agents(options: HubOptions, copies: Copies) -> contextlib.ExitStack:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sftriage.recorder import RingInfo
 from sftriage.records import StepRecord
+from sftriage.runtime.unrecorded import Reason
 from sftriage.seams.steps import STAGES
 from sftriage.words.amounts import counted
 
@@ -29,7 +30,8 @@ class Observed:
     ``fired`` counts what each seam saw, ``failed`` says why one was switched off. ``trainers`` is how many processes
     look like ranks, ``training`` how many of them were seen to train. ``shares`` has the part of the steps that each
     stage takes, ``steps`` those of each rank. ``misuse`` counts calls that the recorder could make no sense of.
-    ``status`` is the exit status of a job that ended by itself, None of one that was ended.
+    ``status`` is the exit status of a job that ended by itself, None of one that was ended. ``nothing`` is why no step
+    is recorded; None where one is.
     """
 
     fired: Mapping[str, int]
@@ -42,18 +44,20 @@ class Observed:
     shares: Mapping[str, float]
     misuse: int
     status: int | None
+    nothing: Reason | None
 
 
 def missing_of(seen: Observed) -> tuple[Missing, ...]:
     """What was not seen, with what to write for it; what keeps all else from being seen comes first."""
+    if seen.nothing is not None:
+        return (Missing(f"no step is recorded: {seen.nothing.what}", _LINES.get(seen.nothing.code, ())),)
     return (*_ended(seen), *_unranked(seen), *(_in_monitor(seen) if seen.by_hand else _under_seams(seen)))
 
 
 def _ended(seen: Observed) -> Iterator[Missing]:
     if seen.status:
-        fewest = min(map(len, seen.steps), default=0)
-        after = f"{counted(fewest, 'recorded step')} of a rank" if fewest else "any step was recorded"
-        what = f"the job ended by itself with exit status {seen.status}, {'after' if fewest else 'before'} {after}"
+        after = f"{counted(min(map(len, seen.steps)), 'recorded step')} of a rank"
+        what = f"the job ended by itself with exit status {seen.status}, after {after}"
         yield Missing(f"{what}: its own output, above, says why", ())
 
 
@@ -67,13 +71,6 @@ def _unranked(seen: Observed) -> Iterator[Missing]:
 def _under_seams(seen: Observed) -> Iterator[Missing]:
     for name, why in seen.failed.items():
         yield Missing(f"the seam {name} was switched off: {why}", ())
-    if not seen.trainers:
-        yield Missing("no process has imported torch under a Python that looks at PYTHONPATH", _MONITOR)
-        return
-    if not seen.infos:
-        few = "it took too few steps" if seen.fired["optimizer"] else "no step of a torch.optim.Optimizer was seen"
-        yield Missing(f"{few}: no step is recorded", _MONITOR)
-        return
     unseen = [name for name in STAGES[:3] if not seen.fired[name] and name not in seen.failed]
     for name in unseen:
         yield Missing(_UNSEEN[name], ("import sftriage", *_around("sftriage", name)))
@@ -90,10 +87,6 @@ def _under_seams(seen: Observed) -> Iterator[Missing]:
 def _in_monitor(seen: Observed) -> Iterator[Missing]:
     """What a Monitor of the script's own leaves open."""
     records = [record for steps in seen.steps for record in steps]
-    if not records:
-        made = "records where doctor does not look (rings=), or has no step" if not seen.infos else "has no step"
-        yield Missing(f"the Monitor that the script makes {made}: no step is recorded", _MONITOR[2:])
-        return
     # (a rank's last one may be so because it was ended)
     if incomplete := sum(not one.complete for steps in seen.steps for one in steps[:-1]):
         what = f"{incomplete} of {counted(len(records), 'step')} were left by an exception, or never"
@@ -156,3 +149,8 @@ _EXCHANGE = (
     'with sftriage.stage("exchange", sync=True):',
     "    ...  # where ranks wait for one another: gradients that are averaged",
 )
+_LINES = {
+    **dict.fromkeys(("no_optimizer", "no_step", "-I", "-E", "-S", "PYTHONPATH"), _MONITOR),
+    **dict.fromkeys(("monitor_unused", "monitor_elsewhere"), _MONITOR[2:]),
+}
+"""What helps against each of the reasons why nothing is recorded, where lines in the script do."""

@@ -40,7 +40,8 @@ def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
             home.mkdir(mode=0o700, exist_ok=True)
             found = home.lstat()
             if home.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
-                raise UsageError(f"{home} exists and is not a private directory of this user; remove it")
+                said = f"{home} exists and is not a private directory of this user; remove it"
+                raise UsageError(said) from PermissionError(said)
             sweep(home)
             rings = home / run_id
             try:

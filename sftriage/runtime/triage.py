@@ -52,16 +52,11 @@ SEEN_S = 1.0
 """How often the sinks are told what the ranks are doing."""
 LOOKS_SHARE, LOOKS_S = 0.1, 5.0
 """What the ranks of a very large job are doing is looked at as often as that takes no more of the time, or so often."""
-LAST_ANSWER_S = 15.0
-"""How long after the job's end a capture may still need to be written out by trainers that are leaving."""
 TIDY_S = 3600.0
 """How often it is looked for captures that are kept no longer, beside after each capture."""
-SINKS_GRACE_S = 15.0
-"""How long after the end of a run it may take to tell who is still to be told."""
-DISK_GRACE_S = 5.0
-"""How long after the end of a run its disk may take what waits for it."""
-HALT_S = 2 * STORING_S
-"""How long it is waited for a turn to end."""
+ENDING_S, ENDING_SHARE = 12.0, 2 / 3
+"""How long after the end of the job all that is left to do may take, and how much of what is left of that each part may
+take: captures that trainers on their way out still write, what waits for the disk, what the sinks are yet to hear."""
 USUAL_STEP_S = 0.05
 """What a step is taken to take before a window says so."""
 LEARNT_WINDOWS = 64
@@ -147,6 +142,7 @@ class Triage:
         self._job: JobStatus | None = None
         self._alive = False
         self._stopping = threading.Event()
+        self._ending_s: float | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -154,15 +150,16 @@ class Triage:
         note_disk(self._rings, None)
         note_failing(self._rings, None)
         self._stream.start()
-        self._thread = threading.Thread(target=self._work, name="sftriage-triage", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._work, name="sftriage-triage", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def finish(self) -> None:
         """The job is over: take its last steps, and the captures that its trainers still write out."""
         if not self._halt():
             return
         self.turn(ended=True)
-        deadline_s = time.monotonic() + LAST_ANSWER_S
+        deadline_s = time.monotonic() + self._share_s()
         while self._wants.unended and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
             self.turn(ended=True)
@@ -175,14 +172,14 @@ class Triage:
         """Let go of everything; what has not ended is called off, and what the disk does not take by then is lost."""
         if self._halt():
             self._fleet.close()
-        self._disk.drain(DISK_GRACE_S)
+        self._disk.drain(self._share_s())
         self._tell_of_disk()
         self._disk.close()
         for seen in self._disk.news():
             self._stream.publish(seen)
             if isinstance(seen, DiskRecovered) and not self._disk.hangs:
                 self._journal.last_word(seen)
-        self._stream.close(SINKS_GRACE_S)
+        self._stream.close(self._share_s())
         if not self._disk.hangs:
             # (closing a file may wait for a disk that hangs; the end of the process closes them too)
             self._held.close()
@@ -215,10 +212,16 @@ class Triage:
         self._stopping.set()
         if self._thread is None:
             return True
-        self._thread.join(HALT_S)
+        self._thread.join(self._share_s())
         if self._thread.is_alive():
             self._say_once("triage hangs and is left behind")
         return not self._thread.is_alive()
+
+    def _share_s(self) -> float:
+        """How long the next part of what is left to do at the end may take."""
+        now_s = time.monotonic()
+        self._ending_s = self._ending_s or now_s + ENDING_S
+        return ENDING_SHARE * max(0.0, self._ending_s - now_s)
 
     def _take_over(self, left: ResumeState) -> None:
         """Learn what an earlier triage knew, and go on with the captures that it had begun."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -12,19 +11,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sftriage.errors import RingError, UsageError
 from sftriage.recorder import RingInfo, find_rings
 from sftriage.records import StepRecord
-from sftriage.runtime.carrying import CARRIED_IN, carried
+from sftriage.runtime.carrying import CARRIED_IN
 from sftriage.runtime.doctor import search_path
+from sftriage.runtime.first_step import TOLD, Processes, facts_of, reports_in, under_seams
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.missing import Missing, Observed, missing_of
 from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
-from sftriage.seams.patches import NAMES, REPORT_ENV
+from sftriage.runtime.unrecorded import Facts, why_nothing
+from sftriage.seams.patches import NAMES
 from sftriage.windows.rings import open_ring
 
 _LOOK_S = 0.25
@@ -98,28 +99,28 @@ def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="sftriage-doctor-") as place,
-            carried(Path(place) / CARRIED_IN) as added,
+            under_seams(Path(place) / CARRIED_IN, rings) as added,
         ):
-            told = Path(place) / "told"
-            told.mkdir()
-            environment = {"SFTRIAGE_RINGS": str(rings), REPORT_ENV: str(told), **added}
-            status = _run(command, environment, rings, steps, patience_s)
-            return found_of(read_ranks(rings, told), status)
+            environment = {"SFTRIAGE_RINGS": str(rings), **added}
+            status, known = _run(command, environment, rings, steps, patience_s)
+            return found_of(read_ranks(rings, rings / TOLD), status, known)
     finally:
         remove_rings_directory(rings)
 
 
 def _run(
     command: Sequence[str], environment: Mapping[str, str], rings: Path, steps: int, patience_s: float
-) -> int | None:
-    """The exit status of a job that ended by itself, None of one that was ended."""
-    launcher = Launcher(tuple(command), environment, output=2)
+) -> tuple[int | None, Facts]:
+    """The exit status of a job that ended by itself, None of one that was ended; and what was seen of its processes."""
+    launcher = Launcher()
+    launcher.start(tuple(command), environment, output=2)
     over, told = threading.Event(), threading.Event()
+    processes, free_bytes = Processes(environment), shutil.disk_usage(rings).free
 
     def end() -> None:
         deadline_s = time.monotonic() + patience_s
         while not over.wait(_LOOK_S) and time.monotonic() < deadline_s and not _enough(rings, steps):
-            pass
+            processes.look(launcher.pid)
         for signum in (signal.SIGTERM, signal.SIGKILL):
             if not over.is_set():
                 told.set()
@@ -133,8 +134,18 @@ def _run(
         status = launcher.wait()
     finally:
         over.set()
+        launcher.close()
         ending.join()
-    return None if told.is_set() else status
+    known = Facts(
+        auto=True,
+        torch=len(processes.torch),
+        hidden=frozenset(processes.hidden),
+        free_bytes=free_bytes,
+        place=str(rings.parent),
+        told=launcher.told,
+        seconds=patience_s,
+    )
+    return None if told.is_set() else status, known
 
 
 def _enough(rings: Path, steps: int) -> bool:
@@ -148,7 +159,7 @@ def _enough(rings: Path, steps: int) -> bool:
 
 def read_ranks(rings: Path, told: Path | None) -> Ranks:
     """What is there by now; a file that cannot be read is left out."""
-    infos, steps, reports, misuse = [], [], [], 0
+    infos, steps, misuse = [], [], 0
     newest = {path.name.split(".")[0]: path for path in find_rings(rings)}
     for path in newest.values():
         with contextlib.suppress(OSError, RingError), open_ring(path) as ring:
@@ -156,13 +167,10 @@ def read_ranks(rings: Path, told: Path | None) -> Ranks:
             infos.append(ring.info)
             steps.append(tuple(batch.steps.records()))
             misuse += ring.misuse + batch.misuse
-    for path in sorted(told.glob("*.json")) if told is not None else ():
-        with contextlib.suppress(OSError, ValueError):
-            reports.append(json.loads(path.read_text(encoding="utf-8")))
-    return Ranks(tuple(infos), tuple(steps), tuple(reports), misuse)
+    return Ranks(tuple(infos), tuple(steps), tuple(reports_in(told)) if told is not None else (), misuse)
 
 
-def found_of(ranks: Ranks, status: int | None = None) -> JobFound:
+def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None) -> JobFound:
     """What that comes to, of a job that ended by itself with that exit status, or was ended."""
     # (launchers and workers import torch, too, and train nothing)
     trained = [bool(one["rounds"] or one["fired"]["backward"] or one["by_hand"]) for one in ranks.told]
@@ -177,7 +185,21 @@ def found_of(ranks: Ranks, status: int | None = None) -> JobFound:
     failed = {name: why for one in trainers for name, why in one["failed"].items()}
     models = tuple(dict.fromkeys(name for one in trainers for name in one["models"]))
     counts = len(trainers), sum(trained)
-    seen = Observed(fired, failed, *counts, by_hand, ranks.infos, ranks.steps, stages, ranks.misuse, status)
+    known, told = known or Facts(auto=True), facts_of(ranks.told, auto=True)
+    facts = replace(
+        known,
+        steps=sum(map(len, ranks.steps)),
+        rings=len(ranks.infos),
+        torch=max(told.torch, known.torch),
+        fired=told.fired,
+        failed=told.failed,
+        by_hand=told.by_hand,
+        compiling=told.compiling,
+        over=True,
+        status=status,
+    )
+    nothing = why_nothing(facts)
+    seen = Observed(fired, failed, *counts, by_hand, ranks.infos, ranks.steps, stages, ranks.misuse, status, nothing)
     return JobFound(
         seams=seams,
         stages=stages,

@@ -95,28 +95,44 @@ class RunUploads(Sink):
         if isinstance(seen, CaptureChanged) and seen.result.state == "stored":
             self._uploader.release(seen.result.capture_id)
 
-    def finish(self, say: Callable[[str], None], show: Show = lambda _: None) -> None:
-        """Wait for what is under way, as long as it moves, and say what is left and how to finish it."""
+    def finish(
+        self,
+        say: Callable[[str], None],
+        show: Show = lambda _: None,
+        left_s: Callable[[], float] = lambda: float("inf"),
+    ) -> None:
+        """Wait for what is under way, as long as it moves, and say what is left and how to finish it.
+
+        ``left_s`` says how long that may take from now on.
+        """
         self._uploader.release_all()
-        standing = follow(self._uploader, LIMIT_S, STILL_S, show)
-        self._uploader.close(_CLOSE_S)
+        standing = follow(self._uploader, LIMIT_S, STILL_S, show, lambda: left_s() <= 0.0)
+        # (a thread in the middle of an upload may be left behind: what it has not sent is sent another time)
+        self._uploader.close(min(_CLOSE_S, left_s()))
         if standing.stored:
             say(f"{_captures(standing.stored)} in {self._info.store}")
         if not standing.done:
             say(f"{what_is_left(standing)}; finish with: sftriage traces upload --run {place(self._directory.path)}")
 
 
-def follow(uploader: Uploader, limit_s: float, still_s: float, show: Show = lambda _: None) -> UploadProgress:
+def follow(
+    uploader: Uploader,
+    limit_s: float,
+    still_s: float,
+    show: Show = lambda _: None,
+    over: Callable[[], bool] = lambda: False,
+) -> UploadProgress:
     """Show how far the uploads are until there is nothing more to wait for; how they stand then.
 
-    It is waited no longer than ``limit_s``, nor for ``still_s`` without a byte that moves, nor past a Ctrl-C.
+    It is waited no longer than ``limit_s``, nor for ``still_s`` without a byte that moves, nor once it is ``over``, nor
+    past a Ctrl-C.
     """
     begun_s = moved_s = time.monotonic()
     standing = uploader.standing
     with suppress(KeyboardInterrupt):
         while not (standing.done or standing.given_up or standing.taken):
             now_s, before = time.monotonic(), standing
-            if now_s - begun_s > limit_s or now_s - moved_s > still_s:
+            if over() or now_s - begun_s > limit_s or now_s - moved_s > still_s:
                 break
             standing = uploader.wait(standing, _TICK_S)
             if standing.moved_bytes != before.moved_bytes:

@@ -1,4 +1,4 @@
-"""What the seams of a process have seen so far, told in a file: for `sftriage doctor`, and only where it asks."""
+"""What the seams of a process have seen so far, told in a file: for `sftriage doctor`, and until a step is recorded."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from sftriage.seams.patches import Seams
 
 _EVERY_S = 0.25
+_COMPILER = tuple(os.path.join("torch", part, "") for part in ("_dynamo", "_inductor"))  # noqa: PTH118 (of frames)
 
 
 def tell(seams: Seams, directory: Path) -> None:
-    """Write down what was seen, several times a second, as long as the process lives: it may end at any time."""
+    """Write down what was seen, several times a second, until the directory is gone: a process may end at any time."""
 
     def begin() -> None:
         # (a fork of a rank that trains is none)
@@ -31,7 +32,7 @@ def tell(seams: Seams, directory: Path) -> None:
 
 def _go_on(seams: Seams, directory: Path) -> None:
     waiting = threading.Event()
-    while True:
+    while directory.is_dir():
         data = sys.modules.get("torch.utils.data")
         worker_of = getattr(data, "get_worker_info", None)
         if worker_of is None or worker_of() is None:
@@ -54,8 +55,19 @@ def _write(seams: Seams, directory: Path) -> None:
         "models": list(seams.trained),
         "by_hand": bool(by_hand is not None and by_hand()),
         "kineto": bool(kineto is not None and kineto()),
+        "compiling": _compiles(),
     }
     path = directory / f"{os.getpid()}.json"
     with contextlib.suppress(OSError):
         path.with_suffix(".partial").write_text(json.dumps(document), encoding="utf-8")
         path.with_suffix(".partial").replace(path)
+
+
+def _compiles() -> bool:
+    """Whether the main thread is in torch's compiler."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if any(part in frame.f_code.co_filename for part in _COMPILER):
+            return True
+        frame = frame.f_back
+    return False

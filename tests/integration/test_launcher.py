@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 
 import pytest
 
@@ -20,21 +21,40 @@ def handlers():
         signal.signal(signum, handler)
 
 
-def test_a_signal_before_the_job_is_waited_for_is_passed_on(handlers):
+@pytest.fixture
+def launcher(handlers):
+    made = Launcher()
+    yield made
+    made.close()
+    assert handlers()
+
+
+def test_every_signal_but_those_about_this_process_itself_is_the_jobs():
+    own = {
+        *("SIGKILL", "SIGSTOP", "SIGCHLD", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"),
+        *("SIGPIPE", "SIGXFSZ", "SIGTTIN", "SIGTTOU"),
+    }
+    assert set(FORWARDED) == signal.valid_signals() - {signal.Signals[name] for name in own}
+    assert {signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGXCPU, signal.SIGRTMIN, signal.SIGCONT} < {
+        *FORWARDED
+    }
+
+
+def test_a_signal_before_the_job_is_waited_for_is_passed_on(launcher):
     # GIVEN a job that has started, and nobody waits for it yet
     reading, writing = os.pipe()
-    launcher = Launcher(("sh", "-c", PATIENT), {}, writing)
+    launcher.start(("sh", "-c", PATIENT), {}, writing)
     assert os.read(reading, 2) == b"up"
     # WHEN we are sent a signal
     os.kill(os.getpid(), signal.SIGTERM)
-    # THEN it is the job's, and ours are what they were once it has ended
+    # THEN it is the job's, and it is known that it was told to end
     assert launcher.wait() == 7
-    assert handlers()
+    assert (launcher.told, launcher.ended.is_set()) == (signal.SIGTERM, True)
     os.close(reading)
     os.close(writing)
 
 
-def test_a_signal_while_the_job_is_being_started_is_kept_for_it(handlers, monkeypatch):
+def test_a_signal_while_the_job_is_being_started_is_kept_for_it(launcher, monkeypatch):
     # GIVEN a signal that comes just before there is a child
     real = subprocess.Popen
 
@@ -44,40 +64,59 @@ def test_a_signal_while_the_job_is_being_started_is_kept_for_it(handlers, monkey
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     # THEN the child gets it, and we do not die of it
-    assert Launcher(("sleep", "60"), {}).wait() == 128 + signal.SIGTERM
-    assert handlers()
+    launcher.start(("sleep", "60"), {})
+    assert launcher.wait() == 128 + signal.SIGTERM
 
 
-def test_a_job_that_does_not_end_when_told_is_not_waited_for_beyond_patience(handlers):
-    # GIVEN a job that does not heed SIGTERM
-    reading, writing = os.pipe()
-    launcher = Launcher(
-        ("sh", "-c", "trap '' TERM; trap 'exit 7' HUP; echo up; while :; do sleep 0.02; done"), {}, writing
-    )
-    assert os.read(reading, 2) == b"up"
-    alarm = signal.getsignal(signal.SIGALRM)
-    # WHEN it is told to end
-    os.kill(os.getpid(), signal.SIGTERM)
-    # THEN who waits hears after a while that it has not
-    assert launcher.wait(0.2) is None
-    assert launcher.told
-    # AND may wait again, and pass on what comes
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGRTMIN])
+def test_a_signal_before_the_start_says_that_there_is_to_be_none(launcher, signum):
+    os.kill(os.getpid(), signal.SIGWINCH)
+    assert launcher.ended_by is None
+    os.kill(os.getpid(), signum)
+    assert launcher.ended_by == signum
+
+
+def test_what_we_ignore_the_job_ignores_too(handlers):
+    # GIVEN that we were started under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    launcher = Launcher()
+    launcher.start(("sh", "-c", "kill -HUP $$; exit 5"), {})
+    # WHEN a hangup comes THEN neither of us dies of it
     os.kill(os.getpid(), signal.SIGHUP)
-    assert launcher.wait() == 7
-    assert handlers()
-    assert signal.getsignal(signal.SIGALRM) is alarm
-    os.close(reading)
-    os.close(writing)
+    assert launcher.wait() == 5
+    launcher.close()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def test_a_job_that_ends_when_told_is_waited_for_as_ever(handlers):
-    launcher = Launcher(("sleep", "60"), {})
+def test_ctrl_c_after_the_end_of_the_job_is_a_wish_to_wait_for_no_more(launcher):
+    launcher.start(("true",), {})
+    assert (launcher.wait(), launcher.hurried) == (0, False)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert launcher.wait(60.0) == 128 + signal.SIGTERM
-    assert handlers()
+    assert not launcher.hurried
+    os.kill(os.getpid(), signal.SIGINT)
+    assert launcher.hurried
 
 
 def test_a_command_that_cannot_be_started_leaves_signals_as_they_were(handlers):
     with pytest.raises(UsageError, match="cannot start /no/such/thing"):
-        Launcher(("/no/such/thing",), {})
+        Launcher().start(("/no/such/thing",), {})
     assert handlers()
+
+
+def test_signals_of_a_fork_that_comes_meanwhile_are_not_lost(launcher):
+    # GIVEN threads that send us signals while the job starts
+    stop = threading.Event()
+
+    def send():
+        while not stop.wait(0.001):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    try:
+        # THEN the job ends by one of them
+        launcher.start(("sleep", "60"), {})
+        assert launcher.wait() == 128 + signal.SIGTERM
+    finally:
+        stop.set()
+        sending.join()

@@ -93,16 +93,22 @@ def test_the_counters_are_what_the_steps_on_disk_say(start, tmp_path, policy):
     assert 0.0 <= found[("sftriage_telemetry_lag_seconds",)] < 60.0
 
 
-def test_a_port_that_is_taken_is_an_error_before_the_job_starts(start, tmp_path):
+def test_a_port_that_is_taken_is_said_and_keeps_a_job_only_where_it_is_required(start, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        run = start("run", "--metrics-port", port, "--out", tmp_path / "run", "--", "touch", tmp_path / "ran")
-        out, err = run.communicate(timeout=60)
-    assert (run.returncode, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in err
-    assert not (tmp_path / "ran").exists()
-    assert not (tmp_path / "run").exists()
+        options = ["run", "--metrics-port", port, "--out", tmp_path / "run"]
+        job = ["--", "touch", tmp_path / "ran"]
+        # GIVEN a port that is taken WHEN the job is not to start without its triage THEN it does not
+        refused = start(*options, "--required", *job)
+        out, err = refused.communicate(timeout=60)
+        assert (refused.returncode, out, len(err.splitlines())) == (2, "", 1)
+        assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in err
+        assert not ((tmp_path / "ran").exists() or (tmp_path / "run").exists())
+        # AND otherwise it does, is watched, and one line says what is missing
+        run = start(*options, *job)
+        _, err = run.communicate(timeout=60)
+    assert f"no metrics: cannot listen on 127.0.0.1 port {port}: Address already in use" in err
+    assert (run.returncode, (tmp_path / "ran").exists(), (tmp_path / "run").is_dir()) == (0, True, True)
 
 
 def test_nothing_listens_by_default_and_with_a_port_only_that(start, tmp_path):

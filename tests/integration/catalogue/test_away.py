@@ -38,7 +38,7 @@ def _put_and_index(url, root, trace, begun):
     for one in range(60):
         put(store, trace, f"c-{one:02}")
         begun.set()
-    index.finish(lambda said: None, 0.0)
+    index.finish(lambda said: None, lambda: 0.0)
 
 
 def test_a_server_that_is_killed_in_mid_flight_costs_no_capture(own_server, tmp_path, trace):

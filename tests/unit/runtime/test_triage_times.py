@@ -15,7 +15,7 @@ POLICIES = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encodi
     [
         f"| {captures.CANCEL_GRACE_S:.0f} | the capture is called off",
         "| {torch:.0f} (`nsys`: {nsys:.0f}, to make its report) | a rank".format(**captures.ANSWER_GRACE_S),
-        f"its trainers are given {triage.LAST_ANSWER_S:.0f} s",
+        f"its trainers are given {triage.ENDING_SHARE * triage.ENDING_S:.0f} s",
         f"is waited for {asking.STARTING_S:.0f} s",
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from sftriage.recorder import RingInfo
 from sftriage.records import StageSchema, StepRecord
 from sftriage.runtime.trying import Ranks, found_of
+from sftriage.runtime.unrecorded import Facts
 from sftriage.seams.patches import NAMES
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
@@ -64,7 +65,7 @@ def test_a_seam_that_switched_itself_off_says_why():
 
 def test_a_script_whose_optimizer_is_not_torchs_needs_a_monitor():
     (found,) = found_of(Ranks((), (), (told(fired={"optimizer": 0}, rounds=0),))).missing
-    assert found.what == "no step of a torch.optim.Optimizer was seen: no step is recorded"
+    assert found.what == "no step is recorded: backward ran 10 times, and no optimizer of torch.optim took a step"
     assert found.lines[:2] == (
         "import sftriage",
         "monitor = sftriage.Monitor()  # once, where the ranks know of each other (init_process_group)",
@@ -72,9 +73,15 @@ def test_a_script_whose_optimizer_is_not_torchs_needs_a_monitor():
     compile("\n".join(found.lines), "lines", "exec")
 
 
-def test_a_job_that_says_nothing_at_all_may_not_look_at_pythonpath():
+def test_of_a_job_of_which_nothing_is_known_no_more_is_said_than_that():
     found = found_of(Ranks((), (), ()))
-    assert "PYTHONPATH" in found.missing[0].what
+    assert found.missing[0].what == "no step is recorded: no process of the job on this host was seen to import torch"
+    assert found.missing[0].lines == ()
+    # AND where it is known why its trainers are not reached, that, with the lines that need no such way
+    hidden = Facts(auto=True, torch=2, hidden=frozenset({"PYTHONPATH"}))
+    (overwritten,) = found_of(Ranks((), (), ()), 0, hidden).missing
+    assert "overwrote PYTHONPATH" in overwritten.what
+    assert overwritten.lines[0] == "import sftriage"
     assert not any(one.works for one in found.captures if one.profiler in ("torch", "stacks"))
 
 
@@ -101,8 +108,8 @@ WRONG = [
     (by_hand(ready_ns=1, durations_ns=(10, 20, 30, 5, 35)), "35% of the steps is in no stage", "with monitor.stage"),
     (left(by_hand(ready_ns=1)), "2 of 4 steps were left", "with monitor.step():"),
     (replace(by_hand(ready_ns=1), misuse=7), "7 calls made no sense to the recorder", ""),
-    (replace(by_hand(), steps=((), ())), "the Monitor that the script makes has no step", "    with monitor.step():"),
-    (replace(by_hand(), infos=(), steps=()), "records where doctor does not look (rings=)", "    with monitor.step():"),
+    (replace(by_hand(), steps=((), ())), "no `with monitor.step()` of it has ended", "    with monitor.step():"),
+    (replace(by_hand(), infos=(), steps=()), "which records elsewhere (rings=)", "    with monitor.step():"),
     (by_hand(ready_ns=1, world_size=1), "2 processes train, and each says that it is rank 0 of 1", "world_size="),
 ]
 
@@ -128,11 +135,11 @@ def test_time_between_the_stages_is_said_once_all_of_them_are_seen():
         (None, 2, None),
         (0, 2, None),
         (1, 2, "the job ended by itself with exit status 1, after 1 recorded step of a rank"),
-        (137, 0, "the job ended by itself with exit status 137, before any step was recorded"),
+        (137, 0, "no step is recorded: the job was ended by SIGKILL before its first step"),
     ],
 )
 def test_a_job_that_failed_is_said_first(status, steps, said):
     of = ranks(told()) if steps else Ranks((), (), (told(rounds=0),))
     missing = found_of(of, status).missing
-    assert [one.what for one in missing if "ended by itself" in one.what] == ([] if said is None else [missing[0].what])
+    assert sum("ended by" in one.what for one in missing) == (said is not None)
     assert said is None or missing[0].what.startswith(said)

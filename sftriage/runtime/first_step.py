@@ -1,0 +1,276 @@
+"""Watches for a job's first recorded step, and gathers why there is none: from /proc, rings and what seams report."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sftriage.errors import RingError
+from sftriage.policy.schema import Detection
+from sftriage.recorder import RingInfo, find_rings
+from sftriage.records import StageSchema
+from sftriage.runtime.carrying import carried
+from sftriage.runtime.launcher import Launcher
+from sftriage.runtime.unrecorded import Facts, why_nothing
+from sftriage.seams.patches import REPORT_ENV
+from sftriage.windows.rings import open_ring
+from sftriage.words.amounts import counted
+
+log = logging.getLogger("sftriage")
+
+LOOK_S, OFTEN_S, SELDOM_S = 1.0, 15.0, 5.0
+"""How often rings are looked at; and processes, which takes more, after the first few seconds."""
+AGAIN_S = 60.0
+"""How often it is said why nothing is recorded yet, from when torch was imported."""
+ALL_S = 10.0
+"""How long after the first rank's first step the others' are waited for."""
+TOLD = "told"
+"""In the directory of the rings: what the seams of each process have seen, until a step is recorded."""
+_TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
+
+
+class Processes:
+    """What is seen in /proc of the processes that a launcher has started, and of itself.
+
+    Args:
+        given: what was added to its environment.
+
+    Attributes:
+        torch: those that were seen to have torch loaded.
+        hidden: see `Facts`.
+    """
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+        self.torch: set[int] = set()
+        self.hidden: set[str] = set()
+
+    def look(self, launcher: int) -> None:
+        """Look at those that are there now."""
+        for pid in {launcher, *_below(launcher)} - self.torch:
+            with contextlib.suppress(OSError):
+                place = Path(f"/proc/{pid}")
+                if b"/libtorch" not in (place / "maps").read_bytes():
+                    continue
+                self.torch.add(pid)
+                words = [os.fsdecode(word) for word in (place / "cmdline").read_bytes().split(b"\0")]
+                if not any(word.endswith(_LAUNCHERS) for word in words):
+                    pairs = (os.fsdecode(one).partition("=") for one in (place / "environ").read_bytes().split(b"\0"))
+                    self.hidden |= hides({name: value for name, _, value in pairs}, words, self._given)
+
+
+def hides(environment: Mapping[str, str], words: Sequence[str], given: Mapping[str, str]) -> set[str]:
+    """Why a process does not see what it was given: see `Facts`."""
+    found = flags_of(words) & {"I", "E", "S"}
+    hidden = {f"-{flag}" for flag in found}
+    if environment.get("SFTRIAGE_RINGS") != given.get("SFTRIAGE_RINGS"):
+        hidden.add("SFTRIAGE_RINGS")
+    if environment.get("SFTRIAGE_SEAMS") == "off":
+        hidden.add("SFTRIAGE_SEAMS")
+    ours = given.get("PYTHONPATH", "").split(os.pathsep)[0]
+    if ours not in environment.get("PYTHONPATH", "").split(os.pathsep):
+        hidden.add("PYTHONPATH")
+    return hidden
+
+
+def flags_of(words: Sequence[str]) -> set[str]:
+    """The one-letter flags of a Python that was started by these words."""
+    found: set[str] = set()
+    takes_value = False
+    for word in words[1:] if words and "python" in Path(words[0]).name else ():
+        if takes_value:
+            takes_value = False
+        elif word in _TAKES_VALUE:
+            takes_value = True
+        elif word.startswith("-") and word[1:2] not in ("", "-", "W", "X"):
+            letters, ends, _ = word[1:].partition("c")
+            letters, module, _ = letters.partition("m")
+            found |= set(letters)
+            if ends or module:
+                break
+        elif not word.startswith("-"):
+            break
+    return found
+
+
+def _below(pid: int) -> list[int]:
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        for children in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                below = [int(child) for child in children.read_text(encoding="ascii").split()]
+                found += below
+                todo += below
+    return found
+
+
+def reports_in(directory: Path) -> list[Mapping[str, Any]]:
+    """What the seams of a job's processes have told (`sftriage.seams.telling`)."""
+    found = []
+    for path in sorted(directory.glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
+def facts_of(reports: Sequence[Mapping[str, Any]], *, auto: bool) -> Facts:
+    """What these say."""
+    fired: Counter[str] = Counter()
+    failed: dict[str, str] = {}
+    for one in reports:
+        fired |= Counter(one["fired"])
+        failed |= one["failed"]
+    by_hand, compiling = (any(one.get(name) for one in reports) for name in ("by_hand", "compiling"))
+    return Facts(auto, torch=len(reports), fired=fired, failed=failed, by_hand=by_hand, compiling=compiling)
+
+
+class FirstStep:
+    """Says when a job's first steps are recorded, and while they are not, once a minute why.
+
+    Args:
+        rings: directory of the job's rings.
+        given: what was added to the job's environment.
+        auto: whether its stages are found by seams.
+        first_verdict: by which step the first verdict may come.
+        say: says a line.
+        note: is given the reason whenever it has become another one, and "" once a step is recorded.
+    """
+
+    def __init__(
+        self,
+        rings: Path,
+        given: Mapping[str, str],
+        first_verdict: int,
+        say: Callable[[str], None],
+        note: Callable[[str], None] = lambda _: None,
+        *,
+        auto: bool,
+    ) -> None:
+        self._rings, self._auto = rings, auto
+        self._first_verdict, self._say, self._note = first_verdict, say, note
+        self._processes, self._looked_s = Processes(given), 0.0
+        self._since_s: float | None = None
+        self._free_bytes: int | None = None
+        self._torch_s: float | None = None
+        self._first_s: float | None = None
+        self._said_s = 0.0
+        self._noted = ""
+        self.recorded = False
+
+    def follow(self, launcher: Launcher) -> None:
+        """Look until the job has ended. Nothing that goes wrong here costs more than its line."""
+        while not launcher.ended.wait(None if self.recorded else LOOK_S):
+            with suppressed():
+                self.look(launcher.pid, time.monotonic())
+        with suppressed():
+            self.end(launcher.status, launcher.told)
+
+    def look(self, launcher: int, now_s: float) -> None:
+        """Look, and say what there is to say. ``now_s`` is on a clock that only goes on."""
+        if self.recorded:
+            return
+        begun, world_size = self._begun()
+        if begun:
+            self._first_s = now_s if self._first_s is None else self._first_s
+            if len(begun) >= world_size or now_s >= self._first_s + ALL_S:
+                self.recorded = True
+                shutil.rmtree(self._rings / TOLD, ignore_errors=True)
+                self._say(begun_sentence(len(begun), world_size, begun[0].schema, self._first_verdict))
+                self._note("")
+            return
+        self._since_s = now_s if self._since_s is None else self._since_s
+        if now_s < self._since_s + OFTEN_S or now_s >= self._looked_s + SELDOM_S:
+            self._looked_s = now_s
+            self._processes.look(launcher)
+        with contextlib.suppress(OSError):
+            free_bytes = shutil.disk_usage(self._rings).free
+            self._free_bytes = min(free_bytes, self._free_bytes or free_bytes)
+        if self._processes.torch and self._torch_s is None:
+            self._torch_s = self._said_s = now_s
+        if self._torch_s is not None and now_s >= self._said_s + AGAIN_S:
+            self._said_s = now_s
+            minutes = round((now_s - self._torch_s) / 60)
+            what = self._told(self._facts())
+            self._say(f"no step is recorded yet, {counted(minutes, 'minute')} after torch was imported: {what}")
+
+    def end(self, status: int | None, told: int | None) -> None:
+        """The job has ended: say why nothing was recorded, if nothing was."""
+        begun, world_size = self._begun()
+        if self.recorded or begun:
+            if not self.recorded:
+                self._say(begun_sentence(len(begun), world_size, begun[0].schema, None))
+                self._note("")
+            self.recorded = True
+            return
+        self._say(f"nothing was recorded: {self._told(replace(self._facts(), over=True, status=status, told=told))}")
+
+    def _facts(self) -> Facts:
+        facts = facts_of(reports_in(self._rings / TOLD), auto=self._auto)
+        return replace(
+            facts,
+            rings=len(find_rings(self._rings)),
+            torch=max(facts.torch, len(self._processes.torch)),
+            hidden=frozenset(self._processes.hidden),
+            free_bytes=self._free_bytes,
+            place=str(self._rings.parent),
+        )
+
+    def _told(self, facts: Facts) -> str:
+        reason = why_nothing(facts)
+        what = "" if reason is None else reason.what
+        if what != self._noted:
+            self._noted = what
+            self._note(what)
+        return what
+
+    def _begun(self) -> tuple[list[RingInfo], int]:
+        """The ranks of which a step is recorded, and how many there are to be."""
+        begun, world_size = {}, 0
+        for path in find_rings(self._rings):
+            with contextlib.suppress(OSError, RingError), open_ring(path) as ring:
+                world_size = max(world_size, ring.info.world_size)
+                if ring.status().published:
+                    begun[ring.info.rank] = ring.info
+        return list(begun.values()), world_size
+
+
+@contextlib.contextmanager
+def under_seams(folder: Path, rings: Path) -> Iterator[dict[str, str]]:
+    """What is added to a job's environment for its stages to be found by seams, which say here what they see."""
+    with contextlib.suppress(OSError):
+        (rings / TOLD).mkdir(mode=0o700)
+    with carried(folder) as added:
+        yield {**added, REPORT_ENV: str(rings / TOLD)}
+
+
+def first_verdict(detection: Detection) -> int:
+    """By which step there may be a verdict, where steps are not long."""
+    return detection.warmup_steps + detection.window_steps + 1
+
+
+@contextlib.contextmanager
+def suppressed() -> Iterator[None]:
+    """What goes wrong is none of the job's business."""
+    try:
+        yield
+    except Exception:
+        log.debug("the job's first step cannot be watched for", exc_info=True)
+
+
+def begun_sentence(ranks: int, world_size: int, schema: StageSchema, first_verdict: int | None) -> str:
+    """That recording has begun, of whom, and by when something will be known."""
+    names = [f"{name} (sync)" if name in schema.sync else name for name in schema.stages[:-1]]
+    who = counted(ranks, "rank") if ranks >= world_size else f"{ranks} of {counted(world_size, 'rank')} here"
+    soon = f". First verdict about step {first_verdict}." if first_verdict is not None else "."
+    return f"Recording {who}: {', '.join(names)}{soon}"

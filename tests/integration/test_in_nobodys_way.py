@@ -1,0 +1,188 @@
+"""Whatever becomes of triage, the job starts, gets its signals, and ends as it would alone, as does `sftriage run`."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sftriage.runtime.launcher import FORWARDED
+from tests.disks import served_disk
+from tests.integration.processes import DEADLINE_S, ended, wait_until
+
+LOOP = Path(__file__).parent / "jobs" / "loop.py"
+STATUS = 3
+BLOCK = "def block(*_, **__):\n    import time\n    while True:\n        time.sleep(60)\n"
+REFUSE = 'def refuse(*_, **__):\n    raise RuntimeError("can\'t start new thread")\n'
+# what is done to a part of triage once its module is there, by name of the part
+FAULTS = {
+    "threads": ("threading", REFUSE + "threading.Thread.start = refuse"),
+    "imports": ("sftriage.runtime.local", "raise ImportError('damaged')"),
+    "preparing": ("sftriage.runtime.local", BLOCK + "LocalRun.__init__ = block"),
+    "run directory": ("sftriage.runtime.local", BLOCK + "create = block"),
+    "memory": ("sftriage.runtime.local", "def make_rings_directory(*_): raise MemoryError"),
+    "beginning": ("sftriage.runtime.triage", "def broken(*_): raise OSError(5, 'broken')\nTriage.start = broken"),
+    "turns": ("sftriage.runtime.triage", BLOCK + "Triage.turn = block"),
+    "failing turns": (
+        "sftriage.runtime.triage",
+        "def broken(*_, **__): raise ValueError('broken')\nTriage._judge = broken",
+    ),
+    "agent": ("sftriage.agent.agent", BLOCK + "Agent.rows = block"),
+    "end of the agent": ("sftriage.agent.agent", BLOCK + "Agent.close = block"),
+    "judging": ("sftriage.controller.controller", BLOCK + "Controller.take = block"),
+    "journal": ("sftriage.runs.journal", BLOCK + "Journal._write = block"),
+    "files": ("sftriage.traces.files", BLOCK + "replacing = block"),
+    "store": ("sftriage.traces.store", BLOCK + "LocalStore.ids = LocalStore.manifests = block"),
+    "sink": ("sftriage.sinks.terminal", BLOCK + "Reporter.take = block"),
+    "terminal": ("sftriage.commands.job_options", BLOCK + "say_summary = block"),
+    "rings": ("sftriage.runtime.local", BLOCK + "remove_rings_directory = block"),
+    "first step": ("sftriage.runtime.first_step", BLOCK + "FirstStep.end = block"),
+    "exit": ("sftriage.runtime.local", BLOCK + "import atexit\natexit.register(block)"),
+    "a thread of others": (
+        "sftriage.runtime.local",
+        BLOCK + "import threading\nthreading.Thread(target=block).start()",
+    ),
+}
+INJECTED = """
+import os, sys
+if os.environ.pop("INJECTED", ""):
+    class Injecting:
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            if name == {module!r}:
+                sys.meta_path.remove(cls)
+                import importlib.util
+                spec = importlib.util.find_spec(name)
+                loaded = spec.loader.exec_module
+                def exec_module(module):
+                    loaded(module)
+                    exec(compile({code!r}, "injected", "exec"), module.__dict__)
+                spec.loader.exec_module = exec_module
+                return spec
+    sys.modules.pop({module!r}, None) if {module!r} != "threading" else None
+    if {module!r} == "threading":
+        import threading
+        exec(compile({code!r}, "injected", "exec"))
+    else:
+        sys.meta_path.insert(0, Injecting)
+"""
+
+
+def injected(folder: Path, environment: dict[str, str], module: str, code: str) -> dict[str, str]:
+    """An environment in which something is done to a module of the first Python that is started, and of no other."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(INJECTED.format(module=module, code=code), encoding="utf-8")
+    return {**environment, "PYTHONPATH": str(folder), "INJECTED": "1"}
+
+
+@pytest.mark.parametrize("part", FAULTS)
+def test_a_part_of_triage_that_fails_or_hangs_leaves_the_job_alone(start, tmp_path, environment, part):
+    # GIVEN a part of triage that hangs or fails
+    broken = injected(tmp_path / "site", environment, *FAULTS[part])
+    # WHEN a job is run THEN it runs, and ends with its own status
+    run = start("run", "--out", tmp_path / "run", "--", sys.executable, LOOP, 2, 40, STATUS, env=broken)
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, out) == (STATUS, "started\n"), err
+    # AND what has gone wrong is a matter of a line or two
+    assert len(err.splitlines()) < 8, err
+
+
+def test_a_disk_that_hangs_to_the_end_keeps_nothing(start, tmp_path):
+    # GIVEN a job whose run directory is on a disk that hangs
+    with served_disk(tmp_path) as disk:
+        over = tmp_path / "over"
+        job = f"{sys.executable} {LOOP} 2 100 0; echo up; read word; touch {over}; exit {STATUS}"
+        run = start("run", "--out", disk.path / "run", "--", "sh", "-c", job, stdin=subprocess.PIPE)
+        wait_until(lambda: any((disk.path / "run" / "steps").glob("*.steps")))
+        disk.freeze()
+        # WHEN it ends THEN so do we, with its status
+        run.stdin.write("go\n")
+        run.stdin.close()
+        wait_until(over.exists)
+        assert run.wait(timeout=30) == STATUS
+
+
+def test_the_job_is_not_started_where_that_is_required_and_cannot_be_watched(start, tmp_path, environment):
+    broken = injected(tmp_path / "site", environment, *FAULTS["memory"])
+    run = start("run", "--required", "--out", tmp_path / "run", "--", "echo", "ran", env=broken)
+    out, _ = run.communicate(timeout=60)
+    assert (run.returncode != 0, out) == (True, "")
+
+
+TRAPS = """
+import signal, sys, time
+got = []
+for number in map(int, sys.argv[2:]):
+    signal.signal(number, lambda number, _: got.append(number))
+print("up", flush=True)
+with open(sys.argv[1], "w", buffering=1) as told:
+    while signal.SIGTERM not in got:
+        time.sleep(0.01)
+        while got and got[0] != signal.SIGTERM:
+            told.write(f"{got.pop(0)}\\n")
+sys.exit(7)
+"""
+
+
+def test_every_signal_of_the_jobs_reaches_it_and_ends_nothing_else(start, tmp_path):
+    # GIVEN a job that handles all signals there are
+    (tmp_path / "traps.py").write_text(TRAPS, encoding="utf-8")
+    told = tmp_path / "told"
+    numbers = [*map(int, FORWARDED)]
+    run = start("run", "--out", tmp_path / "run", "--", sys.executable, tmp_path / "traps.py", told, *numbers)
+    assert run.stdout.readline() == "up\n"
+    wait_until(told.exists)
+    # WHEN each is sent to us THEN the job has got it
+    for number in numbers:
+        if number != signal.SIGTERM:
+            run.send_signal(number)
+            wait_until(lambda number=number: str(number) in told.read_text().split())
+    # AND by the last of them it ends, with its own status
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(timeout=60) == 7
+
+
+AT_FORK = "import os\nos.register_at_fork({when}=lambda: os.kill(os.getpid(), {signum}))"
+AT_START = {
+    "before it is started": ("sftriage.runtime.local", AT_FORK.format(when="before", signum=15)),
+    "once it is started": ("sftriage.runtime.local", AT_FORK.format(when="after_in_parent", signum=15)),
+    "by Ctrl-C": ("sftriage.runtime.local", AT_FORK.format(when="after_in_parent", signum=2)),
+    "by a scheduler": ("sftriage.runtime.local", AT_FORK.format(when="after_in_parent", signum=10)),
+    "while triage is imported": ("sftriage.runtime.local", "import os\nos.kill(os.getpid(), 15)"),
+    "while it gets ready": ("sftriage.runtime.rings", "import os\nos.kill(os.getpid(), 15)"),
+}
+
+
+@pytest.mark.parametrize("moment", AT_START)
+def test_a_signal_at_any_moment_of_the_start_is_obeyed(start, tmp_path, environment, moment):
+    # GIVEN a signal that comes at some moment of the start
+    broken = injected(tmp_path / "site", environment, *AT_START[moment])
+    went_on = tmp_path / "went-on"
+    # THEN the job is not started, or ends by it
+    job = f"sleep 5; touch {went_on}"
+    run = start("run", "--out", tmp_path / "run", "--", "sh", "-c", job, env=broken)
+    _, err = run.communicate(timeout=60)
+    expected = {"by Ctrl-C": signal.SIGINT, "by a scheduler": signal.SIGUSR1}.get(moment, signal.SIGTERM)
+    assert run.returncode == 128 + expected, err
+    assert (went_on.exists(), "Traceback" in err, "Exception ignored" in err) == (False, False, False)
+
+
+def test_a_run_directory_that_is_removed_is_one_line(tmp_path, environment):
+    # GIVEN a job under watch
+    out, release = tmp_path / "run", tmp_path / "release"
+    said = tmp_path / "said"
+    job = f"{sys.executable} {LOOP} 2 3000 0; exit {STATUS}"
+    command = [sys.executable, "-m", "sftriage", "run", "--out", out, "--", "sh", "-c", job]
+    with said.open("wb") as file:
+        run = subprocess.Popen([*map(str, command)], env=environment, stdout=file, stderr=file)
+    with ended(run):
+        wait_until(lambda: (out / "decisions.jsonl").exists() and (out / "decisions.jsonl").stat().st_size > 0)
+        # WHEN its directory is removed THEN that is said, once, and nothing else of it
+        subprocess.run(["mv", out, release], check=True)
+        wait_until(lambda: "The run directory cannot be written (it has been removed)" in said.read_text())
+        assert run.wait(DEADLINE_S) == STATUS
+    lines = [line for line in said.read_text().splitlines() if "Error" in line or "run directory c" in line]
+    # (and in the end what is lost of it)
+    assert len(lines) == 2, said.read_text()
+    assert not out.exists()
