@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 OTHER = "other"
 """The last stage of a recorded vector: time outside every named stage. It closes the vector to the step."""
 
+EXCHANGE = "exchange"
+"""The sync stage of collectives that are timed wherever they occur (`sftriage.seams`): in any stage, and maybe in some
+steps only."""
+
 MAX_STAGES = 32
 MAX_STAGE_NAME_BYTES = 31
 STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]*")

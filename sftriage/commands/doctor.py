@@ -76,6 +76,7 @@ def _show(found: JobFound) -> None:
         "other stages": ", ".join(others),
         "models": ", ".join(found.models),
         "sync stages": ", ".join(found.sync) or "none",
+        "collectives": ", ".join(f"{what} ({n})" for what, n in found.collectives.items()),
         "cohorts": ", ".join(f"{name or 'all alike'}: {ranks}" for name, ranks in found.cohorts.items()),
         "writer": found.writer and f"in {found.writer}",
     }

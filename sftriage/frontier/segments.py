@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
-from sftriage.records import OTHER, Window
+from sftriage.records import EXCHANGE, OTHER, Window
 
 Index = slice | tuple[slice | RankArray, ...]
 """Some steps, or some of them and for each a rank or ranks, as numpy takes them."""
@@ -141,6 +141,14 @@ def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
         if stage not in schema.sync:
             groups[-1].append(column)
             continue
+        if stage == EXCHANGE:
+            if not (column.whole_NR > 0.0).any():
+                n_sync += 1
+                continue  # there was none, and nothing is cut
+            # It may lie anywhere in the step, and make up for many steps: of a rank's time there only what the last
+            # one to arrive takes, too, is no wait.
+            least_N = column.whole_NR.min(axis=1, initial=np.inf)
+            column = replace(column, up_to_NR=np.broadcast_to(least_N[:, None], column.whole_NR.shape))
         if outside_NRG is not None:
             groups[-1].append(SegmentColumn(schema.stages.index(OTHER), outside_NRG[:, :, n_sync]))
         groups[-1].extend(_split_when_ready(column, window))

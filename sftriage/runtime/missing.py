@@ -77,8 +77,8 @@ def _under_seams(seen: Observed) -> Iterator[Missing]:
     if not unseen:
         yield from _elsewhere(seen, ("import sftriage", *_around("sftriage", "NAME")))
     schema = seen.infos[0].schema
-    if seen.infos[0].world_size > 1 and not schema.sync:
-        what = "neither DDP nor FSDP is used, and no collective of torch.distributed was seen"
+    if seen.infos[0].world_size > 1 and not any(seen.shares.get(name) for name in schema.sync):
+        what = "neither DDP nor FSDP is used, and nothing has waited in a collective of torch.distributed"
         yield Missing(f"nothing is known to wait for the other ranks: {what}", _EXCHANGE)
     if "forward" in schema.sync:
         yield Missing("no moment of the last gradient: under FSDP it is accumulated after the exchange", ())

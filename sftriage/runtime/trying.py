@@ -17,7 +17,7 @@ from typing import Any
 
 from sftriage.errors import RingError, UsageError
 from sftriage.recorder import RingInfo, find_rings
-from sftriage.records import StepRecord
+from sftriage.records import EXCHANGE, StepRecord
 from sftriage.runtime.carrying import CARRIED_IN
 from sftriage.runtime.doctor import search_path
 from sftriage.runtime.first_step import TOLD, Processes, facts_of, reports_in, under_seams
@@ -56,7 +56,8 @@ class JobFound:
     """What some steps of a job have shown.
 
     ``stages`` has the part that each takes of the steps, ``cohorts`` how many ranks each has, ``writer`` the form of
-    the recorder ("" where nothing was recorded). ``by_hand``: the script makes a Monitor of its own, which is used.
+    the recorder ("" where nothing was recorded). ``collectives`` counts calls by what was called in which stage.
+    ``by_hand``: the script makes a Monitor of its own, which is used.
     """
 
     seams: tuple[SeamFound, ...]
@@ -70,6 +71,7 @@ class JobFound:
     steps: int
     models: tuple[str, ...]
     by_hand: bool
+    collectives: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +177,10 @@ def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None
     # (launchers and workers import torch, too, and train nothing)
     trained = [bool(one["rounds"] or one["fired"]["backward"] or one["by_hand"]) for one in ranks.told]
     trainers = [one for one, it_did in zip(ranks.told, trained, strict=True) if one["rank"] or it_did]
-    fired: Counter[str] = Counter()
+    fired, collectives = Counter[str](), Counter[str]()
     for one in trainers:
         fired.update(one["fired"])
+        collectives.update(one.get("collectives", {}))
     stages = shares_of(ranks)
     by_hand = any(one["by_hand"] for one in trainers)
     info = ranks.infos[0] if ranks.infos else None
@@ -203,7 +206,7 @@ def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None
     return JobFound(
         seams=seams,
         stages=stages,
-        sync=info.schema.sync if info else (),
+        sync=tuple(name for name in info.schema.sync if name != EXCHANGE or stages.get(name)) if info else (),
         cohorts=Counter(one.cohort for one in ranks.infos),
         writer=info.writer if info else "",
         captures=captures_of(trainers),
@@ -212,6 +215,7 @@ def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None
         steps=sum(map(len, ranks.steps)),
         models=models,
         by_hand=by_hand,
+        collectives=collectives,
     )
 
 

@@ -1,83 +1,86 @@
-"""The seam `exchange`: collectives that a script calls by itself, and waits of a pipeline. All ranks wait there."""
+"""The seam `exchange`: where a rank waits for others in a collective of torch.distributed, whoever calls it and where.
+
+Blocking functions, and the waits for what was begun with ``async_op=True``. Their time is the stage ``exchange``, which
+may lie inside any other: that one's own time is without it.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from sftriage.seams import parallel
+from sftriage.seams.parallel import C10D
 from sftriage.seams.steps import EXCHANGE
 
 if TYPE_CHECKING:
     from sftriage.seams.patches import Seams
 
 _NAMES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_reduce",
-    "barrier",
-    "broadcast",
-    "reduce",
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_single", "_all_gather_base"),
+    *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier"),
+    *("broadcast", "_broadcast_coalesced", "gather", "recv", "reduce", "scatter", "send"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "_reduce_scatter_base"),
 )
-"""Of torch.distributed; those of objects call these."""
-
+"""Of torch.distributed, as far as this torch has them; those of objects call these, and all that wait call Work.wait.
+(On a device one that blocks may have done its work before that.)"""
 
 REMAPS = "torch.distributed._functional_collectives"
 """Where the compiler looks up what it makes of a collective, by the function that is called."""
 
 
 class Exchanges:
-    """The collectives of all ranks, and the waits of a pipeline.
+    """The collectives of this process.
 
     Attributes:
-        pipelined: the job is a pipeline.
+        seen: how often each was called, by its name and the stage that was open.
+        within: stages that wait for other ranks as a whole: what is inside them is not timed by itself.
+        in_backward: some were called in backward, in a thread of autograd's, where no time can be noted.
     """
 
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
-        self.pipelined = False
+        self.seen: dict[tuple[str, str], int] = {}
+        self.within: frozenset[str] = frozenset()
+        self.in_backward = False
         self._wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def put_in(self) -> None:
         """Put the seam in."""
         for name, owners in collectives():
             original = getattr(owners[0], name)
-            self._wrapped[original] = self._wrapping(original)
+            self._wrapped[original] = self._waiting(original, name)
             for owner in owners:
                 self._seams.replaced.put(owner, name, self._wrapped[original])
-        compiled_alike(self._wrapped)
-
-    def pipelines(self) -> None:
-        """torch.distributed.pipelining has been imported."""
-        if EXCHANGE in self._seams.on:
-            with self._seams.guarded(EXCHANGE):
-                schedules = sys.modules[parallel.PIPELINING]
-                self._seams.replaced.wrap(schedules, parallel.PIPELINE_WAIT, self._waiting)
-                self.pipelined = True
+        if C10D in sys.modules:
+            for owner in (sys.modules[C10D].Work, sys.modules["torch"]._C.Future):
+                self._seams.replaced.wrap(owner, "wait", lambda original: self._waiting(original, "wait"))
+        if REMAPS in sys.modules:
+            self.remaps()
 
     def remaps(self) -> None:
-        """What the compiler makes of collectives has been imported."""
+        """What the compiler makes of collectives has been imported, and with it what waits for those that it makes."""
         with self._seams.guarded(EXCHANGE):
             compiled_alike(self._wrapped)
+            self._seams.replaced.wrap(sys.modules[REMAPS], "wait_tensor", lambda one: self._waiting(one, "wait"))
 
-    def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        steps = self._seams.steps
-
-        def begins(*_: object, **__: object) -> bool:
-            return not steps.opened and steps.enter(EXCHANGE)
-
-        return self._seams.replaced.around(original, EXCHANGE, begins, steps.leaving(EXCHANGE))
-
-    def _wrapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        of_all, steps = of_all_ranks(original), self._seams.steps
+    def _waiting(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        steps, seen, begun = self._seams.steps, self.seen, f"{name} (async)"
+        at = _place(original, "async_op")
 
         def begins(*args: Any, **kwargs: Any) -> bool:
-            # (those of backward, and of the optimizer, are part of that)
-            inside = steps.opened[-1:]
-            return inside not in (["backward"], ["optimizer"]) and of_all(args, kwargs) and steps.enter(EXCHANGE)
+            stage = steps.opened[-1] if steps.opened else "other"
+            if stage == EXCHANGE:
+                return False
+            later = kwargs.get("async_op") or (len(args) > at and args[at])
+            key = begun if later else name, stage
+            seen[key] = seen.get(key, 0) + 1
+            if later or stage in self.within:
+                return False
+            entered = steps.enter(EXCHANGE)
+            self.in_backward |= stage == "backward" and not entered
+            return entered
 
         return self._seams.replaced.around(original, EXCHANGE, begins, steps.leaving(EXCHANGE))
 
@@ -87,9 +90,9 @@ def collectives() -> Iterator[tuple[str, list[Any]]]:
     distributed = sys.modules["torch.distributed"]
     if distributed.is_available():
         for name in _NAMES:
-            owners = [sys.modules["torch.distributed.distributed_c10d"], distributed]
-            if original := getattr(owners[0], name, None):
-                yield name, [owner for owner in owners if getattr(owner, name, None) is original]
+            owners = [owner for owner in (sys.modules[C10D], distributed) if hasattr(owner, name)]
+            if owners:
+                yield name, [owner for owner in owners if getattr(owner, name) is getattr(owners[0], name)]
 
 
 def compiled_alike(wrapped: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
@@ -101,19 +104,9 @@ def compiled_alike(wrapped: Mapping[Callable[..., Any], Callable[..., Any]]) -> 
             remaps[original] = remaps[wrapper] = found
 
 
-def of_all_ranks(collective: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], bool]:
-    """What says of a call's arguments whether all ranks wait there: not some of them, and not later."""
-    names, group = list(signature(collective).parameters), sys.modules["torch.distributed"].group
-
-    def waits(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        return not given.get("async_op") and given.get("group") in (None, group.WORLD)
-
-    return waits
-
-
-def placed(stages: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
-    """The stages, with the exchange where it is in this order (`steps.Steps.order`)."""
-    after = order[order.index(EXCHANGE) :]
-    at = next((place for place, stage in enumerate(stages) if stage in after), len(stages))
-    return (*stages[:at], EXCHANGE, *stages[at:])
+def _place(function: Callable[..., Any], parameter: str) -> int:
+    """Where among its arguments a function takes one; past all of them where it does not."""
+    try:
+        return list(signature(function).parameters).index(parameter)
+    except ValueError:  # (or it is none of Python's, and says nothing of itself)
+        return sys.maxsize

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 C10D = "torch.distributed.distributed_c10d"
-PIPELINING = "torch.distributed.pipelining.schedules"
-PIPELINE_WAIT = "_wait_batch_p2p"
-"""What each schedule of a pipeline calls to wait for other stages."""
 
 _MESH = ("torch.distributed.device_mesh", "DeviceMesh")
 _STAGE = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
@@ -65,7 +63,10 @@ def model_cohort(trained: Iterable[Any]) -> str:
 
 
 def many_ranks() -> bool:
-    """Whether there is anybody to wait for."""
+    """Whether there is anybody to wait for, or will be, by what the launcher says."""
+    said = os.environ.get("WORLD_SIZE", "")
+    if said.isdecimal() and int(said) > 1:
+        return True
     distributed = sys.modules.get("torch.distributed")
     return bool(
         distributed is not None

@@ -6,8 +6,8 @@ forward      a hook on each outermost model that is trained: on itself, not on i
 backward     ``torch.autograd.backward``, which ``Tensor.backward`` calls
 ready        what `Monitor.watch` does, under DDP
 h2d          what copies a batch to the device in Accelerate and Lightning, where the model is on one
-exchange     blocking collectives of all ranks that the script, or what it uses, calls in each step, but in backward;
-             and the waits of a pipeline
+exchange     collectives that block, and waits for those that do not, wherever the script, or what it uses, calls them:
+             in the stages too, whose own time is without them
 optimizer    hooks before and after the step of every optimizer, ``GradScaler.step`` and ``clip_grad_norm_``
 evaluation   a model of these is called without gradients, or in its evaluation mode: the kind of that step
 checkpoint   ``torch.save``, and ``torch.distributed.checkpoint``: the kind of that step
@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import weakref
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
@@ -85,8 +84,6 @@ class Seams:
         self.models, self.optimizers, self.exchanges = Models(self), Optimizers(self), Exchanges(self)
         self.counters: dict[str, dict[str, int]] = {}
         self.compiled = 0
-        self._exchanged: bool | None = None
-        self._found: list[weakref.ref[Any]] = []
 
     def install(self) -> None:
         """Put them in; what this torch does not have is left out, with a warning."""
@@ -171,11 +168,7 @@ class Seams:
         return lambda original: self.replaced.around(original, kind, begins)
 
     def _begin(self) -> Monitor | None:
-        """The first round has ended: it is known what is trained, so that a monitor can be made for it.
-
-        Where ranks exchange something between the stages, the round after it shows whether they do so in every step,
-        and where in it.
-        """
+        """The first round has ended: it is known what is trained, so that a monitor can be made for it."""
         from sftriage.recorder import monitor as recorder
         from sftriage.recorder.identity import COHORT_ENV
 
@@ -184,21 +177,7 @@ class Seams:
             if recorder.made_by_hand():
                 self.stop()
                 return None
-            looked = self._exchanged is not None
-            found = [made for model in self._found if (made := model()) is not None] if looked else self._look()
-            exchanged = EXCHANGE in self.steps.order and (self.exchanges.pipelined or "forward" not in self.sync)
-            if exchanged and not looked:
-                self._exchanged = True
-                return None
-            if exchanged:
-                # (each rank of a pipeline waits at places of its own: for all of them it is one)
-                order = ("backward", EXCHANGE, "optimizer") if self.exchanges.pipelined else self.steps.order
-                self.steps.stages = exchanges.placed(self.steps.stages, order)
-                self.sync = (EXCHANGE, *self.sync)
-                if self.sync == (EXCHANGE,) and not self.exchanges.pipelined and parallel.many_ranks():
-                    self.cohort = self.cohort or parallel.model_cohort(found)
-            else:
-                self.on.discard(EXCHANGE)
+            found = self._look()
             self.compiled = self._compilations()
             cohort = None if os.environ.get(COHORT_ENV) else self.cohort
             monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort, give_way=self.stop)
@@ -225,19 +204,27 @@ class Seams:
         module, parts = self._torch.nn.Module, parallel.kinds()
         living = models.living((module, *parts))
         found = models.outermost([one for one in living if isinstance(one, module)], trained)
-        self._found = [weakref.ref(one) for one in found]
         self.trained = tuple(type(one).__name__ for one in found)
         self.models.hook(found)
         if H2D in self.on and (copiers := models.copiers()) and models.on_device(found):
             for owner, name in copiers:
                 self.replaced.stage(owner, name, H2D)
             self.steps.stages = ("data", H2D, *STAGES[1:])
-        self.sync = tuple(
-            one for one in models.exchanged_in(found, clipping=self.optimizers.clip_across_ranks) if one in self.on
-        )
+        exchanged = models.exchanged_in(found, clipping=self.optimizers.clip_across_ranks)
+        if "forward" in exchanged:
+            self.exchanges.within = frozenset(exchanged)
+        elif self.exchanges.in_backward:
+            exchanged = ("backward",)
+        self.sync = tuple(one for one in exchanged if one in self.on)
         if parallel.many_ranks():
             at = parallel.coordinates_of([one for one in living if isinstance(one, parts)])
             self.cohort = parallel.cohort_of(at, loads=self.steps.entered["data"] > 0)
+            if not exchanged:
+                self.cohort = self.cohort or parallel.model_cohort(found)
+            if EXCHANGE in self.on:
+                # (one may come at any time, and all ranks have to have the same stages)
+                self.steps.stages = (*self.steps.stages[:-1], EXCHANGE, self.steps.stages[-1])
+                self.sync = (*self.sync, EXCHANGE)
         return found
 
     def _step_ends(self) -> None:
@@ -341,11 +328,7 @@ def imported(name: str) -> None:
 
                 tell(_installed, Path(directory))
     elif _installed is not None:
-        told = {
-            COMPILER: _installed.optimizers.compiles,
-            exchanges.REMAPS: _installed.exchanges.remaps,
-            parallel.PIPELINING: _installed.exchanges.pipelines,
-        }
+        told = {COMPILER: _installed.optimizers.compiles, exchanges.REMAPS: _installed.exchanges.remaps}
         told.get(name, _installed.checkpoints)()
 
 

@@ -19,7 +19,7 @@ STAGES = ("data", "forward", "backward", "optimizer")
 H2D = "h2d"
 """A stage of frameworks that copy batches to a device themselves."""
 EXCHANGE = "exchange"
-"""A stage of jobs that call a blocking collective in each of their steps: where its ranks wait for one another."""
+"""A stage of jobs of several ranks: where this one waits in a collective, inside whatever other stage is open."""
 ALL_STAGES = (*STAGES, H2D, EXCHANGE)
 EVALUATION, CHECKPOINT, COMPILATION = "evaluation", "checkpoint", "compilation"
 IN_BACKWARD = 0
@@ -72,8 +72,6 @@ class Steps:
         stages: those that are recorded.
         first: the number of the loop's first step, where no other is said.
         led: a framework says where steps end (`ended`), and no optimizer does.
-        order: while there is no monitor yet, the stages of the round so far, as they were entered first. The place of
-            an exchange is that of the last one before backward.
         opened: stages that are open, outermost first.
         steady: by stage what a seam needs where all is as in most steps: the training thread, what enters the stage and
             what leaves it; with ``optimizer`` also what ends a step, and what begins one. Where it is empty, or
@@ -99,7 +97,6 @@ class Steps:
         self.counting: Any = None
         self.led = False
         self.first = 0
-        self.order: list[str] = []
         self._begin, self._ends = begin, ends
         self._thread = 0
         self.turns = Rounds()
@@ -148,8 +145,6 @@ class Steps:
         if stage in opened:
             return False
         opened.append(stage)
-        if self.monitor is None:
-            self._learn(stage)
         span = self._spans.get(stage)
         if span is not None:
             span.__enter__()
@@ -241,7 +236,6 @@ class Steps:
         if self._step is None:
             # (of the first round all is seen from its first backward on)
             monitor = None if self.led and self.rounds == 1 else self._begin()
-            self.order.clear()
             if monitor is None:
                 return
             self.monitor, self._step = monitor, monitor.step()
@@ -255,12 +249,6 @@ class Steps:
             self._step.__exit__(None, None, None)
             self.kinds.clear()
             (self._step if number is None or self.monitor is None else self.monitor.step(number)).__enter__()
-
-    def _learn(self, stage: str) -> None:
-        if stage == EXCHANGE and EXCHANGE in self.order and "backward" not in self.order:
-            self.order.remove(EXCHANGE)
-        if stage not in self.order:
-            self.order.append(stage)
 
 
 def _kind(kinds: set[str]) -> str:

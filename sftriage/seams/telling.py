@@ -53,6 +53,7 @@ def _write(seams: Seams, directory: Path) -> None:
         "failed": dict(seams.failed),
         "rounds": seams.steps.rounds,
         "models": list(seams.trained),
+        "collectives": {f"{name} in {stage}": n for (name, stage), n in dict(seams.exchanges.seen).items()},
         "by_hand": bool(by_hand is not None and by_hand()),
         "kineto": bool(kineto is not None and kineto()),
         "compiling": _compiles(),

@@ -22,7 +22,7 @@ from sftriage.verdicts.settings import Settings
 HOST_STAGES = frozenset({"data"})
 """Stages of the host's own work. In all others, the host's time is launches or waiting for the device."""
 
-NOT_OF_TIME = frozenset({"low_coverage", "self_inflicted", "mixed_roles"})
+NOT_OF_TIME = frozenset({"low_coverage", "self_inflicted", "mixed_roles", "no_sync"})
 """Reasons that hold on any clock."""
 
 

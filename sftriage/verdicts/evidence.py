@@ -43,6 +43,7 @@ class Past:
         replayed: the replay of the window before, for the steps that the next one shares with it.
         device: the state on the device's clock, where windows were judged on it; the rest is on the host's.
         counted_step: the last step whose loss was attributed to a suspect, on either clock.
+        exchanged: an exchange between the ranks has been seen.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
@@ -57,6 +58,7 @@ class Past:
     replayed: KeptReplay | None = None
     device: Past | None = None
     counted_step: int = -1
+    exchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -107,6 +107,7 @@ def gather_evidence(
             recurrences=context.recurrences,
             own=_own_times(past.own, whole, regime, like_N, ranks, window.first_step, settings),
             replayed=remembered(window, roles, replays) if valid_N.all() else None,
+            exchanged=True,
         ),
         settings=settings,
     )

@@ -101,7 +101,7 @@ def _of_suspect(slower: Regression | None, verdict: Verdict, settings: Settings)
     return replace(slower, scope="some", stages=()) if first.gain_s >= most_s else slower
 
 
-UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles"})
+UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles", "no_sync"})
 """Reasons for which a window tells nothing, not even of the job's own speed."""
 
 

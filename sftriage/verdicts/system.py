@@ -310,7 +310,7 @@ def _times(window: Window, valid_N: BoolArray) -> tuple[FloatArray, FloatArray]:
         for column in part.local:
             local_SNR[column.stage] += column.values_NR
         if part.own is not None:
-            synced_NR += part.own.values_NR
+            synced_NR += replace(part.own, up_to_NR=None).values_NR
     return local_SNR, synced_NR
 
 

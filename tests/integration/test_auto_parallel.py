@@ -12,13 +12,12 @@ from tests.integration.test_auto_seams import POLICY, UNEDITED
 
 SLOW_FROM = 80
 EXCHANGING = ("data", "forward", "backward", "exchange", "optimizer", "other")
-WRAPPED = ("data", "forward", "backward", "optimizer", "other")
 SLOWED = {
     # which rank is slow: the script, its ranks, samples a step, stages, sync stages, and each rank's cohort
     "a sharded stage's second rank": ("pipeline", 2, 16, EXCHANGING, EXCHANGING[1:4], ("pp0", "pp1", "pp0", "pp1")),
     "a sharded stage's first rank": ("pipeline", 1, 16, EXCHANGING, EXCHANGING[1:4], ("pp0", "pp1", "pp0", "pp1")),
     "the only rank of a stage": ("pipeline", 1, 16, EXCHANGING, ("exchange",), ("pp0", "pp1")),
-    "one of a pair with a tensor": ("hybrid", 2, 8, WRAPPED, ("forward", "backward"), ("", "", "", "")),
+    "one of a pair with a tensor": ("hybrid", 2, 8, EXCHANGING, EXCHANGING[1:4], ("", "", "", "")),
     "one that averages by hand": ("averaged", 1, 8, EXCHANGING, ("exchange",), ("Sequential-17668",) * 2),
 }
 
@@ -49,3 +48,24 @@ def test_the_slow_rank_of_a_hybrid_job_is_named_and_trains_as_without_us(start, 
     assert plain.stdout == said, plain.stderr
     for one, other in zip(torch.load(tmp_path / "trained.pt"), trained, strict=True):
         assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+@pytest.mark.parametrize("way", ["hooks", "sharded", "local", "ring"])
+def test_a_rank_whose_peers_wait_in_exchanges_of_the_scripts_own_is_named(start, tmp_path, environment, way):
+    # GIVEN a script that exchanges in its own way WHEN the data of one rank becomes slow
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    options = ("--auto", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run")
+    command = (*FORKED, 3, UNEDITED / "exchanged.py", way)
+    job = start("run", *options, "--", *command, env=environment | slowed(1, 8, SLOW_FROM))
+    said, told = job.communicate(timeout=240)
+    assert job.returncode == 0, told
+    # THEN that rank is suspected, no other and no stage in which it is waited for
+    judged = verdicts(tmp_path / "run")
+    suspects = {named(verdict) for verdict in judged if verdict["label"] == "suspect"}
+    assert (1, "data") in suspects, told
+    assert not [one for one in suspects if one is not None and one[1] in ("optimizer", "backward", "exchange")], told
+    # AND what was trained is what it is without us
+    plain = subprocess.run(
+        [*map(str, command)], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert plain.stdout == said, plain.stderr

@@ -18,7 +18,6 @@ _WAITED_FOR = (
     "torch._dynamo.eval_frame",
     "torch.distributed._functional_collectives",
     "torch.distributed.checkpoint.state_dict_saver",
-    "torch.distributed.pipelining.schedules",
 )
 
 

@@ -27,10 +27,13 @@ def told(rank="0", **changed):
     } | changed
 
 
-def ranks(*tellers, sync=("backward",), world_size=2, durations_ns=(10, 20, 60, 5, 5), ready_ns=None):
+EXCHANGING = ("data", "forward", "backward", "exchange", "optimizer", "other")
+
+
+def ranks(*tellers, sync=("backward",), world_size=2, durations_ns=(10, 20, 60, 5, 5), ready_ns=None, stages=STAGES):
     """Two ranks, each with a step."""
     infos = tuple(
-        RingInfo(rank, world_size, rank, 0, "job", "node", "", StageSchema(STAGES, sync), 1, 2, 3, 4, "C")
+        RingInfo(rank, world_size, rank, 0, "job", "node", "", StageSchema(stages, sync), 1, 2, 3, 4, "C")
         for rank in range(world_size)
     )
     step = StepRecord(0, 2, 0, 0, durations_ns, (0,) * len(sync), True, False, ready_ns)
@@ -51,6 +54,17 @@ def test_what_was_not_seen_is_said_with_the_lines_that_name_it():
     data, sync = found.missing
     assert data.lines == ("import sftriage", 'with sftriage.stage("data"):', "    batch = next(batches)")
     assert sync.lines[1] == 'with sftriage.stage("exchange", sync=True):'
+
+
+def test_collectives_are_listed_by_where_they_are_called_and_a_stage_that_none_is_in_is_no_sync_stage():
+    # GIVEN a job whose ranks have a stage for exchanges WHEN none comes, THEN that is what is missing
+    seen = told(collectives={"all_reduce (async) in backward": 4})
+    found = found_of(ranks(seen, seen, sync=("exchange",), stages=EXCHANGING, durations_ns=(10, 20, 60, 0, 5, 5)))
+    assert (found.sync, found.collectives) == ((), {"all_reduce (async) in backward": 8})
+    assert "nothing is known to wait for the other ranks" in found.missing[0].what
+    # AND where one has come, nothing is
+    found = found_of(ranks(seen, sync=("exchange",), stages=EXCHANGING, durations_ns=(10, 20, 50, 10, 5, 5)))
+    assert (found.sync, found.missing) == (("exchange",), ())
 
 
 def test_why_there_is_no_ready_moment_under_fsdp_is_said():

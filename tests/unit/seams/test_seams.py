@@ -653,66 +653,132 @@ def test_a_stage_that_no_seam_sees_can_be_named_by_hand(put_in, rings):
     assert all(all(one.durations_ns) for one in records[1:])
 
 
-AFTER_BACKWARD = ("data", "forward", "backward", "exchange", "optimizer", "other")
+WITH_EXCHANGE = ("data", "forward", "backward", "exchange", "optimizer", "other")
 
 
-@pytest.mark.parametrize(
-    ("collective", "stages", "first"),
-    [
-        (lambda step: torch.distributed.all_reduce(torch.ones(1)), AFTER_BACKWARD, 3),
-        (lambda step: torch.distributed.all_reduce(torch.ones(1)) if step == 1 else None, STAGES, 3),
-        (lambda step: torch.distributed.all_reduce(torch.ones(1), async_op=True).wait(), STAGES, 2),
-        (lambda step: torch.distributed.all_reduce(torch.ones(1), group=some()), STAGES, 2),
-        (lambda step: torch.distributed.barrier(), AFTER_BACKWARD, 3),
-        (lambda step: torch.distributed.all_gather_object([None], 1), AFTER_BACKWARD, 3),
-    ],
-    ids=["in each step", "in one step", "that nobody waits for", "of some ranks", "a barrier", "of objects"],
-)
-def test_where_ranks_wait_for_one_another_in_each_step_is_a_sync_stage(put_in, rings, group, collective, stages, first):
-    # GIVEN a loop that exchanges something by itself between backward and the optimizer
-    seams, model = put_in(), network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    # WHEN
-    for step, (batch,) in enumerate(loader(8)):
-        model(batch).square().mean().backward()
-        collective(step)
+@pytest.fixture
+def of_two(group, monkeypatch):
+    """A process that its launcher calls one of two; the collectives that it waits in are of a group of itself."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
+def reduced(**how):
+    return torch.distributed.all_reduce(torch.ones(1), **how)
+
+
+def functional():
+    from torch.distributed import _functional_collectives
+
+    return _functional_collectives.all_reduce(torch.ones(1), "sum", torch.distributed.group.WORLD) + 1
+
+
+WAITS = {
+    "blocking": reduced,
+    "a barrier": lambda: torch.distributed.barrier(),
+    "of objects": lambda: torch.distributed.all_gather_object([None], 1),
+    "of some ranks": lambda: reduced(group=some()),
+    "work": lambda: reduced(async_op=True).wait(),
+    "a future": lambda: reduced(async_op=True).get_future().wait(),
+    "futures": lambda: torch.futures.wait_all([reduced(async_op=True).get_future().then(lambda done: done)]),
+    "of a group itself": lambda: torch.distributed.group.WORLD.allreduce([torch.ones(1)]).wait(),
+    "of buffers": lambda: torch.distributed._broadcast_coalesced(torch.distributed.group.WORLD, [torch.ones(1)], 99, 0),
+    "functional": functional,
+}
+
+
+def exchanging(where, wait, *, steps=8, when=lambda step: True):
+    """Train with waits for other ranks somewhere in each step, or now and then; the optimizer's class may have them."""
+    now = {"step": 0}
+
+    def act(here):
+        if here == where and when(now["step"]):
+            wait()
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4 * steps
+
+        def __getitem__(self, index):
+            if index % 4 == 0:
+                act("data")
+            return torch.ones(8)
+
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure=None):
+            act("optimizer")
+            return super().step(closure)
+
+    model = network()
+    model[0].register_forward_pre_hook(lambda *_: act("forward"))
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: act("backward"))
+    optimizer = Optimizer(model.parameters(), lr=0.1)
+    for batch in DataLoader(Data(), batch_size=4):
+        loss = model(batch).square().mean()
+        loss.backward()
+        act("other")
         optimizer.step()
-    # THEN it is a stage there, at whose end the ranks are together; to see that it comes in each step takes one more
-    records = recorded(rings, stages=stages)
-    assert seams.sync == (("exchange",) if stages != STAGES else ())
-    assert [one.step for one in records] == list(range(first, 8))
-    assert all(all(one.durations_ns[: len(stages) - 1]) for one in records)
+        optimizer.zero_grad()
+        now["step"] += 1
+
+
+@pytest.mark.parametrize("how", WAITS)
+@pytest.mark.parametrize("where", ["optimizer", "other"])
+def test_whatever_a_rank_waits_for_in_a_collective_is_time_of_the_exchange(put_in, rings, of_two, where, how):
+    # GIVEN a loop that neither DDP nor FSDP exchanges anything for WHEN it does so itself
+    seams = put_in()
+    exchanging(where, WAITS[how])
+    # THEN that is its sync stage, in each step
+    records = recorded(rings, stages=WITH_EXCHANGE)
+    assert seams.sync == ("exchange",)
+    assert [one.step for one in records] == list(range(2, 8))
+    assert all(all(one.durations_ns[:5]) for one in records)
+    assert {stage for _, stage in seams.exchanges.seen} == {where}
+
+
+@pytest.mark.parametrize("where", ["data", "forward", "backward", "optimizer", "other"])
+@pytest.mark.parametrize("begins", [0, 1, 5])
+def test_an_exchange_is_seen_in_any_stage_and_whenever_it_begins_and_comes_back(put_in, rings, of_two, where, begins):
+    # GIVEN an exchange in every third step from some step on
+    seams = put_in()
+    exchanging(where, reduced, steps=15, when=lambda step: step >= begins and step % 3 == 0)
+    # THEN it is in those steps alone, and the stage around it is there as ever
+    records = recorded(rings, stages=WITH_EXCHANGE)
+    exchanged = [one.step for one in records if one.durations_ns[3]]
+    assert exchanged == [step for step in range(2, 15) if step >= begins and step % 3 == 0]
+    assert all(all(one.durations_ns[at] for at in (0, 1, 2, 4)) and one.complete for one in records)
+    assert seams.exchanges.seen["all_reduce", where] >= len(exchanged)
+
+
+def test_what_is_only_begun_is_no_wait(put_in, rings, of_two):
+    seams, works = put_in(), []
+    exchanging("optimizer", lambda: works.append(reduced(async_op=True)))
+    assert not any(one.durations_ns[3] for one in recorded(rings, stages=WITH_EXCHANGE))
+    assert seams.exchanges.seen == {("all_reduce (async)", "optimizer"): 8}
+    for work in works:
+        work.wait()
+
+
+def test_a_rank_alone_exchanges_nothing(put_in, rings, group):
+    seams = put_in()
+    exchanging("optimizer", reduced)
+    assert recorded(rings, stages=STAGES)
+    assert seams.sync == ()
+
+
+def test_without_their_seam_collectives_are_as_they_were(put_in, rings, of_two):
+    before = [torch.distributed.all_reduce, torch.distributed.Work.wait, torch._C.Future.wait]
+    put_in("exchange")
+    exchanging("optimizer", reduced)
+    assert recorded(rings, stages=STAGES)
+    seams = put_in()
+    seams.stop()
+    assert [torch.distributed.all_reduce, torch.distributed.Work.wait, torch._C.Future.wait] == before
 
 
 def some():
     """A group of ranks that is not all of them, though here it has as many."""
     return torch.distributed.new_group([0])
-
-
-@pytest.mark.parametrize(("before", "place"), [("data", 0), ("forward", 1), ("backward", 2)])
-def test_an_exchange_has_its_place_among_the_stages(put_in, rings, group, before, place):
-    # GIVEN a loop that exchanges something before one of them
-    put_in()
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = iter(loader(6))
-
-    def exchange(now):
-        if now == before:
-            torch.distributed.barrier()
-
-    # WHEN
-    for _ in range(6):
-        exchange("data")
-        (batch,) = next(batches)
-        exchange("forward")
-        loss = model(batch).square().mean()
-        exchange("backward")
-        loss.backward()
-        optimizer.step()
-    # THEN
-    stages = (*STAGES[:place], "exchange", *STAGES[place:])
-    assert [one.step for one in recorded(rings, stages=stages)] == [3, 4, 5]
 
 
 def test_a_model_of_which_only_parts_are_called_to_evaluate_is_seen_at_the_next_batch(put_in, rings):

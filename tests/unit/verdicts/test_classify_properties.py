@@ -27,6 +27,7 @@ REASONS = {
     "sync_ambiguous",
     "no_baseline",
     "mixed_roles",
+    "no_sync",
 }
 
 
@@ -90,7 +91,7 @@ def test_nothing_over_its_threshold_is_healthy(window, factor, hosts, seed):
     ]
     assert verdict.label != "healthy" or not over
     # AND where nobody is named, some part does
-    held = set(verdict.reasons) - {"low_coverage", "self_inflicted", "mixed_roles"}
+    held = set(verdict.reasons) - {"low_coverage", "self_inflicted", "mixed_roles", "no_sync"}
     assert not held or over
 
 

@@ -265,6 +265,69 @@ def test_an_idle_window_is_healthy():
     assert set(verdict.leaders.values()) == {None}
 
 
+@pytest.mark.parametrize(
+    ("n_ranks", "sync", "exchange_s", "known"),
+    [
+        (2, (), 0.0, False),
+        (8, (), 0.0, False),
+        (3, ("exchange",), 0.0, False),  # it was declared, and never came
+        (3, ("backward",), 0.0, False),
+        (1, (), 0.0, True),
+        (3, ("exchange",), 0.001, True),
+    ],
+)
+def test_ranks_without_any_known_exchange_are_never_healthy_and_nobody_is_suspected(n_ranks, sync, exchange_s, known):
+    # GIVEN a job in which rank 0 works, or waits: nobody knows which
+    durations_NRS = np.full((50, n_ranks, 3), 0.010)
+    durations_NRS[:, 0, 0] = 0.080
+    durations_NRS[:, :, 1] = exchange_s
+    verdict, past = judge(exactly(durations_NRS, ("data", *(sync or ("backward",)), "other"), sync), None, SETTINGS)
+    # WHEN judged
+    assert (verdict.reasons == ("no_sync",)) == (not known)
+    assert known or (verdict.label, verdict.suspects, past.ranks.next_step) == ("needs_evidence", (), 0)
+
+
+def local_sgd(*faults, n_steps=96, every_steps=8, first=0):
+    """Three ranks that exchange now and then: each waits then for all that the others were slower by in between."""
+    rng = np.random.default_rng(1)
+    local_NRS = np.full((n_steps, 3, 3), (0.004, 0.010, 0.006)) * (1.0 + 0.03 * rng.standard_normal((n_steps, 3, 3)))
+    for step, rank, seconds in faults:
+        local_NRS[step:, rank, 0] += seconds
+    times_NRS = np.concatenate([local_NRS[:, :, :2], np.zeros((n_steps, 3, 1)), local_NRS[:, :, 2:]], axis=2)
+    clock_R = np.zeros(3)
+    for step in range(n_steps):
+        clock_R += local_NRS[step].sum(axis=1)
+        if step >= first and step % every_steps == every_steps - 1:
+            times_NRS[step, :, 2] = clock_R.max() - clock_R + 0.002
+            clock_R[:] = clock_R.max() + 0.002
+    return exactly(times_NRS, ("data", "forward", "exchange", "other"), ("exchange",)), float(clock_R.max())
+
+
+@pytest.mark.parametrize("every_steps", [1, 3, 8, 32])
+def test_who_is_slow_between_exchanges_is_named_and_who_waits_in_them_is_not(every_steps):
+    # GIVEN an exchange in every n-th step, and a rank that is slow in data from the first step, or from step 40 on
+    for first in (0, 40):
+        window, took_s = local_sgd((first, 1, 0.065), every_steps=every_steps)
+        verdict = classify(window)
+        # THEN it is named, with what it costs, and the steps are as long as they were
+        suspect = verdict.suspects[0]
+        assert (verdict.label, suspect.rank, suspect.stage) == ("suspect", 1, "data")
+        assert suspect.gain_s == pytest.approx(0.065, rel=0.1)
+        assert verdict.exposed_s * 96 == pytest.approx(took_s, rel=0.05)
+
+
+def test_an_exchange_that_is_known_stays_known_while_none_comes():
+    # GIVEN windows of which only the first and the last have an exchange, of a job without a fault
+    window, _ = local_sgd(every_steps=48, n_steps=144)
+    past, found = None, []
+    for first in range(0, 144, 24):
+        verdict, past = judge(window.steps(first, first + 23), past, SETTINGS)
+        found.append(verdict.reasons)
+    # THEN before the first one nothing is known, and what comes after it is judged
+    assert found[0] == ("no_sync",)
+    assert not any("no_sync" in reasons for reasons in found[1:])
+
+
 def test_the_gain_is_what_was_injected():
     # GIVEN 20 ms on one rank, hardly any noise
     verdict = classify(Job(noise=gaussian(0.001)).run(Fault("data", 2, 0.020)))
