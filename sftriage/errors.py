@@ -5,6 +5,9 @@ Rooms raise these; ``sftriage.commands`` turns them into one line on stderr and 
 
 from __future__ import annotations
 
+import os
+from types import TracebackType
+
 
 class SftriageError(Exception):
     """Base of every error raised on purpose. ``str(error)`` is one line a person can act on."""
@@ -44,3 +47,21 @@ class CatalogueError(SftriageError):
 
 class ClusterError(SftriageError):
     """A Kubernetes API server cannot be reached, or refuses what is asked of it. It may be there again later."""
+
+
+_OURS = os.path.dirname(__file__) + os.sep  # noqa: PTH120 (a trainer that has not imported pathlib need not)
+
+
+def without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback of the script and torch alone: what a signal's handler raises may come anywhere, in our code too."""
+
+    def next_of_theirs(at: TracebackType | None) -> TracebackType | None:
+        while at is not None and at.tb_frame.f_code.co_filename.startswith(_OURS):
+            at = at.tb_next
+        return at
+
+    first = at = next_of_theirs(trace)
+    while at is not None:
+        at.tb_next = next_of_theirs(at.tb_next)
+        at = at.tb_next
+    return first

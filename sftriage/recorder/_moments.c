@@ -352,6 +352,73 @@ static PyType_Slot span_slots[] = {
     {Py_tp_methods, span_methods}, {Py_tp_members, span_members}, {0, NULL},
 };
 
+/* Ready */
+
+typedef struct { /* a hook on parameters: see Ready in moments.py */
+  PyObject_HEAD
+  Span *span;
+  PyObject *recording, *order, *notes;
+} Ready;
+
+/* Whether somebody wants the moment on the device, too; -1 with an error set. */
+static int on_device(Ready *ready, PyObject *device, PyObject *parameter) {
+  PyObject *learning = device == Py_None ? NULL : PyObject_GetAttrString(ready->order, "learning");
+  if (!learning) return PyErr_Occurred() ? -1 : 0;
+  Py_DECREF(learning);
+  if (learning == Py_True) return 1;
+  PyObject *finals = PyObject_GetAttrString(ready->order, "finals");
+  int found = finals ? PySequence_Contains(finals, parameter) : -1;
+  return Py_XDECREF(finals), found;
+}
+
+static int noted(Ready *ready, PyObject *parameter) {
+  unsigned long long visit = ready->span->entered;
+  long long at_ns = now(ready->span->log);
+  PyObject *note = at_ns < 0 ? NULL : Py_BuildValue("(KLO)", visit, at_ns + ready->span->log->base_ns, parameter);
+  PyObject *device = note && !PyList_Append(ready->notes, note) ? PyObject_GetAttrString(ready->recording, "device") : NULL;
+  int wanted = device ? on_device(ready, device, parameter) : -1;
+  PyObject *answer = wanted > 0 ? PyObject_CallMethod(device, "gradient", "K", visit) : NULL;
+  Py_XDECREF(note), Py_XDECREF(device), Py_XDECREF(answer);
+  return wanted < 0 || (wanted && !answer) ? -1 : 0;
+}
+
+static PyObject *ready_call(PyObject *self, PyObject *arguments, PyObject *keywords) {
+  Ready *ready = (Ready *)self;
+  Log *log = ready->span->log;
+  if (ready->span->entered == ready->span->left || !log->owner || PyTuple_Size(arguments) < 1) Py_RETURN_NONE;
+  PyObject *parameter = PyLong_FromVoidPtr(PyTuple_GetItem(arguments, 0)), *error[3];
+  int failed = !parameter || noted(ready, parameter);
+  Py_XDECREF(parameter);
+  if (failed && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
+  if (failed) {
+    PyErr_Fetch(&error[0], &error[1], &error[2]);
+    PyErr_NormalizeException(&error[0], &error[1], &error[2]);
+    if (PyList_Append(ready->notes, error[1])) PyErr_Clear();
+    for (int i = 0; i < 3; i++) Py_XDECREF(error[i]);
+  }
+  Py_RETURN_NONE;
+}
+
+static int ready_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
+  Ready *ready = (Ready *)self;
+  if (!PyArg_ParseTuple(arguments, "O!OOO!", span_type, &ready->span, &ready->recording, &ready->order, &PyList_Type,
+                        &ready->notes))
+    return ready->span = NULL, ready->recording = ready->order = ready->notes = NULL, -1;
+  Py_INCREF(ready->span), Py_INCREF(ready->recording), Py_INCREF(ready->order), Py_INCREF(ready->notes);
+  return 0;
+}
+
+static void ready_dealloc(PyObject *self) {
+  Ready *ready = (Ready *)self;
+  Py_XDECREF(ready->span), Py_XDECREF(ready->recording), Py_XDECREF(ready->order), Py_XDECREF(ready->notes);
+  freed(self);
+}
+
+static PyType_Slot ready_slots[] = {
+    {Py_tp_doc, "What is called when a gradient is ready."}, {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, ready_init}, {Py_tp_dealloc, ready_dealloc}, {Py_tp_call, ready_call}, {0, NULL},
+};
+
 static PyMethodDef calls_methods[] = {
     {"step", (PyCFunction)(void (*)(void))calls_step, METH_FASTCALL | METH_KEYWORDS,
      "step($self, /, number=None, kind=None, work=None)\n--\n\nOne training step, as a context manager."},
@@ -401,6 +468,7 @@ static PyType_Spec specs[] = {
     {"sftriage.recorder._moments.Span", sizeof(Span), 0, Py_TPFLAGS_DEFAULT, span_slots},
     {"sftriage.recorder._moments.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, calls_slots},
     {"sftriage.recorder._moments.Device", sizeof(Device), 0, Py_TPFLAGS_DEFAULT, device_slots},
+    {"sftriage.recorder._moments.Ready", sizeof(Ready), 0, Py_TPFLAGS_DEFAULT, ready_slots},
 };
 
 static PyObject *added(PyObject *module, PyType_Spec *spec) {
@@ -416,6 +484,7 @@ static PyObject *moments(void) {
   PyObject *made = PyModule_Create(&module);
   log_type = (PyTypeObject *)added(made, &specs[0]), span_type = (PyTypeObject *)added(made, &specs[1]);
   device_type = (PyTypeObject *)added(made, &specs[3]);
-  if (!log_type || !span_type || !device_type || !added(made, &specs[2])) Py_CLEAR(made);
+  if (!log_type || !span_type || !device_type || !added(made, &specs[2]) || !added(made, &specs[4]))
+    Py_CLEAR(made);
   return made;
 }

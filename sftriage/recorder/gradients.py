@@ -141,8 +141,8 @@ class GradientWatch:
         self._handles: dict[int, Any] = {}
         self._frozen: Iterator[tuple[weakref.ref[Any], str]] = iter(())
         self._ever_hooked: set[int] = set()
-        # When the last gradient of a visit was ready, and which came last, by how often the stage had been entered.
-        self._visits: dict[int, tuple[int, LastGradients]] = {}
+        self._notes: list[Any] = []
+        self._ready = recording.form.ready(self._stage, recording, self._order, self._notes)
         self._error: Exception | None = None
         self.due = False
         try:
@@ -151,42 +151,27 @@ class GradientWatch:
             self.close()
             raise
 
-    def ready(self, parameter: object) -> None:
-        """The hook: a gradient has been accumulated.
-
-        On CUDA this is called on autograd's device thread, while the step's own thread is inside ``backward()``; and
-        nothing keeps a job from calling ``backward()`` in any other thread. So it only leaves a note, with the visit
-        that it is about, and the step's own thread picks that up: the log is never written from here.
-        """
-        try:
-            stage = self._stage
-            entered = stage.entered
-            recording = self._recording
-            if entered == stage.left or recording.off or not recording.log.owner:
-                return
-            ready_ns = monotonic_ns()
-            _, last = self._visits.get(entered, _NONE_YET)
-            self._visits[entered] = ready_ns, (*last[1 - KEPT :], id(parameter))
-            # (one that is not known to come last would leave the step without the moment if it did)
-            if recording.device is not None and (self._order.learning or id(parameter) in self._order.finals):
-                recording.device.gradient(entered)
-        except Exception as error:
-            self._error = error
-            self.due = True
-
     def collect(self, incomplete: bool) -> dict[int, int]:
         """The ready moments of the step that ends, by visit; none where they might be wrong ones.
 
         Called by the step's thread, before the step is published. The gradients of a step that was left half-way
         (``incomplete``) teach nothing.
         """
-        noted, self._visits = self._visits, {}
+        # When the last gradient of a visit was ready, and which came last, by how often the stage had been entered.
+        noted: dict[int, tuple[int, LastGradients]] = {}
+        n_notes = len(self._notes)  # (a hook that is late may be adding to them)
+        for note in self._notes[:n_notes]:
+            if isinstance(note, Exception):
+                self._error, self.due = note, True
+                continue
+            entered, ready_ns, parameter = note
+            noted[entered] = ready_ns, (*noted.get(entered, _NONE_YET)[1][1 - KEPT :], parameter)
+        del self._notes[:n_notes]
         before, self._entered_before = self._entered_before, self._stage.entered
         # A step without backward, such as an evaluation, is no surprise.
         if incomplete or self._stage.entered == before:
             return {}
-        # Over a list, which is made in one go: a hook that is late may be adding to it.
-        visits = sorted((entered, *noted) for entered, noted in list(noted.items()) if entered > before)
+        visits = sorted((entered, *last) for entered, last in noted.items() if entered > before)
         lasts = [last for _, _, last in visits]
         if visits and visits[0][0] > before + 1:
             lasts.insert(0, NO_GRADIENT)
@@ -195,7 +180,11 @@ class GradientWatch:
         known = order.take(lasts, thawed)
         if order.learning != learning or thawed:
             self.due = True
-        return {entered: ready_ns for entered, ready_ns, _ in visits} if known else {}
+        ready = {entered: ready_ns for entered, ready_ns, _ in visits}
+        if visits and not getattr(self._model(), "require_backward_grad_sync", True):
+            # (under no_sync() of DDP it has waited for nobody, whatever came last)
+            return ready | {visits[-1][0]: monotonic_ns()}
+        return ready if known else {}
 
     def settle(self) -> None:
         """Put on and take off hooks as is wanted. Called by the step's thread between two steps."""
@@ -231,7 +220,7 @@ class GradientWatch:
                 key = id(parameter)
                 if key in self._handles:
                     self._handles.pop(key).remove()
-                self._handles[key] = parameter.register_post_accumulate_grad_hook(self.ready)
+                self._handles[key] = parameter.register_post_accumulate_grad_hook(self._ready)
                 self._ever_hooked.add(key)
         frozen = [
             (weakref.ref(module), name)

@@ -21,9 +21,10 @@ from pathlib import Path
 from struct import calcsize
 from threading import get_ident
 from time import monotonic_ns
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, Literal, Protocol
 
+from sftriage.errors import without_our_frames
 from sftriage.recorder.layout import (
     ADDITIONS_AT,
     BEGIN,
@@ -334,7 +335,8 @@ class CountedStage(Stage):
         self.entered += 1
         Stage.__enter__(self)
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:  # type: ignore[override]
+    def __exit__(self, kind: object, error: object, trace: TracebackType | None) -> None:  # type: ignore[override]
+        without_our_frames(trace)
         if self.left < self.entered:  # (it may have been entered before it counted)
             self.left += 1
         Stage.__exit__(self, kind, error, trace)
@@ -354,6 +356,41 @@ def count_no_more(stage: Stage) -> None:
     stage.__class__ = Stage
 
 
+class Ready:
+    """A hook on parameters: it notes when each gradient was ready, in a visit to this stage.
+
+    On CUDA it is called on autograd's device thread, while the step's own thread is inside ``backward()``, and nothing
+    keeps a job from calling that in any thread: so it only leaves a note, and the log is never written from here. The
+    interpreter runs signal handlers where Python's code begins, which in backward is mostly a hook's: one in C is never
+    in the traceback of what they raise, and this one's frame is taken out where the stage is left.
+
+    Args:
+        stage: the stage, which counts.
+        recording: has the ``device`` that is told, too, and is ``off`` once it is over.
+        order: says whether all gradients may be last ones (``learning``), or which may (``finals``).
+        notes: gets (visit, when, id of the parameter), or what was raised.
+    """
+
+    __slots__ = ("_notes", "_order", "_recording", "_stage")
+
+    def __init__(self, stage: Any, recording: Any, order: Any, notes: list[Any]) -> None:
+        self._stage, self._recording, self._order, self._notes = stage, recording, order, notes
+
+    def __call__(self, parameter: object) -> None:
+        """A gradient has been accumulated."""
+        try:
+            stage, recording, order = self._stage, self._recording, self._order
+            entered = stage.entered
+            if entered == stage.left or recording.off or not recording.log.owner:
+                return
+            self._notes.append((entered, recording.log.clock(), id(parameter)))
+            # (one that is not known to come last would leave the step without the moment if it did)
+            if recording.device is not None and (order.learning or id(parameter) in order.finals):
+                recording.device.gradient(entered)
+        except Exception as error:
+            self._notes.append(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """One of the two forms: its types, by what they make; and the ``step`` and ``stage`` that a monitor inherits.
@@ -367,6 +404,7 @@ class Form:
     log: Callable[..., Log]
     stage: Callable[[Any, int], Stage]
     step: Callable[[Any], AbstractContextManager[None]]
+    ready: Callable[..., Callable[[object], None]] = Ready
     calls: type = object
     seam: Callable[..., Any] | None = None
     device: Callable[..., Any] | None = None
@@ -404,7 +442,7 @@ def _chosen() -> tuple[Form, str]:
         return PYTHON, f"{FORM_ENV} asks for it"
     try:
         c = _binary()
-        return Form("C", c.Log, c.Span, c.Span, c.Calls, c.Seam, c.Device), ""
+        return Form("C", c.Log, c.Span, c.Span, c.Ready, c.Calls, c.Seam, c.Device), ""
     except (ImportError, AttributeError) as error:  # not there, or left over from another version
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             return PYTHON, "this Python is free-threaded: the form in C is for the stable ABI, which it has not"

@@ -44,6 +44,7 @@ class Recording:
 
     Attributes:
         info: who is recorded. Stages that come later are in it too.
+        form: which form of the recorder writes.
         log: what writes.
         step: the context manager of the next step.
         stages: those of the stages, by name.
@@ -58,6 +59,7 @@ class Recording:
         self._ring = ring
         self._answering = answering
         self._hook = hook
+        self.form = ring.form
         self.log = ring.open_log(self)
         self.step = ring.form.step(self.log)
         self.stages = {name: self._stage(number) for number, name in enumerate(self.info.schema.stages[:-1], 1)}

@@ -9,6 +9,7 @@ from functools import wraps
 from threading import get_ident
 from typing import Any, NamedTuple
 
+from sftriage.errors import without_our_frames
 from sftriage.seams.steps import Steps
 
 
@@ -82,12 +83,15 @@ class Replaced:
                     begun = steps.enter(stage)
             except Exception as error:
                 fail(stage, error)
+            except BaseException as error:
+                error.__traceback__ = without_our_frames(error.__traceback__)  # (a signal's handler raised it)
+                raise
             try:
                 answer = original(*args, **kwargs)
                 return answer
             except BaseException as error:
                 # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
-                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                error.__traceback__ = without_our_frames(error.__traceback__)
                 raise
             finally:
                 if begun:
@@ -100,6 +104,9 @@ class Replaced:
                             steps.leave(stage)
                     except Exception as error:
                         fail(stage, error)
+                    except BaseException as error:
+                        error.__traceback__ = without_our_frames(error.__traceback__)
+                        raise
 
         return around
 
@@ -141,12 +148,15 @@ class Replaced:
                 begun = begins(*args, **kwargs)
             except Exception as error:
                 fail(name, error)
+            except BaseException as error:
+                error.__traceback__ = without_our_frames(error.__traceback__)  # (a signal's handler raised it)
+                raise
             try:
                 answer = original(*args, **kwargs)
                 return answer
             except BaseException as error:
                 # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
-                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                error.__traceback__ = without_our_frames(error.__traceback__)
                 raise
             finally:
                 if begun:
@@ -154,6 +164,9 @@ class Replaced:
                         ended(answer, *args)
                     except Exception as error:
                         fail(name, error)
+                    except BaseException as error:
+                        error.__traceback__ = without_our_frames(error.__traceback__)
+                        raise
 
         return around
 

@@ -6,12 +6,15 @@ import copy
 import gc
 import io
 import os
+import signal
 import threading
+import traceback
 import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from sftriage.recorder import Monitor, gradients
 from sftriage.recorder.gradients import FROZEN_A_STEP, KEPT, LEARNING_STEPS, MAX_LOOKS
@@ -71,6 +74,14 @@ def train(watched, clock, *models, steps: int = 1, stage: str = "backward", wait
                     backward(model)
                     clock.passes(WAIT_NS if number == len(models) else waits_ns)
     return [record.ready_ns for record in watched.steps()]
+
+
+@pytest.fixture
+def group():
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
@@ -134,6 +145,16 @@ def test_the_seams_know_how_often_a_stage_was_entered_whether_it_is_watched_or_n
 
 def test_without_watch_no_step_has_a_moment(watched, clock):
     assert train(watched, clock, Chain(clock), steps=2) == [None, None]
+
+
+def test_under_no_sync_all_of_backward_is_the_ranks_own(watched, clock, group):
+    # GIVEN a model under DDP whose gradients are not exchanged, as between the averages of local SGD
+    model = DistributedDataParallel(Chain(clock))
+    watched.monitor.watch(model)
+    with model.no_sync():
+        assert train(watched, clock, model, steps=3) == [42 + WAIT_NS] * 3
+    # THEN that is so for these steps alone
+    assert train(watched, clock, model) == [42]
 
 
 @pytest.mark.parametrize("waits_ns", [0, WAIT_NS])  # with ``no_sync`` in all but the last, and without
@@ -382,7 +403,7 @@ def test_a_hook_on_another_thread_is_this_steps(watched, clock, model):
     assert watched.misuse == 0
 
 
-def test_a_hook_that_is_overtaken_by_the_end_of_its_step_writes_into_no_other(watch, clock, monkeypatch):
+def test_a_hook_that_is_overtaken_by_the_end_of_its_step_writes_into_no_other(watch, clock):
     # GIVEN a hook that is held up on its thread while the step that it is about ends and the next one begins
     watched, model = watch(), Chain(clock, 1)
     model.layers[0].bias = None
@@ -391,17 +412,17 @@ def test_a_hook_that_is_overtaken_by_the_end_of_its_step_writes_into_no_other(wa
     held, go_on = threading.Event(), threading.Event()
 
     def slow() -> int:
-        held.set()
-        assert go_on.wait(10)
-        return clock()
+        if threading.current_thread() is thread:
+            held.set()
+            assert go_on.wait(10)
+        return clock.now_ns
 
     thread = threading.Thread(target=backward, args=(model,))
     with monitor.step(), monitor.stage("backward"):
         clock.passes(3)
-        with monkeypatch.context() as patched:
-            patched.setattr(gradients, "monotonic_ns", slow)
-            thread.start()
-            assert held.wait(10)
+        clock.instead = slow
+        thread.start()
+        assert held.wait(10)
     with monitor.step(), monitor.stage("backward"):
         clock.passes(4)
         go_on.set()
@@ -410,20 +431,51 @@ def test_a_hook_that_is_overtaken_by_the_end_of_its_step_writes_into_no_other(wa
     assert [(record.ready_ns, record.durations_ns[2]) for record in watched.steps()] == [(None, 13), (None, 4)]
 
 
-def test_an_error_in_the_hook_ends_the_watch_and_nothing_else(watched, clock, model, caplog, monkeypatch):
+def test_an_error_in_the_hook_ends_the_watch_and_nothing_else(watched, clock, caplog):
     # GIVEN a hook that fails
-
     def broken() -> int:
         raise RuntimeError("a bug")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(gradients, "monotonic_ns", broken)
-        # WHEN a step is trained THEN autograd hears nothing of it
-        assert train(watched, clock, model) == [None]
-    # AND the hooks are off, with one warning, while recording goes on
+    model = Chain(clock)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: setattr(clock, "instead", broken))
+    watched.monitor.watch(model)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: setattr(clock, "instead", None))
+    # WHEN a step is trained THEN autograd hears nothing of it
     assert train(watched, clock, model) == [None]
-    assert (hooked(model), watched.monitor.active, watched.misuse) == (0, True, 0)
+    # AND our hooks are off, with one warning, while recording goes on
+    assert train(watched, clock, model) == [None]
+    left = sum(len(parameter._post_accumulate_grad_hooks) for parameter in model.parameters())
+    assert (left, watched.monitor.active, watched.misuse) == (2 * 8, True, 0)
     assert [record.getMessage().count("a bug") for record in caplog.records] == [1]
+
+
+def test_ctrl_c_in_backward_shows_no_frame_of_ours(watched):
+    # GIVEN a backward that is long in torch's own code, and whatever is interrupted there is handled in Python's next
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    batch = torch.ones(2048, 512)
+    watched.monitor.watch(model)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+
+    def interrupted():
+        with watched.monitor.step(), watched.monitor.stage("backward"):
+            loss = model(batch).sum()
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+            loss.backward()
+            signal.pause()
+
+    try:
+        for _ in range(8):
+            # WHEN a signal comes there
+            with pytest.raises(KeyboardInterrupt) as raised:
+                interrupted()
+            # THEN the traceback is that of the script and torch
+            files = [frame.filename for frame in traceback.extract_tb(raised.tb)]
+            assert not [file for file in files if "sftriage/recorder" in file], files
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_second_watch_takes_the_place_of_the_first(watched, clock, learnt):
@@ -503,7 +555,7 @@ def test_a_forked_child_trains_on_unheard(watched, clock, model):
             try:
                 backward(model)
                 watched.monitor.watch(model)
-                ok = watched.monitor._recording.watch._visits == {}
+                ok = watched.monitor._recording.watch._notes == []
             finally:
                 os._exit(0 if ok else 1)
         assert os.waitpid(child, 0)[1] == 0
