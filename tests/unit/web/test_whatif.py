@@ -25,7 +25,7 @@ def test_the_page_has_the_heat_map_and_a_step_as_measured_and_without(slow):
     page = slow.get("/whatif")
     assert page.status == 200
     told = text_of(page)
-    assert "Without stragglers a step would take" in told
+    assert "The verdict on these steps: mending rank 2 in data would save 20.0 ms" in told
     assert "One slow worker: rank 2 (data-parallel rank 2, stage 0), most of all in data" in told
     # THEN the slow worker is the reddest on the heat map, and no other is red
     cells = [line for line in page.text.split("<td") if "more-" in line.partition(">")[0]]
