@@ -336,7 +336,8 @@ class CountedStage(Stage):
         Stage.__enter__(self)
 
     def __exit__(self, kind: object, error: object, trace: TracebackType | None) -> None:  # type: ignore[override]
-        without_our_frames(trace)
+        if trace is not None:
+            without_our_frames(trace)
         if self.left < self.entered:  # (it may have been entered before it counted)
             self.left += 1
         Stage.__exit__(self, kind, error, trace)

@@ -33,7 +33,7 @@ from sftriage.seams import exchanges, models, parallel
 from sftriage.seams.exchanges import Exchanges
 from sftriage.seams.hooks import AROUND, Models
 from sftriage.seams.optimizers import COMPILER, Optimizers, frames
-from sftriage.seams.replaced import Replaced
+from sftriage.seams.replaced import Replaced, uncompiled
 from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, Steps
 
 if TYPE_CHECKING:
@@ -181,6 +181,8 @@ class Seams:
             self.compiled = self._compilations()
             cohort = None if os.environ.get(COHORT_ENV) else self.cohort
             monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort, give_way=self.stop)
+            kinds = type(monitor.stage(self.steps.stages[0])).__mro__
+            uncompiled(*(vars(one).get(name) for one in kinds for name in ("__enter__", "__exit__")))
             if not monitor.active:
                 self.stop()
                 return None

@@ -138,6 +138,7 @@ class Replaced:
     ) -> Callable[..., Any]:
         """The original, with what is to be done before it, and after it, with its answer, if the former says so."""
         on, fail, tracing = self._on, self._fail, self._tracing
+        uncompiled(begins, ended, self._steps.enter, self._steps.leave)
 
         @wraps(original)
         def around(*args: Any, **kwargs: Any) -> Any:
@@ -168,7 +169,22 @@ class Replaced:
                         error.__traceback__ = without_our_frames(error.__traceback__)
                         raise
 
+        uncompiled(around)
         return around
+
+
+def uncompiled(*functions: Any) -> None:
+    """Keep the compiler from compiling these functions of ours where they run within a compiled one's broken graph."""
+    compiler: Any = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
+    codes = [one.__code__ for one in functions if hasattr(one, "__code__")]
+    if hasattr(compiler, "skip_code"):
+        for code in codes:
+            compiler.skip_code(code)
+    elif hasattr(compiler, "set_code_exec_strategy"):
+        actions = compiler._FrameAction
+        alone = compiler._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
+        for code in codes:
+            compiler.set_code_exec_strategy(code, alone)
 
 
 def keeping_hooks(patch: Callable[[], object]) -> Callable[[], object]:

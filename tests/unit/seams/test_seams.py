@@ -750,6 +750,45 @@ def test_an_exchange_is_seen_in_any_stage_and_whenever_it_begins_and_comes_back(
     assert seams.exchanges.seen["all_reduce", where] >= len(exchanged)
 
 
+def later(value):
+    work = torch.distributed.all_reduce(value, async_op=True)
+    value = value + 1
+    work.wait()
+    return value * 2
+
+
+def at_once(value):
+    torch.distributed.all_reduce(value)
+    return value * 2
+
+
+def after_a_barrier(value):
+    torch.distributed.barrier()
+    return value + 1
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+@pytest.mark.parametrize("function", [later, at_once, after_a_barrier])
+def test_what_exchanges_is_compiled_as_often_and_broken_up_as_seldom_as_without(put_in, rings, of_two, function):
+    # GIVEN what the compiler makes of a function that waits for others
+    def counted(step):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        called = torch.compile(function, backend="eager")
+        assert all(torch.equal(called(torch.ones(2)), function(torch.ones(2))) for _ in range(2))
+        found = torch._dynamo.utils.counters
+        return {name: dict(found[name]) for name in ("frames", "stats")} | {
+            "breaks": sum(found["graph_break"].values())
+        }
+
+    plain = counted(0)
+    put_in()
+    # WHEN a step is recorded in which it is called THEN it makes the same of it
+    found = []
+    train(6, after=lambda step: found.append(counted(step)))
+    assert found == [plain] * 6
+
+
 def test_what_is_only_begun_is_no_wait(put_in, rings, of_two):
     seams, works = put_in(), []
     exchanging("optimizer", lambda: works.append(reduced(async_op=True)))
