@@ -18,7 +18,6 @@ import msgspec
 from sftriage.capture.executor import Executor, mailbox_of
 from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState
 from sftriage.errors import CaptureError, InputError, RingError
-from sftriage.profiling.session import NO_TRACE
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.files import CHUNK_BYTES, private
 from sftriage.traces.jsonstream import Damage, TraceReader
@@ -218,7 +217,7 @@ class TorchCapture(Executor):
                 raise
             verify_stacks(stacks, self.request, result)
             # (where the trainer has written none, it has said why)
-            damage = "" if NO_TRACE in result.detail else f"{NO_TRACE}: {error}"
+            damage = f"no trace: {error}" if self.trace.exists() else ""
             self.trace.unlink(missing_ok=True)
         return replace(result, detail="; ".join(filter(None, (result.detail, damage))))
 

@@ -31,9 +31,6 @@ OPTIONS = _OF_PROFILER | STACK_OPTIONS
 RANGE = "SFT_CAPTURE"
 """The range around the steps of a capture: ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits for it."""
 
-NO_TRACE = "no trace"
-"""How the reason begins for which a capture has its stacks alone."""
-
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
 
 
@@ -234,7 +231,7 @@ class TorchSession(Session):
         except Exception as error:
             if self.sampler is None:
                 raise
-            missing.append(f"{NO_TRACE}: {error}")
+            missing.append(f"no trace: {error}")
         if self.sampler is not None:
             missing.append(self.sampler.keep(_samples(spool, request), request.max_bytes - size_bytes))
         if not size_bytes and all(missing):

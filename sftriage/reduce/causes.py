@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from sftriage.counters import Account, accounting, runs_for_faults
+from sftriage.counters import MAJOR_FAULTS, Account, accounting, runs_for_faults
 from sftriage.reduce.doing import WORKS, code_of, how, place
 from sftriage.reduce.samples import Frame, StackSamples
 from sftriage.reduce.spots import Spot, spots
@@ -40,6 +40,9 @@ SURE_SAMPLES = 10
 SURE_STEPS = 4
 """What makes it sure: so much of it, and so many samples at that place, or some in so many steps: where the interpreter
 is held, one sample stands for long."""
+
+TOLD_BY_COUNTS: frozenset[CauseCode] = frozenset({"python", "descheduled", "page_faults"})
+"""What may be something else, by what the kernel has counted: it is not sure where that is not known."""
 
 BY_SYSTEM: dict[CauseCode, Callable[[Spot], float | None]] = {
     "descheduled": lambda spot: spot.waited_fraction,
@@ -143,6 +146,7 @@ class _Search:
             (self._accounted() if self._done_to_it() else None)
             or self._kernels()
             or self._system()
+            or self._collected()
             or named
             or self._operator()
             or line
@@ -191,6 +195,23 @@ class _Search:
                 said = f"{self._subject()}: for {_of(took_s, self.stage_s)} {DOES[code]}"
                 return self._made(code, said, took_s, control_s, None, "does so for")
         return None
+
+    def _collected(self) -> CauseInfo | None:
+        """Garbage that the interpreter collects, where it is asked to or at whatever line made too many objects."""
+        took_s = sum(self._seconds(one) * one.collected_fraction for one in self.spots)
+        beside, weight_ns = self.findings.control, sum(one.weight_ns for one in self.others)
+        control_s = None
+        if beside is not None and weight_ns:
+            control_s = beside.stage_s * sum(one.weight_ns * one.collected_fraction for one in self.others) / weight_ns
+        if took_s - (control_s or 0.0) < MAIN_FRACTION * self.longer_s:
+            return None
+        spot = max(self.spots, key=lambda one: one.weight_ns * one.collected_fraction)
+        said = f"{self._subject()}: {_of(took_s, self.stage_s)} in garbage collection, most in {place(spot.frame)}"
+        made = self._made("garbage_collection", said, took_s, control_s, None, "collects for")
+        # (that was measured, however few the samples are: none can be taken meanwhile)
+        known_s = control_s if control_s is not None else self.others_s
+        sure = known_s is not None and took_s - known_s >= SURE_FRACTION * self.longer_s
+        return made.model_copy(update={"place": _place_info(spot), "sure": sure})
 
     def _works_more(self) -> bool:
         """It runs for longer than the others take in all: on a crowded host it then waits for longer, too."""
@@ -300,7 +321,8 @@ class _Search:
     def _code_at(self, spot: Spot) -> CauseCode:
         """What is done at a place, by what was counted of the rank, too."""
         code = code_of(spot)
-        if code == "python" and runs_for_faults(self.counted):
+        faults = runs_for_faults(self.counted) if self.findings.counted is not None else _for_faults(spot)
+        if code == "python" and faults:
             return "page_faults"
         return self.account.code if code == "blocked" and self.account is not None else code
 
@@ -341,6 +363,8 @@ class _Search:
         more_s = took_s - (known_s or 0.0) if more_s is None else more_s - (self.others_s or 0.0) * (beside is None)
         enough = samples >= SURE_SAMPLES or steps >= SURE_STEPS
         sure = known_s is not None and enough and more_s >= SURE_FRACTION * self.longer_s
+        # (a thread that runs may run for page faults, and one that waits for a core may have waited for a disk before)
+        sure = sure and not (self.findings.counted is None and code in TOLD_BY_COUNTS)
         return CauseInfo(
             code=code,
             sure=sure and code not in ("blocked", "unknown"),
@@ -379,6 +403,17 @@ class _Search:
 def _own_s(profile: StageProfile) -> float:
     """What the device did of a stage by itself: a collective lasts until the last rank has come."""
     return profile.device_own_s or 0.0
+
+
+def _for_faults(spot: Spot) -> bool:
+    """Whether a thread that runs, or is ready to, does so for page faults, by what was counted of its process there."""
+    ran_s = (spot.run_fraction or 0.0) * spot.weight_ns * 1e-9
+    major, minor = (spot.used.get(name, 0) for name in ("major_faults", "minor_faults"))
+    # (after each it waits for a core anew)
+    reads = major >= MAJOR_FAULTS * max(1, spot.steps) and (spot.run_fraction or 0.0) < MAIN_FRACTION
+    return reads or runs_for_faults(
+        {"minor_faults": minor, "system_s": spot.used.get("system_ns", -1) * 1e-9, "run_s": ran_s}
+    )
 
 
 def busiest(sampled: StackSamples) -> str:

@@ -30,7 +30,7 @@ from sftriage.reduce.events import (
 )
 from sftriage.reduce.intervals import Intervals, Ints, Links, both, union
 from sftriage.reduce.launched import Launched, Took, kernel_shares, launched
-from sftriage.reduce.naming import COLLECTIVES, IDLES, WAITS, matching, steplike
+from sftriage.reduce.naming import COLLECTIVES, IDLES, OURS, WAITS, matching, steplike
 from sftriage.reduce.stages import Reduction
 from sftriage.traces.documents import CONTROL
 from sftriage.traces.findings import MAX_SHARES, Findings, Kind, Share, StageProfile
@@ -238,7 +238,7 @@ def _on_host(trace: Trace, track: int, spans: Intervals) -> tuple[Tally, int, in
         What was done by name, how long any thread worked, and how long any worked or waited.
     """
     names = trace.names
-    idles, tells, steps = matching(names, IDLES), matching(names, _TELLING), steplike(names)
+    idles, tells, beside = matching(names, IDLES), matching(names, _TELLING), steplike(names) | matching(names, OURS)
     waits = idles | matching(names, WAITS)
     # A copy back from the device lasts until the device has come to it.
     copies_back = EventQuery(ON_DEVICE, matching(names, ("Memcpy DtoH*",)))
@@ -250,7 +250,7 @@ def _on_host(trace: Trace, track: int, spans: Intervals) -> tuple[Tally, int, in
         name_X, kind_X = events.name_E, events.kind_E
         waits_X = waits[name_X] | ((kind_X == RUNTIME) & back.have(events.link_E))
         shown_X = tells[name_X] | (kind_X != ANNOTATION)
-        shown_X &= ~(steps[name_X] | (idles[name_X] & (events.track_E != track)))
+        shown_X &= ~(beside[name_X] | (idles[name_X] & (events.track_E != track)))
         began_X = spans.hold(events.start_E) & (events.start_E >= since_ns)
         inside_P = spans.within(pieces.start_P, pieces.end_P)
         self_X = np.bincount(pieces.owner_P, weights=inside_P, minlength=len(events)).astype(np.int64)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sftriage.counters import accounting
-from sftriage.reduce.causes import BY_SYSTEM, MAIN_FRACTION, SURE_FRACTION, SURE_STEPS, busiest, by_account, unsure
+from sftriage.reduce.causes import (
+    BY_SYSTEM,
+    MAIN_FRACTION,
+    SURE_FRACTION,
+    SURE_STEPS,
+    TOLD_BY_COUNTS,
+    busiest,
+    by_account,
+    unsure,
+)
 from sftriage.reduce.samples import StackSamples
 from sftriage.reduce.spots import Spot, spots
 from sftriage.traces.findings import CauseCode, CauseInfo
@@ -45,13 +54,15 @@ def cause_of_rank(
     done = _done_to_rank(seconds, over_s, on_record=counted is not None and "queued_s" in counted) if found else None
     if done is not None:
         code, took_s, certain_s = done
-        does = DOES[code]
+        does = "it collected garbage" if code == "garbage_collection" else DOES[code]
         if code == "gil" and sampled is not None:
             does = f"it waited for the interpreter (the GIL), held by thread {busiest(sampled)}"
         return CauseInfo(
             code=code,
             # What the system has counted stands on no number of samples.
-            sure=sum(one.samples for one in found) >= SURE_STEPS and certain_s >= SURE_FRACTION * over_s,
+            sure=sum(one.samples for one in found) >= SURE_STEPS
+            and certain_s >= SURE_FRACTION * over_s
+            and not (counted is None and code in TOLD_BY_COUNTS),
             sentence=f"{subject}: for {milliseconds(took_s)} {does}.",
             next_step=NEXT_STEP[code],
             took_s=took_s,
@@ -79,6 +90,7 @@ def _done_to_rank(
     gil_s = seconds(lambda one: one.gil_fraction)
     by = {code: (seconds(fraction_of),) * 2 for code, fraction_of in BY_SYSTEM.items()}
     # (that another thread was busy meanwhile is no proof that it held the interpreter)
+    by["garbage_collection"] = (seconds(lambda one: one.collected_fraction),) * 2
     by["gil"] = (max(gil_s, seconds(lambda one: one.beside_fraction)), gil_s)
     for code, (took_s, certain_s) in by.items():
         if took_s >= MAIN_FRACTION * over_s and not (code == "descheduled" and on_record):

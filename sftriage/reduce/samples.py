@@ -6,20 +6,25 @@ Axes: N samples of the training thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sftriage.errors import InputError
+from sftriage.sampling.stacks import USED
 from sftriage.traces.documents import CONTROL, first_problem
 
 MAX_FILE_BYTES = 256 * 2**20
 
-_LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib/python\d[^/]*/|/sftriage/recorder/")
-"""Files that are not the program's own: the interpreter's, installed packages, and what records the steps."""
+_LIBRARY = re.compile(
+    r"^<|/(site|dist)-packages/|/lib/python\d[^/]*/|/sftriage/(recorder|profiling|sampling|seams|integrations)/"
+)
+"""Files that are not the program's own: the interpreter's, installed packages, and what records and captures steps."""
+OURS = re.compile(r"/sftriage/(recorder|profiling|sampling)/")
+"""Files of what records and captures the steps, and calls nothing of the program's."""
 
 _PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/[^/]+/")
 _INLINE = re.compile(r"\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>$")
@@ -54,6 +59,7 @@ class ThreadSamples:
         stacks_N: its stack, as numbers of frames, the outermost first; empty where it was not there.
         run_ns_N, waited_ns_N: how long it had run, and waited for a core, by then; -1 where nobody knows.
         waits_in_N: the function of the kernel that it waited in, "" where nobody knows; empty where it was not asked.
+        used_N: what was counted of it, or of its process, by then, by name (`sampling.stacks.USED`).
     """
 
     name: str
@@ -61,6 +67,7 @@ class ThreadSamples:
     run_ns_N: tuple[int, ...]
     waited_ns_N: tuple[int, ...]
     waits_in_N: tuple[str, ...] = ()
+    used_N: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +178,14 @@ class _Thread(_Model):
     waited_ns: tuple[Whole, ...]
     # (a file of before has none, nor have other threads than the first)
     waits_in: tuple[Annotated[str, Field(max_length=100)], ...] = ()
+    collected_ns: tuple[Whole, ...] = ()
+    minor_faults: tuple[Whole, ...] = ()
+    major_faults: tuple[Whole, ...] = ()
+    system_ns: tuple[Whole, ...] = ()
+
+    @property
+    def used(self) -> dict[str, tuple[int, ...]]:
+        return {name: column for name in USED if (column := getattr(self, name))}
 
 
 class _Rows(_Model):
@@ -181,7 +196,8 @@ class _Rows(_Model):
 
     def lengths(self) -> set[int]:
         times = (one for thread in (*self.threads, self.sampler) for one in (thread.run_ns, thread.waited_ns))
-        return {len(self.time_ns), *map(len, times), *(len(one.waits_in) for one in self.threads if one.waits_in)}
+        more = (column for thread in self.threads for column in (thread.waits_in, *thread.used.values()) if column)
+        return {len(self.time_ns), *map(len, times), *map(len, more)}
 
     def sampled(self, profiles: Sequence[_Profile]) -> tuple[ThreadSamples, ...]:
         # (most are met again and again)
@@ -193,6 +209,7 @@ class _Rows(_Model):
                 thread.run_ns,
                 thread.waited_ns,
                 thread.waits_in,
+                thread.used,
             )
             for profile, thread in zip(profiles, self.threads, strict=True)
         )

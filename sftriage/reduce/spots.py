@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, own_at
+from sftriage.reduce.samples import OURS, Frame, StackSamples, ThreadSamples, own_at
 
 _IDLE = re.compile(r"/(threading|queue|selectors|asyncio/[^/]*)\.py$")
 """Where a thread stands that waits to be given something to do."""
@@ -34,6 +34,7 @@ class Spot:
         meanwhile: where another thread of the program was most of the time, and what that thread is called; None where
             all waited for something to do.
         waits_in: the function of the kernel in which it waited most of that time; "" where there is none.
+        used: what was counted meanwhile of the thread, or of its process, by name (`sampling.stacks.USED`).
     """
 
     frame: Frame
@@ -50,6 +51,12 @@ class Spot:
     line_fraction: float
     meanwhile: tuple[str, Frame] | None
     waits_in: str
+    used: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def collected_fraction(self) -> float:
+        """Of that time, what the thread collected garbage."""
+        return min(1.0, self.used.get("collected_ns", 0) / self.weight_ns) if self.weight_ns else 0.0
 
 
 LATE_PERIODS = 4
@@ -71,6 +78,7 @@ class _Spent:
     stopped_ns: int = 0
     gil_ns: int = 0
     beside_ns: int = 0
+    used: Counter[str] = field(default_factory=Counter)
     stacks: dict[tuple[int, ...], int] = field(default_factory=dict)
     others_ns: dict[int, int] = field(default_factory=dict)
     meanwhile: Counter[tuple[str, Frame]] = field(default_factory=Counter)
@@ -135,7 +143,9 @@ def spots(samples: StackSamples, stage: str | None, steps: Collection[int] | Non
     spent: dict[tuple[str, str], _Spent] = {}
     for at, weight_ns in weights(samples, stage, steps):
         stack = samples.training.stacks_N[at]
-        if not stack:
+        below = stack[own_at(samples.frames, stack) + 1 :] if stack else ()
+        # (what was sampled in our own functions says nothing of the program)
+        if not stack or any(OURS.search(samples.frames[one].file) for one in below):
             continue
         frame = samples.own_frame(stack)
         one = spent.setdefault((frame.function, frame.file), _Spent())
@@ -149,6 +159,7 @@ def spots(samples: StackSamples, stage: str | None, steps: Collection[int] | Non
         # What keeps the sampler from the interpreter may be met but once, and the stage began meanwhile.
         if at and 2 * weight_ns >= samples.time_ns_N[at] - samples.time_ns_N[at - 1]:
             one.add_times(samples, at)
+            one.used.update({name: its_N[at] - its_N[at - 1] for name, its_N in samples.training.used_N.items()})
     found = [_spot(samples.frames, one) for one in spent.values()]
     return sorted(found, key=lambda one: (-one.weight_ns, one.frame.file, one.frame.line))
 
@@ -183,4 +194,5 @@ def _spot(frames: Sequence[Frame], spent: _Spent) -> Spot:
         line_fraction=lines[number] / spent.weight_ns if spent.weight_ns else 0.0,
         meanwhile=next((where for where, times in most if 2 * times >= spent.samples), None),
         waits_in=next((one for one, its_ns in spent.waits_in.most_common(1) if 2 * its_ns >= spent.weight_ns), ""),
+        used=spent.used,
     )

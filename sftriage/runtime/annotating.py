@@ -236,6 +236,7 @@ class Annotations:
             # By now the last of its steps has been logged, and whatever else was captured with it is stored.
             attempt, *_ = self._uncosted.pop(capture_id)
             self._note_steps(capture_id, attempt)
+            self._look_again(capture_id, attempt)
         # Those that were noted before learn that there is one more.
         sharing += touched
         info = CostInfo(
@@ -247,6 +248,16 @@ class Annotations:
         )
         for capture_id in sharing:
             self._have_noted(capture_id, info)
+
+    def _look_again(self, capture_id: str, attempt: int) -> None:
+        """Look into a capture anew, where what the kernel counted in its steps was not on record yet."""
+        try:
+            manifest = self.store.manifest(capture_id)
+        except (SftriageError, OSError) as error:
+            log.info("capture %s is not looked into again: %s", capture_id, error)
+            return
+        if manifest.findings is not None and manifest.findings.counted is None:
+            self._look_into(manifest, attempt)
 
     def _note_steps(self, capture_id: str, attempt: int) -> None:
         """Note the captured steps as they were recorded: a store keeps the manifest, and not the run."""

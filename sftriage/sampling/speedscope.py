@@ -25,7 +25,7 @@ ProcessSamples = dict[str, Any]
 ``frames`` are (function, file, line), with a line of ``source`` each; ``stacks`` numbers of frames, the outermost
 first; ``time_ns`` has a row's time, and each of ``threads`` by row the number of its ``stack`` (-1 where it was not
 there), ``run_ns`` and ``waited_ns``, as has the ``sampler``, without a stack. What the first of them waits in stands in
-``waits_in``.
+``waits_in``, and what it has used by then in columns of their own (`stacks.USED`).
 """
 
 
@@ -72,8 +72,7 @@ def _json(value: object) -> str:
 
 
 def _columns(process: ProcessSamples) -> dict[str, Any]:
-    names = "run_ns", "waited_ns", "waits_in"
-    times = [{name: thread[name] for name in names if name in thread} for thread in process["threads"]]
+    times = [{name: thread[name] for name in thread if name not in ("name", "stack")} for thread in process["threads"]]
     return {name: process[name] for name in ("period_s", "time_ns", "sampler")} | {"threads": times}
 
 

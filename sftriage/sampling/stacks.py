@@ -6,14 +6,16 @@ A trainer takes its own on a thread of `sampling`, its DataLoader's workers thei
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable
+from resource import RUSAGE_SELF, getrusage
 from time import monotonic_ns, thread_time_ns
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sftriage.sampling.speedscope import Frames, ProcessSamples
 
@@ -22,6 +24,10 @@ MAX_SAMPLES = 50_000
 MOST_OF_ONE = 40
 """A look at all threads takes at most one in so many parts of the time."""
 MAX_DEPTH = 128
+
+USED = ("collected_ns", "minor_faults", "major_faults", "system_ns")
+"""What is counted of the first thread, or of its process: the time in which it collected garbage; minor and major page
+faults; time in the kernel."""
 
 At = tuple[int, str, int]
 Times = tuple[int, int]
@@ -32,6 +38,7 @@ class _Row(NamedTuple):
     """One look at all threads: the first one's step and stage, and of each thread its stack and its times.
 
     ``waits_in`` is the kernel's function that the first one waits in; "" where it does not, or nobody knows.
+    ``used`` is what `USED` names, by then.
     """
 
     time_ns: int
@@ -39,6 +46,7 @@ class _Row(NamedTuple):
     stacks: dict[int, int]
     times_ns: dict[int, Times]
     waits_in: str
+    used: tuple[int, ...]
 
 
 class Stacks:
@@ -64,6 +72,7 @@ class Stacks:
         self._schedstats: dict[int, Schedstat] = {}
         self._wchan = TaskFile(None, "wchan")
         self._own = 0
+        self._collected_ns = self._collects_since_ns = 0
         self._began_ns = monotonic_ns()
         _taken.add(self)
 
@@ -74,6 +83,7 @@ class Stacks:
     def run(self, ended: Callable[[float], object]) -> None:
         """Take them on this thread, until ``ended``, which waits for so many seconds, says so, or there are enough."""
         wait_s, last_ns, self._own = self._period_s, 0, threading.get_ident()
+        gc.callbacks.append(self._collects)
         try:
             while not ended(wait_s) and self._n_samples < MAX_SAMPLES:
                 began_ns = thread_time_ns()
@@ -89,6 +99,8 @@ class Stacks:
 
     def close(self) -> None:
         """Close what is read with each sample."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collects)
         with _forks.none:
             for schedstat in self._schedstats.values():
                 schedstat.close()
@@ -112,7 +124,7 @@ class Stacks:
                     "name": self._names.get(thread, "the training thread"),
                     "stack": [row.stacks.get(thread, -1) for row in rows],
                     **self._times(thread),
-                    **({"waits_in": [row.waits_in for row in rows]} if thread == self._first else {}),
+                    **(_of_first(rows) if thread == self._first else {}),
                 }
                 for thread in threads
             ],
@@ -131,8 +143,22 @@ class Stacks:
         # (while a sample is taken, a thread that runs Python waits for the interpreter: that says nothing)
         waits_in = self._wchan.read()
         waits_in = b"" if waits_in == b"0" or waits_in.startswith(b"futex") else waits_in
-        self._rows.append(_Row(now_ns, at, stacks, times_ns, waits_in.decode("ascii", "replace")))
+        self._rows.append(_Row(now_ns, at, stacks, times_ns, waits_in.decode("ascii", "replace"), self._used()))
         self._n_samples += len(stacks)
+
+    def _used(self) -> tuple[int, ...]:
+        used, since_ns = getrusage(RUSAGE_SELF), self._collects_since_ns
+        collected_ns = self._collected_ns + (monotonic_ns() - since_ns if since_ns else 0)
+        return collected_ns, used.ru_minflt, used.ru_majflt, int(used.ru_stime * 1e9)
+
+    def _collects(self, phase: str, info: object) -> None:
+        """The interpreter begins or ends to collect garbage, on the thread that is out of luck: no frame shows that."""
+        if threading.get_ident() == self._first:
+            if phase == "start":
+                self._collects_since_ns = monotonic_ns()
+            elif self._collects_since_ns:
+                self._collected_ns += monotonic_ns() - self._collects_since_ns
+                self._collects_since_ns = 0
 
     def _schedstat(self, thread: int) -> Schedstat:
         found = self._schedstats.get(thread)
@@ -153,14 +179,21 @@ class Stacks:
         found: list[int] = []
         while frame is not None and len(found) < 2 * MAX_DEPTH:
             code = frame.f_code
-            self._codes[id(code)] = code
-            found += (id(code), frame.f_lasti)
+            # (a thread that has collected garbage lets go of the interpreter first where we note that)
+            if code is not Stacks._collects.__code__:
+                self._codes[id(code)] = code
+                found += (id(code), frame.f_lasti)
             frame = None if code is self._outermost else frame.f_back
         return self._stacks.setdefault(tuple(found), len(self._stacks))
 
     def _times(self, thread: int) -> dict[str, list[int]]:
         times_ns = [row.times_ns.get(thread, (-1, -1)) for row in self._rows]
         return {"run_ns": [run_ns for run_ns, _ in times_ns], "waited_ns": [waited_ns for _, waited_ns in times_ns]}
+
+
+def _of_first(rows: list[_Row]) -> dict[str, list[Any]]:
+    used = {name: [row.used[place] for row in rows] for place, name in enumerate(USED)}
+    return {"waits_in": [row.waits_in for row in rows], **used}
 
 
 class TaskFile:

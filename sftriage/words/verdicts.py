@@ -213,7 +213,9 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     slow = f"{who(suspect).capitalize()} {'was' if over else 'is'} slow in {where(suspect)}"
     cost = f"it cost{'' if over else 's'} the job {milliseconds(suspect.gain_s)}"
     without_s = verdict.numbers.get("without_s")
-    without = f", which would take {milliseconds(without_s)} without it" if without_s is not None and not over else ""
+    # (where a step takes less than is shown, there is nothing to say)
+    left = "" if without_s is None or over or without_s < 5e-5 else milliseconds(without_s)
+    without = f", which would take {left} without it" if left else ""
     system = f"; {by_system(suspect)}" if suspect.by_system is not None else ""
     if suspect.pattern == "recurring" and suspect.period_steps:
         since = f"{every(suspect.period_steps)} since {onset(suspect)}"

@@ -114,6 +114,7 @@ def verdicts() -> Rows:
         yield f"suspect: {scope}", verdict_sentence(judged(suspects=(scopes[scope],)))
     without = {"numbers": {"without_s": 0.116}}
     yield "suspect, and the step without", verdict_sentence(judged(**without))
+    yield "suspect, and a step that would take nothing without", verdict_sentence(judged(numbers={"without_s": 1e-5}))
     back = replace(RANK, pattern="recurring", period_steps=10)
     yield "suspect that comes back, and the step without", verdict_sentence(judged(suspects=(back,), **without))
     patterns: dict[Pattern, Suspect] = {

@@ -476,6 +476,70 @@ def test_every_code_has_words():
     assert set(DOES) == set(NEXT_STEP) == set(CauseCode.__args__)
 
 
+def used(taken, **each_ms):
+    """The same samples, with what was counted of the process in each."""
+    n = len(taken.time_ns_N)
+    counts = {name: tuple(int(its * (number + 1)) for number in range(n)) for name, its in each_ms.items()}
+    return replace(taken, training=replace(taken.training, used_N=counts))
+
+
+def test_garbage_that_is_collected_by_itself_is_named_and_not_the_line_that_makes_objects():
+    # GIVEN a rank that collects garbage at lines that make objects, each of them no more often than the other
+    lines = [(LOOP, in_data("return [dict(a) for a in rows]", name)) for name in ("records", "copies")]
+    suspect = used(samples((lines[0], 9), (lines[1], 7), runs=1), collected_ns=4.5 * MS)
+    cause = cause_of(findings(0.08), suspect, None, over_s=0.075)
+    # THEN that is the cause, with the place, and sure
+    assert (cause.code, cause.sure, cause.place and cause.place.function) == ("garbage_collection", True, "records")
+    assert re.search(
+        r"slow in data: 67\.5 of 80\.0 ms in garbage collection, most in records \(data.py:8", cause.sentence
+    )
+    # AND so it is of a rank that does so in all its stages, and not of one that does so for a part of the time
+    assert cause_of_rank(1, suspect, 0.06).code == "garbage_collection"
+    partly = used(samples((lines[0], 16), runs=1), collected_ns=2 * MS)
+    assert cause_of(findings(0.08), partly, None, over_s=0.075).code == "python"
+
+
+@pytest.mark.parametrize(
+    ("counts", "runs", "code"),
+    [
+        # Read from a disk, page by page: after each it waits for a core.
+        ({"major_faults": 2, "minor_faults": 2, "system_ns": MS}, 0.2, "page_faults"),
+        # In memory already, and mapped anew.
+        ({"major_faults": 0, "minor_faults": 400, "system_ns": 4 * MS}, 1.0, "page_faults"),
+        ({"major_faults": 0, "minor_faults": 4, "system_ns": 4 * MS}, 1.0, "python"),
+        ({}, 1.0, "python"),
+    ],
+)
+def test_a_thread_that_runs_for_page_faults_does_not_compute(counts, runs, code):
+    # GIVEN a line that runs, or could if it had a core, and of which nothing was counted beside its peers
+    line = in_data("pages[a:b].sum()")
+    suspect = used(samples(((LOOP, line), 20), runs=runs, waits=1 - runs), **counts)
+    # THEN it is not sure what it runs for
+    cause = cause_of(findings(), suspect, None, over_s=0.037)
+    assert (cause.code, cause.sure) == (code, False)
+    # AND where the kernel counted no faults over the peers', it computes
+    counted = findings().model_copy(update={"counted": {"run_s": 0.037}})
+    cause = cause_of(counted, suspect, None, over_s=0.037)
+    assert (cause.code, cause.sure) == ("python", True)
+
+
+def test_our_own_functions_are_no_cause():
+    # GIVEN a rank that sleeps, and is met in what records its steps as often
+    ours = Frame("Session._close_marks", "/venv/lib/python3.11/site-packages/sftriage/profiling/session.py", 128)
+    torchs = Frame("__exit__", "/venv/lib/python3.11/site-packages/torch/autograd/profiler.py", 9)
+    there = samples(((LOOP, GET), 8), ((LOOP, ours, torchs), 8))
+    for frame in (ours, replace(ours, file="/work/sftriage/profiling/session.py")):
+        cause = cause_of(
+            findings(),
+            replace(there, frames=tuple(frame if f == ours else f for f in there.frames)),
+            None,
+            over_s=0.037,
+        )
+        assert cause.code == "sleep"
+        assert "_close_marks" not in cause.sentence
+        assert "main" not in cause.sentence
+
+
 def test_time_is_counted_from_where_the_stage_began_and_only_in_the_steps_that_are_wanted():
     # GIVEN two samples in one stage, the first 5 ms after it began, and one of another step
     taken = samples(((LOOP, GET), 2), ((LOOP,), 1))

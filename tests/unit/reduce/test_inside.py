@@ -55,6 +55,21 @@ def test_work_goes_before_waiting_and_waiting_before_nothing(tmp_path):
     assert (profile.rank, profile.steps, profile.first_step) == (2, 1, 1)
 
 
+def test_what_records_the_steps_is_no_work_of_the_program(tmp_path):
+    # GIVEN a stage that sleeps, while a thread of ours waits to be asked, and one of our functions closes a mark
+    events = [
+        *STEP,
+        event("train.py(3): load", 100, 800, "python_function"),
+        event("<built-in function sleep>", 100, 700, "python_function"),
+        event("/venv/lib/sftriage/profiling/session.py(128): _close_marks", 850, 40, "python_function"),
+        event("sftriage/recorder/answering.py(72): _run", 0, 1000, "python_function", tid=GLOO),
+    ]
+    found = find(reduced(tmp_path / "t.json", events), "data")
+    # THEN nothing of ours is among what filled it
+    assert [round(s * 1e6) for s in (found.suspect.working_s, found.suspect.waiting_s)] == [60, 700]
+    assert set(shares(found)) == {"train.py(3): load", "<built-in function sleep>"}
+
+
 def test_threads_that_have_nothing_to_do_wait_for_nobody(tmp_path):
     # GIVEN a worker thread that waits for work all the time, and the step's own thread that sleeps for a while
     events = [

@@ -1,5 +1,6 @@
 """Stacks sampled by a thread in the trainer: what is written, and that nothing stays behind."""
 
+import gc
 import json
 import linecache
 import stat
@@ -12,7 +13,7 @@ import pytest
 from sftriage.reduce.samples import read_samples
 from sftriage.sampling import stacks
 from sftriage.sampling.sampler import StackSampler
-from sftriage.sampling.stacks import MAX_SAMPLES, Stacks
+from sftriage.sampling.stacks import MAX_SAMPLES, USED, Stacks
 
 DEADLINE_S = 20.0
 
@@ -57,6 +58,29 @@ def test_a_sample_says_where_the_training_thread_stood_and_in_which_step_and_sta
     assert stood.line == Sampled.stand_here.__code__.co_firstlineno + 1
     # AND how long the thread has run grows with the samples, where the system says
     assert list(read.training.run_ns_N) == sorted(read.training.run_ns_N)
+
+
+def test_garbage_that_the_thread_collects_is_counted_and_leaves_no_frame_of_ours(tmp_path):
+    # GIVEN a thread that collects garbage until it was sampled a few times
+    made = Sampled(30)
+    callbacks = list(gc.callbacks)
+    made.sampler.start()
+    objects = [[number] for number in range(200_000)]
+    until_s = time.monotonic() + DEADLINE_S
+    while not made.there.is_set() and time.monotonic() < until_s:
+        gc.collect()
+    made.sampler.stop()
+    # WHEN what was sampled is kept THEN the time is counted, and grows
+    assert made.sampler.keep(tmp_path / "s.json", 1 << 22) == ""
+    read = read_samples(tmp_path / "s.json")
+    collected_ns = read.training.used_N["collected_ns"]
+    assert list(collected_ns) == sorted(collected_ns)
+    assert 0 < collected_ns[-1] <= read.time_ns_N[-1] - read.time_ns_N[0] + 10**10
+    assert set(read.training.used_N) == set(USED)
+    # AND nothing of it shows, nor is left behind
+    met = {read.frames[number].function for stack in read.training.stacks_N for number in stack}
+    assert not {one for one in met if "Stacks." in one}
+    assert (gc.callbacks, len(objects)) == (callbacks, 200_000)
 
 
 def test_in_a_forked_process_too_the_training_thread_is_known_to_have_run(monkeypatch, tmp_path):
