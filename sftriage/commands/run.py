@@ -158,16 +158,16 @@ def _on_this_host(
 ) -> Triaged:
     """The triage of a job on this host, which says on the terminal what comes of it."""
     from sftriage.runtime.local import LocalRun
-    from sftriage.runtime.supervisor import END_S
+    from sftriage.runtime.supervisor import END_S, is_mistake
     from sftriage.sinks.terminal import Reporter
 
     reporter = Reporter(notices())
     try:
         metering = metrics.metering()
     except UsageError as error:
-        if required or not isinstance(error.__cause__, OSError):
+        if required or is_mistake(error):
             raise
-        reporter.say(f"no metrics: {error}")
+        reporter.say(f"no {error}")
         metering = MetricsOptions().metering()
     local = LocalRun(
         command,

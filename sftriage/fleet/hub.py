@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("sftriage")
 
 PORT = 7422
+NATS_PORT = 4222
+"""Where a NATS server listens by default."""
 SCHEMES = ("nats", "tls", "ws", "wss")
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 """Of a directory of `--tls`: who signs the hub's certificate; where the hub is, that, and its key."""
@@ -102,8 +104,8 @@ class HubAddress:
         return found | ({"token": text} if text else {})
 
 
-def hosts_of(urls: str) -> list[str]:
-    """The hosts that are named by ``nats://HOST:PORT``, several with commas between them.
+def hosts_of(urls: str) -> list[tuple[str, int]]:
+    """The hosts and ports that are named by ``nats://HOST:PORT``, several with commas between them.
 
     Raises:
         UsageError: it is no such URL.
@@ -117,7 +119,7 @@ def hosts_of(urls: str) -> list[str]:
             wrong = True
         if wrong or parts.hostname is None:
             raise UsageError(f"--nats {url}: give it as nats://HOST:PORT or tls://HOST:PORT")
-        found.append(parts.hostname)
+        found.append((parts.hostname, parts.port or NATS_PORT))
     return found
 
 

@@ -42,7 +42,7 @@ from sftriage.runtime.hosting import (
     node_number,
 )
 from sftriage.runtime.hub_server import HubServer, is_here, listens_on, make_secret
-from sftriage.runtime.hub_waiting import SECRET_S, wait_for_secret
+from sftriage.runtime.hub_waiting import ANSWER_S, SECRET_S, wait_for_secret
 from sftriage.runtime.kept_child import LET_GO, KeptChild, die_with_parent, end, was_killed
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.local import UnderNsys
@@ -136,15 +136,15 @@ class HubOptions:
         return HubAddress(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", self.secret, ca)
 
     @property
-    def hosts(self) -> list[tuple[str, str]]:
-        """The hosts that the options name, each with its option.
+    def hosts(self) -> list[tuple[str, str, int]]:
+        """The hosts that the options name, each with its option, and their ports.
 
         Raises:
             UsageError: what --nats says is no URL of a NATS server.
         """
         if self.nats is None:
-            return [(f"--hub {self.hub}", self.server[0])]
-        return [(f"--nats {self.nats}", host) for host in hosts_of(self.nats)]
+            return [(f"--hub {self.hub}", *self.server)]
+        return [(f"--nats {self.nats}", host, port) for host, port in hosts_of(self.nats)]
 
     @property
     def leads(self) -> bool:
@@ -339,7 +339,9 @@ class HostRun:
             controller.wait(launcher.left_s(SEE_OFF_S))
         except subprocess.TimeoutExpired:
             if not told:
-                log.warning("the job has ended here, and its other hosts have not: they are watched no longer")
+                log.warning(
+                    "the job has ended here, and its controller still waits for other hosts, or the hub: it ends"
+                )
 
     def _under(self, nsys: UnderNsys, directory: Path) -> NsysLaunch:
         """Have the ranks of this host start under nsys, in sessions that are no other host's or job's."""
@@ -383,18 +385,28 @@ class HostRun:
 
 
 def check_hub(options: HubOptions) -> None:
-    """See that the hub has a name that is known here, and that there is what lets us in where nobody makes it.
+    """See that the hub has a name that is known here, and that one which nobody starts is there, and what lets us in.
 
     Raises:
-        UsageError: it has not, or there is not.
+        UsageError: it has not, or is not.
     """
-    for option, host in options.hosts:
+    for option, host, _ in options.hosts:
         try:
             socket.getaddrinfo(host, None)
         except (OSError, UnicodeError) as error:
             raise UsageError(f"{option}: the name {host} is not known here ({error})") from error
-    if options.nats is not None and options.credentials is not None and not options.credentials.exists():
+    if options.nats is None:
+        return
+    if options.credentials is not None and not options.credentials.exists():
         raise UsageError(f"--creds {options.credentials}: there is no such file")
+    problem: OSError | None = None
+    for _, host, port in options.hosts:
+        try:
+            with socket.create_connection((host, port), ANSWER_S):
+                return
+        except OSError as error:
+            problem = error
+    raise UsageError(f"--nats {options.nats}: no server answers there ({problem})") from problem
 
 
 def start_agents(options: HubOptions, copies: Copies) -> contextlib.ExitStack:

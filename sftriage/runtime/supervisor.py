@@ -72,7 +72,7 @@ def supervise(
         preparing.run()
     preparing.wait(lambda: launcher.ended_by is not None, time.monotonic() + START_S)
     ready = preparing.result
-    if preparing.error is not None and (required or _is_mistake(preparing.error)):
+    if preparing.error is not None and (required or is_mistake(preparing.error)):
         raise preparing.error
     if launcher.ended_by is not None:
         _abandon(preparing)
@@ -118,7 +118,7 @@ def leave_with(status: int) -> None:
         threading.Thread(target=leave, name="sftriage-leaves", daemon=True).start()
 
 
-def _is_mistake(error: Exception) -> bool:
+def is_mistake(error: Exception) -> bool:
     """Whether it is a person's, and not something that the system refuses."""
     from sftriage.traces.disk import refusal
 

@@ -1,6 +1,7 @@
 """Whatever becomes of triage, the job starts, gets its signals, and ends as it would alone, as does `sftriage run`."""
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.runtime.launcher import FORWARDED
-from tests.disks import served_disk
+from tests.disks import served_disk, small_disk
 from tests.integration.processes import DEADLINE_S, ended, wait_until
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
@@ -101,6 +102,68 @@ def test_a_disk_that_hangs_to_the_end_keeps_nothing(start, tmp_path):
         run.stdin.close()
         wait_until(over.exists)
         assert run.wait(timeout=30) == STATUS
+
+
+@pytest.fixture
+def taken():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+# where the hub is said to be, and what is said of that
+HUBS = {
+    "a name that is none": (["--hub", "no-such-host.invalid"], "--hub no-such-host.invalid: the name"),
+    "a port that is taken": (["--hub", "127.0.0.1:TAKEN"], "the hub cannot be started on 127.0.0.1:TAKEN"),
+    "a server that is away": (["--nats", "nats://127.0.0.1:1"], "--nats nats://127.0.0.1:1: no server answers there"),
+    "a server without a name": (["--nats", "tls://no-such-host.invalid"], "the name no-such-host.invalid is not known"),
+    "credentials that are not there": (
+        ["--nats", "nats://127.0.0.1:TAKEN", "--creds", "mistyped"],
+        "--creds mistyped: there is no such file",
+    ),
+}
+
+
+@pytest.mark.parametrize("hub", HUBS)
+def test_a_hub_that_is_not_there_keeps_no_job_from_starting(start, tmp_path, environment, taken, hub):
+    pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+    # GIVEN where the hub is said to be, which is wrong
+    words, said = ([word.replace("TAKEN", str(taken)) for word in one] for one in (HUBS[hub][0], [HUBS[hub][1]]))
+    # WHEN a job is run THEN it starts, and what is wrong is one line, while it runs
+    command = ["run", "--job-id", "job", *words, "--"]
+    environment = {**environment, "NODE_RANK": "0"}
+    with (tmp_path / "said").open("wb") as output:
+        job = ["sh", "-c", f"touch ran; read word; exit {STATUS}"]
+        run = start(*command, *job, env=environment, cwd=tmp_path, stdin=subprocess.PIPE, stderr=output)
+    wait_until((tmp_path / "ran").exists)
+    wait_until(lambda: said[0] in (tmp_path / "said").read_text())
+    run.stdin.close()
+    assert run.wait(timeout=60) == STATUS
+    lines = (tmp_path / "said").read_text().splitlines()
+    assert sum("unwatched" in line for line in lines) == 1, lines
+    assert "Traceback" not in "".join(lines)
+    # AND where it is required, there is no job
+    refused = start("run", "--required", *command[1:], "touch", "never", env=environment, cwd=tmp_path)
+    _, why = refused.communicate(timeout=60)
+    assert (refused.returncode, len(why.splitlines()), (tmp_path / "never").exists()) == (2, 1, False), why
+    assert said[0] in why
+
+
+@pytest.mark.parametrize("url", ["foo://bar", "nats://", "bar", "nats://host:99999", "nats://a:1,foo://b"])
+def test_what_is_no_address_of_a_server_is_refused_at_once(start, tmp_path, url):
+    run = start("run", "--job-id", "job", "--nats", url, "--", "touch", tmp_path / "never")
+    _, err = run.communicate(timeout=60)
+    assert (run.returncode, "give it as nats://HOST:PORT" in err, (tmp_path / "never").exists()) == (2, True, False)
+
+
+def test_a_directory_that_takes_nothing_keeps_no_job_from_starting(start, tmp_path):
+    # GIVEN a working directory on a disk that is read-only
+    with small_disk(tmp_path / "disk") as disk:
+        disk.remount("ro")
+        run = start("run", "--", "sh", "-c", f"echo ran; exit {STATUS}", cwd=disk.path)
+        out, err = run.communicate(timeout=60)
+        # THEN the job runs, and one line says why it is not watched
+        assert (run.returncode, out, len(err.splitlines())) == (STATUS, "ran\n", 1), err
+        assert "Read-only file system" in err
 
 
 def test_the_job_is_not_started_where_that_is_required_and_cannot_be_watched(start, tmp_path, environment):
