@@ -32,6 +32,8 @@ _LOOK_S = 0.25
 _END_S = 30.0
 """How long a job may take to end before it is killed."""
 
+_LAST_WORDS_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class SeamFound:
@@ -90,7 +92,7 @@ class Ranks:
 def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
     """Run a job until each of its ranks has recorded some steps, or for so long, and end it.
 
-    Its output goes to our standard error.
+    Its output goes to our standard error, until it is told to end.
 
     Raises:
         UsageError: it cannot be started.
@@ -115,8 +117,15 @@ def _run(
 ) -> tuple[int | None, Facts]:
     """The exit status of a job that ended by itself, None of one that was ended; and what was seen of its processes."""
     launcher = Launcher()
-    launcher.start(tuple(command), environment, output=2)
+    reading, writing = os.pipe()
+    try:
+        launcher.start(tuple(command), environment, output=writing)
+    finally:
+        os.close(writing)
+    output = open(reading, "rb", buffering=0)  # noqa: SIM115  # closed by whoever passes it on
     over, told = threading.Event(), threading.Event()
+    passing_on = threading.Thread(target=_pass_on, args=(output, told), name="output", daemon=True)
+    passing_on.start()
     processes, free_bytes = Processes(environment), shutil.disk_usage(rings).free
 
     def end() -> None:
@@ -138,6 +147,8 @@ def _run(
         over.set()
         launcher.close()
         ending.join()
+    # What is left of the job may keep its output open.
+    passing_on.join(_LAST_WORDS_S)
     known = Facts(
         auto=True,
         torch=len(processes.torch),
@@ -148,6 +159,14 @@ def _run(
         seconds=patience_s,
     )
     return None if told.is_set() else status, known
+
+
+def _pass_on(output: FileIO, told: threading.Event) -> None:
+    """Print what the job prints, until it is told to end: a launcher's traceback about that is not about the job."""
+    with output, contextlib.suppress(OSError):
+        while text := output.read(65536):
+            if not told.is_set():
+                os.write(2, text)
 
 
 def _enough(rings: Path, steps: int) -> bool:

@@ -108,8 +108,9 @@ def test_doctor_says_what_a_few_steps_of_a_script_show(start, tmp_path):
     assert {one["profiler"]: one["works"] for one in found["captures"]}["torch"]
     (missing,) = found["missing"]
     assert missing["lines"][1] == 'with sftriage.stage("data"):'
-    # AND nothing of the job is left
+    # AND nothing of the job is left, nor does its launcher complain of being ended
     assert not (tmp_path / "trained.pt").exists()
+    assert "Traceback" not in told
 
 
 def test_doctor_says_what_to_write_into_a_script_of_which_nothing_is_seen(start, tmp_path):
@@ -159,9 +160,10 @@ def test_what_doctor_says_of_a_script_that_does_everything_wrong_mends_it(start,
 def test_doctor_says_that_a_script_failed(start, tmp_path):
     # GIVEN a script with an error WHEN
     script = tmp_path / "train.py"
-    script.write_text("import torch\nraise SystemExit(3)\n")
+    script.write_text("import torch\nprint('words of its own')\nraise SystemExit(3)\n")
     said, told = start("doctor", "--json", "--", sys.executable, script).communicate(timeout=240)
     # THEN that is what is said first
     assert json.loads(said)["missing"][0]["what"].startswith(
         "the job ended by itself with exit status 3, before any step was recorded"
     ), told
+    assert "words of its own" in told
