@@ -22,7 +22,7 @@ from sftriage.runtime.whatif_inputs import load_operations
 
 def advise(
     run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Run directory.", show_default="the newest run")
+        Path | None, typer.Argument(metavar="RUN", help="Run directory.", show_default="the newest run started here")
     ] = None,
     gradients: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What ranks all-reduce in a step: 500Mi.", show_default=False)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sftriage.runtime.many_hosts import HubOptions
 
 RunOption = Annotated[
-    Path | None, typer.Option("--run", metavar="DIR", help="Run directory.", show_default="the newest run")
+    Path | None, typer.Option("--run", metavar="DIR", help="Run directory.", show_default="the newest run started here")
 ]
 CatalogueOption = Annotated[
     str | None,

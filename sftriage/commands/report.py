@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +17,7 @@ from sftriage.errors import UsageError
 from sftriage.runs.beside import control_of
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.lateness import HeatMap
-from sftriage.runs.report import Report, capture_report, run_report
+from sftriage.runs.report import Report, capture_report, run_named, run_report
 from sftriage.runs.source import RunSource
 from sftriage.words.amounts import clock_time, place
 
@@ -28,7 +29,7 @@ def report(
             metavar="RUN|CAPTURE",
             help="A run directory, or the id of a capture or its beginning.",
             autocompletion=complete_capture,
-            show_default="the newest run",
+            show_default="the newest run started here",
         ),
     ] = "",
     *,
@@ -96,7 +97,7 @@ def _of_capture(what: str, meant: CapturesChoice, form: str, made: str) -> str:
     of_run = captures.run
     source = None if of_run is None else RunSource(lambda: of_run)
     view = None if source is None else source.view()
-    where = f"--store {its_store.place}" if of_run is None else f"--run {of_run.path.name}"
+    where = f"--store {its_store.place}" if of_run is None else f"--run {shlex.quote(run_named(of_run.path))}"
     told: Report = capture_report(manifest, {} if view is None else view.uploads, where)
     if form == "md":
         from sftriage.reports.markdown import markdown

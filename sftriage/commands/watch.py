@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sftriage.commands.options import RunOption
-from sftriage.commands.output import print_json, results, write
+from sftriage.commands.output import print_json, results, say, write
 from sftriage.errors import UsageError
 from sftriage.reports.watch_changes import WatchPosition, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, picture_lines
@@ -49,6 +49,11 @@ def watch(
         find_run(run)
         _once(watched, as_json)
         return
+    if run is None:
+        try:
+            find_run(None)
+        except UsageError as error:
+            say(str(error))
     console = results()
     try:
         if as_json:

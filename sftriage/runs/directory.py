@@ -173,20 +173,36 @@ def new_run_id(now: datetime) -> str:
 
 
 def find_run(run: Path | None) -> RunDirectory:
-    """The run directory to look at.
+    """The run directory to look at: by default the newest run in the directory one stands in.
+
+    Args:
+        run: a run directory, or the name of one that was started on this machine.
 
     Raises:
         UsageError: there is none, or the one named is not one.
     """
     if run is not None:
         if not run.is_dir():
+            named = (one for one in started_runs() if str(run) == one.path.name)
+            if (found := next(named, None)) is not None:
+                return found
             raise UsageError(f"{run}: no such directory")
         found = RunDirectory(run)
         if not found.info_file.is_file():
             raise UsageError(f"{run} is not a run directory: it has no run.json")
         return found
+    here = Path.cwd()
+    if RunDirectory(here).info_file.is_file():
+        return RunDirectory(here)
+    newest = None
     for known in started_runs():
-        return known
+        if known.path.resolve().is_relative_to(here):
+            return known
+        newest = newest or known
+    if newest is not None:
+        raise UsageError(
+            f"no run was started in {here}; the newest on this machine is {newest.path}: name it with --run"
+        )
     raise UsageError("no run was started yet; start one with `sftriage demo` or `sftriage run`, or name one with --run")
 
 

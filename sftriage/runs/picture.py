@@ -252,7 +252,7 @@ class FollowedRun:
     def place(self) -> str:
         """Where the run is, or is waited for."""
         found = self._source.directory or self._run
-        return "the first on this machine" if found is None else place(found)
+        return "the first in this directory" if found is None else place(found)
 
     def look(self) -> View:
         """The run as it is now.

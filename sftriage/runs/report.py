@@ -6,6 +6,8 @@ where they are.
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from sftriage.runs.picture import Frontier, frontier_of
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.uploads import Upload
-from sftriage.words.amounts import lasted, milliseconds, size
+from sftriage.words.amounts import lasted, milliseconds, place, size
 from sftriage.words.captures import caused
 from sftriage.words.glance import reproduced_words
 
@@ -60,8 +62,8 @@ class Report:
 
 def run_report(view: View) -> Report:
     """The report of a run as it is now."""
-    name = Path(view.directory).name
-    view = replace(view, directory=name)
+    name, where = Path(view.directory).name, run_named(Path(view.directory))
+    view = replace(view, directory=where)
     stored = [one for one in view.captures if isinstance(one, Manifest)]
     info = view.info
     about = [("run", name)] if info is None else [("job", info.job), ("run", info.run_id), ("policy", info.policy)]
@@ -79,9 +81,15 @@ def run_report(view: View) -> Report:
         glance=glance_of(view),
         frontier=frontier_of(view.rows) if view.rows else None,
         windows=view.rows,
-        captures=tuple(capture_note(one, view.uploads, f"--run {name}") for one in stored[:MAX_CAPTURES]),
+        captures=tuple(capture_note(one, view.uploads, f"--run {shlex.quote(where)}") for one in stored[:MAX_CAPTURES]),
         left_out=max(0, len(stored) - MAX_CAPTURES),
     )
+
+
+def run_named(directory: Path) -> str:
+    """A run as `--run` finds it from here: its path from here, or its name; never where it is on this machine."""
+    found = Path(os.path.abspath(directory))  # noqa: PTH100  # `resolve` follows links, which have names too
+    return place(found) if found.is_relative_to(Path.cwd()) else found.name
 
 
 def capture_report(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> Report:

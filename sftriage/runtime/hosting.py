@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -98,8 +100,17 @@ def numbered(wanted: Path) -> Iterator[Path]:
 
 
 def file_name(name: str) -> str:
-    """A name as that of a file."""
-    return Places.of(name).run
+    """A name as that of a file that people recognise: what is no letter of file names is a dash, and a digest follows.
+
+    So it does where a name is long, or could be that of something else beside it.
+    """
+    if _FILE_NAME.fullmatch(name) and not name.endswith((".hosts", ".hub", ".keys")):
+        return name
+    kept = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")[:40]
+    return f"{kept}{'-' * bool(kept)}{hashlib.blake2s(name.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
+
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
 class HostNote(msgspec.Struct, frozen=True):

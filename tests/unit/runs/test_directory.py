@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from sftriage.errors import InputError, UsageError
 from sftriage.records import plain
-from sftriage.runs.directory import RunDirectory, RunInfo, create, read_info
+from sftriage.runs.directory import RunDirectory, RunInfo, create, find_run, read_info, remember
+from sftriage.runs.report import run_named
 from sftriage.traces.files import write_atomically
 
 INFO = RunInfo(
@@ -64,3 +66,45 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
     write_atomically(tmp_path / "state.json", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
     assert (tmp_path / "state.json").read_text() == "new"
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Two runs of this machine, in two directories; that of the second is the newest."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    runs = []
+    for name in ("mine", "others"):
+        (tmp_path / name).mkdir()
+        runs.append(create(tmp_path / name / "sftriage-runs" / f"{name}-1", INFO, ""))
+        remember(runs[-1])
+    return runs
+
+
+def test_the_newest_run_is_that_of_the_directory_one_stands_in(tmp_path, monkeypatch, started):
+    mine, others = started
+    for place, found in (("mine", mine), ("others", others), (".", others), (mine.path, mine)):
+        monkeypatch.chdir(tmp_path / place)
+        assert find_run(None).path == found.path
+
+
+def test_where_no_run_was_started_the_newest_of_the_machine_is_named_and_not_taken(tmp_path, monkeypatch, started):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=r"no run was started in .*elsewhere; the newest .* is .*others-1"):
+        find_run(None)
+
+
+def test_a_run_goes_by_its_path_from_here_or_by_its_name(tmp_path, monkeypatch, started):
+    mine, _ = started
+    monkeypatch.chdir(tmp_path / "others")
+    assert find_run(Path("../mine/sftriage-runs/mine-1")).info_file.samefile(mine.info_file)
+    assert find_run(Path("mine-1")).path == mine.path
+    with pytest.raises(UsageError, match="no such directory"):
+        find_run(Path("mine-2"))
+
+
+def test_the_name_that_a_report_prints_finds_its_run_from_there(tmp_path, monkeypatch, started):
+    for place in (".", "mine", "others", "mine/sftriage-runs", started[0].path):
+        monkeypatch.chdir(tmp_path / place)
+        for run in started:
+            assert find_run(Path(run_named(run.path))).info_file.samefile(run.info_file)

@@ -8,7 +8,7 @@ import pytest
 
 from sftriage.errors import UsageError
 from sftriage.runtime import hub_waiting
-from sftriage.runtime.hosting import host_directory, host_name
+from sftriage.runtime.hosting import file_name, host_directory, host_name
 from sftriage.runtime.hub_waiting import slurm_hosts, wait_for_secret
 
 
@@ -91,3 +91,30 @@ def test_a_host_that_is_none_of_the_jobs_is_not_waited_for(tmp_path, quick, monk
 
 def test_nobody_asks_slurm_outside_of_a_job():
     assert slurm_hosts({}) == []
+
+
+@pytest.mark.parametrize("name", ["7", "llama-3.1-70b", "v1.2_final", "A" * 64])
+def test_a_job_is_called_in_files_as_people_call_it(name):
+    assert file_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("my job/7", "my-job-7-"),
+        ("B" * 65, "B" * 40 + "-"),
+        ("..", ""),
+        (".hidden", "hidden-"),
+        ("../../etc/passwd", "etc-passwd-"),
+        ("job.hosts", "job.hosts-"),
+        ("\u6f22", ""),
+    ],
+)
+def test_what_is_no_name_of_a_file_keeps_what_can_be_read_and_stays_apart(name, begins):
+    made = file_name(name)
+    assert made.startswith(begins)
+    assert len(made) <= 49
+    assert "/" not in made
+    assert made.strip(".")
+    assert made != file_name(name + "2")
+    assert file_name(made) == made
