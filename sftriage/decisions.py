@@ -186,7 +186,8 @@ class Lost:
 class Verdict:
     """One window's label, its reasons, its ranked suspects, and every number that decided.
 
-    ``exposed_s`` is the mean exposed time of a step; ``advances_s`` sums to it to floating-point precision.
+    ``exposed_s`` is the mean exposed time of a step; ``advances_s`` sums to it to floating-point precision. What a step
+    takes is ``step_s``, the median: of no pause, and of no other step that is longer now and then.
     ``leaders`` names for each stage the rank that led the frontier at its boundary, weighted by what it
     advanced; None where the frontier never moved. At the end of one of the ``sync`` stages all ranks are together, and
     who leads there is a matter of microseconds. ``clock`` is the one that all of its times are on.
@@ -212,6 +213,11 @@ class Verdict:
     attempt: int = 0
     regression: Regression | None = None
     lost: Lost | None = None
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes; the mean where no typical one is known."""
+        return self.numbers.get("typical_step_s", self.exposed_s)
 
     @property
     def named(self) -> Suspect | None:

@@ -121,6 +121,25 @@ class EvidenceGathered(_Event, tag="evidence", frozen=True):
     ready_fraction: float | None = None
 
 
+PauseReason = Literal["in_sync", "in_own_work"]
+"""All ranks were inside a sync stage, or each at its own work."""
+
+
+class JobPaused(_Event, tag="pause", frozen=True):
+    """All ranks took many times as long as in other steps, and no rank alone is why.
+
+    ``lasted_s`` is by how much longer than typical steps these were, most of it in ``stage``.
+    """
+
+    time_s: float
+    attempt: int
+    first_step: int
+    last_step: int
+    lasted_s: float
+    stage: str
+    reason: PauseReason
+
+
 class TakenOver(_Event, tag="taken_over", frozen=True):
     """Another controller goes on with the run."""
 
@@ -249,6 +268,7 @@ Event = (
     | RingGivenUp
     | CauseFound
     | RemedyChanged
+    | JobPaused
 )
 
 _ENCODER = msgspec.json.Encoder()

@@ -9,11 +9,12 @@ import typer
 
 from sftriage.commands.output import print_json, results, say, tell
 from sftriage.controller.controller import settings_of, shape_of
-from sftriage.controller.replay import judge_all
+from sftriage.controller.replay import verdicts_and_pauses
 from sftriage.policy.losses import losses_of
 from sftriage.reports.tables import frontier_table, windows_table
 from sftriage.runs.glance import losses_words
 from sftriage.runs.recordings import detection_of, load_recording
+from sftriage.words.keeping import pause_sentence
 from sftriage.words.verdicts import verdict_sentence
 
 
@@ -45,12 +46,13 @@ def analyze(
         given["warmup_steps"] = 0
     shape = shape_of(detection, **given)
     say(*map(str, recording.thinned.values()))
-    verdicts = judge_all(recording.windows(shape), settings_of(detection))
+    judged = verdicts_and_pauses(recording.windows(shape), settings_of(detection))
     if as_json:
-        for verdict in verdicts:
+        for verdict, _ in judged:
             print_json(verdict)
         return
-    seen = list(verdicts)
+    every = list(judged)
+    seen, paused = [verdict for verdict, _ in every], [pause for _, found in every for pause in found]
     if not seen:
         tell(f"No window yet: one takes {shape.warmup_steps} steps of warm-up and {shape.window_steps} more.")
         return
@@ -59,6 +61,8 @@ def analyze(
     console.print(windows_table(seen))
     console.print(frontier_table(shown))
     console.print(verdict_sentence(shown))
+    for pause in paused:
+        console.print(pause_sentence(pause))
     if (losses := losses_of(seen)).by_suspect:
         told = losses_words(losses, on_devices=any(verdict.clock == "device" for verdict in seen))
         console.print(f"{told[:1].upper()}{told[1:]}.")

@@ -8,8 +8,11 @@ import typer
 
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import lists, notices, print_json
+from sftriage.events import JobPaused
 from sftriage.reports.tables import decisions_table
 from sftriage.runs.directory import find_run
+from sftriage.runs.journal import read_journal
+from sftriage.words.keeping import pause_sentence
 
 
 def decisions(
@@ -24,5 +27,8 @@ def decisions(
         print_json(taken)
     elif taken:
         lists().print(decisions_table(taken))
+        for event in read_journal(directory.decisions):
+            if isinstance(event, JobPaused):
+                lists().print(pause_sentence(event))
     else:
         notices().print(f"No window of {directory.path} has been decided yet.")

@@ -94,7 +94,7 @@ def _chronic(verdict: Verdict) -> Chronic | None:
     one = verdict.named
     if one is None or one.pattern != "chronic":
         return None
-    return Chronic(who(one), where(one), one.ranks, one.gain_s, verdict.exposed_s)
+    return Chronic(who(one), where(one), one.ranks, one.gain_s, verdict.step_s)
 
 
 def in_force(policy: LoadedPolicy | PolicySet | PolicyFiles) -> PolicySet:
@@ -188,7 +188,10 @@ class Controller:
         self._any = replace(self._any, clock=verdict.clock)
         if verdict.label == "needs_evidence" and "bucket_ready" in self.policies.gathers:
             self._note_split(window, now_s)
-        return replace(self._decided(verdict, now_s, peers_of(verdict, window)), costs=tuple(costs))
+        judged = replace(self._decided(verdict, now_s, peers_of(verdict, window)), costs=tuple(costs))
+        for one in self._pasts[window.attempt].paused:
+            self.record(one.event(now_s, window.attempt))
+        return judged
 
     def _judged(self, window: Window) -> Verdict:
         # A job that starts again may run elsewhere, or with other data: each attempt has its own past.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sftriage.controller.controller import settings_of
 from sftriage.controller.peers import median_known, peers_of
 from sftriage.decisions import CaptureRequest, Decision, Verdict
+from sftriage.events import JobPaused
 from sftriage.policy.engine import decide
 from sftriage.policy.losses import Losses
 from sftriage.policy.policy_set import PolicySet
@@ -26,10 +27,19 @@ from sftriage.verdicts import Past, Settings, judge
 
 def judge_all(windows: Iterable[Window], settings: Settings) -> Iterator[Verdict]:
     """Verdicts on recorded windows in order, each attempt of the job with a past of its own."""
+    for verdict, _ in verdicts_and_pauses(windows, settings):
+        yield verdict
+
+
+def verdicts_and_pauses(
+    windows: Iterable[Window], settings: Settings
+) -> Iterator[tuple[Verdict, tuple[JobPaused, ...]]]:
+    """The same, with the pauses that each window is the first to show."""
     pasts: dict[int, Past] = {}
     for window in windows:
-        verdict, pasts[window.attempt] = judge(window, pasts.get(window.attempt), settings)
-        yield verdict
+        verdict, past = judge(window, pasts.get(window.attempt), settings)
+        pasts[window.attempt] = past
+        yield verdict, tuple(one.event(0.0, window.attempt) for one in past.paused)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def numbers_of(verdict: Verdict) -> dict[str, float]:
     found = verdict.named
     first = None if found is None or not found.ranks else found
     return {
-        "sftriage/step_time_s": verdict.exposed_s,
+        "sftriage/step_time_s": verdict.step_s,
         **{f"sftriage/exposed_s/{stage}": advance_s for stage, advance_s in verdict.advances_s.items()},
         "sftriage/suspect_rank": NOBODY if first is None else float(first.ranks[0]),
         "sftriage/suspect_gain_s": 0.0 if first is None else first.gain_s,

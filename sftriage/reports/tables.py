@@ -51,15 +51,15 @@ def windows_table(verdicts: Iterable[Verdict]) -> Table:
     seen = list(verdicts)
     table = Table(title="Windows", title_justify="left")
     started_again = _started_again(one.attempt for one in seen)
-    for column in (*started_again, "steps", "verdict", "exposed", "suspect", "gain", "how often"):
-        table.add_column(column, justify="right" if column in ("exposed", "gain", "how often") else "left")
+    for column in (*started_again, "steps", "verdict", "a step", "suspect", "gain", "how often"):
+        table.add_column(column, justify="right" if column in ("a step", "gain", "how often") else "left")
     for verdict in seen:
         label = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons))))
         table.add_row(
             *(str(verdict.attempt + 1) for _ in started_again),
             f"{verdict.first_step} to {verdict.last_step}",
             Text(label, LABEL_STYLES[verdict.label]),
-            milliseconds(verdict.exposed_s),
+            milliseconds(verdict.step_s),
             *(_suspected(verdict) if verdict.suspects else ()),
         )
     return table

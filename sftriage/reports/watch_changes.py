@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from sftriage.decisions import CaptureResult
-from sftriage.events import CauseFound, RemedyChanged, RingGivenUp
+from sftriage.events import CauseFound, JobPaused, RemedyChanged, RingGivenUp
 from sftriage.records import plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
@@ -19,8 +19,10 @@ from sftriage.runs.source import View
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import clock_time, counted
 from sftriage.words.captures import caused, ended_sentence
-from sftriage.words.keeping import ring_sentence, triage_off
+from sftriage.words.keeping import pause_sentence, ring_sentence, triage_off
 from sftriage.words.news import RecentLines
+
+_Told: TypeAlias = CauseFound | RemedyChanged | RingGivenUp | JobPaused
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,15 @@ def _since(told: WatchPosition, view: View) -> tuple[Sequence[WindowRow], Sequen
     return view.rows[told.windows :], view.asks[told.asks :], ended
 
 
-def _notes(told: WatchPosition, view: View) -> list[CauseFound | RemedyChanged | RingGivenUp]:
-    """New causes, remedies and ranks that count as missing; all where the journal began anew."""
+def _notes(told: WatchPosition, view: View) -> list[_Told]:
+    """New causes, remedies, pauses and ranks that count as missing; all where the journal began anew."""
     notes = view.notes[told.notes if len(view.notes) >= told.notes else 0 :]
-    return [one for one in notes if isinstance(one, CauseFound | RemedyChanged | RingGivenUp)]
+    return [one for one in notes if isinstance(one, _Told)]
 
 
-def _note_said(one: CauseFound | RemedyChanged | RingGivenUp) -> str:
+def _note_said(one: _Told) -> str:
+    if isinstance(one, JobPaused):
+        return pause_sentence(one)
     if isinstance(one, RingGivenUp):
         return ring_sentence(one)
     if isinstance(one, RemedyChanged):

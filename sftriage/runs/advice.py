@@ -82,7 +82,7 @@ def _chronic(row: WindowRow) -> Chronic | None:
     if not row.suspects or row.suspects[0].pattern != "chronic":
         return None
     first = row.suspects[0]
-    return Chronic(first.who, first.where, first.ranks, first.gain_s, row.exposed_s)
+    return Chronic(first.who, first.where, first.ranks, first.gain_s, row.step_s)
 
 
 def advice_lines(advice: Advice) -> list[str]:

@@ -38,6 +38,7 @@ from sftriage.events import (
     DiskRecovered,
     EvidenceGathered,
     FollowUpDecided,
+    JobPaused,
     ManualRequestDecided,
     NamedPolicy,
     Place,
@@ -117,6 +118,7 @@ Other = (
     | RingGivenUp
     | CauseFound
     | RemedyChanged
+    | JobPaused
 )
 Note = RequestRow | Other
 """What is on record beside windows and captures; of an `Other`, only as much of its texts as is shown."""
@@ -164,6 +166,7 @@ class WindowRow(_DecisionRow):
     label: Label
     reasons: tuple[str, ...]
     exposed_s: float
+    step_s: float
     stages: tuple[str, ...]
     advances_s: tuple[float, ...]
     sentence: str
@@ -263,6 +266,7 @@ def row_of(verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger]
         label=verdict.label,
         reasons=verdict.reasons,
         exposed_s=verdict.exposed_s,
+        step_s=verdict.step_s if 0.0 <= verdict.step_s < MAX_S else verdict.exposed_s,
         stages=tuple(verdict.advances_s),
         advances_s=tuple(verdict.advances_s.values()),
         sentence=verdict_sentence(verdict)[:MAX_TEXT],
@@ -383,6 +387,9 @@ def note_of(event: Other) -> Other | None:
                 if max(seen.microbatches, len(seen.forward_S)) > _MAX_PIPELINE:
                     raise ValueError("a pipeline that cannot be")
             return msgspec.structs.replace(event, **texts, numbers=numbers, ahead_S=event.ahead_S[:_MAX_LINES])
+        case JobPaused():
+            _check(event.lasted_s)
+            return msgspec.structs.replace(event, stage=event.stage[:MAX_TEXT])
         case RingGivenUp():
             return msgspec.structs.replace(event, reason=event.reason[:MAX_TEXT])
         case TakenOver():

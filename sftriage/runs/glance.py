@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sftriage.events import CostMeasured
+from sftriage.events import CostMeasured, JobPaused
 from sftriage.policy.losses import Losses, SuspectLoss
 from sftriage.runs.advice import pipeline_of_run, straggler_of, tried_in
 from sftriage.runs.following import Note, WindowRow
@@ -180,6 +180,8 @@ def _cost(view: View, stands: Outlook, telling: WindowRow, lost_s: float | None)
             more.append(said("of_slow_step", gain=milliseconds(telling.suspects[0].gain_s)))
     if view.losses.by_suspect:
         more.append(losses_words(view.losses, on_devices=on_devices(view)))
+    if paused_s := sum(one.lasted_s for one in view.notes if isinstance(one, JobPaused)):
+        more.append(said("for_pauses", lost=lasted(paused_s)))
     if captures_s:
         more.append(said("for_captures", lost=lasted(captures_s)))
     if stands.face == "healthy":

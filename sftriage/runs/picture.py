@@ -33,8 +33,8 @@ State = Literal["waiting", "warming_up", "going", "ended"]
 class Frontier:
     """Where the time of the last windows' steps went: the mean of exact stacks, which is one.
 
-    ``advances_s``, by stage in the order of the step, sum to the ``exposed_s`` of a step. ``trend_s`` is the exposed
-    time of each of more windows, oldest first.
+    ``advances_s``, by stage in the order of the step, sum to the ``exposed_s`` of a step. ``trend_s`` is what
+    a step took in each of more windows, oldest first.
     """
 
     first_step: int
@@ -138,7 +138,7 @@ def frontier_of(rows: Sequence[WindowRow]) -> Frontier | None:
         windows=len(taken),
         exposed_s=column.exposed_s,
         advances_s=dict(zip(taken[-1].stages, column.advances_s, strict=True)),
-        trend_s=tuple(row.exposed_s for row in reversed(recent)),
+        trend_s=tuple(row.step_s for row in reversed(recent)),
     )
 
 

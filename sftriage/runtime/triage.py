@@ -283,7 +283,7 @@ class Triage:
             self._annotate(partial(self._annotations.costed, cost))
         self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
         if window.attempt >= self._attempt:
-            self._attempt, self._step_s = window.attempt, judged.verdict.exposed_s
+            self._attempt, self._step_s = window.attempt, judged.verdict.step_s
         self._want(judged.decision, ended=ended)
 
     def _see_stall(self, *, ended: bool) -> bool:

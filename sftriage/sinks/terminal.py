@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
 from abc import abstractmethod
@@ -17,6 +18,7 @@ from sftriage.events import (
     DiskRecovered,
     Event,
     FollowUpDecided,
+    JobPaused,
     ManualRequestDecided,
     RemedyChanged,
     Sight,
@@ -27,8 +29,8 @@ from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import counted, milliseconds
 from sftriage.words.captures import capturing_sentence, caused, ended_sentence
 from sftriage.words.decisions import outcome_sentence, reason_sentence
-from sftriage.words.keeping import disk_failed_sentence, disk_sentence
-from sftriage.words.news import RecentLines, news_of
+from sftriage.words.keeping import disk_failed_sentence, disk_sentence, pause_sentence
+from sftriage.words.news import WITHIN_S, RecentLines, news_of
 from sftriage.words.verdicts import verdict_sentence
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class LineSink(Sink):
 
     def __init__(self) -> None:
         self._said = RecentLines()
-        self._waits = ""
+        self._waits, self._paused_s = "", -math.inf
         self.windows = self.captures = 0
 
     def take(self, seen: Event | Sight) -> None:
@@ -65,6 +67,10 @@ class LineSink(Sink):
                 self.say(caused(seen))
             case RemedyChanged():
                 self.say(remedy_told(seen))
+            case JobPaused() if seen.time_s >= self._paused_s + WITHIN_S:
+                # (what pauses every few steps, as an evaluation does, is printed once a minute)
+                self._paused_s = seen.time_s
+                self.say(pause_sentence(seen))
             case DiskFailed():
                 self.say(disk_failed_sentence(seen.problem))
             case DiskRecovered():
@@ -167,7 +173,7 @@ class Progress(Reporter):
         super()._judged(verdict, decision)
         if self._status is not None:
             done = f"step {verdict.last_step + 1} of {self._steps}, {counted(self.windows, 'window')} judged"
-            self._status.update(f"{done}; the newest: {verdict.label}, {milliseconds(verdict.exposed_s)} a step")
+            self._status.update(f"{done}; the newest: {verdict.label}, {milliseconds(verdict.step_s)} a step")
 
     def _captured(self, result: CaptureResult, stored_bytes: int) -> None:
         super()._captured(result, stored_bytes)

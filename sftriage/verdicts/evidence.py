@@ -20,6 +20,7 @@ from sftriage.verdicts.baseline import (
 )
 from sftriage.verdicts.candidates import Candidate, OnsetKey
 from sftriage.verdicts.course import NO_TRACK, Onset, Track
+from sftriage.verdicts.pauses import Pause
 from sftriage.verdicts.regression import OwnBest, StepMeasures
 from sftriage.verdicts.sequential import Evidence, Recurrence
 from sftriage.verdicts.settings import Settings
@@ -44,6 +45,7 @@ class Past:
         device: the state on the device's clock, where windows were judged on it; the rest is on the host's.
         counted_step: the last step whose loss was attributed to a suspect, on either clock.
         exchanged: an exchange between the ranks has been seen.
+        paused: the pauses that the last window has shown first.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
@@ -59,6 +61,7 @@ class Past:
     device: Past | None = None
     counted_step: int = -1
     exchanged: bool = False
+    paused: tuple[Pause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +69,7 @@ class WindowEvidence:
     """All that the label of a window is decided by.
 
     Attributes:
-        exposed_s: the mean exposed time of the steps that count.
+        exposed_s: what a step takes: the median exposed time of those that count. Thresholds are fractions of it.
         used_N: the steps that count: complete, and of the kind that most of them are.
         seen: the profile of these steps.
         like: the profile of those in the most frequent regime.

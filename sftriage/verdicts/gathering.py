@@ -29,6 +29,7 @@ from sftriage.verdicts.clear_events import (
 )
 from sftriage.verdicts.course import Onset, Track
 from sftriage.verdicts.evidence import Past, WindowEvidence, is_named, is_single
+from sftriage.verdicts.pauses import paused_steps
 from sftriage.verdicts.regression import measured
 from sftriage.verdicts.sequential import Evidence, Recurrence, advanced, recurrence_of
 from sftriage.verdicts.settings import Settings
@@ -54,11 +55,14 @@ def gather_evidence(
     whole = profile(replays, n_steps, roles)
     # What came after a step's last sync is that step's, as in a candidate's gain.
     exposed_N = advances_by_step(walks, window).sum(axis=1)
+    measures = measured(window, walks, whole, valid_N)
     used_N = ordinary_steps(steps_of_a_kind(window, valid_N), whole, exposed_N, settings)
+    moved_N = used_N & ~paused_steps(measures, settings)
+    used_N = moved_N if moved_N.any() else used_N
     regime, like_N = _main_regime(window, used_N)
     seen, like = whole.of(used_N), whole.of(like_N)
     normal = _normal(past.baseline, regime, like)
-    exposed_s = float(exposed_N[used_N].mean()) or accounting.exposed_s / accounting.n_steps
+    exposed_s = float(medians(exposed_N[used_N])) or accounting.exposed_s / accounting.n_steps
     ranks, hosts, units = _evidence(window, replays, roles, exposed_N, used_N, past, settings)
     # How long the sync stages take by themselves is known from a baseline alone: without one, contention is left out.
     held = HeldBack.of(window, limited=normal is None)
@@ -96,7 +100,7 @@ def gather_evidence(
         single_s=max((float(unit.gain_NS[used_N].mean(axis=0).max()) for unit in units), default=0.0),
         roles=roles,
         counts={ranks: counts_of(suspect, window) for ranks, suspect in named.items()},
-        measures=measured(window, walks, whole, valid_N),
+        measures=measures,
         before=past,
         after=replace(
             past,

@@ -13,6 +13,7 @@ from sftriage.verdicts.baseline import learned
 from sftriage.verdicts.clocks import Timed, on_its_clock, timed
 from sftriage.verdicts.evidence import Past, WindowEvidence, is_single
 from sftriage.verdicts.labels import assess_times, coverage_of
+from sftriage.verdicts.pauses import pauses
 from sftriage.verdicts.regression import advanced
 from sftriage.verdicts.settings import Settings
 from sftriage.verdicts.system import with_system
@@ -34,7 +35,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     verdict = on_its_clock(verdict, seen, None if evidence is None else evidence.longer_s, settings)
     if evidence is None:
         known = before.own_best.reported(0, window.last_step + 1)
-        return with_regression(verdict, known, {}, window), past
+        return with_regression(verdict, known, {}, window), replace(past, paused=())
     named = verdict.suspects[0] if verdict.label == "suspect" else None
     verdict = replace(verdict, suspects=tuple(map(_by_rank, verdict.suspects)))
     own_best = advanced(before.own_best, evidence.measures, settings)
@@ -55,7 +56,8 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     verdict = replace(verdict, lost=_lost(verdict, evidence, named, past.counted_step))
     counted_step = past.counted_step if verdict.lost is None else window.last_step
     after = replace(past, device=after) if on_device else after
-    return verdict, replace(after, counted_step=counted_step)
+    paused = pauses(evidence.measures, settings, before.own_best.next_step)
+    return verdict, replace(after, counted_step=counted_step, paused=paused)
 
 
 def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, counted_step: int) -> Lost | None:

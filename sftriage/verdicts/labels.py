@@ -282,6 +282,7 @@ def _numbers(evidence: WindowEvidence) -> dict[str, float]:
         "best_gains_s": evidence.best_gains_s,
         "single_gain_s": evidence.single_s,
         "has_baseline": float(excess.from_baseline),
+        "typical_step_s": exposed_s,
         "min_gain_s": settings.min_gain_fraction * exposed_s,
         "min_lateness_s": settings.min_lateness_fraction * exposed_s,
         "min_group_s": settings.min_group_fraction * exposed_s,

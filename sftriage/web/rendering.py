@@ -12,7 +12,7 @@ from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import ago, clock_time, lasted, moment, size
 from sftriage.words.captures import CONTROL_PART, caused, choice_words, stage_suspected
 from sftriage.words.glance import LABEL_MEANINGS, OUTCOME_MEANINGS, QUESTIONS
-from sftriage.words.keeping import disk_now, disk_sentence, ring_sentence, triage_off
+from sftriage.words.keeping import disk_now, disk_sentence, pause_sentence, ring_sentence, triage_off
 
 COLOURS = 12
 """Stages have so many colours; the next ones begin again."""
@@ -29,6 +29,7 @@ NOTE_WORDS = {
     "taken_over": "taken over",
     "disk": "disk",
     "ring": "rank missing",
+    "pause": "pause",
 }
 LABEL_WORDS = {"healthy": "healthy", "needs_evidence": "undecided", "suspect": "suspect", "stalled": "stalled"}
 STATE_WORDS = {
@@ -89,6 +90,7 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         disk_now=disk_now,
         disk_sentence=disk_sentence,
         ring_sentence=ring_sentence,
+        pause_sentence=pause_sentence,
         triage_off=triage_off,
         questions=QUESTIONS,
         label_meanings=LABEL_MEANINGS,

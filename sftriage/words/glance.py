@@ -169,6 +169,7 @@ GLANCE: Mapping[str, str] = {
     "since_began": "since the run began, suspects have cost {cost}: {whose}",
     "one_since_began": "since the run began, {who} has cost {cost}",
     "for_captures": "and {lost} for captures",
+    "for_pauses": "pauses of all ranks have taken {lost}",
     "nothing": "nothing",
     "trace": "rank {rank}, steps {first:,} to {last:,}",
     "under_way": "rank {rank}: under way",

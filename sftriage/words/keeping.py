@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from sftriage.words.amounts import lasted, span
+
 if TYPE_CHECKING:
-    from sftriage.events import DiskRecovered, RingGivenUp
+    from sftriage.events import DiskRecovered, JobPaused, RingGivenUp
 
 
 def thinning(whole_from_step: int, first_step: int, block_steps: int, period_steps: int) -> str:
@@ -19,6 +21,12 @@ def thinning(whole_from_step: int, first_step: int, block_steps: int, period_ste
 def triage_off(problem: str) -> str:
     """That nothing is judged or captured now, and why."""
     return f"Triage is off: {problem}. It is tried again; training goes on. See failures.log in the run directory."
+
+
+def pause_sentence(event: JobPaused) -> str:
+    """That the job paused, for how long, when and where."""
+    steps = span(event.first_step, event.last_step)
+    return f"The job paused for {lasted(event.lasted_s)} in {steps} (all ranks, in {event.stage})."
 
 
 def ring_sentence(event: RingGivenUp) -> str:

@@ -169,7 +169,7 @@ def verdict_sentence(verdict: Verdict) -> str:
     steps, clock = span(verdict.first_step, verdict.last_step), CLOCKS[verdict.clock]
     match verdict.label:
         case "healthy":
-            sentence = f"Healthy: nothing stands out in {steps} ({milliseconds(verdict.exposed_s)} a step)."
+            sentence = f"Healthy: nothing stands out in {steps} ({milliseconds(verdict.step_s)} a step)."
         case "suspect":
             sentence = _suspect_sentence(verdict, steps)
         case "stalled":

@@ -50,6 +50,19 @@ def test_a_person_gets_tables_and_a_sentence(sftriage, tmp_path):
     assert "Frontier" in outcome.out
 
 
+def test_a_pause_is_told_beside_what_a_step_takes(sftriage, tmp_path):
+    # GIVEN a job whose ranks all stood still in backward once, for 55 s
+    path = recorded(tmp_path / "job.npz", slow_s=0.0)
+    arrays = dict(np.load(path))
+    arrays["durations_s"][30, :, 2] += 55.0
+    np.savez(path, **arrays)
+    # WHEN analysed THEN a step takes what it does, and the pause has a line of its own
+    outcome = sftriage("analyze", path)
+    assert "Healthy" in outcome.out
+    assert "The job paused for 55.0 s in step 30 (all ranks, in backward)." in outcome.out
+    assert all("ms" in line and " 101." in line for line in outcome.out.splitlines() if " to " in line and "│" in line)
+
+
 def test_what_was_judged_on_the_devices_clock_says_so(sftriage, tmp_path):
     # GIVEN ranks on devices: hosts that see nothing, and a kernel that is slow on rank 1
     device = np.load(recorded(tmp_path / "device.npz", stage=1, rank=1))["durations_s"]

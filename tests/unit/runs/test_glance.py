@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sftriage.decisions import CaptureResult
-from sftriage.events import CostMeasured
+from sftriage.events import CostMeasured, JobPaused
 from sftriage.policy.losses import losses_of
 from sftriage.runs.following import row_of
 from sftriage.runs.glance import captured_words, captures_cost_s, glance_of
@@ -200,6 +200,12 @@ def test_nothing_is_waited_for_once_a_run_has_ended(reason):
 def test_captures_never_give_time_back():
     costs = [CostMeasured(1.0, 0, 1, 2, cost_s, 0.1) for cost_s in (0.5, -2.0, None, 0.25)]
     assert captures_cost_s(costs) == 0.75
+
+
+def test_pauses_are_in_the_costs_of_a_run():
+    pauses = tuple(JobPaused(1.0, 0, step, step, 30.0, "backward", "in_sync") for step in (10, 60))
+    _, answers, _ = told(view(row(0), notes=pauses))
+    assert answers["cost"].endswith("pauses of all ranks have taken 60.0 s")
 
 
 @pytest.mark.parametrize("answer", ["yes", "partly", "no"])

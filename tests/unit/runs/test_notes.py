@@ -10,6 +10,7 @@ from sftriage.events import (
     CostMeasured,
     DiskRecovered,
     FollowUpDecided,
+    JobPaused,
     NamedPolicy,
     PolicyChanged,
     RemedyChanged,
@@ -38,6 +39,16 @@ def journal(run):
 def cost(first: int, last: int, cost_s: float | None = 0.82, attempt: int = 0) -> dict:
     steps = {"first_step": first, "last_step": last}
     return {"time_s": NOW_S, "attempt": attempt, **steps, "cost_s": cost_s, "before_s": None if cost_s is None else 0.1}
+
+
+def test_a_pause_is_on_record_on_the_page_and_on_the_terminal(run, journal, sftriage):
+    # GIVEN a job that paused
+    run.decide(verdict(200))
+    journal.append(JobPaused(NOW_S, 0, 240, 240, 55.2, "backward", "in_sync"))
+    # THEN it is among the decisions
+    sentence = "The job paused for 55.2 s in step 240 (all ranks, in backward)."
+    assert sentence in text_of(run.get("/decisions"))
+    assert sentence in sftriage("decisions", "--run", run.directory.path).out
 
 
 def test_what_people_ask_for_is_on_record(run, journal):
