@@ -112,6 +112,20 @@ class Regression:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnWork:
+    """What a rank does alone by its own note (``kind``) while the others wait, as an evaluation.
+
+    ``fraction`` of the steps that its fault fills have the note. In the run so far it held up the others in ``times``
+    steps, which cost ``lost_s`` seconds.
+    """
+
+    kind: str
+    fraction: float
+    times: int
+    lost_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Suspect:
     """Who and what would have to be mended: a scope, a stage, and what that would save.
 
@@ -135,6 +149,7 @@ class Suspect:
             where that is not known.
         system: what else the system did to it that was more of its lateness than anything else, and how much of it was
             that; None where it was nothing of the sort, or that is not known.
+        alone: what it does alone by its own note in most of the steps that its fault fills; None where it notes none.
     """
 
     scope: Scope
@@ -153,6 +168,7 @@ class Suspect:
     descheduled_fraction: float | None = None
     contended_fraction: float | None = None
     system: tuple[SystemCode, float] | None = None
+    alone: OwnWork | None = None
 
     @property
     def identity(self) -> tuple[Scope, tuple[int, ...], str | None]:

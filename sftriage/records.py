@@ -212,7 +212,8 @@ class Window:
       last gradient was ready on the rank;
     - ``capturing_N``: steps during which a heavy profiler ran somewhere in the job;
     - ``hosts``, ``cohorts``: of each rank the host it is on, and its role: ranks of one cohort do the same work;
-    - ``kinds``: of each step what sort it is, "" for an ordinary one;
+    - ``kinds``: of each step what sort it is, "" for an ordinary one: what (nearly) all ranks note;
+    - ``noted_NR``: what sort of step some ranks note where the others do not, "" elsewhere;
     - ``work_NR``: how much work each rank's step was (tokens, samples), 0 where nobody said;
     - ``counted_NRC``: what the kernel counted of the rank, in the order of `counters.COUNTERS`; NaN where that is not
       known;
@@ -243,6 +244,12 @@ class Window:
     on_device: bool = False
     counted_NRC: NDArray[np.floating[Any]] | None = None
     device_ready_NR: FloatArray | None = None
+    noted_NR: NDArray[Any] | None = None
+
+    def noted(self, n: int) -> tuple[str, ...]:
+        """The kinds that any rank notes for the n-th step."""
+        some = () if self.noted_NR is None else dict.fromkeys(self.noted_NR[n].tolist())
+        return tuple(kind for kind in dict.fromkeys(((self.kinds[n] if self.kinds else ""), *some)) if kind)
 
     def counted(self, name: str) -> NDArray[np.floating[Any]] | None:
         """What the kernel counted under a name of `counters.COUNTERS` (N, R)."""
@@ -326,7 +333,7 @@ def _joined(name: str, windows: Sequence[Window]) -> Any:
     lengths = [len(window.durations_NRS) for window in windows]
     if name == "kinds":
         return tuple(kind for part, n in zip(parts, lengths, strict=True) for kind in part or ("",) * n)
-    unknown = 0 if name in ("work_NR", "capturing_N") else np.nan
+    unknown = {"work_NR": 0, "capturing_N": 0, "noted_NR": ""}.get(name, np.nan)
     shape, dtype = there[0].shape[1:], there[0].dtype
     known = (np.full((n, *shape), unknown, dtype) if p is None else p for p, n in zip(parts, lengths, strict=True))
     return np.concatenate(tuple(known))

@@ -202,7 +202,7 @@ def _steps(window: Window, left_R: FloatArray | None) -> tuple[dict[int, Step], 
         steps[window.first_step + n] = Step(
             took_s=float(took_N[n]),
             capturing=window.capturing_N is not None and bool(window.capturing_N[n]),
-            kind=window.kinds[n] if window.kinds is not None else "",
+            kind=next(iter(window.noted(n)), ""),
             rank=rank,
             part=part,
             over_s=float(over_RP[rank, part]),

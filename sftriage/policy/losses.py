@@ -74,7 +74,7 @@ class Losses:
     def after(self, verdict: Verdict) -> Losses:
         """With what one more verdict says. What cannot be is passed over: a record may have been tampered with."""
         lost, suspect = verdict.lost, _suspect(verdict)
-        if lost is None or suspect is None or not _can_be(lost, verdict):
+        if lost is None or suspect is None or not _can_be(lost, verdict, suspect):
             return self
         # A controller that takes over may not know what the one before it has counted.
         known = self.counted.get(verdict.attempt, -1)
@@ -114,6 +114,8 @@ def _suspect(verdict: Verdict) -> Suspect | None:
     return verdict.named if verdict.lost is None or verdict.lost.of is None else verdict.lost.of
 
 
-def _can_be(lost: Lost, verdict: Verdict) -> bool:
-    in_window = verdict.first_step <= lost.first_step <= lost.first_step + len(lost.step_s) - 1 <= verdict.last_step
-    return in_window and 0 < lost.ranks < _MOST_RANKS and all(0.0 <= one_s < _MOST_S for one_s in lost.step_s)
+def _can_be(lost: Lost, verdict: Verdict, suspect: Suspect) -> bool:
+    # (what a rank marked is charged once it is named, also of steps before the window)
+    earliest = verdict.first_step if suspect.alone is None else 0
+    known = earliest <= lost.first_step <= lost.first_step + len(lost.step_s) - 1 <= verdict.last_step
+    return known and 0 < lost.ranks < _MOST_RANKS and all(0.0 <= one_s < _MOST_S for one_s in lost.step_s)

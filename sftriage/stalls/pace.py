@@ -120,8 +120,9 @@ class Pace:
         unused_S = (durations_NRS == 0.0).mean(axis=(0, 1)) > 0.5
         unused = frozenset(stage for stage, idle in zip(window.schema.stages, unused_S, strict=True) if idle)
         kinds_s = dict(self.kinds_s)
-        for row, kind in enumerate(window.kinds or ()):
-            if kind and (kind in kinds_s or len(kinds_s) < KINDS_KEPT):
+        some_noted = window.kinds is not None or window.noted_NR is not None
+        for row, kind in ((n, kind) for n in range(len(durations_NRS) * some_noted) for kind in window.noted(n)):
+            if kind in kinds_s or len(kinds_s) < KINDS_KEPT:
                 # fmax ignores missing ranks; a step that no rank has takes no time.
                 lengths_R = durations_NRS[row].sum(axis=1)
                 kinds_s[kind] = float(np.fmax.reduce(lengths_R, initial=kinds_s.get(kind, 0.0)))

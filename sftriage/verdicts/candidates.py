@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sftriage.decisions import Scope, Suspect
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, medians
@@ -14,6 +15,7 @@ from sftriage.frontier.profile import Profile, Typical
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.units import Unit, UnitName
 from sftriage.records import StageSchema
+from sftriage.verdicts.alone import Alone, Known, own_work
 from sftriage.verdicts.course import Course, Onset, Track, course_of, onset_of, recurring_course
 from sftriage.verdicts.sequential import Recurrence
 from sftriage.verdicts.settings import Settings
@@ -60,6 +62,8 @@ class WindowContext:
         events: of each unit that the evidence of the run has named, the steps of the clear events that did.
         recurrences: those of units whose fault is recurring.
         onsets: what was estimated before.
+        known_alone: what ranks have done alone by their own notes, and ``noted_NR`` these notes.
+        alone: of each rank that is named by its notes, which they are.
     """
 
     schema: StageSchema
@@ -71,6 +75,9 @@ class WindowContext:
     events: Mapping[UnitName, Sequence[int]]
     recurrences: Mapping[UnitName, Recurrence]
     onsets: Mapping[OnsetKey, Onset]
+    known_alone: Known
+    noted_NR: NDArray[Any] | None
+    alone: Mapping[int, tuple[str, Alone, float]]
     settings: Settings
 
 
@@ -114,34 +121,47 @@ def _course(unit: Unit, stage: str | None, context: WindowContext) -> Course | N
 
     The onset is the change point in the unit's own time over its peers. Of what comes back, only its own steps count.
     """
+    marked = _marked_course(unit, context)
+    if marked is not None:
+        return marked
     recurrence, events = context.recurrences.get(unit.name), context.events.get(unit.name)
     s = None if stage is None else context.schema.stages.index(stage)
     step_T, over_T = context.track.of(unit.name, s)
     over_N = unit.over_NS.sum(axis=1) if s is None else unit.over_NS[:, s]
+    used_N, settings = context.used_N, context.settings
     if recurrence is not None:
         own_T = step_T % recurrence.period == recurrence.phase
         known = context.onsets.get((unit.name, stage, recurrence.period))
         times = step_T[own_T & (step_T >= recurrence.onset)].tolist()
-        onset = onset_of(step_T[own_T], over_T[own_T], times, known, context.settings, over_T[~own_T])
+        onset = onset_of(step_T[own_T], over_T[own_T], times, known, settings, over_T[~own_T])
         if onset is not None:
-            there_N = context.used_N & (over_N >= onset.there_s)
-            back = recurring_course(recurrence, there_N, context.first_step, onset, context.used_N)
-            between_N = context.used_N & ~back.filled_N & (unit.gain_NS[:, -1] >= context.present_s)
-            if 2 * between_N.sum() <= (context.used_N & ~back.filled_N).sum():
+            there_N = used_N & (over_N >= onset.there_s)
+            back = recurring_course(recurrence, there_N, context.first_step, onset, used_N)
+            between_N = used_N & ~back.filled_N & (unit.gain_NS[:, -1] >= context.present_s)
+            if 2 * between_N.sum() <= (used_N & ~back.filled_N).sum():
                 return back if back.filled_N.any() else None
     if events is None:
         return None
-    onset = onset_of(step_T, over_T, events, context.onsets.get((unit.name, stage, None)), context.settings)
+    onset = onset_of(step_T, over_T, events, context.onsets.get((unit.name, stage, None)), settings)
     if onset is None:
         return None
     gain_N = unit.gain_NS[:, -1 if s is None else s]
-    present_N = context.used_N & (gain_N >= context.present_s) & (gain_N > 0.0)
-    there_N = context.used_N & (over_N >= onset.there_s)
-    course = course_of(present_N, there_N, context.first_step, onset, context.settings)
-    filled_N = context.used_N if course is None else course.filled_N & context.used_N
-    if course is None or not filled_N.any():
+    present_N = used_N & (gain_N >= context.present_s) & (gain_N > 0.0)
+    course = course_of(present_N, used_N & (over_N >= onset.there_s), context.first_step, onset, settings)
+    if course is None or not (course.filled_N & used_N).any():
         return None
-    return replace(course, filled_N=filled_N, lasts_N=course.lasts_N & context.used_N)
+    return replace(course, filled_N=course.filled_N & used_N, lasts_N=course.lasts_N & used_N)
+
+
+def _marked_course(unit: Unit, context: WindowContext) -> Course | None:
+    """The course of a rank that is named by its own notes: the steps that it marked; None of any other."""
+    if not isinstance(unit.name, int) or unit.name not in context.alone or context.noted_NR is None:
+        return None
+    kind, alone, _ = context.alone[unit.name]
+    filled_N = context.used_N & (context.noted_NR[:, unit.name] == kind)
+    onset = Onset(*(alone.first_step,) * 3)
+    own_steps = frozenset(step for step, _ in alone.recent)
+    return Course("recurring", filled_N, filled_N, onset, alone.period_steps, own_steps) if filled_N.any() else None
 
 
 def _candidate(
@@ -174,6 +194,9 @@ def _candidate(
             onset_step=onset.step,
             onset_range=(onset.earliest, onset.latest),
         )
+        if suspect.rank is not None:
+            alone = own_work(context.known_alone, suspect.rank, course.filled_N, context.noted_NR)
+            suspect = replace(suspect, alone=alone)
     lasting_share = suspect.share
     if course is not None and course.onset.has_gaps and course.pattern != "recurring":
         lasting_share = float(gain_N[course.lasts_N].sum() / context.exposed_N[course.lasts_N].sum())

@@ -124,6 +124,7 @@ class Course:
     """The pattern of a suspect's fault, the steps of the window that it fills (N), and its onset.
 
     ``lasts_N`` are all steps from the onset to the end, of a fault that comes and goes; else those that it fills.
+    ``own_steps`` are of a fault that its rank marked by a note the last ones in the run.
     """
 
     pattern: Pattern
@@ -131,6 +132,7 @@ class Course:
     lasts_N: BoolArray
     onset: Onset
     period: int | None = None
+    own_steps: frozenset[int] | None = None
 
 
 def onset_of(

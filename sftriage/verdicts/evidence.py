@@ -12,6 +12,7 @@ from sftriage.frontier.overlap import KeptReplay
 from sftriage.frontier.profile import Profile, Typical
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.units import UnitName
+from sftriage.verdicts.alone import Alone, Known
 from sftriage.verdicts.baseline import (
     Baseline,
     Excess,
@@ -38,6 +39,8 @@ class Past:
         track: the units' time over their peers in the last steps.
         onsets: when the fault of each named unit began, by stage.
         recurrences: the periods of recurring faults, by unit.
+        alone: what ranks have done alone by their own notes.
+        first_step: the first step of the job that was looked at.
         own: the local times of the two ranks of each cohort of two.
         named: the suspect of the window before.
         own_best: the test of the job against its own best.
@@ -54,6 +57,8 @@ class Past:
     track: Track = NO_TRACK
     onsets: Mapping[OnsetKey, Onset] = field(default_factory=dict)
     recurrences: Mapping[UnitName, Recurrence] = field(default_factory=dict)
+    alone: Known = field(default_factory=dict)
+    first_step: int | None = None
     own: OwnTimes = field(default_factory=OwnTimes)
     named: Suspect | None = None
     own_best: OwnBest = field(default_factory=OwnBest)
@@ -80,6 +85,7 @@ class WindowEvidence:
         gain_R: what mending the last rank of each step would have saved, in all steps, by rank.
         single_s: the largest gain of a rank or a host, in one stage or as a whole, as a mean over the steps that count.
         roles: the cohorts.
+        alone: of each rank that is named by its own notes, what it marked, and the log odds.
         counts: for each named unit, by its ranks, what the kernel counted; None if that is not known.
         measures: all steps, for the test of the job against its own best.
         before: the state before this window.
@@ -97,6 +103,7 @@ class WindowEvidence:
     gain_R: FloatArray
     single_s: float
     roles: Roles
+    alone: Mapping[int, tuple[str, Alone, float]]
     counts: Mapping[tuple[int, ...], SystemCounts | None]
     measures: StepMeasures
     before: Past
@@ -120,7 +127,8 @@ class WindowEvidence:
         """The log odds of a suspect of scope rank or host, its recurrence included."""
         evidence, name = self.tests_of(suspect)
         recurrence = self.after.recurrences.get(name)
-        return max(evidence.log_odds(name), 0.0 if recurrence is None else recurrence.log_odds)
+        marked = 0.0 if suspect.rank is None or suspect.rank not in self.alone else self.alone[suspect.rank][2]
+        return max(evidence.log_odds(name), marked, 0.0 if recurrence is None else recurrence.log_odds)
 
     @property
     def usual_queued_s(self) -> float | None:
@@ -141,12 +149,17 @@ class WindowEvidence:
     def own_fraction(self, candidate: Candidate) -> float:
         """A candidate's share of the clear events since its onset that are its own or those of the next likeliest unit.
 
-        Only events in its phase count, if it is recurring.
+        Only events in its phase count, if it is recurring, or in the steps that it marked.
         """
         evidence, name = self.tests_of(candidate.suspect)
         assert candidate.course is not None
         began, period = candidate.course.onset.step, candidate.course.period or 1
-        events = (one for one in evidence.events if one.step >= began and (one.step - began) % period == 0)
+        own_steps = candidate.course.own_steps
+        events = (
+            one
+            for one in evidence.events
+            if one.step >= began and (one.step in own_steps if own_steps else (one.step - began) % period == 0)
+        )
         times = Counter(one.unit for one in events)
         own = times.pop(name, 0)
         return own / max(1, own + max(times.values(), default=0))

@@ -17,6 +17,7 @@ from sftriage.frontier.roles import Roles
 from sftriage.frontier.units import Unit, UnitName, host_units, last_elsewhere, places_of, rank_units
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Window
+from sftriage.verdicts.alone import known_after, named_alone
 from sftriage.verdicts.baseline import Baseline, OwnTimes, Regime, excess_of, regimes_of
 from sftriage.verdicts.candidates import Candidate, OnsetKey, WindowContext, candidates_of, group_candidates
 from sftriage.verdicts.clear_events import (
@@ -63,13 +64,17 @@ def gather_evidence(
     seen, like = whole.of(used_N), whole.of(like_N)
     normal = _normal(past.baseline, regime, like)
     exposed_s = float(medians(exposed_N[used_N])) or accounting.exposed_s / accounting.n_steps
-    ranks, hosts, units = _evidence(window, replays, roles, exposed_N, used_N, past, settings)
+    ranks, hosts, units, usual_s = _evidence(window, replays, roles, exposed_N, used_N, past, settings)
+    new_N = used_N & (window.first_step + np.arange(n_steps) >= past.ranks.next_step)
+    lost_s = {(one.unit, one.step): one.share * usual_s for one in ranks.events if isinstance(one.unit, int)}
+    known_alone = known_after(past.alone, window.noted_NR, new_N, window.first_step, lost_s)
+    first_step = window.first_step if past.first_step is None else past.first_step
     # How long the sync stages take by themselves is known from a baseline alone: without one, contention is left out.
     held = HeldBack.of(window, limited=normal is None)
     if held is not None:
         longer_NS = np.clip(whole.sync_NS - (0.0 if normal is None else normal.sync_S), 0.0, None)
-        usual_s = 0.0 if normal is None else normal.total_s
-        units = [charged(one, held, exposed_N, longer_NS, usual_s, used_N, settings) for one in units]
+        healthy_s = 0.0 if normal is None else normal.total_s
+        units = [charged(one, held, exposed_N, longer_NS, healthy_s, used_N, settings) for one in units]
     context = WindowContext(
         schema=window.schema,
         used_N=used_N,
@@ -80,6 +85,9 @@ def gather_evidence(
         events={unit: one.events_of(unit, settings) for one in (ranks, hosts) for unit in one.units if one.named(unit)},
         recurrences=_recurrences(units, ranks, hosts, past.recurrences, settings),
         onsets=past.onsets,
+        known_alone=known_alone,
+        noted_NR=window.noted_NR,
+        alone=named_alone(known_alone, ranks, ranks.next_step - first_step, usual_s, settings),
         settings=settings,
     )
     candidates = _single(units, context)
@@ -99,6 +107,7 @@ def gather_evidence(
         gain_R=_gain_by_rank(replays, used_N, n_ranks),
         single_s=max((float(unit.gain_NS[used_N].mean(axis=0).max()) for unit in units), default=0.0),
         roles=roles,
+        alone=context.alone,
         counts={ranks: counts_of(suspect, window) for ranks, suspect in named.items()},
         measures=measures,
         before=past,
@@ -109,6 +118,8 @@ def gather_evidence(
             track=context.track,
             onsets=onsets,
             recurrences=context.recurrences,
+            alone=known_alone,
+            first_step=first_step,
             own=_own_times(past.own, whole, regime, like_N, ranks, window.first_step, settings),
             replayed=remembered(window, roles, replays) if valid_N.all() else None,
             exchanged=True,
@@ -158,8 +169,8 @@ def _evidence(
     used_N: BoolArray,
     past: Past,
     settings: Settings,
-) -> tuple[Evidence, Evidence, list[Unit]]:
-    """The tests of ranks and of hosts after a window's steps, and the units that delayed it most."""
+) -> tuple[Evidence, Evidence, list[Unit], float]:
+    """The tests of ranks and of hosts after a window's steps, the units that delayed it most, and the usual step."""
     n_steps, n_ranks, _ = window.durations_NRS.shape
     held_N = np.sum([one.whole_gain_M[:n_steps] for one in replays], axis=0)
     usual_s = float(medians((exposed_N - held_N)[used_N])) or float(exposed_N[used_N].mean())
@@ -180,13 +191,14 @@ def _evidence(
     units = rank_units(replays, units_to_examine(of_ranks, ranks, least_s), roles, n_steps)
     places = places_of(window.hosts)
     if places is None:
-        return ranks, past.hosts, units
+        return ranks, past.hosts, units, usual_s
     elsewhere = [last_elsewhere(one, places) for one in replays]
     of_hosts = arrivals_of_hosts(replays, elsewhere, places, settings)
     hosts = advance(past.hosts, of_hosts)
     examined = units_to_examine(of_hosts, hosts, least_s)
     alike = settings.larger_part_fraction
-    return ranks, hosts, units + host_units(replays, places, elsewhere, examined, roles, n_steps, alike)
+    units += host_units(replays, places, elsewhere, examined, roles, n_steps, alike)
+    return ranks, hosts, units, usual_s
 
 
 def _track(
@@ -208,6 +220,8 @@ def _onsets(candidates: Sequence[Candidate], context: WindowContext) -> dict[Ons
     found = {key: onset for key, onset in context.onsets.items() if key[0] in still}
     for one in filter(is_named, candidates):
         assert one.course is not None
+        if one.course.own_steps is not None:
+            continue
         name = one.suspect.host if one.suspect.rank is None else one.suspect.rank
         assert name is not None
         found[name, one.suspect.stage, one.course.period] = one.course.onset

@@ -77,6 +77,14 @@ def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, cou
     # What all ranks share is a level over the window, and not a step's own.
     there_N = one.course.filled_N if is_single(named) else evidence.used_N
     lost_N = np.where(there_N, one.gain_N, 0.0)[max(0, counted_step + 1 - verdict.first_step) :]
+    if one.course.own_steps is not None and named.rank is not None:
+        # What it marked before it was named was its own too.
+        recent = evidence.alone[named.rank][1].recent
+        first = max(counted_step + 1, verdict.first_step - MAX_EARLIER_STEPS)
+        before = {step: lost_s for step, lost_s in recent if first <= step < verdict.first_step}
+        if before:
+            lost_N = np.concatenate([np.zeros(verdict.first_step - min(before)), lost_N])
+            lost_N[[step - min(before) for step in before]] = list(before.values())
     if not len(costly := np.flatnonzero(lost_N)):
         return None
     first = verdict.last_step + 1 - len(lost_N) + int(costly[0])
@@ -101,6 +109,10 @@ def _of_suspect(slower: Regression | None, verdict: Verdict, settings: Settings)
         return slower
     most_s = settings.most_fraction * slower.fraction * slower.best_step_s
     return replace(slower, scope="some", stages=()) if first.gain_s >= most_s else slower
+
+
+MAX_EARLIER_STEPS = 4096
+"""How far back a rank that is named by its own notes is charged with what it marked."""
 
 
 UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles", "no_sync"})

@@ -142,7 +142,8 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
     keep = evidence.keep_fraction(suspect)
     if candidate.course is None:
         return False
-    if evidence.is_one_of_two(suspect):
+    # (which of two does what the other does not, it said itself)
+    if evidence.is_one_of_two(suspect) and suspect.alone is None:
         pair = evidence.pair_history(candidate)
         if pair is None or pair.alone_s < settings.most_fraction * keep * suspect.gain_s:
             return False
@@ -167,6 +168,8 @@ def _requirements(
     }
     whole = any(one.suspect.ranks == suspect.ranks and one.suspect.stage is None for one in evidence.candidates)
     fraction = evidence.contended_fraction(suspect)
+    if suspect.alone is not None:
+        whole, fraction = False, None  # its own note says why it is late
     # The counters say of a unit that is stopped, throttled, or slow by itself, that it was not contention.
     contended = float(whole) if fraction is None else min(1.0, fraction / settings.most_fraction)
     alike = whole and not evidence.is_held_back(suspect)

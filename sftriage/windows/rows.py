@@ -18,6 +18,8 @@ from sftriage.windows.slots import kind_of
 
 RefinedArray = NDArray[Any]
 NS = 1e-9
+AGREE_FRACTION = 0.75
+"""Of the ranks, so many note that a step is none of the ordinary ones: else it is what some of them do alone."""
 _HOST = ("durations_NRS", "outside_NRG", "between_NR")
 _DEVICE = ("device_NRS", "device_outside_NRG", "device_between_NR")
 
@@ -45,8 +47,8 @@ class StepRows:
         self._refined: dict[str, RefinedArray] = {}
         self._known_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._capturing_C = np.zeros(capacity_steps, dtype=np.bool_)
-        self._kind_C2 = np.zeros((capacity_steps, 2), dtype=np.int64)
-        self._kind_rank_C = np.full(capacity_steps, world_size)
+        # Made when anybody notes any: the two words of each.
+        self._kind_CR2: IntArray = np.zeros((0, world_size, 2), dtype=np.int64)
 
     def grow(self, first_step: int, capacity_steps: int) -> None:
         """Have more rows; the steps that are in the store are from ``first_step`` on."""
@@ -63,7 +65,8 @@ class StepRows:
         self._values_VCR = grown(self._values_VCR, 1, np.nan)
         self._refined = {name: grown(values_VCR, 1, np.nan) for name, values_VCR in self._refined.items()}
         self._known_C, self._capturing_C = grown(self._known_C, 0, 0), grown(self._capturing_C, 0, 0)
-        self._kind_C2, self._kind_rank_C = grown(self._kind_C2, 0, 0), grown(self._kind_rank_C, 0, self._n_ranks)
+        if len(self._kind_CR2):
+            self._kind_CR2 = grown(self._kind_CR2, 0, 0)
         self.n_rows = capacity_steps
 
     def put(self, steps: StepArrays) -> None:
@@ -97,8 +100,8 @@ class StepRows:
         for values_VCR in (self._values_VCR, *self._refined.values()):
             values_VCR[:, rows] = np.nan
         self._known_C[rows] = self._capturing_C[rows] = False
-        self._kind_C2[rows] = 0
-        self._kind_rank_C[rows] = self._n_ranks
+        if len(self._kind_CR2):
+            self._kind_CR2[rows] = 0
 
     def any_known(self, first_step: int, n_steps: int) -> bool:
         """Whether any rank completed any of these steps."""
@@ -114,9 +117,7 @@ class StepRows:
         rows = self._rows(first_step, n_steps)
         found: dict[str, Any] = {"capturing_N": self._capturing_C[rows]}
         found |= self._times(_HOST, self._values_VCR.take(rows, axis=1))
-        kinds = tuple(kind_of(int(first), int(rest)) for first, rest in self._kind_C2[rows])
-        if any(kinds):
-            found["kinds"] = kinds
+        found |= self._kinds(rows)
         for name, values_VCR in self._refined.items():
             values_VNR = values_VCR.take(rows, axis=1)
             if np.isnan(values_VNR if name == "counted" else values_VNR[-1]).all():
@@ -147,18 +148,34 @@ class StepRows:
         return self._refined[name]
 
     def _put_kinds(self, steps: StepArrays, row_B: IntArray) -> None:
-        """A step is of the kind that the lowest rank says that says any, in whatever order they come."""
-        kind_B2, ranks_B = steps.kind_B2, steps.rank_B
-        said = np.flatnonzero(kind_B2[:, 0] | kind_B2[:, 1])
-        if not len(said):
-            return
-        said = said[np.lexsort((ranks_B[said], row_B[said]))]
-        rows, first = np.unique(row_B[said], return_index=True)
-        lowest = said[first]
-        better = ranks_B[lowest] <= self._kind_rank_C[rows]
-        rows, lowest = rows[better], lowest[better]
-        self._kind_rank_C[rows] = ranks_B[lowest]
-        self._kind_C2[rows] = kind_B2[lowest]
+        kind_B2 = steps.kind_B2
+        noted_B = kind_B2.any(axis=1)
+        if noted_B.any():
+            if not len(self._kind_CR2):
+                self._kind_CR2 = np.zeros((self.n_rows, self._n_ranks, 2), dtype=np.int64)
+            self._kind_CR2[row_B[noted_B], steps.rank_B[noted_B]] = kind_B2[noted_B]
+
+    def _kinds(self, rows: IntArray) -> dict[str, Any]:
+        """The kinds of steps on which the ranks agree, and what only some of them note.
+
+        A step is of the kind that its lowest rank notes, if `AGREE_FRACTION` of the ranks that have it note any.
+        """
+        kind_NR2 = self._kind_CR2[rows] if len(self._kind_CR2) else self._kind_CR2
+        noted_NR = kind_NR2.any(axis=2)
+        if not noted_NR.any():
+            return {}
+        there_NR = ~np.isnan(self._values_VCR[0, rows]) | noted_NR
+        agree_N = noted_NR.sum(axis=1) >= AGREE_FRACTION * np.maximum(there_NR.sum(axis=1), 1)
+        words_NR = np.full(noted_NR.shape, "", dtype="U16")
+        for kind_2 in np.unique(kind_NR2[noted_NR], axis=0):
+            words_NR[(kind_NR2 == kind_2).all(axis=2)] = kind_of(int(kind_2[0]), int(kind_2[1]))
+        found: dict[str, Any] = {}
+        if agree_N.any():
+            lowest_N = words_NR[np.arange(len(rows)), noted_NR.argmax(axis=1)]
+            found["kinds"] = tuple(np.where(agree_N, lowest_N, "").tolist())
+        if (noted_NR & ~agree_N[:, None]).any():
+            found["noted_NR"] = np.where(agree_N[:, None], "", words_NR)
+        return found
 
     def _rows(self, first_step: int, n_steps: int) -> IntArray:
         return np.arange(first_step, first_step + n_steps) % self.n_rows

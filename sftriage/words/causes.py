@@ -38,7 +38,7 @@ NEXT_STEP: dict[str, str] = {
     "database": "Look at who else holds that database, and make one transaction of many rows.",
     "network": "Look at the network of this rank's host, and at what it fetches at that line.",
     "disk": "Look at this host's disk (iostat -x 1), and at whether the file can be kept in memory.",
-    "checkpoint": "Save in the background, or give such steps a kind of their own: monitor.step(kind=...).",
+    "checkpoint": "Save in the background, or have every rank save a part of it.",
     "garbage_collection": "Collect at the same step on all ranks: gc.disable(), and gc.collect() every so many steps.",
     "recompilation": "Look at what changes from step to step: TORCH_LOGS=recompiles says why it compiles again.",
     "collective": "The others of this collective are who to look at: compare their stacks.",

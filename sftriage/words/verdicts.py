@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sftriage.counters import MOST_FRACTION, SystemCode
-from sftriage.decisions import Regression, Suspect, Verdict
+from sftriage.decisions import OwnWork, Regression, Suspect, Verdict
 from sftriage.words.amounts import counted, every, milliseconds, some_ranks, span
 
 REASONS: Mapping[str, str] = {
@@ -207,6 +207,21 @@ def regression_phrase(regression: Regression) -> str:
     return f"{subject} slower than {best} by {regression.fraction:.0%} since {since} {between}{where_in}, {whom}{why}"
 
 
+ALONE: Mapping[str, str] = {"compilation": "compiles", "evaluation": "evaluates", "checkpoint": "saves a checkpoint"}
+"""What a rank does alone, by the kind that it notes."""
+
+
+def alone_phrase(work: OwnWork) -> str:
+    """What a rank does alone by its own note."""
+    doing = [ALONE.get(kind, "") for kind in work.kind.replace("eval+", "evaluation+").split("+")]
+    return f"{' and '.join(doing) if all(doing) else f'takes steps of kind {work.kind}'} alone"
+
+
+def alone_so_far(work: OwnWork) -> str:
+    """What it has cost, and how often."""
+    return f"{work.lost_s:.1f} s in {counted(work.times, 'step')} so far"
+
+
 def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     suspect = verdict.suspects[0]
     over = suspect.pattern == "one-off"
@@ -217,6 +232,16 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     left = "" if without_s is None or over or without_s < 5e-5 else milliseconds(without_s)
     without = f", which would take {left} without it" if left else ""
     system = f"; {by_system(suspect)}" if suspect.by_system is not None else ""
+    wait = f"; the others wait in {' and '.join(verdict.sync)}" if verdict.sync else ""
+    if suspect.alone is not None and suspect.pattern == "recurring":
+        often = f"{every(suspect.period_steps)} " if suspect.period_steps else ""
+        return (
+            f"{who(suspect).capitalize()} {alone_phrase(suspect.alone)} {often}since {onset(suspect)}: "
+            f"{cost} each time, in {where(suspect)} ({suspect.share:.0%} of such a step{without}), "
+            f"{alone_so_far(suspect.alone)}{wait}{system}."
+        )
+    if suspect.alone is not None:
+        system = f"; it {alone_phrase(suspect.alone)}, {alone_so_far(suspect.alone)}{wait}{system}"
     if suspect.pattern == "recurring" and suspect.period_steps:
         since = f"{every(suspect.period_steps)} since {onset(suspect)}"
         return f"{slow} {since}: {cost} each time ({suspect.share:.0%} of such a step{without}), in {steps}{system}."

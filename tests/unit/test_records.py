@@ -27,6 +27,8 @@ def window(names=OPTIONAL, n_steps=5, first_step=0):
         numbers = first_step * int(np.prod(shape[1:])) + np.arange(np.prod(shape), dtype=float).reshape(shape)
         if name in ("hosts", "cohorts", "kinds"):
             return tuple(f"{name}-{number:.0f}" for number in numbers)
+        if name == "noted_NR":
+            return numbers.astype("U16")
         return numbers % 2 == 1 if name == "capturing_N" else numbers
 
     return Window(SCHEMA, first_step, **{name: values(name) for name in ("durations_NRS", *names)}, on_device=True)
@@ -91,6 +93,7 @@ def test_what_only_some_windows_have_is_unknown_in_the_others():
     # THEN what refines durations goes without, where a step without it would not be complete
     assert (whole.outside_NRG, whole.between_NR) == (None, None)
     # AND the rest is what says nothing
+    assert set(whole.noted_NR[5:].ravel().tolist()) == {""}
     assert (whole.kinds[5:], whole.work_NR[5:].any(), whole.capturing_N[5:].any()) == (("",) * 5, False, False)
     for name in ("ready_NR", "device_NRS", "device_outside_NRG", "device_between_NR", "device_ready_NR"):
         values = getattr(whole, name)

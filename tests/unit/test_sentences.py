@@ -28,6 +28,7 @@ from sftriage.decisions import (
     Lost,
     ManualRequest,
     Outcome,
+    OwnWork,
     Pattern,
     Profiler,
     ReasonCode,
@@ -128,6 +129,16 @@ def verdicts() -> Rows:
     often = replace(RANK, pattern="recurring", period_steps=2)
     yield "suspect: every second step", verdict_sentence(judged(suspects=(often,)))
     yield "suspect: recurring, who knows when", verdict_sentence(judged(suspects=(replace(often, period_steps=None),)))
+    evaluates = replace(often, period_steps=40, alone=OwnWork("evaluation", 1.0, 7, 8.46))
+    saves = replace(often, period_steps=None, alone=OwnWork("eval+checkpoint", 1.0, 7, 8.46))
+    yield "suspect that evaluates alone", verdict_sentence(judged(suspects=(evaluates,)))
+    yield "suspect that evaluates and saves alone", verdict_sentence(judged(suspects=(saves,)))
+    compiles = replace(RANK, alone=OwnWork("compilation", 0.9, 178, 29.4))
+    yield "suspect that compiles alone", verdict_sentence(judged(suspects=(compiles,)))
+    yield (
+        "suspect that does something of its own alone",
+        verdict_sentence(judged(suspects=(replace(RANK, alone=OwnWork("mine", 0.9, 178, 29.4)),))),
+    )
     waited = judged(suspects=(replace(RANK, descheduled_fraction=0.83),), numbers={"queued_s": 0.03, "preempted": 8.2})
     yield "suspect that waited for a CPU", verdict_sentence(waited)
     yield "suspect that waited for a CPU, explained", system_sentence(waited)

@@ -363,19 +363,24 @@ def test_ranks_that_keep_together_take_no_rows_for_a_second_window():
     ("said", "kinds"),
     [
         ({}, None),
-        ({(1, 0): "eval"}, ("eval", "", "", "")),
         ({(0, 2): "a", (1, 2): "b"}, ("", "", "a", "")),
-        ({(1, 2): "b", (1, 3): "checkpoint"}, ("", "", "b", "checkpoint")),
-        ({(0, 1): "sixteen bytes !!"}, ("", "sixteen bytes !!", "", "")),
+        ({(0, 0): "eval", (1, 0): "eval", (1, 3): "checkpoint"}, ("eval", "", "", "")),
+        ({(0, 1): "sixteen bytes !!", (1, 1): "sixteen bytes !!"}, ("", "sixteen bytes !!", "", "")),
+        ({(1, 0): "eval", (1, 3): "checkpoint", (0, 2): "eval"}, None),
     ],
 )
-def test_a_step_is_of_the_kind_that_the_lowest_rank_says(said, kinds):
+def test_a_step_is_of_a_kind_if_the_ranks_agree_and_else_it_is_what_one_of_them_does(said, kinds):
     records = [step(rank, n, kind=said.get((rank, n), "")) for n in range(4) for rank in (1, 0)]
     for together in (records, records[::-1]):
         target = gatherer()
         target.add(batch(*together))
         (window,) = target.ready()
         assert window.kinds == kinds
+        # AND what only one of them notes is its own
+        agreed = set() if kinds is None else {n for n in range(4) if kinds[n]}
+        alone = {(rank, n): kind for (rank, n), kind in said.items() if n not in agreed}
+        noted_NR = np.full((4, 2), "") if window.noted_NR is None else window.noted_NR
+        assert {(rank, n): noted_NR[n, rank] for n, rank in np.argwhere(noted_NR != "").tolist()} == alone
     # AND one by one it is the same
     target = gatherer()
     for record in records:

@@ -1,0 +1,83 @@
+"""What one rank does alone by its own note, while the others wait: it is named for it, with what that has cost."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sftriage.policy.losses import losses_of
+from sftriage.verdicts import Settings, judge
+from sftriage.words.verdicts import verdict_sentence
+from tests.unit.frontier.windows import OUTSIDE, Fault, Job, every, from_step, gaussian
+
+JOB = Job(n_steps=300, noise=gaussian(0.05))
+
+
+def verdicts(window):
+    past = None
+    for first in range(20, window.last_step + 2 - 50, 10):
+        verdict, past = judge(window.steps(first, first + 49), past, Settings())
+        yield verdict
+
+
+def noting(window, *notes):
+    """The window with notes of ranks: a kind, a rank, and a function of the number of steps that says in which."""
+    n_steps, n_ranks, _ = window.durations_NRS.shape
+    noted_NR = np.full((n_steps, n_ranks), "", dtype="U16")
+    for kind, rank, steps in notes:
+        noted_NR[steps(n_steps), rank] = kind
+    return replace(window, noted_NR=noted_NR)
+
+
+@pytest.mark.parametrize("kind", ["evaluation", "checkpoint", "mine"])
+@pytest.mark.parametrize("n_ranks", [2, 3, 8])
+@pytest.mark.parametrize("period", [40, 25])
+def test_who_does_something_alone_now_and_then_is_named_with_all_that_it_has_cost(kind, n_ranks, period):
+    # GIVEN a rank that every so many steps does something for 1.2 s, of which it notes the kind
+    steps = every(period, 30)
+    window = replace(JOB, n_ranks=n_ranks).run(Fault(OUTSIDE, 0, 1.2, steps), seed=n_ranks)
+    found = list(verdicts(noting(window, (kind, 0, steps))))
+    # THEN it is named in the window of its fifth time at the latest, and nobody else
+    named = [one for one in found if one.label == "suspect"]
+    assert {(one.named.rank, one.named.stage, one.named.alone.kind) for one in named} == {(0, "other", kind)}
+    assert named[0].last_step < 30 + 4 * period + 20
+    # AND what it has cost is known of all its times
+    times = int(steps(300)[20:].sum())
+    assert named[-1].named.alone.lost_s == pytest.approx(1.2 * times, rel=0.1)
+    assert losses_of(found).lost_s == pytest.approx(1.2 * times, rel=0.1)
+    # AND it is said what it does, while the others wait where
+    said = verdict_sentence(named[-1])
+    assert " alone every " in said
+    assert said.endswith("so far; the others wait in backward.")
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("first", [0, 90])
+def test_who_compiles_alone_in_every_step_is_named_in_that_stage(n_ranks, first):
+    # GIVEN a rank that from a step on compiles in every step, which is most of it
+    steps = from_step(first)
+    window = replace(JOB, n_ranks=n_ranks).run(Fault("forward", 1, 0.6, steps), seed=n_ranks)
+    found = list(verdicts(noting(window, ("compilation", 1, steps))))
+    # THEN it is named soon, though of two ranks no past may be known, and the note is said
+    named = [one for one in found if one.label == "suspect"]
+    assert {(one.named.rank, one.named.stage) for one in named} == {(1, "forward")}
+    assert named[0].last_step < max(70, first + 30)
+    assert "it compiles alone" in verdict_sentence(named[0])
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 8])
+def test_what_every_rank_does_alone_at_a_time_of_its_own_is_nobodys(n_ranks):
+    # GIVEN ranks that each compile now and then, in steps of their own
+    notes = [("compilation", rank, every(37, 3 + 11 * rank)) for rank in range(n_ranks)]
+    faults = [Fault("forward", rank, 0.6, steps) for _, rank, steps in notes]
+    window = replace(JOB, n_ranks=n_ranks).run(*faults, seed=n_ranks)
+    # THEN nobody is named for that
+    assert all(one.named is None for one in verdicts(noting(window, *notes)))
+
+
+def test_a_note_on_a_step_that_holds_up_nobody_names_nobody():
+    # GIVEN a rank that notes a kind for every tenth step, which takes it no longer, in a job with hiccups
+    hiccups = [Fault("data", rank, 0.05, every(23, 5 * rank)) for rank in range(4)]
+    window = noting(JOB.run(*hiccups, seed=5), ("evaluation", 2, every(10)))
+    # THEN nobody is named
+    assert all(one.named is None for one in verdicts(window))
