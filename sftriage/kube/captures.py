@@ -63,7 +63,7 @@ def capture_status(body: Body, seen: KnownCapture, now_s: float) -> TraceCapture
         host=None if manifest is None else manifest.capture.host,
         first_step=None if result is None else result.first_step,
         last_step=None if result is None else result.last_step,
-        reproduced=None if manifest is None or manifest.reproduced is None else manifest.reproduced.answer,
+        reproduced=None if manifest is None else manifest.holds_fault,
         detail=detail or None,
         cause=None if cause is None or cause.code == "unknown" else caused(cause),
         cost_s=None if manifest is None or manifest.cost is None else manifest.cost.cost_s,
@@ -93,8 +93,11 @@ def _reproduced(state: RequestState, manifest: Manifest | None) -> Now:
     if found is None:
         return Now("Reproduced", "Unknown", "NotJudged", REPRODUCED["unjudged"])
     words = reproduced_words(found.answer, manifest.capture.role)
+    said = f"{words[0].upper()}{words[1:]}."
+    if manifest.holds_fault is None:
+        return Now("Reproduced", "Unknown", "Control", said)
     reason = {"yes": "Reproduced", "partly": "PartlyReproduced", "no": "NotReproduced"}[found.answer]
-    return Now("Reproduced", "False" if found.answer == "no" else "True", reason, f"{words[0].upper()}{words[1:]}.")
+    return Now("Reproduced", "False" if found.answer == "no" else "True", reason, said)
 
 
 def _stored(seen: KnownCapture) -> StoredTrace | None:

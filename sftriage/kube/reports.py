@@ -28,6 +28,7 @@ from sftriage.words.advice import NOTHING, link_name, remedy_told
 from sftriage.words.amounts import clock
 from sftriage.words.captures import caused
 from sftriage.words.objects import REPORTS
+from sftriage.words.verdicts import explained
 
 _NOT_KNOWN = ("no_run", "warming_up", "unknown")
 _MAX_REASONS = 16
@@ -114,7 +115,7 @@ def _holds(held: Sequence[WindowRow]) -> Iterator[Hold]:
             reasons=reasons[:_MAX_REASONS],
             windows=len(those),
             last_step=those[0].last_step,
-            words=those[0].words,
+            words="; ".join(explained(reasons)) if reason in ("undecided", "standstill") else those[0].words,
             resolves=those[0].resolves or None,
         )
 
@@ -129,7 +130,7 @@ def _captures(view: View) -> Iterator[ReportedCapture]:
             capture_id=capture_id,
             rank=result.rank,
             state=result.state,
-            reproduced=None if manifest is None or manifest.reproduced is None else manifest.reproduced.answer,
+            reproduced=None if manifest is None else manifest.holds_fault,
             cause=None if cause is None or cause.code == "unknown" else caused(cause),
         )
 
@@ -174,7 +175,7 @@ def _cost(view: View) -> StragglerCost:
     if not view.rows:
         return StragglerCost()
     return StragglerCost(
-        stragglers_s=view.losses.lost_s,
-        stragglers_rank_hours=view.losses.rank_s / 3600,
-        captures_s=captures_cost_s(view.notes),
+        stragglers_s=round(view.losses.lost_s, 3),
+        stragglers_rank_hours=round(view.losses.rank_s / 3600, 6),
+        captures_s=round(captures_cost_s(view.notes), 3),
     )

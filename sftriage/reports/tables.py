@@ -122,7 +122,7 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | 
         "rank": lambda row: str(row.rank),
         "suspect stage": _stage_of,
         "captured steps": lambda row: f"{row.first_step} to {row.last_step}",
-        "reproduced": lambda row: row.reproduced or "",
+        "reproduced": lambda row: "" if row.role == "control" else row.reproduced or "",
         "size": lambda row: size(row.size_bytes),
         "because of window": _window_of,
         "created (UTC)": lambda row: row.created_at[:19].replace("T", " "),

@@ -264,6 +264,11 @@ class Manifest(DocumentModel):
     followed: FollowedInfo | None = None
 
     @property
+    def holds_fault(self) -> Literal["yes", "no", "partly"] | None:
+        """Whether the fault is in it; None where nobody knows, and of a control rank, which has none."""
+        return None if self.reproduced is None or self.capture.role == "control" else self.reproduced.answer
+
+    @property
     def sampled(self) -> bool:
         """Whether its trainer's sampled stacks are all there is of its steps, be it that its trace is lost."""
         return self.artefacts[0].name == SAMPLES_NAME

@@ -46,6 +46,12 @@ def stored(reproduced: str | None = None, **about) -> KnownCapture:
     return KnownCapture(took, manifest, STORE, f"resnet/run-1/{manifest.capture_id}")
 
 
+def control(reproduced: str) -> KnownCapture:
+    of = stored(reproduced)
+    beside = of.manifest.capture.model_copy(update={"role": "control"})
+    return replace(of, manifest=of.manifest.model_copy(update={"capture": beside}))
+
+
 def told(status):
     return {one.type: f"{one.status} {one.reason}" for one in status.conditions}
 
@@ -77,6 +83,7 @@ STATES = {
     "with the fault": (stored("yes"), "stored", "True Accepted", "True Stored", "True Reproduced"),
     "with some of it": (stored("partly"), "stored", "True Accepted", "True Stored", "True PartlyReproduced"),
     "without it": (stored("no"), "stored", "True Accepted", "True Stored", "False NotReproduced"),
+    "of a control": (control("yes"), "stored", "True Accepted", "True Stored", "Unknown Control"),
 }
 
 
@@ -89,6 +96,7 @@ def test_how_far_a_capture_is(case):
     seen, state, *expected = case
     status = capture_status(capture(), seen, NOW_S)
     assert status.state == state
+    assert status.reproduced is None or expected[-1] != "Unknown Control"
     assert told(status) == dict(zip(("Accepted", "Stored", "Reproduced"), expected, strict=True))
     assert refused("TraceCapture", "status", status.plain()) == ""
     if seen.result is not None and seen.result.detail:

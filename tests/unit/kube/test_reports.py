@@ -77,7 +77,7 @@ def test_a_slow_job_is_reported_whole():
     manifest = manifest_of("c1").model_copy(update={"reproduced": found})
     states = {"c0": CaptureResult("c0", 1, "failed", "why"), "c1": CaptureResult("c1", 2, "stored")}
     cost = CostMeasured(1.0, 0, 60, 65, 1.5, 0.1)
-    losses = Losses({"rank 2 in data": SuspectLoss("rank 2", "data", lost_s=0.9, rank_s=3.6)})
+    losses = Losses({"rank 2 in data": SuspectLoss("rank 2", "data", lost_s=0.8999999999999999, rank_s=3.6)})
     status, plain = status_of(view(*rows, states=states, captures=(manifest,), notes=(cost,), losses=losses))
     assert (status.run, status.suspect, status.since_step) == ("run-1", "rank 2 in data", 60)
     assert (status.windows, status.windows_held) == (4, 3)
@@ -86,14 +86,14 @@ def test_a_slow_job_is_reported_whole():
         ("throttle", "overhead_budget", (), 1, 99),
         ("hold", "undecided", ("co_critical",), 2, 69),
     ]
-    assert all(one.words for one in status.holds)
+    assert status.holds[1].words.startswith("several ranks are late together")
     assert [(one.capture_id, one.rank, one.state, one.reproduced) for one in status.captures] == [
         ("c1", 2, "stored", "yes"),
         ("c0", 1, "failed", None),
     ]
     assert plain["cost"] == {
-        "stragglers_s": pytest.approx(0.9),
-        "stragglers_rank_hours": pytest.approx(0.9 * 4 / 3600),
+        "stragglers_s": 0.9,
+        "stragglers_rank_hours": 0.001,
         "captures_s": 1.5,
     }
 
