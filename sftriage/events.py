@@ -141,11 +141,13 @@ class JobPaused(_Event, tag="pause", frozen=True):
 
 
 class TakenOver(_Event, tag="taken_over", frozen=True):
-    """Another controller goes on with the run."""
+    """Another controller goes on with the run, in which so many windows were judged and captures stored by then."""
 
     time_s: float
     host: str
     pid: int
+    windows: int = 0
+    captures: int = 0
 
 
 class DiskRecovered(_Event, tag="disk", frozen=True):

@@ -22,6 +22,7 @@ class ResumeState:
         unended: captures that were asked for and have not ended, with why they exist, by id.
         attempts: of which attempt's ranks these, and others, were asked.
         request_ids: the manual requests that were decided.
+        n_windows, n_stored: how many windows were judged, and captures stored.
     """
 
     decided: Mapping[int, int] = field(default_factory=dict)
@@ -31,6 +32,8 @@ class ResumeState:
     judged: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
     remedies: tuple[RemedyChanged, ...] = ()
+    n_windows: int = 0
+    n_stored: int = 0
 
 
 def resume_state(events: Iterable[Event]) -> ResumeState:
@@ -42,10 +45,13 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
     attempts: dict[str, int] = {}
     losses = Losses()
     remedies: list[RemedyChanged] = []
+    n_windows, stored = 0, set[str]()
     for event in events:
         if isinstance(event, CaptureChanged):
             if event.result.state in ENDED:
                 unended.pop(event.result.capture_id, None)
+            if event.result.state == "stored":
+                stored.add(event.result.capture_id)
         elif isinstance(event, RemedyChanged):
             remedies.append(event)
         elif isinstance(event, WindowJudged | ManualRequestDecided | FollowUpDecided):
@@ -56,10 +62,12 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
             }
             attempts |= {one.capture_id: event.decision.attempt for one in event.decision.requests}
         if isinstance(event, WindowJudged) and event.verdict.label != "stalled":
+            n_windows += 1
             attempt, last_step = event.verdict.attempt, event.verdict.last_step
             decided[attempt] = max(last_step, decided.get(attempt, last_step))
             judged[attempt] = max((event.verdict.first_step, last_step), judged.get(attempt, (-1, -1)))
             losses = losses.after(event.verdict)
         elif isinstance(event, ManualRequestDecided):
             request_ids.add(event.request.request_id)
-    return ResumeState(decided, unended, frozenset(request_ids), attempts, judged, losses, tuple(remedies))
+    counts = n_windows, len(stored)
+    return ResumeState(decided, unended, frozenset(request_ids), attempts, judged, losses, tuple(remedies), *counts)

@@ -146,7 +146,8 @@ class _Case:
         if self.verdict.label == "needs_evidence":
             # Rules on the job against itself only observe: the first that matches is put on record.
             rule = next(iter(regressions.matching(self.policies.rules, self.verdict)), None)
-            why = _counted(self.verdict) or Why("undecided", {"reasons": self.verdict.reasons})
+            split: Parameters = {"split": True} if self.verdict.numbers.get("split") else {}
+            why = _counted(self.verdict) or Why("undecided", {"reasons": self.verdict.reasons, **split})
             return self.decision("hold", why, rule=rule)
         return self.decision("hold", Why("no_rank_named"))
 
@@ -224,6 +225,14 @@ class _Case:
         """The first of the rules that nothing keeps from capturing does it; or why none may."""
         refusal = limits.of_the_run(self.policies, self.state, self.now_s)
         if refusal is not None:
+            # Where its trace is there already, no other limit is worth raising.
+            targets = ((rule, whom(rule)[1]) for rule in capturing)
+            known = (
+                limits.already_captured(rule, target, self.state, self.now_s)
+                for rule, target in targets
+                if limits.left_open(target, self.state, self.now_s) is None
+            )
+            refusal = next(filter(None, known), refusal)
             return self.decision("throttle", refusal, rule=capturing[0]), self.state
         fired_s = self.state.last_fired_s()
         tried: dict[object, tuple[Chosen, Why | None]] = {}

@@ -118,7 +118,7 @@ def of_the_suspect(
     earlier capture left open waits for neither.
     """
     # (there may be a thousand rules)
-    unchanged = _already_captured(rule, target, state, now_s) if state.reproductions and not following else None
+    unchanged = already_captured(rule, target, state, now_s) if state.reproductions and not following else None
     if unchanged is not None:
         return unchanged
     key = key_of(rule.name, target.suspect)
@@ -134,7 +134,7 @@ def of_the_suspect(
     return Why("after_failures", {"rule": rule.name, "failures": failures.count, "until_s": again_s})
 
 
-def _already_captured(rule: Rule, target: Target, state: State, now_s: float) -> Why | None:
+def already_captured(rule: Rule, target: Target, state: State, now_s: float) -> Why | None:
     """Why there is nothing new to see: a capture of this attempt of the job holds the fault, and it is no worse.
 
     Whichever rule asked for it: what another profiler would show is new, unless the choice is ``auto``'s.

@@ -15,7 +15,8 @@ from sftriage.words.verdicts import system_sentence, verdict_sentence, when, whe
 
 def resolves(verdict: Verdict, decision: Decision) -> str:
     """What would resolve a window that was held, or a decision not to capture; "" where there is nothing to say."""
-    return advice(verdict.reasons) if verdict.reasons else resolution(decision)
+    split = bool(verdict.numbers.get("split"))
+    return advice(verdict.reasons, split=split) if verdict.reasons else resolution(decision)
 
 
 def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = ()) -> Iterator[str]:

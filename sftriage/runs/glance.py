@@ -314,7 +314,9 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | N
             command = f"sftriage capture --rank {first.ranks[0]} --reason 'suspect of steps {window}' {run}"
             yield NextStep(said("capture", rank=first.ranks[0]), command)
     advice = newest.resolves if watched else afterwards(newest.reason, newest.reasons, newest.parameters)
-    if advice and newest.outcome != "capture":
+    # (where the trace holds the fault, no limit is worth raising for another)
+    there = opened is not None and opened.holds_fault in ("yes", "partly") and newest.outcome == "throttle"
+    if advice and newest.outcome != "capture" and (not there or newest.reason == "already_captured"):
         yield NextStep(advice)
     yield from _lived_with(view)
     yield NextStep(said("explain"), f"sftriage explain {window} {run}")

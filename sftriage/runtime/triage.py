@@ -231,7 +231,8 @@ class Triage:
                     self._controller.learn(window)
         except SftriageError as error:
             log.warning("what the run was like before could not be learnt again: %s", error)
-        self._controller.record(TakenOver(time.time(), socket.gethostname(), os.getpid()))
+        counts = left.n_windows, left.n_stored
+        self._controller.record(TakenOver(time.time(), socket.gethostname(), os.getpid(), *counts))
         self._stream.publish(Resumed(tuple(request for request, _ in left.unended.values())))
         for capture_id, (request, trigger) in left.unended.items():
             self._wants.resume(request, trigger, left.attempts[capture_id])

@@ -22,6 +22,7 @@ from sftriage.events import (
     ManualRequestDecided,
     RemedyChanged,
     Sight,
+    TakenOver,
     WindowJudged,
 )
 from sftriage.sinks.stream import Sink
@@ -42,7 +43,7 @@ class LineSink(Sink):
     """A line for each change that is worth one (see `sftriage.words.news`).
 
     Attributes:
-        windows: windows that have been decided.
+        windows: windows that have been decided, those before the run was taken over included.
         captures: captures that are stored.
     """
 
@@ -71,6 +72,8 @@ class LineSink(Sink):
                 # (what pauses every few steps, as an evaluation does, is printed once a minute)
                 self._paused_s = seen.time_s
                 self.say(pause_sentence(seen))
+            case TakenOver():
+                self.windows, self.captures = self.windows + seen.windows, self.captures + seen.captures
             case DiskFailed():
                 self.say(disk_failed_sentence(seen.problem))
             case DiskRecovered():

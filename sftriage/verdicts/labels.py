@@ -44,6 +44,8 @@ def assess_times(
     if coverage is None:
         coverage = 1.0 if valid_N.all() and valid_N.size else coverage_of(window)
     numbers = {"coverage": coverage, "complete_steps": float(accounting.n_steps)}
+    if any(one.segment.own is not None and one.segment.own.over_NR is not None for one in walks):
+        numbers["split"] = 1.0  # (the last gradient of each step is known)
     verdict = partial(_verdict, window, accounting, numbers)
     if coverage < settings.min_coverage_fraction or accounting.n_steps == 0:
         numbers["min_coverage"] = settings.min_coverage_fraction

@@ -9,7 +9,7 @@ from sftriage.decisions import ChoiceReason, Decision, LeftOpen, Parameter, Prof
 from sftriage.records import plain
 from sftriage.words.amounts import clock
 from sftriage.words.captures import CHOICES, LEFT_OPEN, PROFILERS, choice_words
-from sftriage.words.verdicts import BY_SYSTEM, RESOLVES
+from sftriage.words.verdicts import AFTER_GRADIENTS, BY_SYSTEM, RESOLVES
 
 SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "healthy": ("healthy", ""),
@@ -126,15 +126,19 @@ def resolution(decision: Decision) -> str:
     """What would resolve a decision not to capture, or a stall; "" where there is nothing to say."""
     own = RESOLUTIONS.get(decision.reason)
     if own is None:
-        return advice(reasons_of(decision))
+        return advice(reasons_of(decision), split=bool(decision.parameters.get("split")))
     if decision.reason == "active" and "until_s" not in decision.parameters:
         return "Change the policy's active.cron."
     return _filled(own, decision, _shown)
 
 
-def advice(reasons: Iterable[str]) -> str:
-    """What would resolve each of a verdict's reasons, in their order; a reason without advice is named as such."""
-    return " ".join(RESOLVES.get(reason, f"There is no advice on {reason!r} yet.") for reason in reasons)
+def advice(reasons: Iterable[str], *, split: bool = False) -> str:
+    """What would resolve each of a verdict's reasons, in their order; a reason without advice is named as such.
+
+    ``split``: the last gradient of each step is on record.
+    """
+    known = {**RESOLVES, "sync_ambiguous": AFTER_GRADIENTS} if split else RESOLVES
+    return " ".join(known.get(reason, f"There is no advice on {reason!r} yet.") for reason in reasons)
 
 
 def reasons_of(decision: Decision) -> tuple[str, ...]:

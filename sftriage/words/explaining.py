@@ -96,15 +96,23 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
         return ("looked into once enough of its steps have come in from all ranks",)
     if "clock_limited" in verdict.reasons:
         missed = [check.what for check in of_clock if not check.met and check.unit == "fraction"]
-        return tuple(f"judged by the devices' clock if this reached its threshold: {what}" for what in missed)
+        return _once_all("judged by the devices' clock", missed)
     if "self_inflicted" in verdict.reasons:
         return ("looked into if no capture had run in it",)
     if verdict.reasons == ("regressed",):
         return ("healthy once its steps are as good as the job's best again",)
     missed = [check.what for check in of_first if not check.met]
     if verdict.label == "healthy":
-        found = [f"unhealthy if this reached its threshold: {c.what}" for c in of_excess[1:] if not c.met]
-        return tuple(found)
+        found = [check.what for check in of_excess[1:] if not check.met]
+        several = "any of these reached its threshold" if len(found) > 1 else "this reached its threshold"
+        return (f"unhealthy if {several}: {'; '.join(found)}",) if found else ()
     if not of_first:
         return ("a suspect if mending one alone would save a good part of the delay",)
-    return tuple(f"a suspect if this reached its threshold: {what}" for what in missed)
+    return _once_all("a suspect", missed)
+
+
+def _once_all(what: str, missed: list[str]) -> tuple[str, ...]:
+    """What a window would be once nothing that it misses is missed any more: one of several is not enough."""
+    if len(missed) == 1:
+        return (f"{what} if this reached its threshold: {missed[0]}",)
+    return (f"{what} if all of these reached their thresholds: {'; '.join(missed)}",) if missed else ()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from sftriage.decisions import Parameter, ReasonCode
 from sftriage.records import OTHER
 from sftriage.words.decisions import RESOLUTIONS, SentenceFields
-from sftriage.words.verdicts import RESOLVES
+from sftriage.words.verdicts import AFTER_GRADIENTS, RESOLVES
 
 FACES: Mapping[str, str] = {
     "no_run": "No run yet",
@@ -225,7 +225,8 @@ def look_at(who_: str, stage: str | None, hosts: Iterable[str]) -> str:
 def afterwards(reason: ReasonCode, reasons: Iterable[str], parameters: Mapping[str, Parameter]) -> str:
     """What to do about a decision not to capture, or a stall, once the run has ended and nothing is waited for."""
     codes = (reason,) if reason in RESOLUTIONS else tuple(reasons)
-    said = (AFTERWARDS.get(code, RESOLVES.get(code, "")) for code in codes)
+    known = {**RESOLVES, **AFTERWARDS, **({"sync_ambiguous": AFTER_GRADIENTS} if parameters.get("split") else {})}
+    said = (known.get(code, "") for code in codes)
     return " ".join(filter(None, said)).format_map(
         SentenceFields({name: str(value) for name, value in parameters.items()})
     )

@@ -41,7 +41,7 @@ RESOLVES: Mapping[str, str] = {
     "look at all the late ranks, or at what they share (a host, a switch, a data shard).",
     "sync_ambiguous": "The time is lost inside a stage where ranks wait for each other, and there all of them tie. "
     "With DDP, monitor.watch(model) tells work from waiting there. Under FSDP it cannot, for gradients are ready only "
-    "after the exchange: there, and where it is called already, capture some ranks (`sftriage capture`) and compare.",
+    "after the exchange: there, capture some ranks (`sftriage capture`) and compare.",
     "no_sync": "No exchange between the ranks is known, and a rank that waits for another then looks as if it worked: "
     "name the stages in which the ranks wait (`sync` of Monitor, or of a --map).",
     "roaming": "A different rank leads from step to step: look for what moves with the data or the clock "
@@ -75,6 +75,12 @@ RESOLVES: Mapping[str, str] = {
     "unseen_ranks": "Some ranks of the job show nothing here: see whether they run, and record.",
 }
 """For each reason of a ``needs_evidence`` or ``stalled`` verdict, one plain sentence on what would resolve it."""
+
+AFTER_GRADIENTS = (
+    "The time is lost after the last gradient is ready on every rank, and there all of them tie: look at the network "
+    "between them and at who waits for a CPU, or capture some ranks (`sftriage capture`) and compare."
+)
+"""The same of ``sync_ambiguous`` where the last gradient of each step is on record."""
 
 
 def who(suspect: Suspect) -> str:

@@ -80,7 +80,7 @@ from sftriage.words.injection import INJECTED_BUT, LEFT_ALONE
 from sftriage.words.keeping import disk_failed_sentence
 from sftriage.words.objects import CAPTURE_STATES, CAPTURES, NEWS, POLICIES, REMOVAL, REPORTS
 from sftriage.words.objects import REPRODUCED as UNKNOWN
-from sftriage.words.verdicts import REASONS, RESOLVES, STALLS, system_sentence, verdict_sentence
+from sftriage.words.verdicts import AFTER_GRADIENTS, REASONS, RESOLVES, STALLS, system_sentence, verdict_sentence
 from tests.unit.conftest import asked_for, manifest_of
 
 TABLE = Path(__file__).with_name("sentences.txt")
@@ -175,6 +175,7 @@ def verdicts() -> Rows:
 def advice() -> Rows:
     for reason in (*REASONS, *STALLS):
         yield reason, RESOLVES[reason]
+    yield "sync_ambiguous, the last gradient being on record", AFTER_GRADIENTS
 
 
 PARAMETERS: dict[ReasonCode, dict] = {

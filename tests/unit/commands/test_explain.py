@@ -52,7 +52,10 @@ def run(module_path):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("0-49", ["Healthy", "is under", "how much later than usual the last rank", "unhealthy if this reached"]),
+        (
+            "0-49",
+            ["Healthy", "is under", "how much later than usual the last rank", "unhealthy if any of these reached"],
+        ),
         ("70", ["Rank 2 is slow in data", "chronic since about step 50", "Runner-up: nobody", "It would be held if"]),
         ("w50-99-r2-slow-rank-1", ["Rank 2 is slow in data", "Decided: capture"]),
         (

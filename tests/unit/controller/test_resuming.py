@@ -37,6 +37,7 @@ def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_w
     (wanted,) = first.ask(ask, status_of(slow.schema, 4, ranks), 101.0).requests
     # WHEN the journal is read
     left = resume_state(read_journal(tmp_path / "decisions.jsonl"))
+    assert (left.n_windows, left.n_stored) == (1, 0)
     # THEN both captures are known with their requests and why they exist
     assert {one: known[0] for one, known in left.unended.items()} == {
         request.capture_id: request,
@@ -53,7 +54,8 @@ def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_w
     second.changed(CaptureResult(request.capture_id, 2, "running"), 105.0)
     assert request.capture_id in resume_state(read_journal(tmp_path / "decisions.jsonl")).unended
     second.changed(CaptureResult(request.capture_id, 2, "stored", first_step=30, last_step=32), 110.0)
-    assert set(resume_state(read_journal(tmp_path / "decisions.jsonl")).unended) == {wanted.capture_id}
+    left = resume_state(read_journal(tmp_path / "decisions.jsonl"))
+    assert (set(left.unended), left.n_windows, left.n_stored) == ({wanted.capture_id}, 1, 1)
 
 
 def test_what_a_capture_left_open_is_asked_for_by_the_next_controller_once(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import EVIDENCE_S
-from sftriage.policy.state import GRACE_S, Failures, Running, State, finished
+from sftriage.policy.state import GRACE_S, Failures, Running, State, charged, finished
 from sftriage.words.decisions import reason_sentence, resolution
 
 from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
@@ -123,6 +123,15 @@ def test_a_fault_that_grows_is_captured_each_time_it_is_worse_by_half():
             found.append(day)
             state = finished(state, of(request.capture_id, "stored"), now_s, reproduced=True)
     assert found == [0, 9, 18, 27]
+
+
+def test_no_limit_is_in_the_way_of_what_is_captured_already():
+    # GIVEN a capture that has used up the hour, or more than captures may cost
+    policy = make_policy(CAPTURING, captures_per_hour=1)
+    for found, reasons in ((True, ["already_captured"] * 2), (False, ["captures_per_hour", "overhead_budget"])):
+        state = captured(found)
+        said = [decide(make_verdict(), policy, one, NOW + 600)[0] for one in (state, charged(state, 1e6))]
+        assert [(one.outcome, one.reason) for one in said] == [("throttle", reason) for reason in reasons]
 
 
 def test_a_capture_of_what_became_worse_that_misses_it_leaves_the_one_before_standing():

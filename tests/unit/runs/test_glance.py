@@ -116,6 +116,17 @@ def test_a_held_job_names_nobody_and_says_why_in_words():
     assert "monitor.watch(model)" in steps[0]
 
 
+def test_where_the_last_gradient_is_on_record_nobody_is_sent_to_record_it():
+    of = held(30, reasons=("sync_ambiguous",))
+    row_ = row_of(
+        of, replace(decision(of, "hold", "sync_ambiguous"), parameters={"reasons": of.reasons, "split": True})
+    )
+    for going in (True, False):
+        first = told(view(row(0), row_, going=going))[2][0]
+        assert "monitor.watch" not in first
+        assert "after the last gradient" in first
+
+
 def test_a_trace_is_opened_first(captured):
     # GIVEN a run in which a suspect was captured, and the trace is stored
     headline, answers, steps = told(captured.source.view())

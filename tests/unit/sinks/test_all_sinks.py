@@ -42,7 +42,7 @@ STALLED = Verdict(9, 9, "stalled", ("in_sync",), (), 60.0, {}, {}, {})
 WINDOW = Window(StageSchema(("data", "backward", "other"), ("backward",)), 0, np.full((10, 2, 3), 0.01))
 EVERYTHING = [
     Resumed([]),
-    TakenOver(1.0, "node-1", 1),
+    TakenOver(1.0, "node-1", 1, 120, 1),
     WindowSeen(WINDOW, learnt=True),
     WindowSeen(WINDOW),
     CostMeasured(1.0, 0, 1, 5, 0.1, 0.1),
