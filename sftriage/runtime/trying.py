@@ -122,9 +122,8 @@ def _run(
         launcher.start(tuple(command), environment, output=writing)
     finally:
         os.close(writing)
-    output = open(reading, "rb", buffering=0)  # noqa: SIM115  # closed by whoever passes it on
     over, told = threading.Event(), threading.Event()
-    passing_on = threading.Thread(target=_pass_on, args=(output, told), name="output", daemon=True)
+    passing_on = threading.Thread(target=_pass_on, args=(reading, told), name="output", daemon=True)
     passing_on.start()
     processes, free_bytes = Processes(environment), shutil.disk_usage(rings).free
 
@@ -161,12 +160,13 @@ def _run(
     return None if told.is_set() else status, known
 
 
-def _pass_on(output: FileIO, told: threading.Event) -> None:
+def _pass_on(reading: int, told: threading.Event) -> None:
     """Print what the job prints, until it is told to end: a launcher's traceback about that is not about the job."""
-    with output, contextlib.suppress(OSError):
-        while text := output.read(65536):
+    with contextlib.suppress(OSError):
+        while text := os.read(reading, 65536):
             if not told.is_set():
                 os.write(2, text)
+    os.close(reading)
 
 
 def _enough(rings: Path, steps: int) -> bool:
