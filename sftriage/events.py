@@ -175,6 +175,22 @@ class Place(msgspec.Struct, frozen=True):
     line: int
 
 
+class JournalCompacted(_Event, tag="compacted", frozen=True):
+    """The first line of a journal that took the place of a longer one, which was the file ``inode``.
+
+    What that had from ``kept_from`` on follows whole, after ``older_bytes`` of what came before. ``dropped`` windows,
+    the last of which ended at ``dropped_step``, are not in it. ``losses`` are what suspects had cost by ``kept_from``,
+    as values of `sftriage.policy.losses.Losses`.
+    """
+
+    inode: int
+    kept_from: int
+    older_bytes: int
+    dropped: int
+    dropped_step: int
+    losses: dict[str, Any] = {}
+
+
 class RingGivenUp(_Event, tag="ring", frozen=True):
     """What a rank records cannot be read: from now on the rank counts as missing."""
 
@@ -268,6 +284,7 @@ Event = (
     | TakenOver
     | DiskRecovered
     | RingGivenUp
+    | JournalCompacted
     | CauseFound
     | RemedyChanged
     | JobPaused

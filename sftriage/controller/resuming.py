@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sftriage.decisions import ENDED, CaptureRequest, Trigger
-from sftriage.events import CaptureChanged, Event, FollowUpDecided, ManualRequestDecided, RemedyChanged, WindowJudged
+from sftriage.events import (
+    CaptureChanged,
+    Event,
+    FollowUpDecided,
+    JournalCompacted,
+    ManualRequestDecided,
+    RemedyChanged,
+    WindowJudged,
+)
 from sftriage.policy.losses import Losses
 
 
@@ -54,6 +62,8 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
                 stored.add(event.result.capture_id)
         elif isinstance(event, RemedyChanged):
             remedies.append(event)
+        elif isinstance(event, JournalCompacted):
+            losses = Losses.of_values(event.losses)
         elif isinstance(event, WindowJudged | ManualRequestDecided | FollowUpDecided):
             unended |= {
                 one.capture_id: (one, event.triggers[one.capture_id])

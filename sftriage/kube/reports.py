@@ -56,7 +56,7 @@ def report_status(body: Mapping[str, Any], view: View, now_s: float) -> TriageRe
         since_step=stands.since_step,
         suspect=stands.named or None,
         verdict=_verdict(view.rows[-1]) if view.rows else None,
-        windows=len(view.rows),
+        windows=view.windows,
         windows_held=len(held),
         holds=tuple(_holds(held)),
         captures=tuple(captures[:MAX_CAPTURES]),

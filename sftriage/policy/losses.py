@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
 
 from sftriage.decisions import Lost, Suspect, Verdict
 from sftriage.policy import suspects
@@ -66,6 +69,20 @@ class Losses:
     def by_name(self) -> Mapping[tuple[str, str], float]:
         """The same by who and where."""
         return {(one.who, one.where): one.rank_s for one in self.by_suspect.values()}
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Losses:
+        """Those that `values` gave.
+
+        Raises:
+            ValueError: it did not.
+        """
+        return msgspec.convert(values, cls, strict=False)
+
+    def values(self) -> dict[str, Any]:
+        """As JSON values."""
+        values: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return values
 
     def of(self, suspect: Suspect) -> SuspectLoss | None:
         """What a suspect has cost; None for nothing."""

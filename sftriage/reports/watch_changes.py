@@ -64,7 +64,7 @@ def opening(view: View, place: str) -> str:
 def closing(view: View) -> str:
     """That a run has ended, and what there was."""
     captured = sum(result.state == "stored" for result in view.became.values())
-    return f"The run has ended: {counted(len(view.rows), 'window')} judged, {counted(captured, 'capture')} stored."
+    return f"The run has ended: {counted(view.windows, 'window')} judged, {counted(captured, 'capture')} stored."
 
 
 def news(told: WatchPosition, view: View, now_s: float) -> tuple[WatchPosition, list[str]]:

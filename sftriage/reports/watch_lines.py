@@ -143,7 +143,7 @@ def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part
         parts.append(_listed(title, suspects, lambda count: _left(len(suspects) - count)))
     if shown.decisions:
         decided = [_decision(entry, width) for entry in shown.decisions]
-        parts.append(_listed("Decisions", decided, lambda _: f"on {counted(len(shown.view.rows), 'window')}"))
+        parts.append(_listed("Decisions", decided, lambda _: f"on {counted(shown.view.windows, 'window')}"))
     if shown.captures:
         captures = [_capture(one) for one in shown.captures]
         parts.append(_listed("Captures", captures, lambda count: _left(shown.captured - count)))
@@ -349,7 +349,7 @@ def _telemetry(shown: Picture, now_s: float) -> list[Text]:
     lines = [Text("Telemetry  ", style="bold") + Text(", ".join(facts), style="yellow" if lacking else "")]
     judged, late = "no window yet", False
     if newest is not None:
-        judged = f"{counted(len(shown.view.rows), 'window')}, the last {ago(newest.time_s, now_s)}"
+        judged = f"{counted(shown.view.windows, 'window')}, the last {ago(newest.time_s, now_s)}"
         judged += f", restart {newest.attempt}" if newest.attempt else ""
         late = shown.state == "going" and now_s - newest.time_s > STALE_S
     lines.append(Text("Judged     ", style="bold") + Text(judged, style="yellow" if late else ""))

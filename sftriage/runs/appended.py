@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sftriage.errors import RingError
-from sftriage.events import MAX_EVENT_BYTES
+from sftriage.events import MAX_EVENT_BYTES, VERSION, JournalCompacted, decode, kind_of
 from sftriage.recorder import files
 
 _CHUNK_BYTES = 1 << 20
@@ -44,9 +44,13 @@ class Appended:
         try:
             about = os.fstat(descriptor)
             if about.st_ino != self._inode or about.st_size < self._at:
+                goes_on = self._place_in(descriptor)
                 self._inode = about.st_ino
                 self._begin()
-                self._anew()
+                if goes_on is None:
+                    self._anew()
+                else:
+                    self._at = goes_on
             before = self._at
             while data := os.pread(descriptor, self._chunk_bytes, self._at):
                 if not self._take(data):
@@ -57,6 +61,17 @@ class Appended:
         finally:
             os.close(descriptor)
         return self._at != before
+
+    def _place_in(self, descriptor: int) -> int | None:
+        """Where to read on in a journal that was made of the one that was read so far; None where it was not."""
+        first, newline, _ = os.pread(descriptor, MAX_EVENT_BYTES, 0).partition(b"\n")
+        try:
+            event = decode(first) if newline and kind_of(first) == (VERSION, True) else None
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(event, JournalCompacted) or event.inode != self._inode or self._at < event.kept_from:
+            return None
+        return len(first) + 1 + event.older_bytes + self._at - event.kept_from
 
     def _begin(self) -> None:
         self._at, self._chunk_bytes, self._passing_over = 0, _CHUNK_BYTES, False

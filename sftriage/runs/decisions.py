@@ -21,6 +21,7 @@ from sftriage.events import (
     Decided,
     DiskRecovered,
     Event,
+    JournalCompacted,
     RemedyChanged,
     WindowJudged,
 )
@@ -31,7 +32,7 @@ from sftriage.runs.journal import read_journal
 from sftriage.runs.outlook import CaptureStatus, statuses
 from sftriage.windows.log_segments import find_logs
 from sftriage.words.decisions import decision_values, reason_sentence
-from sftriage.words.keeping import disk_now, disk_sentence
+from sftriage.words.keeping import compacted_sentence, disk_now, disk_sentence
 
 PAGE_SIZE = 50
 
@@ -222,6 +223,8 @@ def _unwritten(directory: RunDirectory, events: Sequence[Event], step: int) -> s
             first, last = event.lost_steps
             if first <= step <= last:
                 return disk_sentence(event)
+        if isinstance(event, JournalCompacted) and step <= event.dropped_step:
+            return compacted_sentence(event.dropped, event.dropped_step)
     if step <= max((one.decision.last_step for one in decided_in(events)), default=-1):
         return None
     rings = Path(read_info(directory).rings)

@@ -7,7 +7,7 @@
       policy.yaml      the policy it started with; of several the first, and policy-2.yaml and so on the others
       steps/           the steps of every rank, as the agent read them from the rings, older ones thinned; and readings
                        of their counters
-      decisions.jsonl  the journal, a line an event
+      decisions.jsonl  the journal, a line an event; .decisions.jsonl.partial: the next one, if it was cut short
       failures.log     tracebacks of triage, where it failed
       state.json       what the policy engine must remember over a restart
       nsys.json        how the ranks were launched under nsys, if they were

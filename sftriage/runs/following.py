@@ -39,6 +39,7 @@ from sftriage.events import (
     EvidenceGathered,
     FollowUpDecided,
     JobPaused,
+    JournalCompacted,
     ManualRequestDecided,
     NamedPolicy,
     Place,
@@ -200,6 +201,7 @@ class JournalTail:
     asks: list[RequestRow] = field(default_factory=list)
     notes: list[Other] = field(default_factory=list)
     skipped: int = 0
+    dropped: int = 0
     losses: Losses = field(default_factory=Losses)
     _stages: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 
@@ -214,7 +216,7 @@ class JournalTail:
         return self._appended.follow()
 
     def _begin(self) -> None:
-        self.skipped = 0
+        self.skipped = self.dropped = 0
         for kept in (self.rows, self.results, self.states, self.asks, self.notes):
             kept.clear()
         self.losses = Losses()
@@ -233,6 +235,8 @@ class JournalTail:
                     # Thousands of windows name the same stages.
                     shared = self._stages.setdefault(row.stages, row.stages)
                     self.rows.append(row if shared is row.stages else replace(row, stages=shared))
+                case JournalCompacted():
+                    self.losses, self.dropped = Losses.of_values(event.losses), event.dropped
                 case CaptureChanged():
                     capture_id, state = event.result.capture_id, event.result.state
                     self.states[capture_id] = event.result

@@ -1,25 +1,42 @@
 """The journal of a run: a line of JSON for every event, in the order in which they happened.
 
 A line is written whole, or not at all: what a crash or a full disk leaves of one is cut off before the next is written.
+A journal that has grown to its bound is replaced by a shorter one: windows of its older half that led to no capture go.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from sftriage.errors import InputError
-from sftriage.events import VERSION, Event, WindowJudged, decode, encode, from_values, kind_of
+from sftriage.events import (
+    VERSION,
+    Event,
+    EvidenceGathered,
+    JournalCompacted,
+    WindowJudged,
+    decode,
+    encode,
+    from_values,
+    kind_of,
+)
+from sftriage.policy.losses import Losses
 from sftriage.runs.version1 import upgraded
 from sftriage.traces.disk import Counted, Do, at_once
 from sftriage.traces.files import write_atomically
 
 _TAIL_BYTES = 1 << 16
+MAX_BYTES = 64 << 20
+"""A journal that has grown to this size loses the windows of its older half."""
 RESERVE_BYTES = 16 << 10
 """Room on the disk for a last word about a disk that has stayed full."""
 
@@ -30,13 +47,15 @@ class Journal:
     Args:
         path: the file, which need not be there.
         do: who writes; by default whoever appends, who then hears of an OSError where it is not on disk.
+        max_bytes: the size at which it is replaced by a shorter one.
 
     Raises:
         OSError: the file cannot be opened.
     """
 
-    def __init__(self, path: Path, do: Do = at_once) -> None:
+    def __init__(self, path: Path, do: Do = at_once, max_bytes: int = MAX_BYTES) -> None:
         self._path, self._do = path, do
+        self._max_bytes = self._compacts_at = max_bytes
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._reserve = path.with_name(".reserve")
         with contextlib.suppress(OSError), self._reserve.open("wb") as file:
@@ -79,6 +98,37 @@ class Journal:
         # A quota, or a server, may refuse only now.
         os.fsync(self._descriptor)
         self._torn_at = None
+        if (size_bytes := os.fstat(self._descriptor).st_size) >= self._compacts_at:
+            # (a disk that refuses is asked again when there is more to be gained)
+            self._compacts_at = size_bytes + self._max_bytes // 8
+            with contextlib.suppress(OSError):
+                self._compact(size_bytes)
+
+    def _compact(self, size_bytes: int) -> None:
+        """Replace the file by one that has its newer half whole, and of the rest what matters later."""
+        kept_from = size_bytes // 2
+        with self._path.open("rb") as file:
+            file.seek(kept_from)
+            kept_from += len(file.readline())
+            file.seek(0)
+            older, told = what_matters(file, kept_from, self._max_bytes // 4)
+            inode = os.fstat(file.fileno()).st_ino
+            told = msgspec.structs.replace(told, inode=inode, kept_from=kept_from, older_bytes=len(older))
+            partial = self._path.with_name(f".{self._path.name}.partial")
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+            descriptor = os.open(partial, flags, 0o600)
+            try:
+                with os.fdopen(os.dup(descriptor), "wb") as copy:
+                    copy.write(encode(told) + b"\n" + older)
+                    file.seek(kept_from)
+                    shutil.copyfileobj(file, copy)
+                os.fsync(descriptor)
+                partial.replace(self._path)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        os.close(self._descriptor)
+        self._descriptor, self._compacts_at = descriptor, self._max_bytes
 
     def _after_whole_lines(self) -> int | None:
         """Where the last line begins, if it was cut short. One that lacks only its end is given it."""
@@ -96,6 +146,49 @@ class Journal:
             return size_bytes - len(last)
         os.write(self._descriptor, b"\n")
         return None
+
+
+def what_matters(lines: BinaryIO, end: int, max_bytes: int) -> tuple[bytes, JournalCompacted]:
+    """Of the lines before ``end``, those that later readers need, the newest of them, and what goes with the others.
+
+    Windows matter that led to a capture or stalled, and of each attempt the last one. What comes with every window does
+    not.
+    """
+    kept: deque[tuple[int, bytes, bool]] = deque()
+    last: dict[int, tuple[int, bytes, bool]] = {}
+    losses, dropped, dropped_step, size_bytes = Losses(), 0, -1, 0
+    while lines.tell() < end:
+        at, line = lines.tell(), lines.readline()
+        try:
+            event = event_of(line)
+        except (ValueError, RecursionError):
+            continue
+        match event:
+            case JournalCompacted():
+                losses, dropped, dropped_step = Losses.of_values(event.losses), event.dropped, event.dropped_step
+                continue
+            case WindowJudged():
+                losses = losses.after(event.verdict)
+                if not event.decision.requests and event.verdict.label != "stalled":
+                    dropped, dropped_step = dropped + 1, max(dropped_step, event.verdict.last_step)
+                    last[event.verdict.attempt] = at, line, True
+                    continue
+            case EvidenceGathered():
+                continue
+        kept.append((at, line, isinstance(event, WindowJudged)))
+        size_bytes += len(line)
+        while size_bytes > max_bytes:
+            _, gone, was_window = kept.popleft()
+            size_bytes, dropped = size_bytes - len(gone), dropped + was_window
+    told = JournalCompacted(
+        inode=0,
+        kept_from=0,
+        older_bytes=0,
+        dropped=dropped - len(last),
+        dropped_step=dropped_step,
+        losses=losses.values(),
+    )
+    return b"".join(line for _, line, _ in sorted([*kept, *last.values()])), told
 
 
 def counted(event: Event, size_bytes: int) -> Counted:

@@ -197,7 +197,7 @@ def picture_values(shown: Picture) -> dict[str, Any]:
         "job": "" if info is None else info.job,
         "run": "" if info is None else info.run_id,
         "policy": "" if info is None else info.policy,
-        "windows": len(view.rows),
+        "windows": view.windows,
         "health": stands and stands.face,
         "since_step": stands and stands.since_step,
         "since_until_step": stands and stands.until_step,

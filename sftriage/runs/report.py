@@ -69,7 +69,7 @@ def run_report(view: View) -> Report:
     about = [("run", name)] if info is None else [("job", info.job), ("run", info.run_id), ("policy", info.policy)]
     if view.rows:
         first, last = min(row.first_step for row in view.rows), view.rows[-1].last_step
-        about.append(("judged", f"steps {first:,} to {last:,}, {len(view.rows):,} windows"))
+        about.append(("judged", f"steps {first:,} to {last:,}, {view.windows:,} windows"))
     if view.telemetry.world_size:
         about.append(("ranks", f"{view.telemetry.ranks:,} of {view.telemetry.world_size:,} record"))
     damaged = sum(isinstance(one, Damaged) for one in view.captures)

@@ -57,7 +57,7 @@ class View:
         rows: its windows; ``asks``: captures asked for beside them; ``notes``: what else is on record. All in order.
         became: by capture, how it ended; ``states``: how far it is; ``uploads``: how far on its way to a store.
         captures: the stored ones, newest first.
-        skipped: lines of the journal that could not be read.
+        skipped: lines of the journal that could not be read; ``dropped``: windows that went from it with its age.
         uploading: somebody sends captures to the store now.
         disk: why nothing can be written to the run directory now, or "".
         failing: why triage does not work now, or "".
@@ -77,6 +77,7 @@ class View:
     states: Mapping[str, CaptureResult] = field(default_factory=dict)
     captures: tuple[Manifest | Damaged, ...] = ()
     skipped: int = 0
+    dropped: int = 0
     asks: tuple[RequestRow, ...] = ()
     notes: tuple[Other, ...] = ()
     watcher: Watcher = field(default_factory=Watcher)
@@ -88,6 +89,11 @@ class View:
     losses: Losses = field(default_factory=Losses)
     hosts: Mapping[int, str] = field(default_factory=dict)
     directory: str = ""
+
+    @property
+    def windows(self) -> int:
+        """How many windows have been judged."""
+        return len(self.rows) + self.dropped
 
     @property
     def unknown(self) -> bool:
@@ -249,6 +255,7 @@ class RunSource:
                 states=dict(journal.states),
                 captures=tuple(shelf.all()),
                 skipped=journal.skipped,
+                dropped=journal.dropped,
                 asks=tuple(journal.asks),
                 notes=tuple(journal.notes),
                 watcher=watcher,

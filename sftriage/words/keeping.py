@@ -29,6 +29,11 @@ def pause_sentence(event: JobPaused) -> str:
     return f"The job paused for {lasted(event.lasted_s)} in {steps} (all ranks, in {event.stage})."
 
 
+def compacted_sentence(windows: int, last_step: int) -> str:
+    """Which windows went from a journal that has reached its bound."""
+    return f"The journal is bounded: {windows:,} windows up to step {last_step:,} that led to no capture are gone."
+
+
 def ring_sentence(event: RingGivenUp) -> str:
     """Which rank counts as missing, and why."""
     return f"Rank {event.rank} counts as missing: what it records cannot be read ({event.reason})."

@@ -46,6 +46,7 @@ from sftriage.events import (
     EvidenceGathered,
     FollowUpDecided,
     JobPaused,
+    JournalCompacted,
     ManualRequestDecided,
     NamedPolicy,
     PolicyChanged,
@@ -348,6 +349,7 @@ TOLD: dict[type, list[Event]] = {
     EvidenceGathered: [EvidenceGathered(NOON_S, 90, 139, ("GPU 0 runs at 1,200 of 1,980 MHz: power cap",))],
     RingGivenUp: [RingGivenUp(NOON_S, 2, "/dev/shm/sftriage-x/rank-2.0.ring: truncated: its header has become shorter")],
     JobPaused: [JobPaused(NOON_S, 0, 240, 240, 55.2, "backward", "in_sync"), JobPaused(NOON_S, 0, 240, 242, 190.0, "data", "in_own_work")],
+    JournalCompacted: [],
     TakenOver: [TakenOver(NOON_S, "node-1", 4711)],
     CauseFound: [
         CauseFound(NOON_S, "c-2", 2, "sleep", True, "Rank 2 is slow in data: 38.0 of 40.0 ms in load (data.py:57: time.sleep(0.04)), which sleeps; rank 3 spends 0.3 ms there."),

@@ -1,15 +1,24 @@
 """What was decided is on record, whatever happens to the one who decided."""
 
+import errno
 import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from sftriage.decisions import CaptureResult, Decision, Regression, Verdict
-from sftriage.errors import InputError
-from sftriage.events import CaptureChanged, DiskRecovered, WindowJudged
+from sftriage.controller.resuming import resume_state
+from sftriage.decisions import CaptureRequest, CaptureResult, Decision, Lost, Regression, Suspect, Verdict
+from sftriage.errors import InputError, UsageError
+from sftriage.events import CaptureChanged, DiskRecovered, JournalCompacted, WindowJudged
+from sftriage.runs.decisions import window_of
+from sftriage.runs.following import JournalTail
 from sftriage.runs.journal import Journal, read_journal
 from tests.disks import small_disk
+from tests.unit.conftest import run_going_on
 
 VERDICT = Verdict(20, 69, "healthy", (), (), 0.05, {"data": 0.05}, {"data": 1}, {"coverage": 1.0})
 DECISION = Decision(1.0, 20, 69, "healthy", "ignore", "healthy")
@@ -117,3 +126,132 @@ def test_a_disk_that_stays_full_takes_a_last_word(tmp_path):
         journal.last_word(told)
         assert list(read_journal(disk.path / "decisions.jsonl")) == [told]
         journal.close()
+
+
+def judged(first: int, *, attempt: int = 0, captures: bool = False, lost_s: float = 0.0) -> WindowJudged:
+    """A window of ten steps: healthy, or one that led to a capture, or a suspect that cost this much in each step."""
+    verdict = replace(VERDICT, first_step=first, last_step=first + 9, attempt=attempt)
+    decision = replace(DECISION, time_s=float(first), first_step=first, last_step=first + 9, attempt=attempt)
+    if captures:
+        decision = replace(decision, requests=(CaptureRequest(f"c-{first}", 1, "torch", 5, 1, 30.0, 10**6),))
+    if lost_s:
+        suspect = Suspect("rank", (1,), "data", lost_s, 0.5, 1.0, rank=1)
+        verdict = replace(verdict, label="suspect", suspects=(suspect,), lost=Lost(first, (lost_s,) * 10, 4))
+    return WindowJudged(verdict, decision)
+
+
+def told(path) -> tuple[list[tuple[int, int]], float]:
+    """The windows in a journal by attempt and first step, and what suspects have cost."""
+    events = list(read_journal(path))
+    windows = [(one.verdict.attempt, one.verdict.first_step) for one in events if isinstance(one, WindowJudged)]
+    return windows, resume_state(events).losses.lost_s
+
+
+def test_a_journal_has_a_bound_and_keeps_what_matters(path):
+    # GIVEN a run of two attempts that is judged for ever, with a capture now and then, and a suspect throughout
+    journal, bound = Journal(path, max_bytes=160_000), 160_000
+    for attempt, n in ((0, 30), (1, 900)):
+        for step in range(0, 10 * n, 10):
+            journal.append(judged(step, attempt=attempt, captures=step % 500 == 200, lost_s=0.001))
+            assert path.stat().st_size < bound + 2000
+    journal.append(CaptureChanged(9e4, CaptureResult("c-200", 1, "stored", "")))
+    journal.close()
+    windows, lost_s = told(path)
+    # THEN the newest windows are there, every one that led to a capture, and the last one of the first attempt
+    assert windows[-1] == (1, 8990)
+    assert [step for attempt, step in windows if attempt and step % 500 == 200] == list(range(200, 9000, 500))
+    assert (0, 290) in windows
+    # AND nothing of what suspects have cost
+    assert lost_s == pytest.approx(0.001 * 10 * 930)
+    # AND whoever looks for another one is told why it is not there
+    events = list(read_journal(path))
+    (compacted,) = [one for one in events if isinstance(one, JournalCompacted)]
+    assert events[0] is compacted
+    assert compacted.dropped + len(windows) == 930
+
+
+def test_who_follows_a_journal_gets_each_line_once_also_where_it_is_replaced(path):
+    # GIVEN somebody who follows a journal, and one who looks at it rarely
+    journal = Journal(path, max_bytes=30_000)
+    often, seldom, once = JournalTail(path), JournalTail(path), []
+    for step in range(0, 4000, 10):
+        journal.append(judged(step, captures=step % 500 == 200, lost_s=0.001))
+        if step % 30 == 0:
+            often.follow()
+            assert [row.first_step for row in often.rows] == list(range(0, step + 1, 10))
+        if step % 1500 == 0:
+            seldom.follow()
+            once.append((seldom.rows[-1].first_step, seldom.losses.lost_s))
+    journal.close()
+    # THEN the former has all of it, and the latter what is there, with the same sums
+    often.follow()
+    seldom.follow()
+    assert len(often.rows) == 400
+    assert [step for step, _ in once] == [0, 1500, 3000]
+    for tail in (often, seldom):
+        assert tail.losses.lost_s == pytest.approx(0.001 * 4000)
+        assert (len(tail.rows) + tail.dropped, tail.skipped) == (400, 0)
+
+
+def test_a_journal_that_cannot_be_replaced_goes_on_growing(path, monkeypatch):
+    journal = Journal(path, max_bytes=20_000)
+
+    def refuses(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfileobj", refuses)
+        for step in range(0, 400, 10):
+            journal.append(judged(step))
+    # WHEN it can be THEN it is
+    for step in range(400, 500, 10):
+        journal.append(judged(step))
+    journal.close()
+    assert told(path)[0][-1] == (0, 490)
+    assert path.stat().st_size < 20_000
+
+
+@pytest.mark.parametrize("at", ["copyfileobj", "fsync", "replace", "after"])
+def test_a_crash_while_a_journal_is_replaced_leaves_a_whole_one(path, at):
+    # GIVEN a process that dies at some moment of it
+    script = f"""
+import os, shutil, sys
+from pathlib import Path
+from tests.unit.runs.test_journal import judged
+from sftriage.runs.journal import Journal
+journal = Journal(Path({str(path)!r}), max_bytes=20_000)
+def dies(*_, **__):
+    os._exit(9)
+for step in range(0, 10_000, 10):
+    if os.path.getsize({str(path)!r}) > 19_000:
+        at = {at!r}
+        if at == "copyfileobj": shutil.copyfileobj = dies
+        if at == "replace": Path.replace = dies
+        if at == "fsync":
+            fsync, seen = os.fsync, []
+            os.fsync = lambda fd: (seen.append(fd), len(seen) > 1 and dies(), fsync(fd))
+        if at == "after": os.close = dies
+    journal.append(judged(step))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], timeout=60, check=False)
+    assert done.returncode == 9
+    # THEN another one goes on in it, and each line is a whole one
+    damaged: list[bytes] = []
+    before = [one for one in read_journal(path, damaged) if isinstance(one, WindowJudged)]
+    journal = Journal(path, max_bytes=20_000)
+    for n in range(30):
+        journal.append(judged(before[-1].verdict.last_step + 1 + 10 * n))
+    journal.close()
+    windows, _ = told(path)
+    assert (damaged, windows[-1][1]) == ([], before[-1].verdict.last_step + 291)
+
+
+def test_who_asks_for_a_window_that_is_gone_is_told_so(tmp_path):
+    run = run_going_on(tmp_path / "run")
+    journal = Journal(run.decisions, max_bytes=20_000)
+    for step in range(0, 1000, 10):
+        journal.append(judged(step))
+    journal.close()
+    with pytest.raises(UsageError, match=r"The journal is bounded: [0-9]+ windows up to step"):
+        window_of(run, "15")
+    assert window_of(run, "995").verdict.first_step == 990
