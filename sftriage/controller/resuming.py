@@ -63,7 +63,7 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
         elif isinstance(event, RemedyChanged):
             remedies.append(event)
         elif isinstance(event, JournalCompacted):
-            losses = Losses.of_values(event.losses)
+            losses, n_windows = Losses.of_values(event.losses), event.dropped
         elif isinstance(event, WindowJudged | ManualRequestDecided | FollowUpDecided):
             unended |= {
                 one.capture_id: (one, event.triggers[one.capture_id])
