@@ -9,12 +9,18 @@ from functools import wraps
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from sftriage.errors import without_our_frames
 from sftriage.seams.steps import Steps
 
 
 def _nothing(*_: object) -> None:
     """Do nothing with an answer."""
+
+
+def _hide_us(error: BaseException) -> None:
+    """Take our frames out of the traceback of what passes through."""
+    from sftriage.errors import without_our_frames  # (not in a process that does not train)
+
+    error.__traceback__ = without_our_frames(error.__traceback__)
 
 
 class Place(NamedTuple):
@@ -84,14 +90,14 @@ class Replaced:
             except Exception as error:
                 fail(stage, error)
             except BaseException as error:
-                error.__traceback__ = without_our_frames(error.__traceback__)  # (a signal's handler raised it)
+                _hide_us(error)  # (a signal's handler raised it)
                 raise
             try:
                 answer = original(*args, **kwargs)
                 return answer
             except BaseException as error:
                 # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
-                error.__traceback__ = without_our_frames(error.__traceback__)
+                _hide_us(error)
                 raise
             finally:
                 if begun:
@@ -105,7 +111,7 @@ class Replaced:
                     except Exception as error:
                         fail(stage, error)
                     except BaseException as error:
-                        error.__traceback__ = without_our_frames(error.__traceback__)
+                        _hide_us(error)
                         raise
 
         return around
@@ -150,14 +156,14 @@ class Replaced:
             except Exception as error:
                 fail(name, error)
             except BaseException as error:
-                error.__traceback__ = without_our_frames(error.__traceback__)  # (a signal's handler raised it)
+                _hide_us(error)  # (a signal's handler raised it)
                 raise
             try:
                 answer = original(*args, **kwargs)
                 return answer
             except BaseException as error:
                 # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
-                error.__traceback__ = without_our_frames(error.__traceback__)
+                _hide_us(error)
                 raise
             finally:
                 if begun:
@@ -166,7 +172,7 @@ class Replaced:
                     except Exception as error:
                         fail(name, error)
                     except BaseException as error:
-                        error.__traceback__ = without_our_frames(error.__traceback__)
+                        _hide_us(error)
                         raise
 
         uncompiled(around)
