@@ -9,7 +9,7 @@ from sftriage.recorder import moments
 from sftriage.windows.rings import open_ring
 
 TRAINER = """
-    import multiprocessing, os, sys
+    import multiprocessing, os, subprocess, sys
     rings, form, made = sys.argv[1:]
     os.environ |= {"SFTRIAGE_RINGS": rings, "SFTRIAGE_RECORDER": form}
     held = {}
@@ -62,6 +62,7 @@ TRAINER = """
         "_exit": lambda: forked(lambda: os._exit(0)),
         "train": lambda: forked(train_alone),
         "process": in_a_process,
+        "preexec": lambda: subprocess.run(["true"], check=True, preexec_fn=held.clear),
     }
     if made == "by hand":
         from sftriage import Monitor
@@ -90,7 +91,7 @@ def test_a_child_changes_nothing_of_its_parents(train, until, rings, form, made)
     assert "rank-0.0.asks" in there
     asks, answer = rings / "rank-0.0.asks", rings / "rank-0.0.stacks"
     with open_ring(rings / "rank-0.0.ring") as ring:
-        for shape in ("exit", "_exit", "two epochs of workers", "process", "train", "exit"):
+        for shape in ("exit", "_exit", "two epochs of workers", "process", "preexec", "train", "exit"):
             # WHEN it forks
             before = ring.status().published
             trainer.hears(shape)
