@@ -19,7 +19,15 @@ from sftriage.reduce.flames import FOLDED_NAME, collapsed
 from sftriage.reduce.samples import read_samples
 from sftriage.reports.manifest import manifest_lines
 from sftriage.reports.tables import captures_table, decisions_table
-from sftriage.runs.captures import cause_values, condition_values, described, upload_of, upload_values, upload_words
+from sftriage.runs.captures import (
+    StoredState,
+    cause_values,
+    condition_values,
+    described,
+    upload_of,
+    upload_values,
+    upload_words,
+)
 from sftriage.runs.directory import find_run
 from sftriage.runs.queries import since_of, steps_of
 from sftriage.runtime import catalogues
@@ -27,7 +35,7 @@ from sftriage.runtime.catalogues import CatalogueCaptures
 from sftriage.sampling.sampler import NAME as STACKS_NAME
 from sftriage.traces.files import copy, refusing, replacing
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
-from sftriage.traces.rows import CaptureQuery
+from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, destination_of
 from sftriage.words.amounts import place
@@ -108,6 +116,7 @@ def list_traces(
     captures = captures_of(of)
     rows = captures.find(wanted)
     seen = [captures.seen(row) for row in rows]
+    rows = _as_noted(rows, seen)
     conditions = [condition for _, condition in seen]
     say(*captures.damage(rows, conditions))
     if as_json:
@@ -117,6 +126,14 @@ def list_traces(
         console.print(captures_table(rows, conditions, console.width))
     else:
         tell(_none(captures, wanted))
+
+
+def _as_noted(rows: Sequence[CaptureRow], seen: Sequence[StoredState]) -> list[CaptureRow]:
+    """The rows of captures by their manifests, where these are here: what is noted later is not in the catalogue."""
+    return [
+        row if manifest is None else CaptureRow.of(manifest, row.store, row.reference)
+        for row, (manifest, _) in zip(rows, seen, strict=True)
+    ]
 
 
 def _none(captures: CatalogueCaptures, wanted: CaptureQuery) -> str:
@@ -136,18 +153,29 @@ def traces_for_step(
     run_id: RunIdOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the captures of a step, or nearest to it, and what was decided about it.
+    """Find the captures of a step, or of the fault that it has, or nearest to it, and what was decided about it.
 
-    A capture is of a step that it recorded, or that lies in the window that led to it. Where there is none, the
-    decisions say why; they are kept where the run is, so of a store or catalogue only the captures are told.
+    A capture is of a step that it recorded, or that lies in the window that led to it; and of the fault of a step that
+    lies between this fault's onset and the last window that names it. Where there is none, the decisions say why; they
+    are kept where the run is, so of a store or catalogue only the captures are told.
     """
-    from sftriage.runs.decisions import decided_about, decisions_of, kept_no_longer, why_none
+    from sftriage.runs.decisions import (
+        decided_about,
+        decisions_of,
+        fault_at,
+        faults_in,
+        kept_no_longer,
+        unlike,
+        why_none,
+    )
 
     captures = captures_of(of)
     rows = captures.find(CaptureQuery(job=job, run=run_id))
+    rows = _as_noted(rows, [captures.seen(row) for row in rows])
     holding = [row for row in rows if row.distance_from(step) == 0]
     nearest = min(rows, key=lambda row: (row.distance_from(step), row.first_step), default=None)
-    shown = holding or ([] if nearest is None else [nearest])
+    fault = None if holding else fault_at(step, rows, faults_in(captures.run))
+    shown = holding or [one for one in (fault or nearest,) if one is not None]
     seen = [captures.seen(row) for row in shown]
     conditions = [condition for _, condition in seen]
     say(*captures.damage(shown, conditions))
@@ -155,20 +183,30 @@ def traces_for_step(
     gone = None if captures.run is None else kept_no_longer(captures.run, step)
     if as_json:
         why = None if about or captures.run is None else why_none(captures.run, step)
-        values = described(shown, seen, captures.run if of.store is None else None)
-        found = {"captures": values if holding else [], "nearest": next((one for one in values), None)}
+        its_run = captures.run if of.store is None else None
+        values = {row.reference: value for row, value in zip(shown, described(shown, seen, its_run), strict=True)}
+        near = [] if nearest is None else described([nearest], [captures.seen(nearest)], its_run)
+        found = {
+            "captures": list(values.values()) if holding else [],
+            "fault": None if fault is None else values[fault.reference],
+            "nearest": next(iter(values.values())) if holding else next(iter(near), None),
+        }
         print_json({"step": step, **found, "decisions": about or [], "reason": why, "kept_no_longer": gone})
         return
     console = lists()
-    if holding:
-        console.print(captures_table(holding, conditions, console.width))
+    if fault is not None:
+        where = f"{fault.capture_id} (steps {fault.first_step} to {fault.last_step} of rank {fault.rank})"
+        cause = f": {fault.why_slow.short}" if fault.why_slow is not None else ""
+        tell(f"No capture of step {step}; see {where}: the fault of that step is captured there{cause}.")
+    if holding or fault is not None:
+        console.print(captures_table(shown, conditions, console.width))
     elif nearest is not None:
         where = f"steps {nearest.first_step} to {nearest.last_step} of rank {nearest.rank}"
         tell(f"No capture of step {step}; the nearest is {nearest.capture_id}, {where}.")
     else:
         tell(f"No capture in {captures.place}.")
     if about:
-        console.print(decisions_table(about))
+        console.print(decisions_table(unlike(about)))
     elif captures.run is not None:
         why = why_none(captures.run, step)
         tell(f"No window that holds step {step} was decided: {why}.")

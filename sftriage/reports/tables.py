@@ -78,7 +78,7 @@ def _suspected(verdict: Verdict) -> tuple[str, str, str]:
 
 
 _Cell = Callable[["CaptureRow"], str]
-_FOLDED = 12
+_FOLDED = {"job": 12, "cause": 20}
 _DISPENSABLE = frozenset({"reproduced", "size", "because of window", "created (UTC)"})
 
 
@@ -103,7 +103,7 @@ def _became(result: dict[str, Any]) -> str:
 
 
 def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | None], width: int) -> Table:
-    """A line a capture; of several runs, each says its own. An id is copied: it is never broken.
+    """A line a capture; of several runs, each says its own. Ids of captures and runs are copied: none is ever broken.
 
     Args:
         rows: the captures.
@@ -121,6 +121,7 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | 
         **({"state": lambda row: states[row.store, row.reference]} if set(states.values()) - {"", "whole"} else {}),
         "rank": lambda row: str(row.rank),
         "suspect stage": _stage_of,
+        **({"cause": _cause_of} if any(row.cause for row in rows) else {}),
         "captured steps": lambda row: f"{row.first_step} to {row.last_step}",
         "reproduced": lambda row: "" if row.role == "control" else row.reproduced or "",
         "size": lambda row: size(row.size_bytes),
@@ -155,14 +156,18 @@ def _stage_of(row: CaptureRow) -> str:
     return stage_suspected(row.label, row.stage) + (" (follow-up)" if row.follows_up else "")
 
 
+def _cause_of(row: CaptureRow) -> str:
+    return row.why_slow.short if row.why_slow is not None else ""
+
+
 def _window_of(row: CaptureRow) -> str:
     return "(asked for)" if row.label == "asked" else f"{row.window_first_step} to {row.window_last_step}"
 
 
 def _width(name: str, cells: Iterable[str]) -> int:
-    """How wide a column has to be: as its widest cell, and a word of its name. Names of others' making are folded."""
+    """How wide a column has to be: as its widest cell, and a word of its name. Some are folded, but no ids."""
     widest = max(map(cell_len, cells), default=0)
-    return max(min(widest, _FOLDED) if name in ("job", "run") else widest, *map(len, name.split()))
+    return max(min(widest, _FOLDED.get(name, widest)), *map(len, name.split()))
 
 
 def _captures_list(rows: Sequence[CaptureRow], columns: dict[str, _Cell]) -> Table:

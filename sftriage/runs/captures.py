@@ -149,7 +149,7 @@ def described(
             **plain(row),
             "role": row.role,
             **condition_values(condition),
-            "cause": manifest and cause_values(manifest),
+            "cause": cause_values(manifest) if manifest else row.why_slow and row.why_slow.model_dump(mode="json"),
             "upload": upload_values(directory, row.capture_id),
         }
         for row, (manifest, condition) in zip(rows, seen, strict=True)

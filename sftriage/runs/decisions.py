@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sftriage.decisions import ENDED, CaptureResult, Decision
 from sftriage.errors import InputError, UsageError
@@ -33,6 +33,9 @@ from sftriage.runs.outlook import CaptureStatus, statuses
 from sftriage.windows.log_segments import find_logs
 from sftriage.words.decisions import decision_values, reason_sentence
 from sftriage.words.keeping import compacted_sentence, disk_now, disk_sentence
+
+if TYPE_CHECKING:
+    from sftriage.traces.rows import CaptureRow
 
 PAGE_SIZE = 50
 
@@ -185,6 +188,59 @@ def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
 def decided_about(decisions: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
     """The decisions on windows that hold a step, the newest of them."""
     return [one for one in decisions if one["first_step"] <= step <= one["last_step"]][-MAX_DECISIONS:]
+
+
+def unlike(decisions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of decisions that are alike (label, outcome and reason) the newest alone."""
+    newest = {(one["label"], one["outcome"], one["reason"]): one for one in decisions}
+    return [one for one in decisions if newest[one["label"], one["outcome"], one["reason"]] is one]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A window that names a suspect: whom and where, in which attempt, since when, and what it had captured."""
+
+    identity: tuple[object, ...]
+    attempt: int
+    onset_step: int | None
+    last_step: int
+    captured: tuple[str, ...]
+
+
+def faults_in(directory: RunDirectory | None) -> list[Named]:
+    """The windows of a run that name somebody, in order; none where there is no run.
+
+    Raises:
+        InputError: the journal cannot be read.
+    """
+    found = []
+    for event in [] if directory is None else read_journal(directory.decisions):
+        if isinstance(event, WindowJudged) and event.verdict.label == "suspect" and event.verdict.suspects:
+            first, verdict = event.verdict.suspects[0], event.verdict
+            captured = tuple(one.capture_id for one in event.decision.requests)
+            found.append(Named(first.identity, verdict.attempt, first.onset_step, verdict.last_step, captured))
+    return found
+
+
+def fault_at(step: int, rows: Sequence[CaptureRow], named: Sequence[Named]) -> CaptureRow | None:
+    """The capture of the fault that a step has: one whose cause is known if there is one, and else the nearest.
+
+    A capture's fault lasts from its onset to the end of the last window that names the same suspect since about then;
+    where the run's windows are not known, to the end of the capture.
+    """
+    of_capture = {capture_id: one for one in named for capture_id in one.captured}
+    found = []
+    for row in rows:
+        if row.role == "control" or row.label == "asked":
+            continue
+        first = row.window_first_step if row.onset_step is None else row.onset_step
+        last = max(row.last_step, row.window_last_step)
+        if (its := of_capture.get(row.capture_id)) is not None:
+            again = (one for one in named if (one.identity, one.attempt) == (its.identity, its.attempt))
+            last = max(last, *(one.last_step for one in again if one.onset_step is None or one.onset_step <= last))
+        if first <= step <= last:
+            found.append(row)
+    return min(found, key=lambda row: (row.cause is None, row.distance_from(step), row.first_step), default=None)
 
 
 def window_of(directory: RunDirectory, what: str) -> WindowJudged:

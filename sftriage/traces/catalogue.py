@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
@@ -21,12 +22,14 @@ from sqlalchemy.exc import DBAPIError
 from sftriage.errors import CatalogueError, InputError, UsageError
 from sftriage.traces.databases import Foreign, database_at, distance, reason
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.rows import CaptureQuery, CaptureRow, captures, conditions, key_of, stores
+from sftriage.traces.rows import CaptureQuery, CaptureRow, captures, conditions, key_of, stores, written
 from sftriage.traces.stores import Condition, Store
 
 Progress = Callable[[int, int], None]
 """Told how many manifests have been read, and of how many."""
 
+_EXPLAINED_LATER = timedelta(hours=1)
+_MAX_UNEXPLAINED = 20
 _READERS = 8
 _BATCH = 500
 
@@ -98,7 +101,7 @@ class Catalogue:
         # In this order: what is put and added between the two is in the store, and no leftover.
         known = self._ask(self._references)
         there = self._its_store.ids()
-        found, problems = self._read(there - known, progress)
+        found, problems = self._read((there - known) | (there & self._ask(self._unexplained)), progress)
         self._insert(found)
         self._delete(known - there)
         return problems
@@ -161,6 +164,14 @@ class Catalogue:
     def _references(self, connection: Connection) -> frozenset[str]:
         query = select(captures.c.reference).where(captures.c.store == self._its_name)
         return frozenset(connection.execute(query).scalars())
+
+    def _unexplained(self, connection: Connection) -> frozenset[str]:
+        """The newest captures of which it was not known yet why their rank was slow: that is noted later."""
+        now = datetime.now(timezone.utc)
+        lately = captures.c.created_at.between(written(now - _EXPLAINED_LATER), written(now))
+        its = captures.c.store == self._its_name, captures.c.cause.is_(None), lately
+        newest = select(captures.c.reference).where(*its).order_by(captures.c.created_at.desc())
+        return frozenset(connection.execute(newest.limit(_MAX_UNEXPLAINED)).scalars())
 
     def _has_mark(self, connection: Connection) -> bool:
         query = select(stores.c.key).where(stores.c.key == key_of(self._its_name))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -133,6 +135,26 @@ class CauseInfo(DocumentModel):
     compared_with: Rank | None = None
     took_s: Number | None = None
     control_s: Number | None = None
+
+    @property
+    def short(self) -> str:
+        """It in a few words, for a line of a list: what is called, or is done, and at which line."""
+        what = self.code.replace("_", " ")
+        if self.place is None:
+            return what
+        called = _CALLED.search(self.place.source)
+        if self.code == "python":
+            what = self.place.function
+        elif called is not None and self.code in _AT_A_CALL:
+            what = called[1]
+        return f"{what} at {PurePath(self.place.file).name}:{self.place.line}"
+
+
+_CALLED = re.compile(r"\b([A-Za-z_][\w.]*)\(")
+_AT_A_CALL: frozenset[CauseCode] = frozenset(
+    {"sleep", "subprocess", "output", "database", "network", "disk", "checkpoint", "collective"}
+)
+"""What is done by the call that stands in its line."""
 
 
 class Findings(DocumentModel):

@@ -15,6 +15,7 @@ from sqlalchemy.types import TypeEngine
 
 from sftriage.decisions import CAPTURE_ID
 from sftriage.traces.documents import CONTROL
+from sftriage.traces.findings import CauseInfo
 from sftriage.traces.manifest import Manifest
 
 # Compared byte by byte, as SQLite does and Python: another order than that of the database's language.
@@ -32,6 +33,7 @@ class CaptureRow:
     """One capture as the catalogue knows it; the size and sha256 are those of the trace. ``created_at`` is in UTC.
 
     A capture's id is its own within its run. ``label`` is what led to it, or `CONTROL_LABEL`, or `FOLLOW_UP_LABEL`.
+    ``onset_step`` is where its suspect's fault began; ``cause`` is why its rank was slow, as JSON, where that is known.
     ``store`` is where the capture is kept, and ``reference`` what it is known by there.
     """
 
@@ -58,6 +60,16 @@ class CaptureRow:
     reproduced: str | None
     store: str
     reference: str
+    onset_step: int | None = None
+    cause: str | None = None
+
+    @property
+    def why_slow(self) -> CauseInfo | None:
+        """Why its rank was slow; None where that is not known, or another sftriage wrote it."""
+        try:
+            return None if self.cause is None else CauseInfo.model_validate_json(self.cause)
+        except ValueError:
+            return None
 
     @property
     def role(self) -> str:
@@ -89,6 +101,7 @@ class CaptureRow:
             "window_last_step": window.last_step,
             "created_at": written(manifest.created_at),
             "reproduced": None if reproduced is None else reproduced.answer,
+            "cause": None if manifest.cause is None else manifest.cause.model_dump_json(),
             "store": store,
             "reference": reference,
         }
@@ -154,7 +167,7 @@ stores = Table(
     "sftriage_stores", METADATA, Column("key", TEXT, primary_key=True), Column("store", TEXT, nullable=False)
 )
 
-VERSION = "0001"
+VERSION = "0002"
 """Of these tables, as text in the order of time. To be raised with whatever is changed in them."""
 schema = Table("sftriage_schema", METADATA, Column("version_num", String(32), primary_key=True))
 

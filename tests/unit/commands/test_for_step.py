@@ -1,13 +1,18 @@
 """From a step to its captures, or to why there is none."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from sftriage.decisions import Decision, Verdict
-from sftriage.runs.decisions import MAX_DECISIONS, decided_about, why_undecided
+from sftriage.decisions import CaptureRequest, Decision, Suspect, Verdict
+from sftriage.runs.decisions import MAX_DECISIONS, Named, decided_about, fault_at, why_undecided
+from sftriage.traces.findings import CauseInfo, Findings, PlaceInfo, StageProfile
+from sftriage.traces.manifest import Steps
 from sftriage.traces.rows import CaptureRow
+from sftriage.traces.store import LocalStore
 from tests.journals import Recorder
+from tests.unit.conftest import manifest_of, run_in
 
 ROW = CaptureRow(
     "c-1", "j", "r", 2, "data", "suspect", "rank", 90, 139, 142, 146, 0.01, 100, "0" * 64, "torch", "a", "p",
@@ -44,6 +49,94 @@ def test_a_step_of_a_run_without_captures_is_answered_by_its_decisions(sftriage,
     assert [one["reason"] for one in answer["decisions"]] == ["healthy"]
     # AND of a step that no window holds, it is said
     assert "No window that holds step 500 was decided" in sftriage("traces", "for-step", "500", "--run", run)[2]
+
+
+CAUSE = CauseInfo(
+    code="checkpoint",
+    sure=True,
+    sentence="It saves.",
+    next_step="Save less.",
+    place=PlaceInfo(function="save", file="/job/train.py", line=211, source="torch.save(model.state_dict(), path)"),
+)
+
+
+TIMES = (
+    *("step_s", "stage_s", "working_s", "waiting_s", "unseen_s", "device_s", "collective_s"),
+    *("kernels", "launches", "launch_s"),
+)
+
+
+def fault(first, onset, rank=2, stage="data", captured=(), attempt=0):
+    return Named(("rank", (rank,), stage), attempt, onset, first + 49, captured)
+
+
+@pytest.mark.parametrize(
+    ("named", "step", "found"),
+    [
+        # Without a run: from the onset to the end of the capture.
+        ([], 70, "c-1"),
+        ([], 59, None),
+        ([], 147, None),
+        # With one: to the end of the last window that names the same since about then.
+        ([fault(90, 60, captured=("c-1",)), fault(160, 62)], 200, "c-1"),
+        ([fault(90, 60, captured=("c-1",)), fault(160, 62)], 210, None),
+        # Not of another rank or stage, of a later fault of the same, nor of another attempt.
+        ([fault(90, 60, captured=("c-1",)), fault(160, 62, rank=3)], 200, None),
+        ([fault(90, 60, captured=("c-1",)), fault(160, 62, stage="forward")], 200, None),
+        ([fault(90, 60, captured=("c-1",)), fault(160, 180)], 200, None),
+        ([fault(90, 60, captured=("c-1",)), fault(160, 62, attempt=1)], 200, None),
+    ],
+)
+def test_a_step_is_answered_by_the_capture_of_the_fault_that_it_has(named, step, found):
+    row = replace(ROW, onset_step=60)
+    control = replace(row, capture_id="c-2", label="control")
+    answer = fault_at(step, [control, row], named)
+    assert (answer and answer.capture_id) == found
+    # AND one that says why comes first
+    why = replace(row, capture_id="c-9", cause=CAUSE.model_dump_json(), first_step=500, last_step=504)
+    if found and not named:
+        answer = fault_at(step, [row, why], named)
+        assert answer is not None
+        assert (answer.capture_id, answer.why_slow and answer.why_slow.short) == ("c-9", "torch.save at train.py:211")
+
+
+def test_of_a_step_whose_fault_is_captured_elsewhere_the_capture_and_its_cause_are_told(sftriage, tmp_path):
+    # GIVEN a run whose window 90 to 139 led to a capture, and whose later windows name the same suspect
+    run = run_in(tmp_path / "run")
+    suspect = Suspect("rank", (2,), "data", 0.02, 0.3, 0.9, rank=2, onset_step=60)
+    request = CaptureRequest("c-1", 2, "torch", 5, 1, 60.0, 1000)
+    journal = Recorder(run.path / "decisions.jsonl")
+    for first in range(90, 240, 10):
+        verdict = Verdict(first, first + 49, "suspect", (), (suspect,), 0.05, {"data": 0.05}, {"data": 2}, {})
+        asked = (request,) if first == 90 else ()
+        how = ("capture", "rule_matched") if asked else ("throttle", "cooldown")
+        journal.window(verdict, Decision(1.0, first, first + 49, "suspect", *how, requests=asked))
+    journal.close()
+    trace = tmp_path / "t.json"
+    trace.write_bytes(b"{}")
+    stage = StageProfile(source="t.json", rank=2, first_step=1, last_step=5, steps=5, **dict.fromkeys(TIMES, 0.04))
+    found = Findings(stage="data", suspect=stage, shares=(), summary="It saved.", cause=CAUSE)
+    window = {"window": Steps(first_step=90, last_step=139), "onset_step": 60}
+
+    def made(artefact):
+        manifest = manifest_of("c-1", rank=2)
+        trigger = manifest.trigger.model_copy(update=window)
+        return manifest.model_copy(update={"artefacts": (artefact,), "trigger": trigger, "findings": found})
+
+    LocalStore(run.path).put("c-1", trace, made)
+    # WHEN asked for a step of a window much later THEN it is the capture of that fault, with its cause, and no nearest
+    out = sftriage("traces", "for-step", "240", "--run", run.path)
+    said = "see c-1 (steps 160 to 164 of rank 2): the fault of that step is captured there: torch.save at train.py:211."
+    assert said in out.err
+    assert out.out.count("throttle") == 1
+    answer = json.loads(sftriage("traces", "for-step", "240", "--run", run.path, "--json").out)
+    assert (answer["captures"], answer["fault"]["capture_id"]) == ([], "c-1")
+    assert (answer["fault"]["cause"]["code"], answer["nearest"]["capture_id"]) == ("checkpoint", "c-1")
+    # AND the cause has a column of every list
+    listed = sftriage("traces", "list", "--run", run.path).out
+    assert "torch.save" in listed
+    # AND a step before the fault has none
+    assert json.loads(sftriage("traces", "for-step", "30", "--run", run.path, "--json").out)["fault"] is None
 
 
 @pytest.mark.parametrize(

@@ -9,23 +9,23 @@ from sftriage.errors import UsageError
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.rows import METADATA, VERSION
 
-# As sftriage made them when Alembic did it for it. Whatever differs from these in rows.py needs another version.
+# Whatever differs from these in rows.py needs another version.
 COLUMNS = """
     "key" TEXT NOT NULL, capture_id TEXT NOT NULL, job TEXT NOT NULL, run TEXT NOT NULL, rank BIGINT NOT NULL,
     stage TEXT, label TEXT NOT NULL, scope TEXT NOT NULL, window_first_step BIGINT NOT NULL,
     window_last_step BIGINT NOT NULL, first_step BIGINT NOT NULL, last_step BIGINT NOT NULL, gain_s DOUBLE NOT NULL,
     size_bytes BIGINT NOT NULL, sha256 TEXT NOT NULL, profiler TEXT NOT NULL, rule TEXT NOT NULL, policy TEXT NOT NULL,
     why TEXT NOT NULL, created_at TEXT NOT NULL, host TEXT NOT NULL, reproduced TEXT, store TEXT NOT NULL,
-    reference TEXT NOT NULL, PRIMARY KEY ("key")
+    reference TEXT NOT NULL, onset_step BIGINT, cause TEXT, PRIMARY KEY ("key")
 """
-AS_OF_0001 = f"""
+AS_OF_0002 = f"""
 CREATE TABLE sftriage_schema (
     version_num VARCHAR(32) NOT NULL, CONSTRAINT sftriage_schema_pkc PRIMARY KEY (version_num)
 );
 CREATE TABLE sftriage_captures ({COLUMNS});
 CREATE INDEX ix_sftriage_captures_created_at ON sftriage_captures (created_at);
 CREATE TABLE sftriage_stores ("key" TEXT NOT NULL, store TEXT NOT NULL, PRIMARY KEY ("key"));
-INSERT INTO sftriage_schema VALUES ('0001');
+INSERT INTO sftriage_schema VALUES ('0002');
 PRAGMA application_id = {0x53465452};
 """
 
@@ -47,18 +47,18 @@ def test_the_tables_are_those_of_their_version(tmp_path, store):
     (tmp_path / "run").mkdir(exist_ok=True)
     Catalogue(tmp_path / "made.db", store).find()
     with sqlite3.connect(tmp_path / "known.db") as connection:
-        connection.executescript(AS_OF_0001)
-    assert VERSION == "0001"
+        connection.executescript(AS_OF_0002)
+    assert VERSION == "0002"
     assert described(tmp_path / "made.db") == described(tmp_path / "known.db")
 
 
-def test_a_catalogue_that_alembic_made_goes_on_with_what_it_has(tmp_path, store, put):
+def test_a_catalogue_of_this_version_goes_on_with_what_it_has(tmp_path, store, put):
     # GIVEN one with a capture that the store has no more, so that making it anew would lose it
     Catalogue(made := tmp_path / "made.db", store).reindex()
     path = tmp_path / "catalogue.db"
     Catalogue(made, store).add(put("a"))
     with sqlite3.connect(path) as connection:
-        connection.executescript(AS_OF_0001)
+        connection.executescript(AS_OF_0002)
         connection.execute("ATTACH ? AS made", (str(made),))
         for table in ("sftriage_captures", "sftriage_stores"):
             connection.execute(f"INSERT INTO {table} SELECT * FROM made.{table}")
@@ -82,11 +82,11 @@ def test_an_older_one_is_made_anew_and_a_newer_one_refused(tmp_path, store, put)
     assert [row.capture_id for row in Catalogue(path, store).find()] == ["a"]
     # GIVEN a newer one
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE sftriage_schema SET version_num = '0002'")
+        connection.execute("UPDATE sftriage_schema SET version_num = '0003'")
     before = path.read_bytes()
     # THEN it is refused in words, and left alone
     for act in (Catalogue(path, store).find, Catalogue(path, None).find, Catalogue(path, store).reindex):
-        with pytest.raises(UsageError, match=r"catalogue\.db: written by a newer sftriage \(schema 0002; .* to 0001\)"):
+        with pytest.raises(UsageError, match=r"catalogue\.db: written by a newer sftriage \(schema 0003; .* to 0002\)"):
             act()
     assert path.read_bytes() == before
     assert not path.with_name("catalogue.db.damaged").exists()
