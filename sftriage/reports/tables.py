@@ -78,7 +78,7 @@ def _suspected(verdict: Verdict) -> tuple[str, str, str]:
 
 
 _Cell = Callable[["CaptureRow"], str]
-_FOLDED = {"job": 12, "cause": 20}
+_FOLDED = {"job": 12, "cause": 32}
 _DISPENSABLE = frozenset({"reproduced", "size", "because of window", "created (UTC)"})
 
 

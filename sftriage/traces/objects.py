@@ -1,4 +1,4 @@
-"""Objects by key, in S3, Google Cloud Storage, Azure Blob Storage or a directory, through obstore.
+"""Objects by key, in S3, Google Cloud Storage or Azure Blob Storage, through obstore, or in a directory, without it.
 
 Credentials and endpoints come from the environment alone, as obstore reads them. Whatever goes wrong on the way is a
 `StoreError` of one line.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from sftriage.errors import StoreError, UsageError
-from sftriage.traces.files import CHUNK_BYTES, sync_directory
+from sftriage.traces.files import CHUNK_BYTES, sync, sync_directory
 from sftriage.traces.keys import shown
 
 if TYPE_CHECKING:
@@ -80,10 +81,9 @@ def checked_url(url: str) -> str:
 class Objects:
     """The objects below one prefix."""
 
-    def __init__(self, store: ObjectStore, place: str, root: Path | None = None) -> None:
+    def __init__(self, store: ObjectStore | None, place: str) -> None:
         self.place = place
-        self._store = store
-        self._root = root
+        self._store: Any = store
 
     @classmethod
     def open(cls, url: str, *, patience: Patience, create: bool = False) -> Objects:
@@ -93,21 +93,15 @@ class Objects:
             UsageError: there is no such store, or obstore is not installed.
         """
         url = checked_url(url)
+        scheme = urlsplit(url).scheme
+        if scheme == "file":
+            return Directory(url, Path(unquote(urlsplit(url).path)), create=create)
         try:
             from obstore.exceptions import BaseError
-            from obstore.store import LocalStore, from_url
+            from obstore.store import from_url
         except ImportError:
             raise UsageError("a store elsewhere needs obstore; install sftriage[store]") from None
-        scheme = urlsplit(url).scheme
         try:
-            if scheme == "file":
-                root = Path(unquote(urlsplit(url).path))
-                if create:
-                    # Whoever wants to share it makes it first.
-                    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                elif not root.is_dir():
-                    raise UsageError(f"{shown(str(root))}: no such directory")
-                return cls(LocalStore(root, automatic_cleanup=True), url, root)
             return cls(from_url(url, **_options(_SCHEMES[scheme], patience)), url)
         except (BaseError, OSError, ValueError) as error:
             raise UsageError(f"{url} cannot be opened: {said(error)}") from error
@@ -178,8 +172,6 @@ class Objects:
                     chunk_size=PART_BYTES,
                     max_concurrency=_PARTS_AT_ONCE,
                 )
-                if self._root is not None:
-                    _settle(self._root / key)
         except FileNotFoundError as error:
             raise StoreError(f"{self.place}: {said(error)}") from error
 
@@ -217,11 +209,105 @@ def _options(prefix: str, patience: Patience) -> dict[str, Any]:
     }
 
 
-def _settle(path: Path) -> None:
-    """Have the disk hold a file that obstore wrote: it counts as stored from then on."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    sync_directory(path.parent)
+class Directory(Objects):
+    """The same in a directory that hosts may share. A file takes its name when the disk holds it.
+
+    Raises:
+        UsageError: there is no such directory, or it cannot be made.
+    """
+
+    def __init__(self, place: str, root: Path, *, create: bool) -> None:
+        super().__init__(None, place)
+        self._root = root
+        try:
+            if create:
+                # Whoever wants to share it makes it first.
+                root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{place} cannot be opened: {said(error)}") from error
+        if not root.is_dir():
+            raise UsageError(f"{shown(str(root))}: no such directory")
+
+    def sizes(self, prefix: str | None = None) -> dict[str, int]:
+        """See `Objects.sizes`."""
+        found: dict[str, int] = {}
+        with self._told():
+            for folder, _, names in os.walk(self._root / (prefix or ""), onerror=_refuse, followlinks=True):
+                for name in names:
+                    path = Path(folder, name)
+                    # (what is on its way begins with a dot; what has gone since it was listed is not there)
+                    if not name.startswith("."):
+                        with suppress(FileNotFoundError):
+                            found[path.relative_to(self._root).as_posix()] = path.stat().st_size
+        return found
+
+    def size(self, key: str) -> int | None:
+        """See `Objects.size`."""
+        try:
+            with self._told():
+                return (self._root / key).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        """See `Objects.stream`."""
+        with self._told():
+            file = (self._root / key).open("rb")
+        with file:
+            while True:
+                with self._told():
+                    piece = file.read(CHUNK_BYTES)
+                if not piece:
+                    return
+                yield piece
+
+    def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
+        """See `Objects.put`."""
+        path = self._root / key
+        partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+        pieces = iter([content]) if isinstance(content, bytes) else content
+        try:
+            with self._told():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = partial.open("wb")
+            with file:
+                for piece in pieces:
+                    with self._told():
+                        file.write(piece)
+                with self._told():
+                    sync(file)
+            with self._told():
+                partial.replace(path)
+                sync_directory(path.parent)
+        except FileNotFoundError as error:
+            raise StoreError(f"{self.place}: {said(error)}") from error
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+    def delete(self, key: str) -> None:
+        """See `Objects.delete`; and of the directories above it those that are empty then."""
+        with suppress(FileNotFoundError), self._told():
+            (self._root / key).unlink()
+        with suppress(OSError):
+            for above in (self._root / key).parents:
+                if above == self._root:
+                    break
+                above.rmdir()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{self.place}: {said(error)}") from error
+
+
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def said(error: BaseException) -> str:

@@ -18,13 +18,15 @@ from sftriage.runtime import uploads
 from sftriage.runtime.uploads import RunUploads, follow, what_is_left
 from sftriage.sinks.stream import Stream
 from sftriage.traces import uploading
+from sftriage.traces.findings import CauseInfo, PlaceInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import Uploader, UploadProgress
 from sftriage.traces.uploads import Outbox, Upload
 from tests.integration.processes import wait_until
 from tests.unit.conftest import run_in
-from tests.unit.traces.faulty import FaultyObjects, run_of
+from tests.unit.traces.faulty import CONTENT, FaultyObjects, captured, run_of
+from tests.unit.traces.test_uploading import SLEPT
 
 
 @pytest.fixture
@@ -152,6 +154,33 @@ def test_without_what_talks_to_a_store_only_that_is_refused(sftriage, run, monke
     assert sftriage("traces", "list", "--run", run.path).code == 0
     refused = sftriage("traces", "list", "--store", "s3://bucket")
     assert (refused.code, refused.err) == (2, "sftriage: a store elsewhere needs obstore; install sftriage[store]\n")
+
+
+def test_a_directory_needs_nothing_that_talks_to_buckets(sftriage, monkeypatch, tmp_path):
+    # GIVEN a directory that hosts share, and no obstore
+    for name in ("obstore", "obstore.store", "obstore.exceptions"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (shared := tmp_path / "shared").mkdir()
+    manifest = captured(created_at=datetime.now(timezone.utc))
+    store = RemoteStore.open(str(shared), job=manifest.job, run=manifest.run)
+    # WHEN a capture is put there THEN it is listed and fetched
+    store.put_artefact("c-1", manifest.artefacts[0], CONTENT)
+    store.put_manifest(manifest)
+    (listed,) = json.loads(sftriage("traces", "list", "--store", shared, "--json").out)
+    assert (listed["capture_id"], listed["cause"]) == ("c-1", None)
+    got = sftriage("traces", "get", "c-1", "--store", shared, "--out", tmp_path / "t")
+    assert (got.code, (tmp_path / "t").read_bytes()) == (0, CONTENT)
+    # AND what is found out later is listed too, in words and as values
+    place = PlaceInfo(function="pause_for", file="/job/train.py", line=70, source="time.sleep(fault.delay_s)")
+    cause = CauseInfo(code="sleep", sure=True, sentence="It sleeps.", next_step="Look there.", place=place)
+    store.note("c-1", SLEPT.model_copy(update={"cause": cause}))
+    (listed,) = json.loads(sftriage("traces", "list", "--store", shared, "--json").out)
+    assert listed["cause"]["code"] == "sleep"
+    assert "time.sleep at train.py:70" in " ".join(sftriage("traces", "list", "--store", shared).out.split())
+    # AND nothing is left of one that is removed
+    store.remove("c-1")
+    assert list(shared.iterdir()) == []
 
 
 def test_the_record_of_an_older_run_is_still_read(run):
