@@ -50,7 +50,9 @@ class Observed:
 def missing_of(seen: Observed) -> tuple[Missing, ...]:
     """What was not seen, with what to write for it; what keeps all else from being seen comes first."""
     if seen.nothing is not None:
-        return (Missing(f"no step is recorded: {seen.nothing.what}", _LINES.get(seen.nothing.code, ())),)
+        ended = seen.nothing.code in ("failed", "stopped")
+        said = seen.nothing.what if ended else f"{seen.nothing.what}: no step is recorded"
+        return (Missing(said, _LINES.get(seen.nothing.code, ())),)
     return (*_ended(seen), *_unranked(seen), *(_in_monitor(seen) if seen.by_hand else _under_seams(seen)))
 
 

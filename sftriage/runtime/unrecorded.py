@@ -68,11 +68,14 @@ def why_nothing(facts: Facts) -> Reason | None:
     if not facts.over:
         return so_far
     if facts.told is not None:
-        return Reason("stopped", f"the job was stopped by {signal_name(facts.told)} before its first step")
+        return Reason("stopped", f"the job was stopped by {signal_name(facts.told)}, before any step was recorded")
     if facts.seconds is not None and facts.status is None:
         return Reason(so_far.code, f"the time was up after {facts.seconds:g} s; until then {so_far.what}")
     if facts.status:
-        return Reason("failed", f"the job {_ended_by(facts.status)} before its first step; its own output says why")
+        what = f"the job ended by itself with exit status {facts.status}, before any step was recorded"
+        number = facts.status - 128
+        why = f"{signal_name(number)} ended it" if number in signal.valid_signals() else "its own output says why"
+        return Reason("failed", f"{what}: {why}")
     return so_far
 
 
@@ -98,9 +101,9 @@ def _so_far(facts: Facts) -> Reason:
 
 def _by_hand(facts: Facts) -> Reason:
     if facts.rings:
-        return Reason("monitor_unused", "a sftriage.Monitor was made, and no `with monitor.step()` of it has ended")
+        return Reason("monitor_unused", "the Monitor that the script makes has no step that has ended")
     if facts.by_hand:
-        return Reason("monitor_elsewhere", "the script makes a sftriage.Monitor, which records elsewhere (rings=)")
+        return Reason("monitor_elsewhere", "the Monitor that the script makes records elsewhere (rings=)")
     return Reason("no_monitor", "no sftriage.Monitor was made; --auto finds the stages of a script without one")
 
 
@@ -113,17 +116,7 @@ def _under_seams(facts: Facts) -> Reason:
         return Reason("compiling", "torch compiles (torch.compile), and recording begins with the third step")
     if steps:
         return Reason("few_steps", f"{counted(steps, 'step')} of an optimizer, and recording begins with the third")
-    if backwards:
-        ran = "once" if backwards == 1 else f"{backwards} times"
-        return Reason("no_optimizer", f"backward ran {ran}, and no optimizer of torch.optim took a step")
-    return Reason("no_step", "torch is imported, and neither a backward nor a step of an optimizer was seen")
-
-
-def _ended_by(status: int) -> str:
-    number = status - 128
-    if number in signal.valid_signals():
-        return f"was ended by {signal_name(number)}"
-    return f"ended with exit status {status}"
+    return Reason("no_optimizer" if backwards else "no_step", "no step of a torch.optim.Optimizer was seen")
 
 
 def signal_name(number: int) -> str:

@@ -72,9 +72,15 @@ def test_the_reason_follows_from_the_facts(facts, code):
 @pytest.mark.parametrize(
     ("facts", "what"),
     [
-        (replace(OVER, status=137), "the job was ended by SIGKILL before its first step; its own output says why"),
-        (replace(OVER, status=3), "the job ended with exit status 3 before its first step; its own output says why"),
-        (replace(OVER, status=130, told=signal.SIGINT), "the job was stopped by SIGINT before its first step"),
+        (
+            replace(OVER, status=137),
+            "the job ended by itself with exit status 137, before any step was recorded: SIGKILL ended it",
+        ),
+        (
+            replace(OVER, status=3),
+            "the job ended by itself with exit status 3, before any step was recorded: its own output says why",
+        ),
+        (replace(OVER, status=130, told=signal.SIGINT), "the job was stopped by SIGINT, before any step was recorded"),
         (
             replace(OVER, status=None, seconds=20.0, compiling=True),
             "the time was up after 20 s; until then torch compiles (torch.compile), and recording begins with the third"
