@@ -31,8 +31,8 @@ class Launcher:
     """Runs a command in a process group of its own, in the foreground where there is a terminal.
 
     From when this is made until `close`, signals are the job's: those that come before it is started are kept, and all
-    others passed on. A signal that this process ignores, as SIGHUP under ``nohup``, the job ignores too. A handler
-    never raises: it passes on, or leaves a note. If we die, the job goes on.
+    others passed on. What we were started to ignore, as SIGHUP under ``nohup``, the job begins by ignoring too.
+    A handler never raises: it passes on, or leaves a note. If we die, the job goes on.
 
     Attributes:
         told: what has told the job to end: the last of INT, TERM, HUP and QUIT; None for none.
@@ -52,16 +52,13 @@ class Launcher:
         self.status: int | None = None
         self._ended_s = float("inf")
         self.hurried = False
-        self._before = {
-            signum: signal.signal(signum, self._forward)
-            for signum in FORWARDED
-            if signal.getsignal(signum) is not signal.SIG_IGN
-        }
+        self._before = {signum: signal.signal(signum, self._forward) for signum in FORWARDED}
+        self._ignored = {signum for signum, handler in self._before.items() if handler is signal.SIG_IGN}
 
     @property
     def ended_by(self) -> int | None:
         """The signal that has ended this before there was a job; None where the job may start."""
-        deadly = (signum for signum in self._early if signum not in _HARMLESS)
+        deadly = (signum for signum in self._early if signum not in _HARMLESS | self._ignored)
         return next(deadly, None) if self._process is None else None
 
     @property
@@ -118,6 +115,8 @@ class Launcher:
 
     def _step_forward(self) -> None:
         """In the child: a group of its own, and the terminal before it can ask for it, as a shell hands it over."""
+        for signum in self._ignored:
+            signal.signal(signum, signal.SIG_IGN)
         os.setpgrp()
         if self._terminal is not None:
             _give_terminal(self._terminal, os.getpgrp())

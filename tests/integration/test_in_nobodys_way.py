@@ -1,5 +1,6 @@
 """Whatever becomes of triage, the job starts, gets its signals, and ends as it would alone, as does `sftriage run`."""
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.runtime.kept_child import LET_GO
 from sftriage.runtime.launcher import FORWARDED
 from tests.disks import served_disk, small_disk
+from tests.integration.beside_hub import BesideHub
+from tests.integration.killing import POLICY
 from tests.integration.processes import DEADLINE_S, ended, wait_until
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
@@ -249,3 +253,17 @@ def test_a_run_directory_that_is_removed_is_one_line(tmp_path, environment):
     # (and in the end what is lost of it)
     assert len(lines) == 2, said.read_text()
     assert not out.exists()
+
+
+def test_agent_and_controller_do_not_die_of_what_is_sent_to_the_job(tmp_path, environment):
+    pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+    # GIVEN an agent and a controller beside a job, as its scheduler sees them: processes of it like all others
+    with contextlib.closing(BesideHub(tmp_path, environment, POLICY)) as job:
+        wait_until((job.run / "run.json").exists)
+        for process in (job.agent, job.controller):
+            # WHEN they are sent what is meant for the job THEN they go on, to be ended by what is meant for them
+            for number in set(FORWARDED) - {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, LET_GO}:
+                process.send_signal(number)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) in (0, 128 + signal.SIGINT), job.said
+        assert "Traceback" not in job.said

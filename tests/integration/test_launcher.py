@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 
 import pytest
@@ -80,10 +81,24 @@ def test_what_we_ignore_the_job_ignores_too(handlers):
     # GIVEN that we were started under nohup
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     launcher = Launcher()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert launcher.ended_by is None
     launcher.start(("sh", "-c", "kill -HUP $$; exit 5"), {})
     # WHEN a hangup comes THEN neither of us dies of it
     os.kill(os.getpid(), signal.SIGHUP)
     assert launcher.wait() == 5
+    # AND one that handles it all the same gets it
+    launcher.close()
+    heeding = Launcher()
+    reading, writing = os.pipe()
+    heeds = "import signal\nsignal.signal(1, lambda *_: exit(6))\nprint('up', flush=True)\nwhile True: signal.pause()"
+    heeding.start((sys.executable, "-c", heeds), {}, writing)
+    assert os.read(reading, 2) == b"up"
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert heeding.wait() == 6
+    launcher = heeding
+    os.close(reading)
+    os.close(writing)
     launcher.close()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
