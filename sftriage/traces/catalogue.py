@@ -193,11 +193,12 @@ class Catalogue:
             return self._answer(question, write=write, indexed=indexed)
         except (DBAPIError, Foreign) as error:
             if not self._database.set_aside(error):
-                raise CatalogueError(f"{self.name}: {reason(error)}") from error
+                raise CatalogueError(f"{self.name}: {reason(error)}{self._database.remedy(error)}") from error
         try:
             return self._answer(question, write=write, indexed=indexed)
         except (DBAPIError, Foreign) as error:
-            raise CatalogueError(f"{self.name} cannot be built again: {reason(error)}") from error
+            words = f"{self.name} cannot be built again: {reason(error)}{self._database.remedy(error)}"
+            raise CatalogueError(words) from error
 
     def _answer(self, question: Callable[[Connection], _Answer], *, write: bool, indexed: bool) -> _Answer:
         indexed = indexed and self._store is not None

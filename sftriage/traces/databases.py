@@ -36,6 +36,8 @@ BUSY_SECONDS = 10.0
 
 # Written into the file, so that a database of somebody else is known for what it is.
 _APPLICATION_ID = 0x53465452
+_DAMAGE = ("no such", "has no column", "decode to UTF-8", "malformed", "unsupported file format")
+"""What SQLite says of a file that is damaged or has other tables."""
 _ADVISORY_LOCK = 0x5346_5452_4941_4745
 _UNDEFINED = {"42P01", "42703", "42P07"}
 
@@ -85,6 +87,10 @@ class Database(ABC):
     def store_name(self, place: str) -> str:
         """What a store is called in the rows."""
 
+    def remedy(self, error: DBAPIError | Foreign) -> str:
+        """What to do where it cannot be used."""
+        return ""
+
     @abstractmethod
     def set_aside(self, error: DBAPIError | Foreign) -> bool:
         """Make room for a new database where that helps against the error; whether it does."""
@@ -127,8 +133,12 @@ class SqliteFile(Database):
 
     @contextmanager
     def transaction(self, *, write: bool = False) -> Iterator[Connection]:
-        with self._engine.connect().execution_options(sftriage_write=write) as connection, connection.begin():
-            yield connection
+        try:
+            with self._engine.connect().execution_options(sftriage_write=write) as connection, connection.begin():
+                yield connection
+        except UnicodeError as error:
+            # sqlite3 raises it for a damaged schema, whose text it puts into its message.
+            raise Foreign("it holds text that is not UTF-8") from error
 
     def is_current(self, connection: Connection) -> bool:
         mark = connection.exec_driver_sql("PRAGMA application_id").scalar()
@@ -146,6 +156,12 @@ class SqliteFile(Database):
     def store_name(self, place: str) -> str:
         """Wherever it lies: a run directory is moved with its catalogue."""
         return "."
+
+    def remedy(self, error: DBAPIError | Foreign) -> str:
+        """What to do where it cannot be used: a lock goes by itself."""
+        if "locked" in str(error):
+            return ""
+        return "; it is only an index of the captures: move it away, then `sftriage traces reindex`"
 
     def set_aside(self, error: DBAPIError | Foreign) -> bool:
         """Rename rather than delete: whatever it is, somebody may want it back."""
@@ -177,9 +193,9 @@ def _is_damage(error: DBAPIError | Foreign) -> bool:
     """Whether building again may help: not when the database is locked, or the disk full or read-only."""
     if isinstance(error, Foreign):
         return True
-    # sqlite3 raises its plain DatabaseError for a malformed file only; a table or column that somebody removed is an
-    # OperationalError like a lock, and Python 3.10 has no code to tell them apart by.
-    return type(error.orig) is sqlite3.DatabaseError or "no such" in str(error.orig)
+    # sqlite3 raises its plain DatabaseError for a malformed file only; other damage is an OperationalError like a lock,
+    # and Python 3.10 has no code to tell them apart by.
+    return type(error.orig) is sqlite3.DatabaseError or any(one in str(error.orig) for one in _DAMAGE)
 
 
 class PostgresDatabase(Database):

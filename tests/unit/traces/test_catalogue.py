@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -167,17 +168,46 @@ def overwritten_in_the_middle(path: Path) -> None:
     path.write_bytes(content)
 
 
+def not_utf8(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE sftriage_captures SET job = CAST(X'6aff' AS TEXT)")
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "deleted": Path.unlink,
     "empty": lambda path: path.write_bytes(b""),
     "garbage": lambda path: path.write_bytes(b"not a database" * 1000),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:5000]),
+    "half a page": lambda path: path.write_bytes(path.read_bytes()[: 4096 * 3 + 2048]),
     "overwritten": overwritten_in_the_middle,
+    "text that is not UTF-8": not_utf8,
+    "a schema that is not UTF-8": lambda path: path.write_bytes(
+        path.read_bytes().replace(b"capture_id TEXT", b"\xff" * 15)
+    ),
     "foreign": foreign,
     "older": older,
     "no table": lambda path: sqlite3.connect(path).execute("DROP TABLE sftriage_captures"),
     "no column": lambda path: sqlite3.connect(path).execute("ALTER TABLE sftriage_captures DROP COLUMN rank"),
 }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_bytes_are_in_the_database_nothing_else_is_raised(catalogue, store, path, seed):
+    # GIVEN some bytes of it are others, in one place or in many
+    random, content = Random(seed), bytearray(path.read_bytes())
+    for _ in range(random.choice((1, 30))):
+        at = random.choice((random.randrange(1000), random.randrange(len(content))))
+        other = random.randbytes(min(random.choice((1, 50, 3000)), len(content) - at))
+        content[at : at + len(other)] = other
+    path.write_bytes(bytes(content))
+    # WHEN it is used THEN there is an answer, or one line that names it
+    said: list[str] = []
+    for act in (Catalogue.find, Catalogue.refresh, Catalogue.reindex, Catalogue.find):
+        try:
+            act(Catalogue(path, store))
+        except (CatalogueError, UsageError) as error:
+            said.append(str(error))
+    assert all("catalogue.db" in one for one in said)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -273,6 +303,11 @@ def test_a_locked_or_impossible_database_is_an_error_and_not_a_rebuild(catalogue
     holder.close()
     assert len(catalogue.find()) == 4
     assert not path.with_name("catalogue.db.damaged").exists()
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(
+        CatalogueError, match=r"directory: unable to open .*move it away, then `sftriage traces reindex`"
+    ):
+        Catalogue(tmp_path / "directory", store).find()
     with pytest.raises(UsageError, match="nowhere"):
         Catalogue(tmp_path / "nowhere" / "catalogue.db", store).find()
 
