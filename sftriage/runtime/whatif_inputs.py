@@ -19,6 +19,8 @@ from sftriage.whatif.arranging import COLUMNS, RANK, Rows, arranged
 from sftriage.whatif.operations import Operations
 
 SUFFIX = ".parquet"
+MAX_OPERATIONS, MAX_UNPACKED_BYTES = 30_000_000, 2 << 30
+"""What a trace in Parquet may hold: all of its operations are in memory at once."""
 ALONE = (SUFFIX, ".npz")
 """Files that are of all ranks; any other file is one rank's trace, or an archive of several."""
 MAGIC = b"PAR1"
@@ -86,6 +88,13 @@ def read_rows(path: Path) -> Rows:
             there = file.schema_arrow.names
             if absent := [column for column in COLUMNS if column not in there]:
                 raise InputError(f"{path}: column {', '.join(absent)} missing (columns there: {', '.join(there)})")
+            about = file.metadata
+            unpacked_bytes = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
+            if about.num_rows > MAX_OPERATIONS or unpacked_bytes > MAX_UNPACKED_BYTES:
+                raise InputError(
+                    f"{path}: {about.num_rows:,} operations, {unpacked_bytes:,} bytes unpacked; at most "
+                    f"{MAX_OPERATIONS:,} and {MAX_UNPACKED_BYTES:,} are read"
+                )
             wanted = [column for column in COLUMNS | RANK if column in there]
             for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted, use_threads=False):
                 for column in wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from sftriage.records import OTHER, StageSchema, Window
 from sftriage.windows.counting import counted_of
 from sftriage.windows.decoding import BoolArray, FloatArray
 
+MAX_UNPACKED_BYTES = 512 << 20
+"""What the arrays of a recording may take in memory; as windows they take several times that."""
+
+_NPY_MAGIC = b"\x93NUMPY"
 _NOT_FINITE = "not a finite number"
 
 
@@ -27,6 +32,7 @@ def load_npz(path: Path) -> Window:
     try:
         if not zipfile.is_zipfile(path):
             raise InputError(f"{path}: not a readable .npz: it is not a zip archive")
+        _check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except InputError:
@@ -39,6 +45,32 @@ def load_npz(path: Path) -> Window:
         raise InputError(f"{path}: stages or sync: {error}") from error
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuse arrays that are too large, or not as large as they say, before any is unpacked.
+
+    Raises:
+        InputError: the message has the size and the bound.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        # A member unpacks to no more than its directory entry says: the reader stops there.
+        total_bytes = sum(one.file_size for one in members)
+        if total_bytes > MAX_UNPACKED_BYTES:
+            raise InputError(f"{path}: its arrays are {total_bytes:,} bytes; at most {MAX_UNPACKED_BYTES:,} are read")
+        for one in members:
+            with archive.open(one) as file:
+                if file.peek(len(_NPY_MAGIC))[: len(_NPY_MAGIC)] != _NPY_MAGIC:
+                    continue
+                version = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file)
+                declared_bytes, found_bytes = math.prod(shape) * dtype.itemsize, one.file_size - file.tell()
+            if dtype.hasobject:
+                raise InputError(f"{path}: not a readable .npz: {one.filename} holds Python objects")
+            if declared_bytes != found_bytes:
+                raise InputError(f"{path}: {one.filename} says {declared_bytes:,} bytes and holds {found_bytes:,}")
 
 
 def _window(arrays: dict[str, Any]) -> Window:

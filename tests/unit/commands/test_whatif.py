@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -319,6 +320,18 @@ def test_a_column_of_another_sort_is_named(sftriage, traced, column, of_rows, sa
     outcome = sftriage("whatif", path)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith(f"sftriage: {path}: {said}")
+
+
+@pytest.mark.parametrize("bound", ["MAX_OPERATIONS", "MAX_UNPACKED_BYTES"])
+def test_more_than_fits_in_memory_is_refused_with_its_size_and_the_bound(sftriage, traced, monkeypatch, bound):
+    # GIVEN a trace that says it holds more than is read
+    path = traced(Job(stages=2, dps=2, steps=1))
+    monkeypatch.setattr(f"sftriage.runtime.whatif_inputs.{bound}", 7)
+    outcome = sftriage("whatif", path)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert re.fullmatch(
+        rf"sftriage: {path}: [0-9,]+ operations, [0-9,]+ bytes unpacked; at most .*7.* are read\n", outcome.err
+    )
 
 
 def test_what_is_not_there_is_said(sftriage, tmp_path):

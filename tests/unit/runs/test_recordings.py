@@ -1,6 +1,9 @@
 """Reading what others measured: what is taken, and what is refused in which words."""
 
 import io
+import tracemalloc
+import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +206,47 @@ def test_objects_in_a_file_are_never_unpickled(tmp_path):
         load_recording(tmp_path / "job.npz")
     # THEN it is refused and nothing has run
     assert not (tmp_path / "sprung").exists()
+
+
+def packed(path: Path, **members: bytes) -> Path:
+    """A recording of which some arrays are these bytes."""
+    with zipfile.ZipFile(saved(path), "a", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return path
+
+
+def header(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
+    """The beginning of an array that says so much of itself."""
+    np.lib.format.write_array_header_2_0(file := io.BytesIO(), {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (header((2**20,)) + bytes(8 * 2**20), "bytes; at most 1,048,576 are read"),
+        (header((10**9, 10, 10)), "work.npy says 800,000,000,000 bytes and holds 0"),
+        (header((2**40,), "<U1000"), "work.npy says 4,398,046,511,104,000 bytes and holds 0"),
+        (header((6, 2)) + bytes(40), "work.npy says 96 bytes and holds 40"),
+        (header((6, 2), "|O") + bytes(96), "work.npy holds Python objects"),
+    ],
+    ids=["too large", "a large shape", "long texts", "cut short", "objects"],
+)
+def test_what_an_array_says_of_its_size_is_checked_before_it_is_unpacked(tmp_path, monkeypatch, content, said):
+    # GIVEN a small file, and a bound that does not take long to reach
+    monkeypatch.setattr("sftriage.windows.npz.MAX_UNPACKED_BYTES", 1 << 20)
+    path = packed(tmp_path / "job.npz", work=content)
+    assert path.stat().st_size < 64 << 10
+    # WHEN it is read THEN it is refused, and next to no memory was taken
+    tracemalloc.start()
+    with pytest.raises(InputError) as caught:
+        load_recording(path)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert said in str(caught.value)
+    assert most_bytes < 1 << 20
 
 
 def npy() -> bytes:
