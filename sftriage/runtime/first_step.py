@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -15,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.errors import RingError
-from sftriage.policy.schema import Detection
 from sftriage.recorder import RingInfo, find_rings
 from sftriage.records import StageSchema
 from sftriage.runtime.carrying import carried
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.unrecorded import Facts, why_nothing
 from sftriage.seams.patches import REPORT_ENV
+from sftriage.windows.gather import Shape
 from sftriage.windows.rings import open_ring
 from sftriage.words.amounts import counted
 
@@ -142,7 +143,7 @@ class FirstStep:
         rings: directory of the job's rings.
         given: what was added to the job's environment.
         auto: whether its stages are found by seams.
-        first_verdict: by which step the first verdict may come.
+        shape: how windows are cut.
         say: says a line.
         note: is given the reason whenever it has become another one, and "" once a step is recorded.
     """
@@ -151,14 +152,14 @@ class FirstStep:
         self,
         rings: Path,
         given: Mapping[str, str],
-        first_verdict: int,
+        shape: Shape,
         say: Callable[[str], None],
         note: Callable[[str], None] = lambda _: None,
         *,
         auto: bool,
     ) -> None:
         self._rings, self._auto = rings, auto
-        self._first_verdict, self._say, self._note = first_verdict, say, note
+        self._shape, self._say, self._note = shape, say, note
         self._processes, self._looked_s = Processes(given), 0.0
         self._since_s: float | None = None
         self._free_bytes: int | None = None
@@ -166,6 +167,7 @@ class FirstStep:
         self._first_s: float | None = None
         self._said_s = 0.0
         self._noted = ""
+        self._step_s = math.inf
         self.recorded = False
 
     def follow(self, launcher: Launcher) -> None:
@@ -186,7 +188,8 @@ class FirstStep:
             if len(begun) >= world_size or now_s >= self._first_s + ALL_S:
                 self.recorded = True
                 shutil.rmtree(self._rings / TOLD, ignore_errors=True)
-                self._say(begun_sentence(len(begun), world_size, begun[0].schema, self._first_verdict))
+                about = first_verdict(self._shape, 0.0), first_verdict(self._shape, self._step_s)
+                self._say(begun_sentence(len(begun), world_size, begun[0].schema, about))
                 self._note("")
             return
         self._since_s = now_s if self._since_s is None else self._since_s
@@ -242,6 +245,8 @@ class FirstStep:
                 world_size = max(world_size, ring.info.world_size)
                 if ring.status().published:
                     begun[ring.info.rank] = ring.info
+                    for took_ns in ring.read().steps.durations_ns_BS.sum(axis=1).tolist():
+                        self._step_s = min(self._step_s, took_ns * 1e-9)
         return list(begun.values()), world_size
 
 
@@ -254,9 +259,9 @@ def under_seams(folder: Path, rings: Path) -> Iterator[dict[str, str]]:
         yield {**added, REPORT_ENV: str(rings / TOLD)}
 
 
-def first_verdict(detection: Detection) -> int:
-    """By which step there may be a verdict, where steps are not long."""
-    return detection.warmup_steps + detection.window_steps + 1
+def first_verdict(shape: Shape, step_s: float) -> int:
+    """About which step there is a verdict, where a step takes ``step_s``."""
+    return shape.first_verdict_step(0, step_s) + 2
 
 
 @contextlib.contextmanager
@@ -268,9 +273,14 @@ def suppressed() -> Iterator[None]:
         log.debug("the job's first step cannot be watched for", exc_info=True)
 
 
-def begun_sentence(ranks: int, world_size: int, schema: StageSchema, first_verdict: int | None) -> str:
+def begun_sentence(ranks: int, world_size: int, schema: StageSchema, first_verdict: tuple[int, int] | None) -> str:
     """That recording has begun, of whom, and by when something will be known."""
     names = [f"{name} (sync)" if name in schema.sync else name for name in schema.stages[:-1]]
     who = counted(ranks, "rank") if ranks >= world_size else f"{ranks} of {counted(world_size, 'rank')} here"
-    soon = f". First verdict about step {first_verdict}." if first_verdict is not None else "."
-    return f"Recording {who}: {', '.join(names)}{soon}"
+    recording = f"Recording {who}: {', '.join(names)}."
+    if first_verdict is None:
+        return recording
+    usual, soonest = first_verdict
+    if soonest < usual:
+        return f"{recording} First verdict by step {usual}, or about step {soonest} if all steps take as long as these."
+    return f"{recording} First verdict about step {usual}."

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sftriage.agent.agent import Agent
 from sftriage.capture.nsys import NsysPlace
+from sftriage.controller.controller import shape_of
 from sftriage.controller.needs import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import SftriageError, UsageError
@@ -33,7 +34,7 @@ from sftriage.runs.directory import (
 )
 from sftriage.runs.liveness import launcher_of, note_launcher
 from sftriage.runtime.carrying import CARRIED_IN
-from sftriage.runtime.first_step import FirstStep, first_verdict, under_seams
+from sftriage.runtime.first_step import FirstStep, under_seams
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
@@ -261,7 +262,7 @@ class LocalRun(_Watched):
         try:
             self._begin(launcher.pid)
             FirstStep(
-                *(self._rings, self._given, first_verdict(self.files.current.detection), self._say),
+                *(self._rings, self._given, shape_of(self.files.current.detection), self._say),
                 note=lambda what: self._disk.do(partial(self._note_not_recorded, what), "run.json", waits=False),
                 auto=bool(self._auto),
             ).follow(launcher)

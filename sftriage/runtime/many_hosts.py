@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from sftriage.controller.controller import shape_of
 from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.hub import CA_FILE, PORT, HubAddress, hosts_of
 from sftriage.fleet.speaking import Speaker
@@ -25,7 +26,7 @@ from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
 from sftriage.runs.liveness import note_launcher
 from sftriage.runtime.carrying import CARRIED_IN
-from sftriage.runtime.first_step import FirstStep, first_verdict, suppressed, under_seams
+from sftriage.runtime.first_step import FirstStep, suppressed, under_seams
 from sftriage.runtime.hosting import (
     HURRY_S,
     LEAVE_S,
@@ -282,7 +283,7 @@ class HostRun:
                 launcher.ended.wait(LOOK_S if self._host else AGAIN_S)
             # (what is so on all hosts, one of them says)
             say = log.warning if self._leads else log.debug
-            about = self._rings, self._given, first_verdict(self._detection), say
+            about = self._rings, self._given, shape_of(self._detection), say
             first = FirstStep(*about, auto=bool(self._auto))
             while not launcher.ended.is_set() and self._is_patient(launcher):
                 with suppressed():
