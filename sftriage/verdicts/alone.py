@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.decisions import OwnWork
-from sftriage.frontier.arrays import BoolArray
+from sftriage.frontier.arrays import BoolArray, FloatArray
+from sftriage.frontier.units import UnitName
 from sftriage.verdicts.sequential import HISTORY_STEPS, MAX_DRIFT, Evidence
 from sftriage.verdicts.settings import Settings
 
@@ -44,7 +45,7 @@ class Alone:
         times: the steps that it marked.
         late: those of them in which it held up the others.
         lost_s: what that has cost, in seconds.
-        recent: the last of these steps, each with its cost.
+        recent: the last steps that it marked, each with its cost.
     """
 
     first_step: int
@@ -55,22 +56,18 @@ class Alone:
 
     def after(self, step: int, lost_s: float) -> Alone:
         """With one more step that it marked."""
-        if not lost_s:
-            return replace(self, times=self.times + 1)
-        return Alone(
-            self.first_step if self.late else step,
-            self.times + 1,
-            self.late + 1,
-            self.lost_s + lost_s,
-            (*self.recent, (step, lost_s))[-MAX_RECENT:],
-        )
+        first_step = step if lost_s and not self.late else self.first_step
+        recent = (*self.recent, (step, lost_s))[-MAX_RECENT:]
+        return Alone(first_step, self.times + 1, self.late + (lost_s > 0.0), self.lost_s + lost_s, recent)
 
     @property
     def period_steps(self) -> int | None:
         """The steps from one time to the next; None where they differ."""
         gaps = np.diff([step for step, _ in self.recent])
         usual = int(np.median(gaps)) if len(gaps) else 0
-        return usual if usual and (np.abs(gaps - usual) <= MAX_DRIFT * usual).all() else None
+        # (of some times the steps are not known)
+        times = np.maximum(np.round(gaps / max(1, usual)), 1)
+        return usual if usual and (np.abs(gaps - times * usual) <= MAX_DRIFT * usual).all() else None
 
     @property
     def is_now_and_then(self) -> bool:
@@ -80,14 +77,12 @@ class Alone:
 
 def known_after(
     known: Known,
-    noted_NR: NDArray[Any] | None,
+    noted_NR: NDArray[Any],
     new_N: BoolArray,
     first_step: int,
-    lost_s: Mapping[tuple[int, int], float],
+    lost_s: Mapping[tuple[UnitName, int], float],
 ) -> Known:
     """What is known of work alone after a window's new steps; ``lost_s`` is what delays cost, by rank and step."""
-    if noted_NR is None:
-        return known
     found = dict(known)
     for n, rank in np.argwhere((noted_NR != "") & new_N[:, None]).tolist():
         step, key = first_step + n, (rank, str(noted_NR[n, rank]))
@@ -129,6 +124,14 @@ def named_alone(
         if enough and (rank not in found or alone.lost_s > found[rank][1].lost_s):
             found[rank] = kind, alone, log_odds
     return found
+
+
+def is_marked(noted_NR: NDArray[Any] | None, rank: int | str, gain_N: FloatArray, settings: Settings) -> bool:
+    """Whether a rank marked steps in which most of what it cost was lost."""
+    if noted_NR is None or isinstance(rank, str):
+        return False
+    marked_s = float(gain_N[noted_NR[:, rank] != ""].sum())
+    return marked_s > 0.0 and marked_s >= settings.most_fraction * float(gain_N.sum())
 
 
 def own_work(known: Known, rank: int, filled_N: BoolArray, noted_NR: NDArray[Any] | None) -> OwnWork | None:

@@ -78,13 +78,12 @@ def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, cou
     there_N = one.course.filled_N if is_single(named) else evidence.used_N
     lost_N = np.where(there_N, one.gain_N, 0.0)[max(0, counted_step + 1 - verdict.first_step) :]
     if one.course.own_steps is not None and named.rank is not None:
-        # What it marked before it was named was its own too.
-        recent = evidence.alone[named.rank][1].recent
+        # All that it marked, also before it was named.
         first = max(counted_step + 1, verdict.first_step - MAX_EARLIER_STEPS)
-        before = {step: lost_s for step, lost_s in recent if first <= step < verdict.first_step}
-        if before:
-            lost_N = np.concatenate([np.zeros(verdict.first_step - min(before)), lost_N])
-            lost_N[[step - min(before) for step in before]] = list(before.values())
+        lost_N = np.zeros(verdict.last_step + 1 - min(first, verdict.last_step))
+        for step, lost_s in evidence.alone[named.rank][1].recent:
+            if step >= first:
+                lost_N[step - verdict.last_step - 1] = lost_s
     if not len(costly := np.flatnonzero(lost_N)):
         return None
     first = verdict.last_step + 1 - len(lost_N) + int(costly[0])

@@ -324,7 +324,8 @@ def with_system(
 
     ``window`` has the times of the verdict's clock, and ``usual_queued_s`` is for how long a rank waits for a CPU in a
     usual step. ``known`` are the counts of some suspects, by their ranks. The first suspect's counters are in the
-    verdict's numbers: ``queued_s`` and ``preempted`` a step, and those of any other cause.
+    verdict's numbers: ``queued_s`` and ``preempted`` a step, and those of any other cause. A rank that does something
+    alone by its own note is late for that, and waits longer for a CPU because it has more to do.
     """
     if window.counted_NRC is None or not verdict.suspects:
         return verdict
@@ -335,6 +336,8 @@ def with_system(
     suspects = tuple(
         suspect
         if (found := counts[suspect.ranks]) is None or suspect.scope not in ("rank", "host")
+        else replace(suspect, system=found.system)
+        if suspect.alone is not None
         else replace(
             suspect,
             descheduled_fraction=found.descheduled_fraction,

@@ -7,6 +7,7 @@ import pytest
 
 from sftriage.policy.losses import losses_of
 from sftriage.verdicts import Settings, judge
+from sftriage.windows.counting import counted_of
 from sftriage.words.verdicts import verdict_sentence
 from tests.unit.frontier.windows import OUTSIDE, Fault, Job, every, from_step, gaussian
 
@@ -44,7 +45,7 @@ def test_who_does_something_alone_now_and_then_is_named_with_all_that_it_has_cos
     # AND what it has cost is known of all its times
     times = int(steps(300)[20:].sum())
     assert named[-1].named.alone.lost_s == pytest.approx(1.2 * times, rel=0.1)
-    assert losses_of(found).lost_s == pytest.approx(1.2 * times, rel=0.1)
+    assert losses_of(found).lost_s == pytest.approx(named[-1].named.alone.lost_s)
     # AND it is said what it does, while the others wait where
     said = verdict_sentence(named[-1])
     assert " alone every " in said
@@ -73,6 +74,19 @@ def test_what_every_rank_does_alone_at_a_time_of_its_own_is_nobodys(n_ranks):
     window = replace(JOB, n_ranks=n_ranks).run(*faults, seed=n_ranks)
     # THEN nobody is named for that
     assert all(one.named is None for one in verdicts(noting(window, *notes)))
+
+
+def test_who_marks_steps_waits_for_a_cpu_because_it_has_more_to_do():
+    # GIVEN a rank that compiles in every step on a busy host, for most of which it waits for a CPU
+    steps = from_step(90)
+    window = noting(JOB.run(Fault("forward", 1, 0.6, steps), seed=3), ("compilation", 1, steps))
+    waited_NR = steps(300)[:, None] * (np.arange(4) == 1) * 0.5
+    window = replace(window, counted_NRC=counted_of({"queued_s": waited_NR}))
+    # THEN it is named for its stage, and nothing is said of the system
+    named = [one.named for one in verdicts(window) if one.named is not None]
+    assert {(one.rank, one.stage, one.by_system, one.contended_fraction) for one in named} == {
+        (1, "forward", None, None)
+    }
 
 
 def test_a_note_on_a_step_that_holds_up_nobody_names_nobody():
