@@ -150,6 +150,7 @@ class Suspect:
         system: what else the system did to it that was more of its lateness than anything else, and how much of it was
             that; None where it was nothing of the sort, or that is not known.
         alone: what it does alone by its own note in most of the steps that its fault fills; None where it notes none.
+        on_host: of a ``rank``, the host it is on, where the job has several.
     """
 
     scope: Scope
@@ -169,6 +170,7 @@ class Suspect:
     contended_fraction: float | None = None
     system: tuple[SystemCode, float] | None = None
     alone: OwnWork | None = None
+    on_host: str | None = None
 
     @property
     def identity(self) -> tuple[Scope, tuple[int, ...], str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ def _suspected(verdict: Verdict) -> tuple[str, str, str]:
 
 _Cell = Callable[["CaptureRow"], str]
 _FOLDED = {"job": 12, "cause": 32}
-_DISPENSABLE = frozenset({"reproduced", "size", "because of window", "created (UTC)"})
+_DISPENSABLE = frozenset({"host", "reproduced", "size", "because of window", "created (UTC)"})
 
 
 def decisions_table(decisions: Sequence[dict[str, Any]]) -> Table:
@@ -103,7 +104,9 @@ def _became(result: dict[str, Any]) -> str:
 
 
 def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | None], width: int) -> Table:
-    """A line a capture; of several runs, each says its own. Ids of captures and runs are copied: none is ever broken.
+    """A line a capture, with its run where there are several, and its host where that is another one than this.
+
+    Ids of captures and runs are copied: none is ever broken.
 
     Args:
         rows: the captures.
@@ -120,6 +123,7 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | 
         "capture": lambda row: row.capture_id,
         **({"state": lambda row: states[row.store, row.reference]} if set(states.values()) - {"", "whole"} else {}),
         "rank": lambda row: str(row.rank),
+        **({"host": lambda row: row.host} if {row.host for row in rows} - {socket.gethostname()} else {}),
         "suspect stage": _stage_of,
         **({"cause": _cause_of} if any(row.cause for row in rows) else {}),
         "captured steps": lambda row: f"{row.first_step} to {row.last_step}",

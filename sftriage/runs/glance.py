@@ -26,6 +26,7 @@ from sftriage.words.glance import (
     SLOW,
     afterwards,
     decision_phrase,
+    has_host,
     last_known,
     look_at,
     reproduced_words,
@@ -145,7 +146,7 @@ def _who(view: View, stands: Outlook, telling: WindowRow) -> Answer:
         first = telling.suspects[0]
         hosts = dict.fromkeys(view.hosts[rank] for rank in first.ranks if rank in view.hosts)
         on = said("on_host" if len(hosts) == 1 else "on_hosts", hosts=", ".join(hosts))
-        more = (on,) if hosts and not first.who.startswith("host ") else ()
+        more = (on,) if hosts and not has_host(first.who) else ()
         # (the first is the glance's own)
         causes = tuple(dict.fromkeys(caused(one) for one in _causes(view, stands)))
         return Answer("who", stands.named, (*more, *causes[1:]))

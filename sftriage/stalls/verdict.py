@@ -233,9 +233,11 @@ def _suspects(standing: WaitState, job: JobSince, still_s: float, lasted_s: floa
             persistence=1.0,
             rank=ranks[0].rank if alone else None,
             host=host,
+            on_host=ranks[0].host or None if alone and len(size) > 1 else None,
             onset_step=standing.step,
         )
 
+    size = Counter(job.status.hosts[host] for host in job.status.host_R.tolist())
     missing = job.status.only(standing.missing_M).ranks
     if len(missing) == len(job.since_ns_R) > 1:
         return (suspect(missing),)
@@ -244,7 +246,6 @@ def _suspects(standing: WaitState, job: JobSince, still_s: float, lasted_s: floa
     of_host: dict[str, list[RankStatus]] = {}
     for one, _ in sorted(stillest, key=lambda both: (both[0].alive is not False, both[1], both[0].rank)):
         of_host.setdefault(one.host, []).append(one)
-    size = Counter(job.status.hosts[host] for host in job.status.host_R.tolist())
     suspects: list[Suspect] = []
     for host, ranks in of_host.items():
         whole = host and 1 < len(ranks) == size[host]

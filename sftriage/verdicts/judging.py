@@ -37,7 +37,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
         known = before.own_best.reported(0, window.last_step + 1)
         return with_regression(verdict, known, {}, window), replace(past, paused=())
     named = verdict.suspects[0] if verdict.label == "suspect" else None
-    verdict = replace(verdict, suspects=tuple(map(_by_rank, verdict.suspects)))
+    verdict = replace(verdict, suspects=tuple(_placed(_by_rank(one), window) for one in verdict.suspects))
     own_best = advanced(before.own_best, evidence.measures, settings)
     verdict = with_system(verdict, seen.window, evidence.counts, evidence.usual_queued_s)
     slower = _of_suspect(own_best.reported(window.first_step, before.own_best.next_step), verdict, settings)
@@ -96,6 +96,13 @@ def _by_rank(suspect: Suspect) -> Suspect:
     if suspect.scope != "cohort" or len(suspect.ranks) > 1:
         return suspect
     return replace(suspect, scope="rank", rank=suspect.ranks[0], cohort=None)
+
+
+def _placed(suspect: Suspect, window: Window) -> Suspect:
+    """A rank with its host, where the job has several."""
+    if suspect.rank is None or window.hosts is None or len(set(window.hosts)) < 2:
+        return suspect
+    return replace(suspect, on_host=window.hosts[suspect.rank] or None)
 
 
 def _of_suspect(slower: Regression | None, verdict: Verdict, settings: Settings) -> Regression | None:

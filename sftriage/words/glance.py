@@ -214,12 +214,17 @@ def since_words(first_step: int, last_step: int | None) -> str:
     return f"step {first_step:,}" if last_step in (None, first_step) else between
 
 
+def has_host(who_: str) -> bool:
+    """Whether the words for a suspect name its host."""
+    return who_.startswith("host ") or " on " in who_
+
+
 def look_at(who_: str, stage: str | None, hosts: Iterable[str]) -> str:
     """Where to look, of whom and what is named."""
     there = list(dict.fromkeys(filter(None, hosts)))
     on = f" on host {there[0]}" if len(there) == 1 else f" on hosts {', '.join(there)}" if there else ""
     thing, what = LOOK_AT.get(stage, (stage or "", "what only it does there"))
-    return f"Look at {thing} of {who_}{'' if who_.startswith('host ') else on}: {what}."
+    return f"Look at {thing} of {who_}{'' if has_host(who_) else on}: {what}."
 
 
 def afterwards(reason: ReasonCode, reasons: Iterable[str], parameters: Mapping[str, Parameter]) -> str:

@@ -84,9 +84,9 @@ AFTER_GRADIENTS = (
 
 
 def who(suspect: Suspect) -> str:
-    """A suspect's scope."""
+    """A suspect's scope; of a rank with its host, where the job has several."""
     if suspect.scope == "rank":
-        return f"rank {suspect.ranks[0]}"
+        return f"rank {suspect.ranks[0]}" + (f" on {suspect.on_host}" if suspect.on_host else "")
     if suspect.scope == "host":
         return f"host {suspect.host} ({counted(len(suspect.ranks), 'rank')})"
     of_cohort = f"cohort {suspect.cohort} ({counted(len(suspect.ranks), 'rank')})"
@@ -231,7 +231,7 @@ def alone_so_far(work: OwnWork) -> str:
 def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     suspect = verdict.suspects[0]
     over = suspect.pattern == "one-off"
-    slow = f"{who(suspect).capitalize()} {'was' if over else 'is'} slow in {where(suspect)}"
+    slow = f"{who(suspect)[:1].upper()}{who(suspect)[1:]} {'was' if over else 'is'} slow in {where(suspect)}"
     cost = f"it cost{'' if over else 's'} the job {milliseconds(suspect.gain_s)}"
     without_s = verdict.numbers.get("without_s")
     # (where a step takes less than is shown, there is nothing to say)
@@ -273,7 +273,7 @@ def _missing(suspect: Suspect) -> str:
     return (
         f"host {suspect.host} ({ranks})"
         if suspect.scope == "host"
-        else ranks
+        else who(suspect)
         if suspect.scope == "rank"
         else "every rank"
     )

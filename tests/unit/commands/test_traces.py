@@ -95,6 +95,13 @@ def test_list_shows_what_is_wanted(sftriage, seen, options, found):
     assert [row["capture_id"] for row in json.loads(outcome.out)] == found
 
 
+def test_captures_on_other_hosts_say_on_which(sftriage, seen, monkeypatch):
+    assert sftriage("traces", "list", "--run", seen.path).out.count("node-1") == 3
+    # GIVEN that they were all made here
+    monkeypatch.setattr("socket.gethostname", lambda: "node-1")
+    assert "node-1" not in sftriage("traces", "list", "--run", seen.path).out
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -7,6 +7,7 @@ import pytest
 
 from sftriage.records import StageSchema
 from sftriage.verdicts import Past, Settings, judge
+from sftriage.words.verdicts import who
 from tests.unit.frontier.windows import Fault, Job, classify, every, exactly, from_step, gaussian
 
 SETTINGS = Settings()
@@ -163,6 +164,11 @@ def test_the_truth_table_of_scopes(case):
         if case.suspect is not None:
             first = verdict.suspects[0]
             assert (first.scope, first.ranks, first.stage) == case.suspect
+            # AND a rank has its host beside it, where there are several
+            if first.scope == "rank" and len(set(case.job.hosts or ())) > 1:
+                assert who(first) == f"rank {first.rank} on {case.job.hosts[first.rank]}"
+            elif first.scope == "rank":
+                assert who(first) == f"rank {first.rank}"
             assert first.host == (case.job.hosts[first.ranks[0]] if first.scope == "host" else None)
 
 
