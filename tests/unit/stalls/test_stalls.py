@@ -177,6 +177,9 @@ def test_what_is_long_is_the_jobs_own_affair(pace, threshold_s):
 def test_the_ranks_of_one_host_are_one_suspect(hosts, ranks, suspects):
     verdict = stalled(job(*ranks, hosts=hosts), STEADY, SETTINGS, NOW)
     assert sorted(named(verdict), key=str) == sorted(suspects, key=str)
+    # AND a rank alone has its host beside it
+    for one in verdict.suspects:
+        assert one.on_host == (hosts[one.rank] if one.scope == "rank" else None)
 
 
 @pytest.mark.parametrize(
