@@ -132,6 +132,7 @@ class Suspect:
     Attributes:
         scope: one rank, the ranks of one host, those of one cohort, or all; the field of that name says which.
         ranks: the ranks of the scope.
+        host: its name; also that of a rank which is alone on its host.
         stage: the stage, or None where all local stages of the scope are slow alike.
         gain_s: exposed seconds a step that would be saved if the suspect were as its reference: the mean over the steps
             that its fault fills (all of the window for a ``chronic`` one that was there from its start).

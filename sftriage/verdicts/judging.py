@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +37,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
         known = before.own_best.reported(0, window.last_step + 1)
         return with_regression(verdict, known, {}, window), replace(past, paused=())
     named = verdict.suspects[0] if verdict.label == "suspect" else None
-    verdict = replace(verdict, suspects=tuple(_placed(_by_rank(one), window) for one in verdict.suspects))
+    verdict = replace(verdict, suspects=tuple(_placed(_by_rank(one), window.hosts) for one in verdict.suspects))
     own_best = advanced(before.own_best, evidence.measures, settings)
     verdict = with_system(verdict, seen.window, evidence.counts, evidence.usual_queued_s)
     slower = _of_suspect(own_best.reported(window.first_step, before.own_best.next_step), verdict, settings)
@@ -98,11 +98,12 @@ def _by_rank(suspect: Suspect) -> Suspect:
     return replace(suspect, scope="rank", rank=suspect.ranks[0], cohort=None)
 
 
-def _placed(suspect: Suspect, window: Window) -> Suspect:
-    """A rank with its host, where the job has several."""
-    if suspect.rank is None or window.hosts is None or len(set(window.hosts)) < 2:
+def _placed(suspect: Suspect, hosts: Sequence[str] | None) -> Suspect:
+    """A rank with the host it is on, where the job has several; one that is alone there stands for that host."""
+    if suspect.rank is None or hosts is None or len(set(hosts)) < 2:
         return suspect
-    return replace(suspect, on_host=window.hosts[suspect.rank] or None)
+    host = hosts[suspect.rank] or None
+    return replace(suspect, on_host=host, host=host if hosts.count(host) == 1 else None)
 
 
 def _of_suspect(slower: Regression | None, verdict: Verdict, settings: Settings) -> Regression | None:

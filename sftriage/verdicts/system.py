@@ -169,9 +169,12 @@ def charged(
     themselves (``longer_NS``, N × S), and the step (``step_N``) longer than a healthy one (``usual_s``). It counts if
     what was counted is most of its lateness.
     """
-    counted_N, held_N = held.of_ranks(unit.ranks, step_N)
     local_N, late_s = unit.gain_NS[:, -1], float(unit.over_NS[used_N].sum(axis=1).mean())
-    if late_s <= 0.0 or float(counted_N[used_N].mean()) < settings.most_fraction * late_s:
+    own_NX = held.stopped_NR[:, unit.ranks] + held.waited_NR[:, unit.ranks]
+    if late_s <= 0.0 or float(own_NX[used_N].mean()) < settings.most_fraction * late_s:
+        return unit  # (without a look at all other ranks)
+    counted_N, held_N = held.of_ranks(unit.ranks, step_N)
+    if float(counted_N[used_N].mean()) < settings.most_fraction * late_s:
         return unit
     longer_N = longer_NS.sum(axis=1)
     added_N = np.minimum(np.clip(np.minimum(held_N, step_N - usual_s) - local_N, 0.0, None), longer_N)

@@ -46,6 +46,7 @@ def make_verdict(
     descheduled_fraction: float | None = None,
     contended_fraction: float | None = None,
     system: tuple[SystemCode, float] | None = None,
+    host: str | None = None,
 ) -> Verdict:
     one = len(ranks or ()) == 1
     scope = scope or ("rank" if one else "all")
@@ -56,6 +57,7 @@ def make_verdict(
         descheduled_fraction=descheduled_fraction,
         contended_fraction=contended_fraction,
         system=system,
+        host=host,
     )
     suspects = () if ranks is None else (suspect,)
     return Verdict(

@@ -80,6 +80,7 @@ def case(said, *rules, state=None, **verdict):
         # (a slow host is captured, on one of its ranks)
         case("capture: rule slow-rank: ", scope="host", ranks=(2, 3), system=("cgroup_throttled", 1.0)),
         case("capture: rule slow-rank: ", scope="host", ranks=(2, 3), descheduled_fraction=0.83),
+        case("capture: rule slow-rank: ", host="node-b", system=("cgroup_throttled", 1.0)),
         case("hold: contention for CPUs, ", scope="host", ranks=(2, 3), contended_fraction=0.6),
         # (windows of 50 steps of 70 ms)
         case(

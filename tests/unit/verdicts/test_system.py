@@ -322,6 +322,16 @@ def test_a_host_that_is_kept_from_running_costs_what_the_job_wins_without_that(s
     assert (verdict.regression is None) == (began == 0)
 
 
+def test_a_rank_that_is_alone_on_its_host_is_that_host():
+    # GIVEN four ranks on as many hosts, or on two, one of which is late
+    def suspect(hosts):
+        verdict, _ = judge(replace(FOUR, hosts=hosts).run(Fault("data", 2, 0.05)), Past(), Settings())
+        return verdict.suspects[0]
+
+    of = [suspect(hosts) for hosts in (("a", "b", "c", "d"), HOSTS, None)]
+    assert [(one.scope, one.ranks, one.host) for one in of] == [("rank", (2,), host) for host in ("c", None, None)]
+
+
 def test_each_stage_of_a_suspect_is_held_against_the_others_for_itself():
     # GIVEN a rank that has more to do in `forward` from step 35 on, a little in `optimizer`, and runs so much longer
     late = Fault("forward", 1, 0.03, from_step(35)), Fault("optimizer", 1, 0.003, from_step(35))
