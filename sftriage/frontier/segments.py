@@ -141,19 +141,19 @@ def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
         if stage not in schema.sync:
             groups[-1].append(column)
             continue
-        if stage == EXCHANGE:
-            if not (column.whole_NR > 0.0).any():
-                n_sync += 1
+        parts = _split_when_ready(column, window)
+        if outside_NRG is not None:
+            parts.insert(0, SegmentColumn(schema.stages.index(OTHER), outside_NRG[:, :, n_sync]))
+        n_sync += 1
+        if stage == EXCHANGE and parts[-1] is column:
+            if not any((part.whole_NR > 0.0).any() for part in parts):
                 continue  # there was none, and nothing is cut
             # It may lie anywhere in the step, and make up for many steps: of a rank's time there only what the last
             # one to arrive takes, too, is no wait.
             least_N = column.whole_NR.min(axis=1, initial=np.inf)
-            column = replace(column, up_to_NR=np.broadcast_to(least_N[:, None], column.whole_NR.shape))
-        if outside_NRG is not None:
-            groups[-1].append(SegmentColumn(schema.stages.index(OTHER), outside_NRG[:, :, n_sync]))
-        groups[-1].extend(_split_when_ready(column, window))
+            parts[-1] = replace(column, up_to_NR=np.broadcast_to(least_N[:, None], column.whole_NR.shape))
+        groups[-1].extend(parts)
         groups.append([])
-        n_sync += 1
     return groups
 
 

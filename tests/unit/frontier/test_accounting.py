@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from sftriage.frontier.accounting import anchored, walk, walked
 from sftriage.frontier.segments import complete_steps, segments
-from sftriage.records import OTHER
+from sftriage.records import OTHER, StageSchema
 
 from .strategies import ANY, distinct_windows, windows
 from .windows import Fault, Job, exactly, gaussian
@@ -37,6 +37,46 @@ def test_advances_are_never_negative_and_sum_to_the_exposed_time(account, window
     # THEN the advances are a partition of it
     assert (accounting.advances_S >= 0.0).all()
     assert accounting.advances_S.sum() == pytest.approx(accounting.exposed_s, rel=1e-12, abs=0.0)
+
+
+def exchanging(window):
+    """The window, with its last sync stage under the name of exchanges that may lie anywhere."""
+    name = window.schema.sync_in_order[-1]
+    stages, sync = (
+        tuple("exchange" if one == name else one for one in names)
+        for names in (window.schema.stages, window.schema.sync)
+    )
+    return replace(window, schema=StageSchema(stages, sync))
+
+
+@given(window=windows(elements=ANY).filter(lambda window: window.schema.sync))
+@settings(max_examples=150)
+def test_of_exchanges_anywhere_the_advances_are_a_partition_too_and_no_wait_is_exposed(window):
+    # GIVEN any window with a sync stage WHEN that is one of exchanges that may lie anywhere
+    accounting = anchored(exchanging(window))
+    assert (accounting.advances_S >= 0.0).all()
+    assert accounting.advances_S.sum() == pytest.approx(accounting.exposed_s, rel=1e-12, abs=0.0)
+    # THEN no more is exposed than where all of a rank's time in it counted
+    assert accounting.exposed_s <= anchored(window).exposed_s * (1.0 + 1e-12)
+
+
+def test_where_the_ranks_leave_an_exchange_together_it_is_as_any_sync_stage():
+    # GIVEN ranks of which one is late before an exchange, and all leave it together
+    window = Job(noise=QUIET, sync=("backward",)).run(Fault("data", 1, 0.02), Fault("optimizer", 2, 0.03))
+    # THEN where the time went is the same
+    one, other = anchored(window), anchored(exchanging(window))
+    np.testing.assert_allclose(other.advances_S, one.advances_S, atol=1e-9)
+
+
+def test_an_exchange_that_does_not_come_cuts_nothing():
+    window = Job(noise=QUIET).run(Fault("data", 1, 0.02))
+    stages = (*window.schema.stages[:-2], "exchange", *window.schema.stages[-2:])
+    durations_NRS = np.insert(window.durations_NRS, -2, 0.0, axis=2)
+    outside_NRG = np.concatenate([window.outside_NRG, np.zeros((*window.outside_NRG.shape[:2], 1))], axis=2)
+    schema = StageSchema(stages, (*window.schema.sync, "exchange"))
+    with_one = replace(window, schema=schema, durations_NRS=durations_NRS, outside_NRG=outside_NRG)
+    assert [len(one.columns) for one in segments(with_one)] == [len(one.columns) for one in segments(window)]
+    assert anchored(with_one).exposed_s == anchored(window).exposed_s
 
 
 @given(window=windows(missing=False))
