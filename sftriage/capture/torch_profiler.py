@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import msgspec
 
 from sftriage.capture.executor import Executor, mailbox_of
 from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState
 from sftriage.errors import CaptureError, InputError, RingError
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
-from sftriage.traces.files import CHUNK_BYTES, private
-from sftriage.traces.jsonstream import Damage, TraceReader
 from sftriage.traces.store import FileToStore
-
-_DISTRIBUTED = "distributedInfo"
-_STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
 def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) -> str:
@@ -36,9 +27,11 @@ def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) ->
     Raises:
         CaptureError: missing, too large, not JSON, without the promised steps, or of another rank.
     """
+    from sftriage.capture.trace_file import TraceFile  # not above: what reads JSON is wanted by few commands
+
     if result.first_step is None or result.last_step is None:
         raise CaptureError("the trainer names no steps that it captured")
-    found = _Found(trace)
+    found = TraceFile(trace)
     try:
         size_bytes = trace.stat().st_size
         if size_bytes > request.max_bytes:
@@ -51,85 +44,12 @@ def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) ->
         raise CaptureError(f"the trace is not Kineto JSON: {error}") from error
     finally:
         found.close()
-    about = found.values[_DISTRIBUTED]
-    its_rank = about.get("rank", request.rank) if isinstance(about, dict) else request.rank
-    if its_rank != request.rank:
-        raise CaptureError(f"the trace is of rank {its_rank}; rank {request.rank} was asked for")
+    if found.rank not in (None, request.rank):
+        raise CaptureError(f"the trace is of rank {found.rank}; rank {request.rank} was asked for")
     missing = [step for step in range(result.first_step, result.last_step + 1) if step not in found.steps]
     if missing:
         raise CaptureError(f"the trace lacks step{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}")
     return "; ".join(damage.words)
-
-
-class _Mark(msgspec.Struct, gc=False):
-    cat: Any = None
-    name: Any = None
-
-
-_MARKS = msgspec.json.Decoder(list[_Mark])
-
-
-class _Found:
-    """What is in a trace, read piece by piece, and a copy beside it with its damage mended, where it has any."""
-
-    def __init__(self, trace: Path) -> None:
-        self._trace, self._copy = trace, trace.with_suffix(".mended")
-        self._target: BinaryIO | None = None
-        self.values: dict[str, Any] = {_DISTRIBUTED: None}
-        self.steps: set[int] = set()
-
-    def read(self) -> Damage:
-        """Read it all.
-
-        Raises:
-            InputError: it is no trace, or is cut short.
-        """
-        with self._trace.open("rb") as source, self._trace.open("rb") as self._source:
-            # A trace as torch writes it begins with a space.
-            if not source.peek(64).lstrip().startswith(b"{"):
-                raise InputError(f"{self._trace}: no JSON object")
-            reader = TraceReader(source, self._trace.name, self._take, self._take_odd, self.values, self._edit)
-            reader.read()
-            if self._target is not None:
-                self._copy_until(None)
-        return reader.damage
-
-    def replace(self) -> None:
-        """Put the copy in the trace's place, if there is one."""
-        if self._target is not None:
-            self._target.close()
-            self._copy.replace(self._trace)
-
-    def close(self) -> None:
-        """Leave no copy."""
-        if self._target is not None:
-            self._target.close()
-            self._copy.unlink(missing_ok=True)
-
-    def _take(self, piece: bytes) -> None:
-        # (the decoder does not look into strings that are not wanted)
-        piece.decode()
-        for event in _MARKS.decode(piece):
-            if event.cat == "user_annotation" and isinstance(event.name, str):
-                step = _STEP.fullmatch(event.name)
-                if step is not None:
-                    self.steps.add(int(step[1]))
-
-    def _take_odd(self, event: bytes) -> bool:
-        """Nothing that is JSON and an event is odd here."""
-        return False
-
-    def _edit(self, start: int, end: int, instead: bytes) -> None:
-        if self._target is None:
-            self._target = private(self._copy)
-        self._copy_until(start)
-        self._target.write(instead)
-        self._source.seek(end)
-
-    def _copy_until(self, end: int | None) -> None:
-        assert self._target is not None, "there is a copy"
-        while piece := self._source.read(CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - self._source.tell())):
-            self._target.write(piece)
 
 
 def verify_stacks(file: Path, request: CaptureRequest, result: CaptureResult) -> None:

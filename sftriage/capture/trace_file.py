@@ -1,0 +1,97 @@
+"""The file of a trace as torch has left it, read piece by piece, and made valid JSON where it is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from sftriage.errors import InputError
+from sftriage.traces.files import CHUNK_BYTES, private
+from sftriage.traces.jsonstream import Damage, TraceReader
+
+_DISTRIBUTED = "distributedInfo"
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+
+
+class _Mark(msgspec.Struct, gc=False):
+    cat: Any = None
+    name: Any = None
+
+
+_MARKS = msgspec.json.Decoder(list[_Mark])
+
+
+class TraceFile:
+    """What is in a trace, read piece by piece, and a copy beside it with its damage mended, where it has any.
+
+    Attributes:
+        steps: the numbers of the steps that are marked in it.
+    """
+
+    def __init__(self, trace: Path) -> None:
+        self._trace, self._copy = trace, trace.with_suffix(".mended")
+        self._target: BinaryIO | None = None
+        self._values: dict[str, Any] = {_DISTRIBUTED: None}
+        self.steps: set[int] = set()
+
+    @property
+    def rank(self) -> Any:
+        """The rank that it says it is of; None where it says none."""
+        about = self._values[_DISTRIBUTED]
+        return about.get("rank") if isinstance(about, dict) else None
+
+    def read(self) -> Damage:
+        """Read it all.
+
+        Raises:
+            InputError: it is no trace, or is cut short.
+        """
+        with self._trace.open("rb") as source, self._trace.open("rb") as self._source:
+            # A trace as torch writes it begins with a space.
+            if not source.peek(64).lstrip().startswith(b"{"):
+                raise InputError(f"{self._trace}: no JSON object")
+            reader = TraceReader(source, self._trace.name, self._take, self._take_odd, self._values, self._edit)
+            reader.read()
+            if self._target is not None:
+                self._copy_until(None)
+        return reader.damage
+
+    def replace(self) -> None:
+        """Put the copy in the trace's place, if there is one."""
+        if self._target is not None:
+            self._target.close()
+            self._copy.replace(self._trace)
+
+    def close(self) -> None:
+        """Leave no copy."""
+        if self._target is not None:
+            self._target.close()
+            self._copy.unlink(missing_ok=True)
+
+    def _take(self, piece: bytes) -> None:
+        # (the decoder does not look into strings that are not wanted)
+        piece.decode()
+        for event in _MARKS.decode(piece):
+            if event.cat == "user_annotation" and isinstance(event.name, str):
+                step = _STEP.fullmatch(event.name)
+                if step is not None:
+                    self.steps.add(int(step[1]))
+
+    def _take_odd(self, event: bytes) -> bool:
+        """Nothing that is JSON and an event is odd here."""
+        return False
+
+    def _edit(self, start: int, end: int, instead: bytes) -> None:
+        if self._target is None:
+            self._target = private(self._copy)
+        self._copy_until(start)
+        self._target.write(instead)
+        self._source.seek(end)
+
+    def _copy_until(self, end: int | None) -> None:
+        assert self._target is not None, "there is a copy"
+        while piece := self._source.read(CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - self._source.tell())):
+            self._target.write(piece)
