@@ -29,6 +29,7 @@ SETTLED_S = 0.5
 """A dump that has not grown for so long is whole."""
 PATIENCE_S = 10.0
 MAX_ENVIRONMENT_BYTES = 1 << 21
+_GLOO = " (Gloo's cannot be asked for from outside)"
 
 
 def place_of(environment: Mapping[str, str], rank: int) -> tuple[Path, Path] | str:
@@ -36,7 +37,7 @@ def place_of(environment: Mapping[str, str], rank: int) -> tuple[Path, Path] | s
     size = environment.get("TORCH_FR_BUFFER_SIZE") or environment.get("TORCH_NCCL_TRACE_BUFFER_SIZE")
     pipe = environment.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not pipe:
-        return "none: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set (and Gloo has none)"
+        return f"none: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set{_GLOO}"
     if size == "0":
         return "none: its buffer is of size 0"
     prefix = environment.get("TORCH_FR_DUMP_TEMP_FILE") or environment.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -62,7 +63,7 @@ class FlightRecorder:
             return place
         pipe, dump = place
         if not pipe.exists():
-            return f"none: {pipe} is not there (Gloo has none)"
+            return f"none: {pipe} is not there{_GLOO}"
         if not pipe.is_fifo():
             return f"none: {pipe} is no pipe"
         before = _seen(dump)

@@ -184,7 +184,7 @@ PIPE = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/run/fr_"}
 @pytest.mark.parametrize(
     ("environment", "place"),
     [
-        ({}, "none: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set"),
+        ({}, "none: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set (Gloo's cannot be asked for from outside)"),
         ({"TORCH_FR_BUFFER_SIZE": "2000"}, "none: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set"),
         ({**PIPE, "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "none: its buffer is of size 0"),
         ({**PIPE, "TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}, "none: its buffer is of size 0"),
