@@ -31,6 +31,7 @@ class StallSettings:
     Attributes:
         floor_s: where ranks wait for others in an ordinary stage, or all for each other (60: a storage hiccup or a
             network retry is over by then; collectives time out after 600 or 1800).
+        outside_factor: multiple of ``floor_s``, up to ``outside_floor_s``, where a policy asks for less (5: 300 of 60).
         outside_floor_s: where the missing ranks are outside the ordinary stages (between steps, in ``other``, in a
             stage that most steps do not enter, in a step with a kind), or where no rank waits (300: for evaluations and
             checkpoints of one rank, or a compilation on all; half of NCCL's timeout).
@@ -47,6 +48,7 @@ class StallSettings:
     """
 
     floor_s: float = 60.0
+    outside_factor: float = 5.0
     outside_floor_s: float = 300.0
     start_floor_s: float = 1800.0
     idle_floor_s: float = 3600.0
@@ -57,7 +59,8 @@ class StallSettings:
 
     def floor_of(self, wait: Wait) -> float:
         """The floor for a kind of wait, in seconds: at least ``floor_s``."""
-        floors = {"outside": self.outside_floor_s, "start": self.start_floor_s, "idle": self.idle_floor_s}
+        outside_s = min(self.outside_floor_s, self.outside_factor * self.floor_s)
+        floors = {"outside": outside_s, "start": self.start_floor_s, "idle": self.idle_floor_s}
         return max(self.floor_s, floors.get(wait, 0.0))
 
 

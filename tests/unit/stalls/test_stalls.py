@@ -123,6 +123,24 @@ def test_some_waits_are_given_more_time(ranks, floor_s, reasons, suspects):
 
 
 @pytest.mark.parametrize(
+    ("ranks", "floor_s"),
+    [
+        (["backward@50", "backward@50", "forward@50"], 8),
+        # It has taken all its steps, and records no more, or still has its monitor open.
+        (["backward@50", "backward@50", "-@49 closed"], 8),
+        (["backward@50", "backward@50", "-@49"], 40),
+        (["backward@50", "backward@50", "other@50"], 40),
+    ],
+)
+def test_the_floors_follow_the_figure_of_the_policy(ranks, floor_s):
+    # GIVEN a policy that asks for 8 s
+    settings = replace(SETTINGS, floor_s=8.0)
+    # THEN a rank that is waited for is named by that figure, and not by the usual one
+    assert stalled(job(*ranks, still_s=floor_s), STEADY, settings, NOW) is not None
+    assert stalled(job(*ranks, still_s=floor_s - 1), STEADY, settings, NOW) is None
+
+
+@pytest.mark.parametrize(
     "ranks",
     [
         ["-@99 closed", "-@99 closed"],
