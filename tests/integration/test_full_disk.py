@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.controller.controller import shape_of
 from sftriage.recorder import find_rings
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
-from sftriage.windows.gather import Shape
 from sftriage.windows.rings import open_ring
 from tests import needs
 from tests.disks import SmallDisk, freezing_disk, served_disk, small_disk
@@ -76,6 +76,5 @@ def test_a_job_whose_run_directory_takes_nothing_for_a_while_loses_nothing(tmp_p
         # AND every window of every step is on record, in order, as if nothing had been
         damaged: list[bytes] = []
         list(read_journal(run / "decisions.jsonl", damaged))
-        shape = detection_of(run)
-        again = load_recording(run).windows(Shape(shape.window_steps, shape.stride_steps, shape.warmup_steps))
+        again = load_recording(run).windows(shape_of(detection_of(run)))
         assert (windows(run), damaged) == ([window.first_step for window in again], [])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sftriage.controller.controller import Controller
+from sftriage.controller.controller import Controller, shape_of
 from sftriage.controller.replay import replay
 from sftriage.policy.loading import shipped
 from sftriage.policy.policy_set import load_set
@@ -15,7 +15,6 @@ from sftriage.records import RankStatus, StageSchema
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
-from sftriage.windows.gather import Shape
 from sftriage.windows.statuses import status_of
 from sftriage.words.decisions import reason_sentence, resolution
 from tests.journals import entries
@@ -95,7 +94,7 @@ def record(path, whole):
 def replayed_on(path, *names):
     policies = load_set(names)
     detection = policies.detection
-    shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
+    shape = shape_of(detection)
     return list(replay(load_recording(path).windows(shape), policies, 0.0))
 
 
