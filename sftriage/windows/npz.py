@@ -61,8 +61,9 @@ def _check_sizes(path: Path) -> None:
             raise InputError(f"{path}: its arrays are {total_bytes:,} bytes; at most {MAX_UNPACKED_BYTES:,} are read")
         for one in members:
             with archive.open(one) as file:
-                if file.peek(len(_NPY_MAGIC))[: len(_NPY_MAGIC)] != _NPY_MAGIC:
+                if file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
                     continue
+                file.seek(0)
                 version = np.lib.format.read_magic(file)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, _, dtype = read(file)
