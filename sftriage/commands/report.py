@@ -86,8 +86,11 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
     chart = chart_of(told, dict(view.became), view.asks)
     steps = heat_steps(None if chart is None else chart.axis, told.windows)
     heat = None if steps is None else source.heat(*steps)
+    heat = heat if isinstance(heat, HeatMap) else None
+    if heat is not None:
+        chart = chart_of(told, dict(view.became), view.asks, heat)
     flames = flames_of(source.store, [one.manifest for one in told.captures if one.manifest.capture.role == "suspect"])
-    return html(told, made, time.time, chart, heat if isinstance(heat, HeatMap) else None, flames=flames)
+    return html(told, made, time.time, chart, heat, flames=flames)
 
 
 def _of_capture(what: str, meant: CapturesChoice, form: str, made: str) -> str:

@@ -38,7 +38,7 @@ from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
 from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, destination_of
-from sftriage.words.amounts import place
+from sftriage.words.amounts import place, span
 
 
 def complete_capture(context: typer.Context, incomplete: str) -> Iterable[str]:
@@ -201,7 +201,7 @@ def traces_for_step(
     if holding or fault is not None:
         console.print(captures_table(shown, conditions, console.width))
     elif nearest is not None:
-        where = f"steps {nearest.first_step} to {nearest.last_step} of rank {nearest.rank}"
+        where = f"{span(nearest.first_step, nearest.last_step)} of rank {nearest.rank}"
         tell(f"No capture of step {step}; the nearest is {nearest.capture_id}, {where}.")
     else:
         tell(f"No capture in {captures.place}.")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sftriage.decisions import Verdict
-from sftriage.words.amounts import every, milliseconds, moment, size
+from sftriage.words.amounts import every, milliseconds, moment, numbers, size, span
 from sftriage.words.captures import stage_suspected
 from sftriage.words.verdicts import CLOCKS, where, who
 
@@ -36,7 +36,7 @@ def titled(title: str, left: Sequence[str], right: Sequence[str] = (), **options
 def frontier_table(verdict: Verdict) -> Table:
     """Where a window's exposed time went, stage by stage."""
     clock = f", {verdict.clock} clock" if CLOCKS[verdict.clock] else ""
-    title = f"Frontier, steps {verdict.first_step} to {verdict.last_step}{clock}"
+    title = f"Frontier, {span(verdict.first_step, verdict.last_step)}{clock}"
     table = titled(title, ["stage"], ["advance", "share", "leader"])
     for stage, advance_s in verdict.advances_s.items():
         share, leader = advance_s / verdict.exposed_s if verdict.exposed_s else 0.0, verdict.leaders[stage]
@@ -58,7 +58,7 @@ def windows_table(verdicts: Iterable[Verdict]) -> Table:
         label = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons))))
         table.add_row(
             *(str(verdict.attempt + 1) for _ in started_again),
-            f"{verdict.first_step} to {verdict.last_step}",
+            numbers(verdict.first_step, verdict.last_step),
             Text(label, LABEL_STYLES[verdict.label]),
             milliseconds(verdict.step_s),
             *(_suspected(verdict) if verdict.suspects else ()),
@@ -91,7 +91,7 @@ def decisions_table(decisions: Sequence[dict[str, Any]]) -> Table:
         table.add_row(
             f"{moment(decision['time_s']):%H:%M:%S}",
             *(str(decision["attempt"] + 1) for _ in started_again),
-            f"{decision['first_step']} to {decision['last_step']}",
+            numbers(decision["first_step"], decision["last_step"]),
             Text(decision["label"], LABEL_STYLES.get(decision["label"], "")),
             Text(decision["outcome"], OUTCOME_STYLES[decision["outcome"]]),
             "; ".join([decision["words"], *map(_became, decision["results"])]),
@@ -126,7 +126,7 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | 
         **({"host": lambda row: row.host} if {row.host for row in rows} - {socket.gethostname()} else {}),
         "suspect stage": _stage_of,
         **({"cause": _cause_of} if any(row.cause for row in rows) else {}),
-        "captured steps": lambda row: f"{row.first_step} to {row.last_step}",
+        "captured steps": lambda row: numbers(row.first_step, row.last_step),
         "reproduced": lambda row: "" if row.role == "control" else row.reproduced or "",
         "size": lambda row: size(row.size_bytes),
         "because of window": _window_of,
@@ -165,7 +165,7 @@ def _cause_of(row: CaptureRow) -> str:
 
 
 def _window_of(row: CaptureRow) -> str:
-    return "(asked for)" if row.label == "asked" else f"{row.window_first_step} to {row.window_last_step}"
+    return "(asked for)" if row.label == "asked" else numbers(row.window_first_step, row.window_last_step)
 
 
 def _width(name: str, cells: Iterable[str]) -> int:

@@ -17,7 +17,7 @@ from sftriage.runs.following import NamedSuspect
 from sftriage.runs.glance import losses_words, on_devices
 from sftriage.runs.picture import CaptureView, Frontier, Picture
 from sftriage.traces.documents import CONTROL
-from sftriage.words.amounts import ago, counted, milliseconds, moment, size
+from sftriage.words.amounts import ago, counted, milliseconds, moment, size, span
 from sftriage.words.captures import caused
 from sftriage.words.glance import since_words
 from sftriage.words.keeping import disk_now, triage_off
@@ -246,7 +246,7 @@ def _frontier(frontier: Frontier, named: str | None, width: int, blocks: bool) -
         stages = together(frontier.advances_s, max(1, count - 1 - trend), named)
         values_s = list(stages.values())
         spans = f"{frontier.windows} windows, " if frontier.windows > 1 else ""
-        steps = f"  {spans}steps {frontier.first_step} to {frontier.last_step}"
+        steps = f"  {spans}{span(frontier.first_step, frontier.last_step)}"
         name_width = min(_MAX_NAME if width >= WIDE else 10, max(len("step time"), *map(cell_len, stages)))
         bar_width = max(1, width - name_width - 22)
         bars = apportion(values_s, bar_width * 8)
@@ -319,13 +319,19 @@ def _decision(entry: DecisionGroup, width: int) -> Text:
     return line
 
 
+def _steps(one: CaptureView) -> str:
+    return "" if one.first_step is None or one.last_step is None else span(one.first_step, one.last_step)
+
+
 def _capture(one: CaptureView) -> Text:
     line = Text("  ").append(clean(one.state), style=_STATE_STYLES.get(one.state, ""))
     rank = "" if one.rank is None else f"  rank {one.rank}"
     line.append(f"{rank}{' (control)' if one.role == 'control' else ''}  {clean(one.capture_id)}")
     upload = _UPLOADS[one.upload] + (f": {clean(one.upload_reason)}" if one.upload_reason else "") if one.upload else ""
     facts = [
-        f"steps {one.first_step} to {one.last_step}" if one.first_step is not None and one.state == "stored" else "",
+        span(one.first_step, one.last_step)
+        if one.first_step is not None and one.last_step is not None and one.state == "stored"
+        else "",
         size(one.size_bytes) if one.size_bytes else "",
         f"fault in it: {one.reproduced}" if one.reproduced else "",
         upload,

@@ -6,7 +6,7 @@ two of steps, so that those of a longer run are made of those of a shorter one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -141,6 +141,39 @@ def columns_of(rows: Sequence[WindowRow], stages: Sequence[str], axis: Axis) -> 
         else:
             drawn.append(mean_of([rows[n] for n in numbers], stages, column))
         before = (column, numbers)
+    return tuple(drawn)
+
+
+def stepwise(
+    columns: Sequence[TimelineColumn],
+    axis: Axis,
+    advances: Mapping[int, Sequence[float]],
+) -> tuple[TimelineColumn, ...]:
+    """Windows drawn by their steps: a column for each of the axis's whose own ``advances`` are known, by its number.
+
+    Windows overlap, so a step is in the mean of several, and a fault that begins in one shows as a slope.
+    """
+    drawn: list[TimelineColumn] = []
+    for one in columns:
+        there = axis.stretch(one.attempt)
+        for at in range(one.at, one.at + one.width):
+            if there is None or (own := advances.get(at)) is None:
+                drawn.append(replace(one, at=at, width=1))
+                continue
+            first = (there.first_step // axis.column_steps + at - there.at) * axis.column_steps
+            steps = max(first, there.first_step), min(first + axis.column_steps - 1, there.last_step)
+            stages_s = tuple(map(float, own))
+            drawn.append(
+                replace(
+                    one,
+                    first_step=steps[0],
+                    last_step=steps[1],
+                    advances_s=stages_s,
+                    exposed_s=sum(stages_s),
+                    at=at,
+                    width=1,
+                )
+            )
     return tuple(drawn)
 
 

@@ -19,7 +19,7 @@ from sftriage.runs.source import View
 from sftriage.traces.findings import CauseInfo
 from sftriage.traces.manifest import Manifest
 from sftriage.words.advice import remedy_told
-from sftriage.words.amounts import hours_of_ranks, lasted, milliseconds, rank_hours
+from sftriage.words.amounts import hours_of_ranks, lasted, milliseconds, rank_hours, span
 from sftriage.words.captures import caused
 from sftriage.words.glance import (
     HEALTH,
@@ -275,7 +275,7 @@ def _captured(view: View, stands: Outlook) -> Answer:
 def captured_words(manifest: Manifest) -> str:
     """What a stored capture is of, and whether the fault is in it."""
     capture, again = manifest.capture, manifest.reproduced
-    of = said("trace", rank=capture.rank, first=capture.first_step, last=capture.last_step)
+    of = said("trace", rank=capture.rank, steps=span(capture.first_step, capture.last_step))
     return of if again is None else f"{of}: {reproduced_words(again.answer, capture.role)}"
 
 

@@ -1,4 +1,4 @@
-"""How late every rank was at every step, and the map of it: rank × step, of a bounded number of cells.
+"""How late every rank was at every step and where its time went, and the map of that: rank × step, of a bounded size.
 
 A column of steps is read once, and its lateness remembered as the run goes on. Of a long run only some steps of each
 column are read, the same ones of every rank, and the page says so.
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.frontier.accounting import by_step
 from sftriage.frontier.segments import segments
 from sftriage.recorder import RingInfo
 from sftriage.records import Window
@@ -107,6 +108,9 @@ class HeatMap:
         levels_GC: lateness from 0 to `LEVELS` - 1, which is ``scale_s`` and more, or `UNKNOWN`.
         latest: the ranks that were the latest.
         thinned: what of these steps is no longer there; None where all is.
+        stages: those of a step, in their order.
+        advances_CS: what each stage moved the frontier in the steps of a column that were looked at, in seconds a step
+            on the hosts' clock; NaN where no step is complete.
     """
 
     first_step: int
@@ -119,6 +123,8 @@ class HeatMap:
     scale_s: float
     latest: tuple[LateRank, ...]
     thinned: Thinning | None = None
+    stages: tuple[str, ...] = ()
+    advances_CS: SingleArray = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
 
 def heat_map(
@@ -189,36 +195,42 @@ class HeatSource:
         sampled = min(each, max(MIN_SAMPLED, MAX_READ // (MAX_COLUMNS * len(ranks))))
         indices = range(first_step // each, last_step // each + 1)
         thinned = self.logs.thinning(attempt)
-        known = {index: self._known((attempt, each, index), len(ranks)) for index in indices}
+        infos = [one.info for one in ranks.values()]
+        stages, n_ranks = infos[0].schema.stages, len(ranks)
+        known = {index: self._known((attempt, each, index), n_ranks + len(stages)) for index in indices}
         columns = {index: column for index, column in known.items() if column is not None}
         missing = [index for index in indices if index not in columns]
         runs = runs_of(missing, each, sampled, last_step, thinned)
-        for index, late_R in zip(missing, self._lateness(ranks, runs), strict=True):
-            columns[index] = late_R
+        for index, late_X in zip(missing, self._means(ranks, runs), strict=True):
+            columns[index] = late_X
             # What is not over yet is read again.
             if (index + 1) * each - 1 <= last_step:
-                self._remember((attempt, each, index), late_R)
-        late_CR, starts = np.stack([columns[index] for index in indices]), [index * each for index in indices]
-        return heat_map(late_CR, starts, each, sampled, last_step, [one.info for one in ranks.values()], thinned)
+                self._remember((attempt, each, index), late_X)
+        means_CX, starts = np.stack([columns[index] for index in indices]), [index * each for index in indices]
+        map_ = heat_map(means_CX[:, :n_ranks], starts, each, sampled, last_step, infos, thinned)
+        return replace(map_, stages=stages, advances_CS=means_CX[:, n_ranks:])
 
     def lateness(self, ranks: Mapping[int, StepFile], first_step: int, n_steps: int) -> dict[int, float]:
         """The mean lateness of some ranks over a run of steps, in seconds; of those that have any of them."""
-        (late_R,) = self._lateness(ranks, [(first_step, n_steps)])
+        (late_X,) = self._means(ranks, [(first_step, n_steps)])
+        late_R = late_X[: len(ranks)]
         return {rank: float(late_s) for rank, late_s in zip(ranks, late_R, strict=True) if np.isfinite(late_s)}
 
-    def _lateness(self, ranks: Mapping[int, StepFile], runs: list[tuple[int, int]]) -> list[SingleArray]:
-        """The mean lateness of the ranks over each run of steps."""
+    def _means(self, ranks: Mapping[int, StepFile], runs: list[tuple[int, int]]) -> list[SingleArray]:
+        """The mean lateness of the ranks over each run of steps, and after these (X) the mean advance of each stage."""
         means: list[SingleArray] = []
 
         def take(window: Window) -> None:
             self.read += window.durations_NRS.shape[0] * window.durations_NRS.shape[1]
             # The step before opens the first segment of the first one, and has no lateness of its own.
-            means.append(_mean(lateness_of(window)[1:]))
+            advances_NS, complete_N = by_step(window)
+            advances_NS = np.where(complete_N[:, None], advances_NS, np.nan)
+            means.append(_mean(np.hstack([lateness_of(window), advances_NS])[1:]))
 
         windows(ranks, [(first - 1, n_steps + 1) for first, n_steps in runs], take, MAX_VECTORS)
         return means
 
-    def _known(self, key: Key, n_ranks: int) -> SingleArray | None:
+    def _known(self, key: Key, n_values: int) -> SingleArray | None:
         """A column that was read already, or whose two halves were."""
         attempt, each, index = key
         known = self._columns.get(key)
@@ -228,16 +240,16 @@ class HeatSource:
                 known = _mean(np.stack([halves[0], halves[1]]))
                 self._remember(key, known)
         # A rank whose log came later was not in it.
-        if known is None or len(known) != n_ranks:
+        if known is None or len(known) != n_values:
             return None
         self._columns.move_to_end(key)
         return known
 
-    def _remember(self, key: Key, late_R: SingleArray) -> None:
-        self._bytes += late_R.nbytes
+    def _remember(self, key: Key, late_X: SingleArray) -> None:
+        self._bytes += late_X.nbytes
         if (before := self._columns.pop(key, None)) is not None:
             self._bytes -= before.nbytes
-        self._columns[key] = late_R
+        self._columns[key] = late_X
         while self._bytes > MAX_REMEMBERED_BYTES and len(self._columns) > 1:
             self._bytes -= self._columns.popitem(last=False)[1].nbytes
 

@@ -19,7 +19,7 @@ from sftriage.runs.picture import Frontier, frontier_of
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.uploads import Upload
-from sftriage.words.amounts import lasted, milliseconds, place, size
+from sftriage.words.amounts import lasted, milliseconds, place, size, span
 from sftriage.words.captures import caused
 from sftriage.words.glance import reproduced_words
 
@@ -109,7 +109,7 @@ def capture_note(manifest: Manifest, uploads: Mapping[str, Upload], where: str) 
     rule = f"rule {trigger.rule} of policy {trigger.policy}" if trigger.rule else "a person asked for it"
     facts = [
         ("decided by", f"{rule} (sha256 {trigger.policy_sha256[:12]})"),
-        ("recorded", f"steps {capture.first_step:,} to {capture.last_step:,} of rank {capture.rank} on {capture.host}"),
+        ("recorded", f"{span(capture.first_step, capture.last_step)} of rank {capture.rank} on {capture.host}"),
         ("fault", _reproduced(manifest)),
         ("cause", _cause(manifest)),
         ("cost", _cost(manifest)),
@@ -118,7 +118,7 @@ def capture_note(manifest: Manifest, uploads: Mapping[str, Upload], where: str) 
     ]
     return CaptureNote(
         capture_id=manifest.capture_id,
-        title=f"Capture of rank {capture.rank}, steps {capture.first_step:,} to {capture.last_step:,}",
+        title=f"Capture of rank {capture.rank}, {span(capture.first_step, capture.last_step)}",
         why=trigger.why,
         facts=tuple((name, words) for name, words in facts if words),
         fetch=f"sftriage traces get {manifest.capture_id} {where}",

@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import floor, log10
+from math import floor, isnan, log10
 from urllib.parse import urlencode
 
 from sftriage.decisions import CaptureResult, Label
-from sftriage.runs.axis import Axis, TimelineColumn, axis_of, columns_of, stages_of
+from sftriage.runs.axis import Axis, TimelineColumn, axis_of, columns_of, stages_of, stepwise
 from sftriage.runs.following import RequestRow, WindowRow
+from sftriage.runs.lateness import HeatMap
 from sftriage.traces.findings import Findings, StageProfile
 
 WIDTH, HEIGHT = 1000.0, 300.0
+MAX_OVER = 3.0
+"""How much higher than nearly all columns the chart is at most."""
+
 MAX_TABLE_ROWS = 40
 TRIED_TICKS = 8
 """Round steps that are tried as ticks: those are kept that leave each other room."""
@@ -136,7 +140,10 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The whole chart. ``top_s`` is the time at its upper edge; ``restarts`` are where another attempt begins."""
+    """The whole chart. ``top_s`` is the time at its upper edge; ``restarts`` are where another attempt begins.
+
+    ``stepwise``: columns are steps, and not windows. ``cut``: some are higher than the chart.
+    """
 
     axis: Axis
     columns: tuple[TimelineColumn, ...]
@@ -146,6 +153,8 @@ class Timeline:
     restarts: tuple[float, ...]
     ticks: tuple[Tick, ...]
     top_s: float
+    stepwise: bool = False
+    cut: bool = False
 
 
 def timeline(
@@ -153,13 +162,25 @@ def timeline(
     axis: Axis | None,
     results: Mapping[str, CaptureResult] | None = None,
     asks: Sequence[RequestRow] = (),
+    heat: HeatMap | None = None,
 ) -> Timeline | None:
-    """The chart of some windows, and of the captures that were asked for; None of none."""
-    if axis is None:
-        return None
+    """The chart of some windows, and of the captures that were asked for; None where no step of them has ended.
+
+    Its columns are the steps of the ``heat`` map where that has them on the clock that the windows are judged by.
+    """
     stages = stages_of(rows)
+    if axis is None or not stages:
+        return None
     columns = columns_of(rows, stages, axis)
-    top_s = _nice(max((column.exposed_s for column in columns), default=0.0))
+    advances = _own_advances(axis, stages, heat) if heat is not None and rows[-1].clock == "host" else {}
+    highest_s = max((column.exposed_s for column in columns), default=0.0)
+    top_s = _nice(highest_s)
+    if advances:
+        columns = stepwise(columns, axis, advances)
+        times_s = sorted(column.exposed_s for column in columns)
+        # A few steps that are very long leave the others their height.
+        highest_s, usual_s = times_s[-1], times_s[int(0.95 * (len(times_s) - 1))]
+        top_s = _nice(min(highest_s, MAX_OVER * usual_s) if usual_s else highest_s)
     total_s = sum(column.exposed_s * column.width for column in columns) or 1.0
     series, below = [], [0.0] * len(columns)
     for number, stage in enumerate(stages):
@@ -176,7 +197,23 @@ def timeline(
         restarts=tuple(round(one.at * WIDTH / axis.columns, 2) for one in axis.stretches[1:]),
         ticks=ticks_of(axis),
         top_s=top_s,
+        stepwise=bool(advances),
+        cut=highest_s > top_s,
     )
+
+
+def _own_advances(axis: Axis, stages: Sequence[str], heat: HeatMap) -> dict[int, list[float]]:
+    """What each stage of the chart took in the steps of each column of the axis, as far as the map knows it."""
+    if set(heat.stages) - set(stages):
+        return {}
+    at = [stages.index(stage) for stage in heat.stages]
+    own: dict[int, list[float]] = {}
+    for column, values in enumerate(heat.advances_CS.tolist(), start=axis.stretches[-1].at):
+        if not any(map(isnan, values)):
+            own[column] = [0.0] * len(stages)
+            for number, advance_s in zip(at, values, strict=True):
+                own[column][number] = advance_s
+    return own
 
 
 def table_of(rows: Sequence[WindowRow], axis: Axis, stages: Sequence[str]) -> tuple[TimelineColumn, ...]:
@@ -192,15 +229,16 @@ def _area(
 
     Where no window is, there is a gap.
     """
-    scale, outline = HEIGHT / top_s, []
+    outline = []
+
+    def y(seconds: float) -> str:
+        return f"V{max(0.0, HEIGHT - seconds * HEIGHT / top_s):.1f}"
+
     ends = [n + 1 for n in range(len(columns)) if n + 1 == len(columns) or _apart(columns[n], columns[n + 1])]
     for start, end in pairwise([0, *ends]):
-        there = (
-            f"{HEIGHT - above[n] * scale:.1f}H{(columns[n].at + columns[n].width) * width:.1f}"
-            for n in range(start, end)
-        )
-        back = (f"V{HEIGHT - below[n] * scale:.1f}H{columns[n].at * width:.1f}" for n in reversed(range(start, end)))
-        outline.append(f"M{columns[start].at * width:.1f} {'V'.join(there)}{''.join(back)}Z")
+        there = (f"{y(above[n])}H{(columns[n].at + columns[n].width) * width:.1f}" for n in range(start, end))
+        back = (f"{y(below[n])}H{columns[n].at * width:.1f}" for n in reversed(range(start, end)))
+        outline.append(f"M{columns[start].at * width:.1f} {''.join(there)[1:]}{''.join(back)}Z")
     return "".join(outline)
 
 

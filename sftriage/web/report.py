@@ -42,11 +42,13 @@ def shades_of(heat: HeatMap) -> tuple[str, ...]:
     return tuple("".join(one) for one in outlines[1:])
 
 
-def chart_of(report: Report, results: dict[str, CaptureResult], asks: Sequence[RequestRow]) -> Timeline | None:
-    """The timeline of a run's windows; None of none."""
+def chart_of(
+    report: Report, results: dict[str, CaptureResult], asks: Sequence[RequestRow], heat: HeatMap | None = None
+) -> Timeline | None:
+    """The timeline of a run's windows, by their steps where a map of these is at hand; None of none."""
     rows = report.windows
     axis = axis_of(rows, 0, max(row.last_step for row in rows)) if rows else None
-    return timeline(rows, axis, results, asks)
+    return timeline(rows, axis, results, asks, heat)
 
 
 def flames_of(store: Store, captures: Sequence[Manifest]) -> dict[str, FlameGraph]:

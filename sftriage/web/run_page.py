@@ -118,7 +118,8 @@ class RunPage(Page[RunSource]):
         axis = span.axis(rows)
         steps = heat_steps(axis, rows)
         heat = None if steps is None else self._source.heat(*steps, patience_s=HEAT_PATIENCE_S)
-        chart = timeline(rows, axis, view.became, view.asks)
+        map_ = heat if isinstance(heat, HeatMap) else None
+        chart = timeline(rows, axis, view.became, view.asks, map_)
         stages = [] if chart is None else [one.stage for one in chart.series]
         return self.html(
             "overview.html",
@@ -130,7 +131,7 @@ class RunPage(Page[RunSource]):
             chart_data=[] if chart is None else [_column_values(one) for one in chart.columns],
             chart_stages=stages,
             table=() if axis is None else table_of(rows, axis, stages),
-            heat=heat if isinstance(heat, HeatMap) else None,
+            heat=map_,
             heat_at=0 if axis is None else axis.stretches[-1].at,
             drawing=isinstance(heat, Drawing),
             newest=log_of(view.rows, (*view.asks, *view.notes), view.became, size=NEWEST),

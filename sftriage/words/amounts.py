@@ -54,6 +54,11 @@ def span(first_step: int, last_step: int) -> str:
     return f"step {first_step}" if first_step == last_step else f"steps {first_step} to {last_step}"
 
 
+def numbers(first_step: int, last_step: int) -> str:
+    """The same where steps are named already, as in a column of a table."""
+    return f"{first_step}" if first_step == last_step else f"{first_step} to {last_step}"
+
+
 def size(size_bytes: float) -> str:
     """A file's size, in binary units."""
     for unit in ("B", "KiB", "MiB"):

@@ -171,7 +171,7 @@ GLANCE: Mapping[str, str] = {
     "for_captures": "and {lost} for captures",
     "for_pauses": "pauses of all ranks have taken {lost}",
     "nothing": "nothing",
-    "trace": "rank {rank}, steps {first:,} to {last:,}",
+    "trace": "rank {rank}, {steps}",
     "under_way": "rank {rank}: under way",
     "no_trace": "rank {rank}: {state}",
     "then": "Then: {done}",

@@ -119,6 +119,19 @@ def test_the_map_shows_who_was_late_from_when_on(run):
     assert (heat.latest[0].rank, heat.scale_s) == (2, pytest.approx(0.02, rel=1e-3))
 
 
+def test_the_map_has_where_the_time_of_each_column_went(run):
+    # GIVEN the same, and a map of a column a step, and one of more steps in a column
+    run.record(4, range(100), slow_from(60, 2))
+    for each in (1, 8):
+        heat = HeatSource(StepLogs(run.directory.steps)).map(0, 16, 99, each)
+        # THEN the late rank moves the frontier in data by what it is late, from the very step on
+        data_C = heat.advances_CS[:, heat.stages.index("data")]
+        for start, data_s in zip(range(16, 100, each), data_C, strict=True):
+            steps_there = range(start, min(100, start + each))
+            slow = sum(step >= 60 for step in steps_there) / len(steps_there)
+            assert data_s == pytest.approx(0.010 + 0.020 * slow, rel=1e-3)
+
+
 def test_no_step_is_read_again_as_the_run_goes_on(run, monkeypatch):
     # GIVEN a map of a run so far
     monkeypatch.setattr("sftriage.runs.lateness.MAX_COLUMNS", 64)

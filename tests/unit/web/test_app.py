@@ -49,7 +49,7 @@ def test_a_damaged_run_says_what_is_damaged(run):
         ("healthy", "ignore", "healthy", ["Healthy", "Is the job healthy? Yes", "no trouble so far"]),
         ("suspect", "ignore", "gain under the rule's", ["Slow", "rank 2 in data", "gain under the rule's"]),
         ("suspect", "throttle", "cooldown", ["capture throttled", "rank 2 in data", "since step 120", "cooldown"]),
-        ("stalled", "hold", "in_sync", ["Stalled", "it stands still", "nobody is named"]),
+        ("stalled", "hold", "in_sync", ["Stalled", "it stands still", "nobody is named", "no time to draw"]),
         ("needs_evidence", "hold", "co_critical", ["Undecided: held", "several ranks are late together"]),
     ],
 )

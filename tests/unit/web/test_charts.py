@@ -1,6 +1,9 @@
+import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 from sftriage.decisions import CaptureResult
 from sftriage.runs.axis import MAX_COLUMNS, Axis, Stretch, axis_of
 from sftriage.runs.following import row_of
+from sftriage.runs.lateness import HeatMap
 from sftriage.traces.findings import Findings, StageProfile
 from sftriage.web.charts import HEIGHT, WIDTH, StepRange, bars_of, ticks_of, timeline
 from sftriage.web.run_page import heat_steps
@@ -63,6 +67,47 @@ def test_a_column_bears_the_gravest_label_of_its_windows():
     chart = drawn(rows, 2)
     assert [(one.label, one.named) for one in chart.columns] == [("suspect", "rank 2 in data"), ("healthy", "")]
     assert [(band.label, band.x, band.width) for band in chart.bands] == [("suspect", 0, 500), ("healthy", 500, 500)]
+
+
+def heat_of(first, last, each, seconds):
+    """A map whose columns took some seconds in data, NaN where that is not known, and nothing in other stages."""
+    advances_CS = np.array([[one, *[0.0 * one] * 3] for one in seconds], np.float32)
+    levels_GC = np.zeros((1, len(seconds)), np.uint8)
+    return HeatMap(first, last, each, each, 1, 2, levels_GC, 0.1, (), None, STAGES, advances_CS)
+
+
+def test_a_fault_is_drawn_at_its_steps_and_not_as_the_slope_of_its_windows():
+    # GIVEN windows of 50 steps, ten apart, and what each of their steps took: more from step 75 on
+    rows = [row(20 + 10 * n) for n in range(6)]
+    axis = axis_of(rows, 0, 10**9)
+    chart = timeline(rows, axis, heat=heat_of(20, 119, 1, [0.1] * 55 + [0.3] * 45))
+    # THEN there is a column a step, and an edge between two of them
+    assert [(one.first_step, one.last_step) for one in chart.columns] == [(step, step) for step in range(20, 120)]
+    assert [one.exposed_s > 0.2 for one in chart.columns] == [step >= 75 for step in range(20, 120)]
+    assert (chart.stepwise, chart.cut) == (True, False)
+
+
+def test_steps_that_are_not_known_are_drawn_by_their_windows():
+    rows = [row(20 + 10 * n) for n in range(6)]
+    axis = axis_of(rows, 0, 10**9)
+    known = timeline(rows, axis, heat=heat_of(20, 119, 1, [math.nan] * 50 + [0.3] * 50))
+    assert [one.exposed_s for one in known.columns] == pytest.approx([0.1] * 50 + [0.3] * 50)
+    # AND so is all of a job that is judged on another clock
+    on_device = [replace(one, clock="device") for one in rows]
+    assert timeline(on_device, axis, heat=heat_of(20, 119, 1, [0.3] * 100)) == timeline(on_device, axis)
+
+
+def test_one_long_step_leaves_the_others_their_height():
+    rows = [row(20 + 10 * n) for n in range(6)]
+    chart = timeline(rows, axis_of(rows, 0, 10**9), heat=heat_of(20, 119, 1, [0.1] * 40 + [60.0] + [0.1] * 59))
+    assert chart.cut
+    assert 0.29 < chart.top_s <= 0.4
+    heights = [float(number) for one in chart.series for number in re.findall(r"[MVH ]?(-?[0-9.]+)", one.path)]
+    assert min(heights) >= 0.0
+
+
+def test_where_no_step_has_ended_there_is_nothing_to_draw():
+    assert drawn([row(9, "stalled")]) is None
 
 
 def test_a_stall_is_in_the_label_and_not_in_the_stack():
