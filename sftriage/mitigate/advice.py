@@ -47,11 +47,6 @@ class Chronic(NamedTuple):
     gain_s: float
     step_s: float
 
-    @property
-    def whom(self) -> tuple[tuple[int, ...], str]:
-        """What windows are compared by: several ranks that are slow together are so in now one stage, now another."""
-        return self.ranks, self.where if len(self.ranks) == 1 else ""
-
 
 def tells(label: str, reasons: Iterable[str]) -> bool:
     """Whether a verdict says anything of who is slow: none does where ranks are missing, are captured, or all wait."""
@@ -65,12 +60,12 @@ def straggler_in(recent: Sequence[Chronic | None], n_ranks: int) -> Straggler | 
     `MIN_WINDOWS` do.
     """
     last = list(recent)[-MIN_WINDOWS:]
-    if None not in last and len({one.whom for one in last if one is not None}) == 1:
+    if None not in last and len({one.ranks for one in last if one is not None}) == 1:
         recent = last
-    most = Counter(one.whom for one in recent if one is not None).most_common(1)
+    most = Counter(one.ranks for one in recent if one is not None).most_common(1)
     if not most or most[0][1] < max(MIN_WINDOWS, len(recent) / 2):
         return None
-    last_named = next(one for one in reversed(recent) if one is not None and one.whom == most[0][0])
+    last_named = next(one for one in reversed(recent) if one is not None and one.ranks == most[0][0])
     who, where, ranks, late_s, step_s = last_named
     return Straggler(who, where, ranks, max(n_ranks, 1 + max(ranks)), min(late_s, step_s), step_s)
 

@@ -53,6 +53,12 @@ def test_who_is_there_to_stay(situation, named, who, settled):
     assert is_settled(recent) == settled
 
 
+def test_who_is_there_to_stay_is_so_in_whatever_stage_and_costs_what_the_newest_window_says():
+    where = ("all its local stages", "data") * 5
+    recent = [Chronic("rank 3", one, (3,), 0.03 + 0.001 * n, 0.25) for n, one in enumerate(where)]
+    assert straggler_in(recent, 4) == Straggler("rank 3", "data", (3,), 4, 0.03 + 0.001 * 9, 0.25)
+
+
 def test_one_late_rank_of_eight():
     # GIVEN 8 ranks of steps of 250 ms, one of which is 50 ms late, and 1 GB of gradients at 100 ms a GB
     advice = advice_of(late(), Messages(1e9, Link(0.0, 1e-10)), None)
