@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from math import gcd
 from pathlib import Path
 
 import numpy as np
@@ -63,39 +62,36 @@ def _verdict(path: Path) -> Verdict | None:
 
 def _judged(path: Path, verdict: Verdict) -> Window | None:
     """The steps that a verdict is about, from the onset of who is named on; None if they are not kept."""
-    cut, n_steps = detection_of(path), verdict.last_step - verdict.first_step + 1
-    # Windows begin a whole number of these after the warm-up; those of long steps are smaller, and anywhere.
-    alike = n_steps == cut.window_steps
-    some = gcd(n_steps, cut.stride_steps) if alike else 1
-    for stretch in _stretches(path, some, cut.warmup_steps if alike else 0):
-        if stretch[0].attempt == verdict.attempt and stretch[0].first_step <= verdict.first_step:
-            whole = Window.joined([one for one in stretch if verdict.first_step <= one.first_step <= verdict.last_step])
-            onset, last = verdict.suspects[0].onset_step, verdict.last_step
-            if (whole.first_step, whole.last_step) == (verdict.first_step, last):
-                return whole.steps(onset, last) if onset and whole.first_step < onset < last else whole
-    return None
+    first, last, n_steps = verdict.first_step, verdict.last_step, verdict.last_step - verdict.first_step + 1
+
+    def begun(warmup_steps: int) -> Window | None:
+        """The first window of the verdict's attempt after so many steps."""
+        windows = load_recording(path).windows(Shape(n_steps, n_steps, warmup_steps))
+        return next((one for one in windows if one.attempt == verdict.attempt), None)
+
+    opening = begun(0)
+    window = None if opening is None or opening.first_step > first else begun(first - opening.first_step)
+    if window is None or (window.first_step, window.last_step) != (first, last):
+        return None
+    onset = verdict.suspects[0].onset_step
+    return window.steps(onset, last) if onset is not None and first < onset < last else window
 
 
 def _longest(path: Path) -> Window:
     """The most steps on end of a recording, of one attempt; of a run, after its warm-up."""
-    stretches = _stretches(path, STEPS_AT_A_TIME, detection_of(path).warmup_steps)
-    if not stretches:
-        raise InputError(f"{path}: no steps yet")
-    return Window.joined(max(stretches, key=len))
-
-
-def _stretches(path: Path, at_a_time: int, warmup_steps: int) -> list[list[Window]]:
-    """The steps on end of a recording, each stretch in windows of ``at_a_time``; what is left at its end is none."""
     recording = load_recording(path)
     if recording.whole is not None:
-        return [[recording.whole]]
+        return recording.whole
+    shape = Shape(STEPS_AT_A_TIME, STEPS_AT_A_TIME, detection_of(path).warmup_steps)
     stretches: list[list[Window]] = []
-    for window in recording.windows(Shape(at_a_time, at_a_time, warmup_steps)):
+    for window in recording.windows(shape):
         if stretches and _continues(stretches[-1][-1], window):
             stretches[-1].append(window)
         else:
             stretches.append([window])
-    return stretches
+    if not stretches:
+        raise InputError(f"{path}: no steps yet")
+    return Window.joined(max(stretches, key=len))
 
 
 def _continues(before: Window, after: Window) -> bool:

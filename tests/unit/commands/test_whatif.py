@@ -20,7 +20,7 @@ from sftriage.windows.npz import load_npz
 from tests.unit.commands.test_analyze import STAGES, recorded
 from tests.unit.frontier.windows import Fault
 from tests.unit.frontier.windows import Job as FourRanks
-from tests.unit.recorded import run_at
+from tests.unit.recorded import run_at, verdict
 from tests.unit.reduce.heavy import document, job_events, write
 from tests.unit.whatif.planted import Job
 
@@ -250,6 +250,12 @@ def test_a_run_directory_is_read_as_it_was_recorded(sftriage, tmp_path):
     # AND its warm-up is left out, as it is in verdicts, and what makes no whole window of 50 steps at its end
     assert [one["step"] for one in found["steps"]] == list(range(21, 220))
     assert {one["type"] for one in found["operations"]} == {"data", "forward", "backward (together)", "other"}
+    # AND once a verdict names the rank, its steps are replayed, since the onset, and its gain is what is saved
+    for first, label, onset in ((22, "healthy", None), (153, "suspect", 160)):
+        run.decide(verdict(first, label, onset=onset))
+    found = json.loads(sftriage("whatif", run.directory.path, "--json").out)
+    assert (found["steps"][0]["step"], found["steps"][-1]["step"]) == (161, 202)
+    assert (found["kinds"][0]["kind"], found["kinds"][0]["saves_s"]) == ("slow_worker", 0.02)
 
 
 def test_heavy_traces_of_all_ranks_are_replayed_by_their_stages(sftriage, tmp_path):
