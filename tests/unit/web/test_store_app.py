@@ -11,6 +11,7 @@ import pytest
 from sftriage.errors import CatalogueError, StoreError
 from sftriage.runtime.annotating import Annotations
 from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.findings import CauseInfo, PlaceInfo
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.remote import RemoteStore
@@ -21,6 +22,7 @@ from sftriage.web.store_source import StoreSource
 from tests.integration.processes import wait_until
 from tests.unit.conftest import asked_for, manifest_of
 from tests.unit.traces.faulty import FaultyObjects
+from tests.unit.traces.test_uploading import SLEPT
 from tests.unit.web.asking import ask
 from tests.unit.web.reading import FORGED, NASTY, SHORT_NASTY, UPWARDS, Seen, harmless, text_of
 from tests.unit.web.stored import CONTENT, Shelf, shelf_at
@@ -390,3 +392,16 @@ def test_events_say_what_has_changed(stocked):
     # WHEN the store is looked at again THEN the version is another one
     wait_until(lambda: stocked.source.view().version != before)
     assert ask(stocked.app, "/events", method="HEAD").status == 200
+
+
+def test_the_list_says_why_each_rank_was_slow(shelf):
+    # GIVEN a capture of which it is known why its rank was slow, and one of which it is not
+    place = PlaceInfo(function="save", file="/job/train.py", line=211, source="torch.save(state, path)")
+    cause = CauseInfo(code="checkpoint", sure=True, sentence="It saves.", next_step="Save less.", place=place)
+    shelf.put("c-1", update={"findings": SLEPT.model_copy(update={"cause": cause})})
+    shelf.put("c-2", second=1)
+    shelf.look()
+    # THEN the list has a column for it
+    page = shelf.get().text
+    assert page.count("<td>torch.save at train.py:211</td>") == 1
+    assert '<th scope="col">cause</th>' in page
