@@ -181,7 +181,7 @@ class GradientWatch:
         if order.learning != learning or thawed:
             self.due = True
         ready = {entered: ready_ns for entered, ready_ns, _ in visits}
-        # (a module that lacks an attribute takes 10 us to say so)
+        # (a module that lacks an attribute raises, in every step)
         its = getattr(self._model(), "__dict__", {})
         if visits and not its.get("require_backward_grad_sync", True):
             # Under no_sync() of DDP it has waited for nobody, whatever came last.
