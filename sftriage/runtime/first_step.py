@@ -48,13 +48,15 @@ class Processes:
 
     Attributes:
         torch: those that were seen to have torch loaded.
-        hidden: see `Facts`.
+        hidden: see `Facts`; only what is so of all of them, but for launchers. (Workers that compile for torch have a
+            PYTHONPATH of their own.)
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = given
         self.torch: set[int] = set()
-        self.hidden: set[str] = set()
+        self.hidden: frozenset[str] = frozenset()
+        self._looked = False
 
     def look(self, launcher: int) -> None:
         """Look at those that are there now."""
@@ -67,7 +69,9 @@ class Processes:
                 words = [os.fsdecode(word) for word in (place / "cmdline").read_bytes().split(b"\0")]
                 if not any(word.endswith(_LAUNCHERS) for word in words):
                     pairs = (os.fsdecode(one).partition("=") for one in (place / "environ").read_bytes().split(b"\0"))
-                    self.hidden |= hides({name: value for name, _, value in pairs}, words, self._given)
+                    hidden = hides({name: value for name, _, value in pairs}, words, self._given)
+                    self.hidden = self.hidden & hidden if self._looked else frozenset(hidden)
+                    self._looked = True
 
 
 def hides(environment: Mapping[str, str], words: Sequence[str], given: Mapping[str, str]) -> set[str]:
@@ -224,7 +228,7 @@ class FirstStep:
             facts,
             rings=len(find_rings(self._rings)),
             torch=max(facts.torch, len(self._processes.torch)),
-            hidden=frozenset(self._processes.hidden),
+            hidden=self._processes.hidden,
             free_bytes=self._free_bytes,
             place=str(self._rings.parent),
         )

@@ -56,6 +56,8 @@ log = logging.getLogger("sftriage")
 
 AGAIN_S = 5.0
 """How often a hub is tried that cannot be started or reached."""
+CREDS_S = 3.0
+"""How long credentials that are named may be missing: the host of the hub makes them where there are none."""
 SEE_OFF_S, END_S = 11.0, 1.0
 """How long after the job's end here its controller may take, and then to end when it is told to."""
 
@@ -311,6 +313,9 @@ class HostRun:
         try:
             check_hub(self._options)
             self._lead()
+            mine = self._options.credentials
+            if mine is not None and not mine.exists() and not ended.wait(CREDS_S) and not mine.exists():
+                raise UsageError(f"--creds {mine}: there is no such file, and the host of --hub has made none here")
             self._options.wait_for_secret(over=ended.is_set)
             if ended.is_set():
                 return

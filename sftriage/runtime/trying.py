@@ -151,7 +151,7 @@ def _run(
     known = Facts(
         auto=True,
         torch=len(processes.torch),
-        hidden=frozenset(processes.hidden),
+        hidden=processes.hidden,
         free_bytes=free_bytes,
         place=str(rings.parent),
         told=launcher.told,

@@ -1,0 +1,71 @@
+"""What is said of a job's first steps while it runs, of real processes: when they are recorded, and why not yet."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sftriage.recorder import Monitor
+from sftriage.runtime.first_step import AGAIN_S, FirstStep, Processes
+from tests.integration.processes import ended
+
+pytest.importorskip("torch")
+TRAINER = "import torch; print('up', flush=True); input()"
+# what starts a trainer, and what the trainer does not see because of that
+STARTED = {
+    "as it is": ((), {}, set()),
+    "-I": (("-I",), {}, {"-I"}),
+    "-E with others": (("-uE",), {}, {"-E"}),
+    "a wrapper": ((), {"PYTHONPATH": "/elsewhere"}, {"PYTHONPATH"}),
+    "a wrapper that adds": ((), {"PYTHONPATH": "/elsewhere:/ours"}, set()),
+}
+
+
+def trainer(tmp_path, flags=(), **environment):
+    given = {"SFTRIAGE_RINGS": str(tmp_path), "PYTHONPATH": "/ours"}
+    words = ["sh", "-c", '"$@"; :', "sh", sys.executable, *flags, "-c", TRAINER]
+    own = {**os.environ, **given, **environment}
+    return given, subprocess.Popen(words, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("how", STARTED)
+def test_what_keeps_seams_from_a_trainer_is_seen_in_its_process(tmp_path, how):
+    flags, environment, hidden = STARTED[how]
+    given, process = trainer(tmp_path, flags, **environment)
+    with ended(process):
+        assert process.stdout.readline() == "up\n"
+        processes = Processes(given)
+        processes.look(process.pid)
+        assert (len(processes.torch), processes.hidden) == (1, hidden)
+
+
+def test_a_job_is_told_of_once_a_minute_from_when_it_has_torch_until_it_records(tmp_path):
+    said, noted = [], []
+    given, process = trainer(tmp_path)
+    with ended(process):
+        first = FirstStep(tmp_path, given, 71, said.append, noted.append, auto=False)
+        # GIVEN a process that is yet to import torch THEN nothing is said of it, however long that takes
+        for minute in range(3):
+            first.look(2**22, AGAIN_S * minute)
+        assert said == []
+        # WHEN it has, and takes no step THEN that is said once a minute, and noted once
+        assert process.stdout.readline() == "up\n"
+        for second in range(0, 130, 5):
+            first.look(process.pid, 1000.0 + second)
+        why = "no sftriage.Monitor was made; --auto finds the stages of a script without one"
+        assert said == [
+            f"no step is recorded yet, 1 minute after torch was imported: {why}",
+            f"no step is recorded yet, 2 minutes after torch was imported: {why}",
+        ]
+        assert noted == [why]
+        # WHEN a step is recorded THEN that is said, and nothing more
+        with Monitor(("data",), (), rank=0, world_size=1, rings=tmp_path) as monitor:
+            for _ in range(2):
+                with monitor.step(), monitor.stage("data"):
+                    pass
+            first.look(process.pid, 1200.0)
+        first.look(process.pid, 2000.0)
+        first.end(0, None)
+    assert said[2:] == ["Recording 1 rank: data. First verdict about step 71."]
+    assert noted == [why, ""]
