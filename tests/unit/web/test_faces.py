@@ -68,6 +68,18 @@ def test_a_lock_is_not_tried_while_its_holder_is_known(run, rings, monkeypatch):
         watcher_of(run.directory, rings)
 
 
+def test_a_job_of_which_nothing_is_recorded_says_why_until_something_is(run, rings):
+    why = "no sftriage.Monitor was made"
+    write_info(run.directory, replace(read_info(run.directory), not_recorded=why))
+    with held(run.directory.lock, os.getpid()):
+        assert f"No step is recorded yet: {why}." in text_of(run.get())
+    write_info(run.directory, replace(read_info(run.directory), ended_at="2027-01-15T08:10:00+00:00"))
+    rings.rmdir()
+    assert f"Nothing was recorded: {why}." in text_of(run.get())
+    run.decide(verdict(100))
+    assert why not in text_of(run.get())
+
+
 def test_a_job_that_goes_on_while_nobody_watches(run, rings, trainer):
     # GIVEN a healthy job whose sftriage was killed
     run.directory.lock.write_text(str(NOBODY))
