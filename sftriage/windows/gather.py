@@ -336,7 +336,9 @@ class Gatherer:
             return True
         while through >= self._next_first + LEAST_WINDOW_STEPS - 1:
             step_s = pace_s(self._rows.durations_NRS(self._next_first, LEAST_WINDOW_STEPS))
-            self._cut = self._shape.at(step_s, through + 1 - self._next_first if ended else self._next_first)
+            # (at the end no larger than what is left, and otherwise as if it were not the end)
+            left = through + 1 - self._next_first if ended else self._next_first
+            self._cut = self._shape.at(step_s, min(left, self._next_first))
             self._capacity_steps = max(self._capacity_steps, 2 * self._cut.window_steps)
             if not self._warms_up:
                 return True

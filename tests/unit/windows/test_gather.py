@@ -156,6 +156,22 @@ def test_of_quick_steps_every_one_is_judged_once_in_two_windows_a_second():
     assert all(np.isfinite(window.durations_NRS).all() for window in windows)
 
 
+@given(st.integers(100, 3000), st.lists(st.integers(1, 900), max_size=6))
+def test_quick_steps_make_the_same_windows_in_whatever_pieces_they_come(n_steps, pieces):
+    steps = batch(*[step(0, n, durations_ns=(MS // 2, 0, 0)) for n in range(n_steps)])
+
+    def windows(ends: list[int]) -> list[tuple[int, int]]:
+        target, found = Gatherer(SCHEMA, 1, Shape(50, 10, 20, SHRINKS)), []
+        for first, end in pairwise([0, *ends, n_steps]):
+            target.add(steps[first:end])
+            # (the last ones come as the job ends)
+            found += target.ready(ended=end == n_steps)
+        return [(window.first_step, window.last_step) for window in found]
+
+    ends = sorted({min(sum(pieces[: n + 1]), n_steps - 1) for n in range(len(pieces))})
+    assert windows(ends) == windows([]) == windows(list(range(1, n_steps, 50)))
+
+
 def test_quick_steps_that_are_gone_on_with_begin_where_the_last_window_ended():
     shape = Shape(50, 10, 20, SHRINKS)
     took = (MS // 2, 0, 0)
