@@ -27,10 +27,11 @@ class MomentsBuildHook(BuildHookInterface[Any]):
         try:
             self._compile()
         except (OSError, subprocess.CalledProcessError) as error:
+            why = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
             if wanted:
-                raise
-            why = error.stderr.strip().splitlines()[:1] if isinstance(error, subprocess.CalledProcessError) else [error]
-            self.app.display_warning(f"the recorder's writer is not built in C, but runs in Python: {why}")
+                raise RuntimeError(f"the recorder's writer cannot be built in C: {error}\n{why}".rstrip()) from error
+            said = f"{error}\n{why}".rstrip()
+            self.app.display_warning(f"the recorder's writer is not built in C, but runs in Python: {said}")
             return
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data |= {"pure_python": False, "tag": f"cp310-abi3-{platform}"}
