@@ -79,7 +79,7 @@ def test_the_server_says_that_the_schema_is_structural(server, kind):
     ("path", "said"),
     [
         ("triagepolicy", "the file of `sftriage run --policy`"),
-        ("triagepolicy.spec.detection.window_steps", "Steps in a window. Default: `50`."),
+        ("triagepolicy.spec.detection.window_steps", "down to 10. Default: `50`."),
         ("tracecapture.spec.rank", "The rank to capture."),
         ("tracecapture.status.conditions.reason", "Why, as one word for programs."),
         ("triagereport.status.holds.resolves", "What would resolve it."),
