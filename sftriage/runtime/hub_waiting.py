@@ -48,12 +48,7 @@ def wait_for_secret(
             up_s = now_s
         elif up_s > now_s and now_s > began_s + HINT_S and not told:
             told = True
-            hosts = slurm_hosts(environment)
-            if hosts and host.partition(".")[0] not in hosts and _is_name(host):
-                some = f"{', '.join(hosts[:3])}{', ...' if len(hosts) > 3 else ''}"
-                raise UsageError(
-                    f"--hub {host} is none of this job's hosts, which are {some}: give it the first of them"
-                )
+            check_slurm_host(host, environment)
             log.warning("%s waits for %s, which is to start the hub", socket.gethostname(), host)
         # (to look into the directory has a file server asked again, which to look for a name may not)
         with contextlib.suppress(OSError), os.scandir(secret.parent) as entries:
@@ -68,6 +63,18 @@ def is_up(host: str, port: int) -> bool:
             return server.recv(5) == b"INFO "
     except OSError:
         return False
+
+
+def check_slurm_host(host: str, environment: Mapping[str, str]) -> None:
+    """See that a host is one of the SLURM job's, where this is one.
+
+    Raises:
+        UsageError: it is not; the message says which there are.
+    """
+    hosts = slurm_hosts(environment)
+    if hosts and host.partition(".")[0] not in hosts and _is_name(host):
+        some = f"{', '.join(hosts[:3])}{', ...' if len(hosts) > 3 else ''}"
+        raise UsageError(f"--hub {host} is none of this job's hosts, which are {some}: give it the first of them")
 
 
 def slurm_hosts(environment: Mapping[str, str]) -> list[str]:

@@ -43,7 +43,7 @@ from sftriage.runtime.hosting import (
     node_number,
 )
 from sftriage.runtime.hub_server import HubServer, is_here, listens_on, make_secret
-from sftriage.runtime.hub_waiting import ANSWER_S, SECRET_S, wait_for_secret
+from sftriage.runtime.hub_waiting import ANSWER_S, SECRET_S, check_slurm_host, wait_for_secret
 from sftriage.runtime.kept_child import LET_GO, KeptChild, die_with_parent, end, was_killed
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.local import UnderNsys
@@ -400,6 +400,8 @@ def check_hub(options: HubOptions) -> None:
         try:
             socket.getaddrinfo(host, None)
         except (OSError, UnicodeError) as error:
+            if options.nats is None:
+                check_slurm_host(host, os.environ)
             raise UsageError(f"{option}: the name {host} is not known here ({error})") from error
     if options.nats is None:
         return

@@ -64,7 +64,7 @@ def mistaken(cluster, tmp_path_factory):
         script, said = place / f"{number}.sh", place / f"{number}.out"
         train = f"{JOBS / 'stepping.py'} {place / 'release'}"
         lines = ['HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)']
-        lines += [f"srun --kill-on-bad-exit=1 sftriage run {run} -- python {train}"]
+        lines += [f"srun --kill-on-bad-exit=1 sftriage run --required {run} -- python {train}"]
         script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
         given = ["--ntasks-per-node=1", *options.format(apart=cluster.apart).split()]
         jobs[what] = cluster.submit(script, "--nodes=2", f"--output={said}", *given, cwd=place), said
