@@ -168,8 +168,9 @@ class Catalogue:
     def _unexplained(self, connection: Connection) -> frozenset[str]:
         """The newest captures of which it was not known yet why their rank was slow: that is noted later."""
         now = datetime.now(timezone.utc)
-        lately = captures.c.created_at.between(written(now - _EXPLAINED_LATER), written(now))
-        its = captures.c.store == self._its_name, captures.c.cause.is_(None), lately
+        at = captures.c.created_at
+        lately = at >= written(now - _EXPLAINED_LATER), at <= written(now)
+        its = captures.c.store == self._its_name, captures.c.cause.is_(None), *lately
         newest = select(captures.c.reference).where(*its).order_by(captures.c.created_at.desc())
         return frozenset(connection.execute(newest.limit(_MAX_UNEXPLAINED)).scalars())
 
