@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sftriage.errors import SftriageError, UsageError
+from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.runtime.launcher import Launcher
 
 log = logging.getLogger("sftriage")
@@ -122,7 +122,7 @@ def is_mistake(error: Exception) -> bool:
     """Whether it is a person's, and not something that the system refuses."""
     from sftriage.traces.disk import refusal
 
-    return isinstance(error, UsageError) and refusal(error) is None
+    return isinstance(error, UsageError | InputError) and refusal(error) is None
 
 
 def _abandon(preparing: _Work) -> None:
