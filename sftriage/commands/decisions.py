@@ -8,18 +8,16 @@ import typer
 
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import lists, notices, print_json
-from sftriage.events import JobPaused
 from sftriage.reports.tables import decisions_table
 from sftriage.runs.directory import find_run
-from sftriage.runs.journal import read_journal
-from sftriage.words.keeping import pause_sentence
 
 
 def decisions(
     run: RunOption = None, as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False
 ) -> None:
     """List the decision taken on each window, captures and hold-offs alike, with its reason."""
-    from sftriage.runs.decisions import decisions_of
+    from sftriage.runs.decisions import decisions_of, pauses_of
+    from sftriage.words.keeping import pause_sentence
 
     directory = find_run(run)
     taken = decisions_of(directory)
@@ -27,8 +25,7 @@ def decisions(
         print_json(taken)
     elif taken:
         lists().print(decisions_table(taken))
-        for event in read_journal(directory.decisions):
-            if isinstance(event, JobPaused):
-                lists().print(pause_sentence(event))
+        for pause in pauses_of(directory):
+            lists().print(pause_sentence(pause))
     else:
         notices().print(f"No window of {directory.path} has been decided yet.")

@@ -21,6 +21,7 @@ from sftriage.events import (
     Decided,
     DiskRecovered,
     Event,
+    JobPaused,
     JournalCompacted,
     RemedyChanged,
     WindowJudged,
@@ -183,6 +184,15 @@ def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
         }
         for one in decided_in(events)
     ]
+
+
+def pauses_of(directory: RunDirectory) -> list[JobPaused]:
+    """The pauses of a run's job, in order.
+
+    Raises:
+        InputError: the journal cannot be read.
+    """
+    return [event for event in read_journal(directory.decisions) if isinstance(event, JobPaused)]
 
 
 def decided_about(decisions: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
