@@ -8,6 +8,7 @@ import pytest
 
 from sftriage.recorder import Monitor
 from sftriage.runtime.first_step import AGAIN_S, FirstStep, Processes
+from sftriage.windows.gather import Shape
 from tests.integration.processes import ended
 
 pytest.importorskip("torch")
@@ -44,7 +45,7 @@ def test_a_job_is_told_of_once_a_minute_from_when_it_has_torch_until_it_records(
     said, noted = [], []
     given, process = trainer(tmp_path)
     with ended(process):
-        first = FirstStep(tmp_path, given, 71, said.append, noted.append, auto=False)
+        first = FirstStep(tmp_path, given, Shape(50, 10, 20), said.append, noted.append, auto=False)
         # GIVEN a process that is yet to import torch THEN nothing is said of it, however long that takes
         for minute in range(3):
             first.look(2**22, AGAIN_S * minute)

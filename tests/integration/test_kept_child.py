@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from sftriage.runtime.kept_child import MOST_QUICK, KeptChild, was_killed
+from sftriage.runtime.kept_child import LET_GO, MOST_QUICK, KeptChild, was_killed
 
 DEADLINE_S = 30.0
 SLEEPING = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -37,7 +37,7 @@ class Started:
 @pytest.mark.parametrize(
     ("status", "killed"),
     [(0, False), (2, False), (-signal.SIGKILL, True), (-signal.SIGSEGV, True), (-signal.SIGTERM, False),
-     (-signal.SIGINT, False), (-signal.SIGUSR1, False)],
+     (-signal.SIGINT, False), (-LET_GO, False), (-signal.SIGUSR1, True)],
 )  # fmt: skip
 def test_what_a_process_ends_with_says_whether_it_was_killed(status, killed):
     assert was_killed(status) == killed

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.policy.loading import find
 from tests.integration.processes import descendants, wait_until
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
@@ -21,9 +22,19 @@ def launcher(steps: int = 300, status: int = 0, ranks: int = 2) -> list[str]:
     return ["--", sys.executable, str(LOOP), str(ranks), str(steps), str(status)]
 
 
-def test_the_job_is_recorded_judged_and_can_be_analysed_afterwards(start, tmp_path):
+@pytest.fixture
+def steady(tmp_path) -> Path:
+    """The default policy, with windows of so many steps however long these take."""
+    policy, said = tmp_path / "steady.yaml", "window_steps: 50, stride_steps: 10, warmup_steps: 20"
+    text = find("default").read_text(encoding="utf-8")
+    numbers = "".join(f"    {one}\n" for one in said.split(", "))
+    policy.write_text(text.replace("  detection:\n", f"  detection:\n{numbers}"), encoding="utf-8")
+    return policy
+
+
+def test_the_job_is_recorded_judged_and_can_be_analysed_afterwards(start, tmp_path, steady):
     # GIVEN a healthy job of two ranks
-    run = start("run", "--out", tmp_path / "run", *launcher(steps=200))
+    run = start("run", "--policy", steady, "--out", tmp_path / "run", *launcher(steps=200))
     out, err = run.communicate(timeout=120)
     assert (run.returncode, out) == (0, "started\n"), err
     # THEN its windows have been decided, one every 10 steps from the 20th on
@@ -33,15 +44,15 @@ def test_the_job_is_recorded_judged_and_can_be_analysed_afterwards(start, tmp_pa
     lines = start("analyze", tmp_path / "run", "--json").communicate(timeout=60)[0].splitlines()
     offline = [json.loads(line) for line in lines]
     assert [(w["first_step"], w["label"]) for w in offline] == [(d["first_step"], d["label"]) for d in decided]
-    # AND the newest run is found without naming it
-    newest = json.loads(start("decisions", "--json").communicate(timeout=60)[0])
+    # AND the newest run here is found without naming it
+    newest = json.loads(start("decisions", "--json", cwd=tmp_path).communicate(timeout=60)[0])
     assert newest == decided
 
 
-def test_a_job_longer_than_its_steps_are_kept_for_is_judged_to_its_end_and_says_what_is_left(start, tmp_path):
+def test_a_job_longer_than_its_steps_are_kept_for_is_judged_to_its_end_and_says_what_is_left(start, tmp_path, steady):
     # GIVEN a job of eight ranks, of which steps of 1 MiB are kept
     out = tmp_path / "run"
-    run = start("run", "--keep-steps", "1Mi", "--out", out, *launcher(steps=900, ranks=8))
+    run = start("run", "--policy", steady, "--keep-steps", "1Mi", "--out", out, *launcher(steps=900, ranks=8))
     _, err = run.communicate(timeout=240)
     assert run.returncode == 0, err
     # THEN no more than that is there, of every rank the newest steps
