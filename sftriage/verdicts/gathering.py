@@ -17,7 +17,7 @@ from sftriage.frontier.roles import Roles
 from sftriage.frontier.units import Unit, UnitName, host_units, last_elsewhere, places_of, rank_units
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Window
-from sftriage.verdicts.alone import is_marked, known_after, named_alone
+from sftriage.verdicts.alone import Known, is_marked, known_after, named_alone
 from sftriage.verdicts.baseline import Baseline, OwnTimes, Regime, excess_of, regimes_of
 from sftriage.verdicts.candidates import Candidate, OnsetKey, WindowContext, candidates_of, group_candidates
 from sftriage.verdicts.clear_events import (
@@ -65,26 +65,9 @@ def gather_evidence(
     normal = _normal(past.baseline, regime, like)
     exposed_s = float(medians(exposed_N[used_N])) or accounting.exposed_s / accounting.n_steps
     ranks, hosts, units, usual_s = _evidence(window, replays, roles, exposed_N, used_N, past, settings)
-    known_alone = past.alone
-    if window.noted_NR is not None:
-        # What a rank marks costs what it does, also where others make the step a special one.
-        new_N = valid_N & (window.first_step + np.arange(n_steps) >= past.ranks.next_step)
-        least, arrivals = settings.min_event_fraction, arrivals_of_ranks(replays, n_ranks)
-        events = clear_events(arrivals, replays, new_N, window.first_step, usual_s, least)
-        lost_s = {(one.unit, one.step): one.share * usual_s for one in events}
-        known_alone = known_after(known_alone, window.noted_NR, new_N, window.first_step, lost_s)
+    known_alone = _known_alone(window, replays, valid_N, usual_s, past, settings)
     first_step = window.first_step if past.first_step is None else past.first_step
-    # How long the sync stages take by themselves is known from a baseline alone: without one, contention is left out.
-    held = HeldBack.of(window, limited=normal is None)
-    if held is not None:
-        longer_NS = np.clip(whole.sync_NS - (0.0 if normal is None else normal.sync_S), 0.0, None)
-        healthy_s = 0.0 if normal is None else normal.total_s
-        units = [
-            one
-            if is_marked(window.noted_NR, one.name, one.gain_NS[:, -1] * used_N, settings)
-            else charged(one, held, exposed_N, longer_NS, healthy_s, used_N, settings)
-            for one in units
-        ]
+    units = _held_back(units, window, whole, normal, exposed_N, used_N, settings)
     context = WindowContext(
         schema=window.schema,
         used_N=used_N,
@@ -136,6 +119,54 @@ def gather_evidence(
         ),
         settings=settings,
     )
+
+
+def _known_alone(
+    window: Window,
+    replays: Sequence[SegmentReplay],
+    valid_N: BoolArray,
+    usual_s: float,
+    past: Past,
+    settings: Settings,
+) -> Known:
+    """What ranks do alone by their own notes, after the window's new steps.
+
+    What a rank marks costs what it does, also where others make the step a special one.
+    """
+    if window.noted_NR is None:
+        return past.alone
+    n_steps, n_ranks, _ = window.durations_NRS.shape
+    new_N = valid_N & (window.first_step + np.arange(n_steps) >= past.ranks.next_step)
+    arrivals = arrivals_of_ranks(replays, n_ranks)
+    events = clear_events(arrivals, replays, new_N, window.first_step, usual_s, settings.min_event_fraction)
+    lost_s = {(one.unit, one.step): one.share * usual_s for one in events}
+    return known_after(past.alone, window.noted_NR, new_N, window.first_step, lost_s)
+
+
+def _held_back(
+    units: Sequence[Unit],
+    window: Window,
+    whole: Profile,
+    normal: Typical | None,
+    exposed_N: FloatArray,
+    used_N: BoolArray,
+    settings: Settings,
+) -> list[Unit]:
+    """The units, each with what it adds to the sync stages while the system keeps it from running.
+
+    How long the sync stages take by themselves is known from a baseline alone: without one, contention is left out.
+    """
+    held = HeldBack.of(window, limited=normal is None)
+    if held is None:
+        return list(units)
+    longer_NS = np.clip(whole.sync_NS - (0.0 if normal is None else normal.sync_S), 0.0, None)
+    healthy_s = 0.0 if normal is None else normal.total_s
+    return [
+        one
+        if is_marked(window.noted_NR, one.name, one.gain_NS[:, -1] * used_N, settings)
+        else charged(one, held, exposed_N, longer_NS, healthy_s, used_N, settings)
+        for one in units
+    ]
 
 
 def _main_regime(window: Window, used_N: BoolArray) -> tuple[Regime, BoolArray]:
