@@ -60,7 +60,7 @@ class Failures:
             return
         self._known.add(kind)
         self._off = True
-        log.error("triage is off: %s (traceback in %s); it is tried again", reason, self._path)
+        log.error("triage is off: %s (traceback in %s); retrying", reason, self._path)
         text = f"{reason}\n{''.join(traceback.format_exception(error))}\n".encode("utf-8", "replace")
         if self._size_bytes + len(text) <= MAX_LOG_BYTES:
             self._size_bytes += len(text)

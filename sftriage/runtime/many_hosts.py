@@ -346,7 +346,7 @@ class HostRun:
         except subprocess.TimeoutExpired:
             if not told:
                 log.warning(
-                    "the job has ended here, and its controller still waits for other hosts, or the hub: it ends"
+                    "the job has ended here; its controller, which was waiting for other hosts or the hub, is stopped"
                 )
 
     def _under(self, nsys: UnderNsys, directory: Path) -> NsysLaunch:
