@@ -5,8 +5,8 @@ import urllib.request
 
 import pytest
 
-from sftriage.fleet.hub import token
 from sftriage.runs.recordings import load_recording
+from sftriage.runtime.hosting import file_name
 from sftriage.windows.gather import Shape
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures
@@ -28,7 +28,7 @@ class HostileHosts(Hosts):
 
     def train(self, *numbers):
         for number in numbers:
-            spool = self.place / "sftriage-runs" / f"{token(JOB_ID)}.hosts" / token(NAMES[number]) / "spool"
+            spool = self.place / "sftriage-runs" / f"{file_name(JOB_ID)}.hosts" / file_name(NAMES[number]) / "spool"
             spool.mkdir(parents=True, exist_ok=True)
             self.host(number).mkdir()
             (self.host(number) / "spool").symlink_to(spool)
