@@ -164,6 +164,6 @@ def test_doctor_says_that_a_script_failed(start, tmp_path):
     said, told = start("doctor", "--json", "--", sys.executable, script).communicate(timeout=240)
     # THEN that is what is said first
     assert json.loads(said)["missing"][0]["what"].startswith(
-        "no step is recorded: the job ended with exit status 3 before its first step"
+        "the job ended by itself with exit status 3, before any step was recorded"
     ), told
     assert "words of its own" in told
