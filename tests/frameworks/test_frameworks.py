@@ -48,7 +48,7 @@ FRAMEWORKS = {
     "huggingface": Framework(
         "huggingface.py",
         8,
-        ("data", "exchange", "forward", "backward", "optimizer", "other"),
+        ("data", "forward", "backward", "exchange", "optimizer", "other"),
         1,
         (40, 80, 120),
         (60, 120),
@@ -57,7 +57,7 @@ FRAMEWORKS = {
     "lightning": Framework(
         "lightning_fit.py",
         16,
-        ("exchange", "data", "forward", "backward", "optimizer", "other"),
+        ("data", "forward", "backward", "exchange", "optimizer", "other"),
         0,
         (40, 80, 120),
         (60, 120),
@@ -69,7 +69,7 @@ FRAMEWORKS = {
     "accelerate": Framework(
         "accelerate_loop.py",
         16,
-        ("data", "forward", "exchange", "backward", "optimizer", "other"),
+        ("data", "forward", "backward", "exchange", "optimizer", "other"),
         0,
         (),
         (60, 120),
