@@ -173,7 +173,8 @@ def onset_of(
         first = begin + int(log_odds_K.argmax())
         before_T, after_T = over_T[begin:first], over_T[first:end][there_T[first:end]]
         if len(before_T) >= settings.min_away_steps:
-            base_s = float(np.median(before_T))
+            # (below the fault, however few of its steps are left)
+            base_s = min(float(np.median(before_T)), top_s - size_s / 4)
         if len(after_T):
             top_s = max(float(np.median(after_T)), base_s + size_s / 4)
     size_s, grows = top_s - base_s, False
