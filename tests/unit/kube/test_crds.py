@@ -73,7 +73,9 @@ def test_every_field_is_described_and_has_no_default(kind):
 
 def test_a_default_is_said_in_words():
     detection = structural(KINDS[0].spec)["properties"]["detection"]["properties"]
-    assert detection["window_steps"]["description"].endswith(" Default: `50`.")
+    assert detection["window_steps"]["description"] == (
+        "Steps in a window; not said, fewer where steps are long, down to 10. Default: `50`."
+    )
     assert detection["min_coverage"]["description"].endswith("must be present. Default: `0.95`.")
     assert "Default" not in object_schema(KINDS[1])["properties"]["status"]["properties"]["state"]["description"]
 
