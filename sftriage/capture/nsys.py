@@ -24,7 +24,7 @@ from pathlib import Path
 from sftriage.capture import nsys_dialect as dialect
 from sftriage.capture.bounded import BoundedProgram, Finished
 from sftriage.capture.executor import Course, InTurns, RankLook, Turns, mailbox_of
-from sftriage.capture.nsys_rank import NOTE
+from sftriage.capture.nsys_rank import NOTE, release_registry
 from sftriage.capture.nsys_report import check, to_export, to_report, unread
 from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError, RingError
@@ -345,7 +345,11 @@ class NsysCapture(InTurns):
 
     def _run(self, command: list[str | Path], deadline_s: float) -> Generator[None, None, Finished]:
         environment = {**os.environ, "TMPDIR": str(self._place.tmp)}
-        return (yield from BoundedProgram(command, deadline_s, environment).wait())
+        try:
+            return (yield from BoundedProgram(command, deadline_s, environment).wait())
+        except CaptureError:
+            release_registry()
+            raise
 
     def _answer(self) -> CaptureResult | None:
         result = self._mailbox.poll()

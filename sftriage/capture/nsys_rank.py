@@ -60,6 +60,8 @@ LOOK_S = 0.5
 SLOW_LOOK_S = 5.0
 """How often it is looked where nothing but a deserted collection can be found."""
 MOST_FAILURES = 10
+MAX_PID = 1 << 22
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where nsys keeps its registry
 
 _KEPT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD")
 _KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "NSYS_")
@@ -130,6 +132,7 @@ def started(command: list[str], environment: dict[str, str]) -> Rank | None:
     """
     end_s = time.monotonic() + START_S
     for _ in range(STARTS):
+        release_registry()
         rank = Rank(command, environment)
         if rank.begun(end_s):
             return rank
@@ -141,6 +144,26 @@ def started(command: list[str], environment: dict[str, str]) -> Rank | None:
         session.ask("shutdown", f"--session={session.name}")
     _say("nsys did not start this rank; it runs without it")
     return None
+
+
+def release_registry(directory: Path = SHARED_MEMORY) -> None:
+    """Remove nsys's session registry if a killed process holds its lock.
+
+    Every nsys of the host hangs on such a lock. The registry's second word is the owner's PID, 0 while it is unlocked.
+    A lock lasts microseconds, so an owner that stays is dead, not merely in another PID namespace.
+    """
+    for path in directory.glob("NSys-*"):
+        with contextlib.suppress(OSError):
+            owner = _owner(path)
+            if 0 < owner < MAX_PID and not Path(f"/proc/{owner}").exists():
+                time.sleep(0.1)
+                if _owner(path) == owner:
+                    path.unlink()
+
+
+def _owner(registry: Path) -> int:
+    with registry.open("rb") as file:
+        return int.from_bytes(file.read(16)[8:], "little")
 
 
 class Rank:
@@ -295,6 +318,7 @@ class RankSession:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
+            release_registry()
             return 1, str(error)
         return found.returncode, found.stdout.decode("utf-8", "replace")
 

@@ -109,3 +109,16 @@ def test_an_inner_half_that_nobody_wants_does_not_become_the_trainer():
     assert int(os.read(read, 100)) == process.pid
     os.close(read)
     assert process.wait(60) == nsys_rank.UNKNOWN_STATUS
+
+
+@pytest.mark.parametrize(("owner", "kept"), [("nobody", True), ("alive", True), ("dead", False)])
+def test_a_session_registry_is_removed_only_if_a_dead_process_holds_its_lock(tmp_path, owner, kept):
+    # GIVEN nsys's registry of this host, and who holds its lock
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    registry = tmp_path / "NSys-2022.4.2.1"
+    pid = {"nobody": 0, "alive": os.getpid(), "dead": ended.pid}[owner]
+    registry.write_bytes((1).to_bytes(8, "little") + pid.to_bytes(8, "little") + bytes(100))
+    # WHEN nsys hung or failed THEN a dead owner's is gone, and a new one can be made
+    nsys_rank.release_registry(tmp_path)
+    assert registry.exists() == kept
