@@ -49,6 +49,7 @@ class Past:
         counted_step: the last step whose loss was attributed to a suspect, on either clock.
         exchanged: an exchange between the ranks has been seen.
         paused: the pauses that the last window has shown first.
+        rest, rest_ranks: the state of the ranks that recorded the last window, where some did not.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
@@ -67,6 +68,8 @@ class Past:
     counted_step: int = -1
     exchanged: bool = False
     paused: tuple[Pause, ...] = ()
+    rest: Past | None = None
+    rest_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

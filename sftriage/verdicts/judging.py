@@ -22,9 +22,36 @@ from sftriage.verdicts.system import with_system
 def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdict, Past]:
     """The verdict on a window, and the state after it. A new attempt of the job starts without state (None).
 
-    Each clock has a state of its own.
+    Ranks that recorded none of the window are left out while more than half recorded it: how late the others are
+    compared with each other stays true. But the rest cannot be called healthy without them, only held.
     """
-    past, seen, coverage = past or Past(), timed(window, settings), None
+    past = past or Past()
+    recorded_R = np.isfinite(window.durations_NRS).all(axis=2).any(axis=0)
+    there = tuple(np.flatnonzero(recorded_R).tolist())
+    if not 2 <= len(there) < len(recorded_R) < 2 * len(there):
+        return _judge(window, past, settings)
+    held, past = _judge(window, past, settings)
+    before = past.rest if past.rest is not None and past.rest_ranks == there else Past(counted_step=past.counted_step)
+    verdict, rest = _judge(window.of_ranks(there), before, settings)
+    past = replace(past, rest=rest, rest_ranks=there, counted_step=rest.counted_step, paused=rest.paused)
+    if verdict.label != "suspect" or not is_single(verdict.suspects[0]):
+        return held, past
+    leaders = {stage: None if rank is None else there[rank] for stage, rank in verdict.leaders.items()}
+    suspects = tuple(_renumbered(one, there) for one in verdict.suspects)
+    lost = None if verdict.lost is None else replace(verdict.lost, ranks=len(recorded_R))
+    numbers = {**verdict.numbers, "coverage": held.numbers["coverage"]}
+    return replace(verdict, leaders=leaders, suspects=suspects, lost=lost, numbers=numbers, regression=None), past
+
+
+def _renumbered(suspect: Suspect, ranks: Sequence[int]) -> Suspect:
+    """A suspect among some ranks of the job, with the job's numbers."""
+    rank = None if suspect.rank is None else ranks[suspect.rank]
+    return replace(suspect, rank=rank, ranks=tuple(ranks[one] for one in suspect.ranks))
+
+
+def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Past]:
+    """Judge a window on the right clock; each clock has a state of its own."""
+    seen, coverage = timed(window, settings), None
     if seen.clock == "device":
         # Coverage is that of the host's times: a step without device times is not missing.
         coverage = coverage_of(window)

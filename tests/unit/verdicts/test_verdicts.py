@@ -207,7 +207,7 @@ def without(window, steps, ranks):
 @pytest.mark.parametrize(
     ("situation", "steps", "ranks"),
     [
-        ("a rank is missing", slice(None), 3),
+        ("half of the ranks are missing", slice(None), slice(2)),
         ("one step of ten is missing", slice(None, None, 10), slice(None)),
         ("everything is missing", slice(None), slice(None)),
     ],
@@ -218,6 +218,20 @@ def test_missing_vectors_are_held(situation, steps, ranks):
     # WHEN classified, THEN nobody is suspected, however clear the rest looks
     verdict = classify(window)
     assert (verdict.label, verdict.reasons, verdict.suspects) == ("needs_evidence", ("low_coverage",), ())
+
+
+@pytest.mark.parametrize(
+    ("slow", "missing", "named"), [(1, 3, (1,)), (1, 0, (1,)), (3, 0, (3,)), (1, 1, ()), (None, 2, ())]
+)
+def test_a_rank_that_does_not_record_hides_no_other_but_the_rest_is_never_healthy(slow, missing, named):
+    # GIVEN a window from which one of four ranks is missing, be it the slow one
+    window = without(Job().run(*([] if slow is None else [Fault("data", slow, 0.030)])), slice(None), missing)
+    # WHEN classified, THEN another slow rank is named by its number in the job, and nobody called healthy
+    verdict = classify(window)
+    assert tuple(one.rank for one in verdict.suspects[:1]) == named
+    assert verdict.label == ("suspect" if named else "needs_evidence")
+    assert verdict.reasons == (() if named else ("low_coverage",))
+    assert verdict.numbers["coverage"] == 0.75
 
 
 def test_one_missing_vector_of_two_hundred_decides_nothing():
