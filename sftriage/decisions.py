@@ -57,7 +57,6 @@ ReasonCode = Literal[
     "no_rule_matched",
     "observe_only",
     "pending",
-    "waits_for_windows",
     "rule_matched",
     "follow_up",
     "asked",
@@ -75,10 +74,8 @@ ReasonCode = Literal[
     "concurrent_ranks",
     "no_such_rank",
     "captures_left",
-    "recorded",
 ]
-"""Why a decision is what it is; `words` has the sentence of each. ``waits_for_windows`` is in journals of earlier
-versions alone, and ``recorded`` is a sentence of theirs."""
+"""Why a decision is what it is; `words` has the sentence of each."""
 Parameter: TypeAlias = str | int | float | bool | tuple[str | int, ...]
 
 

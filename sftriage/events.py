@@ -296,7 +296,7 @@ _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 class _Kind(msgspec.Struct):
     type: str
-    version: int = 1
+    version: int
 
 
 _KIND = msgspec.json.Decoder(_Kind)
@@ -312,7 +312,7 @@ def kind_of(line: bytes) -> tuple[int, bool]:
     """The version of an event's format, and whether it is of a type that is known in this one.
 
     Raises:
-        ValueError: it is no JSON object that says its type.
+        ValueError: it is no JSON object that says its type and version.
     """
     kind = _KIND.decode(line)
     return kind.version, kind.type in _TYPES
@@ -325,16 +325,6 @@ def decode(line: bytes) -> Event:
         ValueError: it holds none.
     """
     return _DECODER.decode(line)
-
-
-def from_values(values: Mapping[str, Any]) -> Event:
-    """The event of this version that JSON values hold.
-
-    Raises:
-        ValueError: they hold none.
-    """
-    event: Event = msgspec.convert(values, Event)
-    return event
 
 
 class Span(NamedTuple):

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sftriage.decisions import ENDED, CaptureResult, Decision, ManualRequest, Trigger, Verdict
 from sftriage.events import (
     CaptureChanged,
@@ -12,9 +14,9 @@ from sftriage.events import (
     EvidenceGathered,
     FollowUpDecided,
     ManualRequestDecided,
+    PolicyChanged,
     WindowJudged,
     encode,
-    from_values,
 )
 from sftriage.runs.journal import Journal, read_journal
 
@@ -35,7 +37,7 @@ class Recorder(Journal):
         self.append(CaptureChanged(time_s, result))
 
     def policy(self, **change: Any) -> None:
-        self.append(from_values({"type": "policy", **change}))
+        self.append(msgspec.convert(change, PolicyChanged))
 
     def cost(self, **cost: Any) -> None:
         self.append(CostMeasured(**cost))

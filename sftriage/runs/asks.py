@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sftriage.decisions import ManualRequest, ProfilerChoice
 from sftriage.errors import InputError, UsageError
@@ -35,10 +35,7 @@ class _RequestFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    # The version before called it `ask_id`.
-    request_id: Annotated[
-        str, Field(pattern=r"^[a-z0-9-]{1,64}$", validation_alias=AliasChoices("request_id", "ask_id"))
-    ]
+    request_id: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
     ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1, max_length=1024)]
     who: _Text
     reason: _Text

@@ -26,11 +26,9 @@ from sftriage.events import (
     WindowJudged,
     decode,
     encode,
-    from_values,
     kind_of,
 )
 from sftriage.policy.losses import Losses
-from sftriage.runs.version1 import upgraded
 from sftriage.traces.disk import Counted, Do, at_once
 from sftriage.traces.files import write_atomically
 
@@ -199,16 +197,13 @@ def counted(event: Event, size_bytes: int) -> Counted:
 
 
 def event_of(line: bytes) -> Event | None:
-    """The event on a line of a journal of this version or the one before; None where it is of a type unknown here.
+    """The event on a line of a journal; None where its version or its type is unknown here.
 
     Raises:
         ValueError: the line holds no event.
     """
     version, known = kind_of(line)
-    if version == VERSION:
-        return decode(line) if known else None
-    values = upgraded(msgspec.json.decode(line)) if version < VERSION else None
-    return None if values is None else from_values(values)
+    return decode(line) if version == VERSION and known else None
 
 
 def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Event]:

@@ -35,7 +35,6 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "no_rule_matched": ("{missed}", ""),
     "observe_only": ("observe-only", ": rule {rule} matched{found}"),
     "pending": ("rule {rule} waits for it to last", ": {lasted}"),
-    "waits_for_windows": ("rule {rule}: window {window} of {windows}", ""),
     "rule_matched": ("rule {rule}", ": {found}{beside}{chosen}"),
     "follow_up": ("rule {rule} follows up", " {follows} with {by}: {open}; {found}{beside}"),
     "asked": ("{who} asked for it", ": {why}"),
@@ -70,7 +69,6 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     ),
     "no_such_rank": ("{ranks_asked} not in this job", ": {there}"),
     "captures_left": ("captures of {wanted_ranks} asked for, and {left} left", ""),
-    "recorded": ("{text}", ""),
 }
 """For each reason of a decision what kind it is, and its particulars. `_phrases` makes what is no parameter."""
 
@@ -84,7 +82,6 @@ RESOLUTIONS: Mapping[ReasonCode, str] = {
         for code, (_, advice) in BY_SYSTEM.items()
     },
     "pending": "See whether it lasts, or lower the rule's `for`.",
-    "waits_for_windows": "See whether the next windows match too.",
     "captures_per_run": "Raise limits.captures_per_run, or start another run.",
     "active": "Wait until then, or change the policy's active.cron.",
     "overhead_budget": "Wait until the run has lasted long enough for it, or raise limits.overhead_budget.",
@@ -98,7 +95,6 @@ RESOLUTIONS: Mapping[ReasonCode, str] = {
     "concurrent_ranks": "Wait for a running capture to end, or raise limits.concurrent_ranks.",
     "no_such_rank": "Ask for ranks that it has.",
     "captures_left": "Ask for fewer, or raise the policy's limits.",
-    "recorded": "{resolves}",
 }
 """What would resolve a decision not to capture, where that does not follow from the verdict's reasons."""
 

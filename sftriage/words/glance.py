@@ -109,7 +109,6 @@ AFTERWARDS: Mapping[str, str] = {
     "page_faults": "For the next run, give its host more memory.",
     "memory_pressure": "For the next run, give its cgroup more memory.",
     "pending": "For the next run, lower the rule's `for`.",
-    "waits_for_windows": "For the next run, lower the rule's `for`.",
     "active": "For the next run, change active.cron.",
     "overhead_budget": "For the next run, raise limits.overhead_budget.",
     "captures_per_run": "For the next run, raise limits.captures_per_run.",
@@ -123,7 +122,6 @@ AFTERWARDS: Mapping[str, str] = {
     "concurrent_ranks": "For the next run, raise limits.concurrent_ranks.",
     "no_such_rank": "",
     "captures_left": "For the next run, raise limits.",
-    "recorded": "",
     "roaming": "A different rank led from step to step: look for what moves with the data or the clock (uneven "
     "batches, garbage collection, a shared filesystem).",
     "low_coverage": "Ranks or steps are missing: check that every rank runs the recorder.",

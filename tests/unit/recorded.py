@@ -60,16 +60,14 @@ def held(first: int = 20, *, rank: int = 3, reasons: tuple[str, ...] = ("co_crit
     return replace(verdict(first, "needs_evidence", reasons=reasons), suspects=candidates, numbers={"excess_s": 0.01})
 
 
-def decision(
-    of: Verdict, outcome: str = "ignore", reason: str = "healthy", *, resolves: str = "", **about: Any
-) -> Decision:
-    """What was decided. A ``reason`` that is no code is what an earlier version said in words."""
+def decision(of: Verdict, outcome: str = "ignore", reason: str = "healthy", **about: Any) -> Decision:
+    """What was decided. A ``reason`` that is no code is text, as a verdict's reasons are."""
     undecided = {"needs_evidence": "undecided", "stalled": "standstill"}
     time_s, parameters = 1_800_000_000.0 + of.last_step, {}
     if of.label in undecided and reason == ", ".join(of.reasons):
         reason, parameters = undecided[of.label], {"reasons": of.reasons}
     elif reason not in get_args(ReasonCode):
-        reason, parameters = "recorded", {"text": reason, "resolves": resolves}
+        reason, parameters = "undecided", {"reasons": (reason,)}
     where = time_s, of.first_step, of.last_step, of.label
     return Decision(*where, outcome, reason, parameters=parameters, attempt=of.attempt, **about)
 

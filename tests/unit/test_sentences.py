@@ -194,7 +194,6 @@ PARAMETERS: dict[ReasonCode, dict] = {
     "no_rule_matched": {"rule": "slow-rank", "share": 0.03, "min_share": 0.05, "stage": "data", "stages": ("forward",)},
     "observe_only": {"rule": "slow-rank"},
     "pending": {"rule": "slow-rank", "lasted_steps": 60, "for_steps": 100},
-    "waits_for_windows": {"rule": "slow-rank", "window": 1, "windows": 3},
     "rule_matched": {"rule": "slow-rank", "rank": 3, "stage": "data", "gain_s": 0.0242, "share": 0.17, "persistence": 0.57, "controls": (1,)},
     "follow_up": {"rule": "slow-rank", "follows": "w90-139-r3-slow-rank-1", "left_open": "operators", "rank": 3, "stage": "data", "gain_s": 0.0242, "share": 0.17, "persistence": 0.57, "profiler": "torch", "chosen": "left_open"},
     "asked": {"who": "ada", "why": "why is the loader slow?"},
@@ -212,7 +211,6 @@ PARAMETERS: dict[ReasonCode, dict] = {
     "concurrent_ranks": {"running": 1, "limit": 2, "wanted": 2},
     "no_such_rank": {"ranks": (8, 9), "last_rank": 7},
     "captures_left": {"wanted": 2, "left": 1},
-    "recorded": {"text": "what an earlier version said", "resolves": "What it advised."},
 }  # fmt: skip
 
 VARIANTS: list[tuple[ReasonCode, dict]] = [

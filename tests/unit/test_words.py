@@ -77,7 +77,6 @@ def test_every_code_has_words():
             "the last place of captures_per_hour is kept for a suspect larger than any before",
         ),
         # Journals of before have it
-        (decided("waits_for_windows", rule="a", window=1, windows=3), "rule a: window 1 of 3", "rule a: window N of N"),
         (
             decided("no_rule_matched", rule="a", share=0.0351, min_share=0.05),
             "rule a does not match: its gain of 3.51% is under 5%",

@@ -101,12 +101,12 @@ def test_a_suspect_is_shown_with_its_numbers_and_what_was_done(run, trace, make_
 
 def test_a_hold_off_is_shown_with_what_would_resolve_it(run):
     held = verdict(20, "needs_evidence", reasons=("co_critical",))
-    run.decide(held, "hold", "two are late", resolves="Look at both.")
+    run.decide(held, "hold", "captures_left")
     written = text(shown(run))
     assert "Undecided: held" in written
-    assert "Next: Look at both." in written
+    assert "Next: Ask for fewer" in written
     # AND there is a line for it where there are few
-    assert "Next: Look at both." in text(shown(run), Room(40, 12))
+    assert "Next: Ask for fewer" in text(shown(run), Room(40, 12))
 
 
 def test_a_stalled_job_shows_its_last_frontier_and_who_has_been_waited_for(run):
@@ -258,7 +258,7 @@ def busy(tmp_path_factory) -> Picture:
     advances = {f"stage-{n}-\u65e5\u672c\u8a9e": 0.001 * n for n in range(30)}
     for n in range(40):
         of = verdict(20 + 10 * n, ("suspect", "healthy", "needs_evidence")[n % 3], advances=advances)
-        run.decide(of, "throttle", "cooldown of rule slow-rank " * 5, resolves="Wait. " * 30)
+        run.decide(of, "throttle", "cooldown of rule slow-rank " * 5)
     captured = verdict(500, "suspect", advances=advances)
     run.decide(captured, "capture", "rule", requests=tuple(request_of(f"c-{n}") for n in range(30)))
     return shown(run)
@@ -284,7 +284,7 @@ def test_names_are_text(run, nasty, harmless):
     # GIVEN a run whose stages, reasons, rules and requests do things to a terminal, or are markup
     clear = nasty.replace("\ud800", "")
     of = verdict(20, "suspect", stage=clear, advances={clear: 0.1, "data": 0.2}, reasons=(clear,))
-    run.decide(of, "throttle", clear, rule=clear, resolves=clear)
+    run.decide(of, "throttle", clear, rule=clear)
     view = run.source.view()
     view = replace(view, info=replace(view.info, job=nasty, policy=nasty, run_id=nasty))
     # WHEN it is shown, in each way
@@ -307,9 +307,9 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before(run):
     # WHEN windows come in
     run.decide(verdict(30))
     run.decide(verdict(40, "suspect"), "capture", "rule slow-rank", requests=(request_of("c-1"),))
-    run.decide(verdict(50, "suspect"), "throttle", "too early", resolves="Wait.")
-    run.decide(verdict(60, "suspect"), "throttle", "too early", resolves="Wait.")
-    run.decide(verdict(70, "suspect", rank=3), "throttle", "too early", resolves="Wait.")
+    run.decide(verdict(50, "suspect"), "throttle", "captures_left")
+    run.decide(verdict(60, "suspect"), "throttle", "captures_left")
+    run.decide(verdict(70, "suspect", rank=3), "throttle", "captures_left")
     run.ended(CaptureResult("c-1", 2, "failed", "no space"))
     told, lines = news(told, run.source.view(), NOW_S)
     # THEN each that is another is said, and each that is the same is not
@@ -320,7 +320,7 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before(run):
         "No trace of rank 2",
     ]
     assert lines[0].endswith("Capturing rank 2 (c-1).")
-    assert lines[1].endswith("Throttled: too early. To resolve it: Wait.")
+    assert lines[1].endswith("and ? left. To resolve it: Ask for fewer, or raise the policy's limits.")
     assert lines[0].startswith("2027-01-15 08:01:29  ")
     # AND nothing is said twice
     assert news(told, run.source.view(), NOW_S)[1] == []
@@ -465,7 +465,7 @@ def test_that_the_job_is_slower_than_its_own_best_is_said_when_it_begins_and_end
     windows = [None, slower, slower, replace(slower, until_step=60), None]
     told = all_of(run.source.view())
     for n, found in enumerate(windows):
-        run.decide(verdict(20 + 10 * n, "suspect", regression=found), "throttle", "too early")
+        run.decide(verdict(20 + 10 * n, "suspect", regression=found), "throttle", "captures_left")
     # THEN each change is said, and what is as before is not
     _, lines = news(told, run.source.view(), NOW_S)
     assert ["best" in line for line in lines] == [False, True, True]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from sftriage.decisions import ManualRequest
-from sftriage.records import plain
 from sftriage.runs.asks import leave, left
 from sftriage.runs.directory import RunDirectory
 
@@ -22,17 +20,6 @@ def test_a_request_that_is_left_is_taken_up_once(tmp_path: Path) -> None:
     assert request == REQUEST
     path.unlink()
     assert left(directory) == []
-
-
-def test_a_request_of_the_version_before_is_taken_up(tmp_path: Path) -> None:
-    # GIVEN a file as the version before wrote it, with the id under its name of then
-    directory = RunDirectory(tmp_path)
-    values = plain(REQUEST)
-    values["ask_id"] = values.pop("request_id")
-    directory.asks.mkdir()
-    (directory.asks / "a1.json").write_text(json.dumps(values))
-    # THEN it is taken up as any other
-    assert [request for _, request in left(directory)] == [REQUEST]
 
 
 def test_what_is_no_file_keeps_no_request_up(tmp_path: Path) -> None:

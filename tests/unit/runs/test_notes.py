@@ -54,10 +54,10 @@ def test_a_pause_is_on_record_on_the_page_and_on_the_terminal(run, journal, sftr
 def test_what_people_ask_for_is_on_record(run, journal):
     # GIVEN a person whose capture is made, and one whose is not
     journal.ask(ASK, decision(verdict(100), "capture", "asked for by ada", requests=(request_of("a-1-r1", 1),)))
-    journal.ask(ASK, decision(verdict(110), "throttle", "the budget is spent", resolves="Wait until 10:20."))
+    journal.ask(ASK, decision(verdict(110), "throttle", "captures_left"))
     # WHEN the decisions are read THEN who asked, why, and what was decided is there
     seen = text_of(run.get("/decisions"))
-    for words in ("ada asked for a capture: why is the loader slow?", "the budget is spent", "Wait until 10:20."):
+    for words in ("ada asked for a capture: why is the loader slow?", "asked for, and ? left", "Ask for fewer"):
         assert words in seen
     assert "Capture of rank 1 is under way" in seen
     # AND by itself
@@ -191,7 +191,7 @@ def test_damage_is_passed_over_and_counted(tmp_path, damage):
 
 def test_markup_in_what_others_wrote_is_text(run, journal):
     asked = ManualRequest("a-1", (1,), NASTY, NASTY)
-    journal.ask(asked, decision(verdict(100), "capture", NASTY, requests=(request_of("a-1"),), resolves=NASTY))
+    journal.ask(asked, decision(verdict(100), "capture", NASTY, requests=(request_of("a-1"),)))
     journal.policy(**CHANGE | {"policies": [{"name": NASTY}], "problems": [NASTY], "later": [NASTY]})
     journal.evidence(time_s=NOW_S, first_step=100, last_step=149, remarks=(NASTY,))
     journal.append(TakenOver(NOW_S, NASTY, 7))

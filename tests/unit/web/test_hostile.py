@@ -32,7 +32,7 @@ def test_a_forged_capture_id_is_refused(captured):
 def test_html_in_a_stage_name_is_text(captured, store, trace, make_manifest):
     # GIVEN a journal and a manifest whose stages, reasons and rules are markup
     nasty = verdict(110, "suspect", stage=NASTY, advances={NASTY: 0.1, "'\"><script>": 0.2})
-    captured.decide(nasty, "throttle", NASTY, rule=NASTY, resolves=NASTY)
+    captured.decide(nasty, "throttle", NASTY, rule=NASTY)
     captured.decide(verdict(120, "needs_evidence", reasons=(NASTY,)), "hold", NASTY)
     store.put("c-2", trace, lambda artefact: make_manifest("c-2", artefact, stage=SHORT_NASTY, rule=NASTY))
     # WHEN the pages are read THEN none of it has become markup, and it is there to be read
