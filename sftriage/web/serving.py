@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
 import threading
-from functools import partial
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sftriage.errors import UsageError
 from sftriage.web.browsers import bracketed
-from sftriage.web.connections import BoundedProtocol, Bounds
 
 STOP_GRACE_S = 3
 """How long requests under way are waited for at the end."""
 
 MAX_CONNECTIONS = 256
+"""Requests on further connections are answered 503."""
 
-BACKLOG = 64
+REQUEST_S = 10.0
+"""A connection without a complete request head is closed after this."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -34,7 +36,7 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         # (all addresses are those of both families, where both are to be had)
         both = host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
 
@@ -56,6 +58,34 @@ def _reached_at(family: int) -> str:
     return loopback
 
 
+class _TimedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 with a time limit on request heads: uvicorn limits only the pause between two requests."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(REQUEST_S, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+
+    def on_response_complete(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(REQUEST_S, self.transport.abort)
+        super().on_response_complete()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class _Server(uvicorn.Server):
     """Lets event streams know that the end has come: they would not end by themselves."""
 
@@ -72,7 +102,8 @@ class _Server(uvicorn.Server):
 def _config(app: ASGIApp, max_connections: int, grace_s: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(BoundedProtocol, bounds=Bounds.of(max_connections)),  # type: ignore[arg-type]  # what makes one
+        http=_TimedProtocol,
+        limit_concurrency=max_connections,
         # Whoever sends nonsense writes no lines on our terminal.
         log_level="error",
         access_log=False,
@@ -80,8 +111,6 @@ def _config(app: ASGIApp, max_connections: int, grace_s: int) -> uvicorn.Config:
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        # So many are taken in at a time, before any of them is heard: fewer than one peer may have.
-        backlog=BACKLOG,
         timeout_graceful_shutdown=grace_s,
     )
 

@@ -1,15 +1,12 @@
 """The page in a real browser, about a real job: from the timeline to the capture to the downloaded file."""
 
 import base64
-import contextlib
 import gzip
 import hashlib
 import json
 import re
 import shutil
 import signal
-import socket
-import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -218,49 +215,6 @@ def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
         f"now shows {tmp_path / 'first'}",
         f"now shows {tmp_path / 'second'}, the newest run",
     ]
-
-
-def test_nobody_is_locked_out_by_others_who_only_hold_on(page, serve, recorded):
-    # GIVEN the page, and 260 connections that never end their first request, and come again when they are let go of
-    process, url = serve("--run", recorded)
-    at = ("127.0.0.1", int(url.rsplit(":", 1)[1].strip("/")))
-    ended = threading.Event()
-
-    def begun() -> socket.socket:
-        one = socket.create_connection(at, DEADLINE_S)
-        one.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-")
-        return one
-
-    def hold_on() -> None:
-        held: list[socket.socket] = []
-        while not ended.wait(0.1):
-            for one in list(held):
-                try:
-                    one.send(b"a")
-                except OSError:
-                    held.remove(one)
-                    one.close()
-            with contextlib.suppress(OSError):
-                while len(held) < 260:
-                    held.append(begun())
-        for one in held:
-            one.close()
-
-    attacker = threading.Thread(target=hold_on)
-    attacker.start()
-    try:
-        # WHEN somebody opens the page in a browser THEN they have it, with all that it asks for, and it goes on living
-        page.goto(url)
-        live(page)
-        expect(page.locator("#headline")).to_have_text("Slow, and captured")
-        page.wait_for_function(PAINTED)
-    finally:
-        ended.set()
-        attacker.join()
-    page.close()
-    process.send_signal(signal.SIGINT)
-    # AND none of it is on the terminal
-    assert process.communicate(timeout=DEADLINE_S)[1] == ""
 
 
 def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_path, environment):

@@ -1,18 +1,24 @@
-"""The address that is printed can be opened: here, or from where it says."""
+"""The printed address works here or from where it says, and connections are limited in number and time."""
 
+import contextlib
 import http.client
 import socket
+import time
 from urllib.parse import urlsplit
 
 import pytest
+from prometheus_client import CollectorRegistry
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from sftriage.errors import UsageError
+from sftriage.web import serving
 from sftriage.web.access import Access
 from sftriage.web.app import application
 from sftriage.web.browsers import tunnel
+from sftriage.web.metrics import MetricsEndpoint
 from sftriage.web.serving import BackgroundServer, address, listen
+from sftriage.web.viewer import ServedTrace
 
 TOKEN = "0123456789abcdef"
 
@@ -87,3 +93,86 @@ def test_how_another_machine_gets_there_is_said(host, environment, said):
 def test_what_cannot_be_listened_on():
     with pytest.raises(UsageError, match=r"cannot listen on 203\.0\.113\.7 port 0"):
         listen("203.0.113.7", 0)
+
+
+DEADLINE_S = 30.0
+HEAD = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+INCOMPLETE = {
+    "silent": b"",
+    "half a head": HEAD,
+    "idle after an answer": HEAD + b"\r\n",
+    "half a head after an answer": HEAD + b"\r\n" + HEAD,
+    "many requests at once": (HEAD + b"\r\n") * 100,
+    "a body that never ends": HEAD + b"Content-Length: 1000\r\n\r\n.",
+    "a chunked body that never ends": HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n.\r\n",
+    "a refused body": b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n.",
+}
+
+
+@pytest.fixture
+def served():
+    """A server with room for a few connections, and its address."""
+    app = application([Route("/", lambda _: PlainTextResponse("here"))], Access.to("127.0.0.1", None, ""))
+    listening = listen("127.0.0.1", 0)
+    with BackgroundServer(app, listening, max_connections=4):
+        yield listening.getsockname()
+
+
+def closed(connection: socket.socket) -> bool:
+    """Read until the server closes the connection."""
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(2**16):
+            pass
+    connection.close()
+    return True
+
+
+@pytest.mark.parametrize("kind", INCOMPLETE)
+def test_a_connection_without_a_complete_request_is_closed(monkeypatch, served, kind):
+    monkeypatch.setattr(serving, "REQUEST_S", 0.05)
+    connection = socket.create_connection(served, DEADLINE_S)
+    connection.sendall(INCOMPLETE[kind])
+    assert closed(connection)
+
+
+@pytest.mark.parametrize("before", ["half a head", "a body that never ends"])
+def test_sending_byte_by_byte_does_not_extend_the_time_limit(monkeypatch, served, before):
+    monkeypatch.setattr(serving, "REQUEST_S", 0.1)
+    connection = socket.create_connection(served, DEADLINE_S)
+    connection.sendall(INCOMPLETE[before])
+    end_s = time.monotonic() + DEADLINE_S
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() < end_s:
+            connection.sendall(b"x")
+            time.sleep(0.01)
+    assert time.monotonic() < end_s
+    connection.close()
+
+
+def test_requests_on_connections_over_the_limit_are_answered_503(served):
+    with contextlib.ExitStack() as held:
+        for _ in range(4):
+            held.enter_context(socket.create_connection(served, DEADLINE_S))
+        connection = http.client.HTTPConnection(*served, timeout=DEADLINE_S)
+        connection.request("GET", "/")
+        assert connection.getresponse().status == 503
+        connection.close()
+
+
+@pytest.mark.parametrize("what", ["metrics", "a trace"])
+def test_the_other_servers_have_the_same_limits(monkeypatch, what, tmp_path):
+    monkeypatch.setattr(serving, "REQUEST_S", 0.05)
+    with contextlib.ExitStack() as ending:
+        if what == "metrics":
+            endpoint = MetricsEndpoint("127.0.0.1", 0, Access.to("127.0.0.1", None, ""))
+            endpoint.serve(CollectorRegistry())
+            ending.callback(endpoint.close)
+            at = ("127.0.0.1", urlsplit(endpoint.url).port)
+        else:
+            listening = listen("127.0.0.1", 0)
+            at = listening.getsockname()
+            trace = ServedTrace(tmp_path / "trace", "trace", at[1])
+            ending.enter_context(BackgroundServer(trace.app(), listening))
+        connection = socket.create_connection(at, DEADLINE_S)
+        connection.sendall(HEAD)
+        assert closed(connection)
