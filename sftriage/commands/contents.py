@@ -208,17 +208,10 @@ certificates webhook:certificates Make its certificate, and have the API server 
     sftriage webhook certificates -n sftriage-system
 """
 
-_HUB = """
-account hub:account Make a job's keys, and print its account.
-    sftriage hub account --job-id 1234 > /etc/nats/jobs/1234.conf
-    sftriage hub account --job-id 1234 --host node-1-0 --host node-2-1
-"""
-
 CONTENTS: tuple[Entry | Section, ...] = (
     *_entries(_COMMANDS),
     Section("traces", "Find, look at and fetch the traces that were captured.", _entries(_TRACES)),
     Section("policy", "Check policies, try them on recordings, list those there are.", _entries(_POLICY)),
     Section("kube", "Jobs, captures and policies in a Kubernetes cluster.", _entries(_KUBE)),
     Section("webhook", "Have training pods of a Kubernetes cluster watched.", _entries(_WEBHOOK)),
-    Section("hub", "Let a job in to a NATS server of your own.", _entries(_HUB)),
 )

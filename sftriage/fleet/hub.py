@@ -9,7 +9,7 @@ Of a job whose token is RUN (`Places`)::
     sft_RUN_traces        traces on their way to the controller's host
     sft.RUN.inbox.AGENT   answers to an agent; those to the controller come on sft.RUN.lead
 
-What an agent may do there is in `sftriage.fleet.permissions`.
+docs/many-hosts.md has the permissions that an agent needs on a shared server.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ NATS_PORT = 4222
 SCHEMES = ("nats", "tls", "ws", "wss")
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 """Of a directory of `--tls`: who signs the hub's certificate; where the hub is, that, and its key."""
+CONTROLLER_FILE, AGENTS_FILE = "controller.nk", "agents.nk"
+"""The files of a directory of credentials: the controller's, and one of all agents or `agent_file` of each."""
 CONNECT_S, RECONNECT_S, PING_S = 3, 1, 5
 _SEED = re.compile(r"SU[A-Z2-7]{56}")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,40}")
@@ -174,6 +176,11 @@ class Places:
     def traces(self) -> str:
         """The bucket of traces."""
         return f"sft_{self.run}_traces"
+
+
+def agent_file(agent: str) -> str:
+    """The file with an agent's credentials."""
+    return f"agent-{agent}.nk"
 
 
 def token(name: str) -> str:
@@ -342,7 +349,7 @@ class Hub:
             self.problem = "nothing listens there" if isinstance(error, ConnectionRefusedError) else said
         if "permissions violation" in self.problem and self.problem not in self._said:
             self._said.add(self.problem)
-            log.warning("the hub does not let us do what has to be done: %s. See `sftriage hub account`", self.problem)
+            log.warning("the hub does not let us do what has to be done: %s. See docs/many-hosts.md", self.problem)
         log.debug("hub: %s", self.problem)
 
     async def _lost(self) -> None:

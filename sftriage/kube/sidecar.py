@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sftriage.fleet.hub import CA_FILE, PORT
-from sftriage.fleet.permissions import AGENTS_FILE
+from sftriage.fleet.hub import AGENTS_FILE, CA_FILE, PORT
 from sftriage.kube.jobs import HUB_KEY, JobRef
 from sftriage.kube.settings import InjectionSettings
 

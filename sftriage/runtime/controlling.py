@@ -21,11 +21,10 @@ from sftriage.controller.policies import PolicyFiles, files_of
 from sftriage.errors import InputError, UsageError
 from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.generations import Generations, Known
-from sftriage.fleet.hub import Hub, HubAddress, HubError, Places
+from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, HubError, Places
 from sftriage.fleet.leading import Leader, Lease, TakenError, make_places, remove_places
 from sftriage.fleet.messages import RunName
 from sftriage.fleet.over_nats import NatsFleet
-from sftriage.fleet.permissions import CONTROLLER_FILE
 from sftriage.fleet.roll_call import RollCall
 from sftriage.fleet.speaking import Speaker
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info

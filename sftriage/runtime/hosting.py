@@ -19,9 +19,8 @@ import msgspec
 
 from sftriage.agent.agent import Agent
 from sftriage.errors import SftriageError, UsageError
-from sftriage.fleet.hub import Hub, HubAddress, Places, token
+from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, Places, agent_file, token
 from sftriage.fleet.messages import RunName
-from sftriage.fleet.permissions import AGENTS_FILE, agent_file
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.transfers import Transfer

@@ -71,7 +71,7 @@ class HubOptions:
         hub: the name or address of the host that starts it, with a port after a colon or without one.
         nats: URL of a NATS server that is there already.
         credentials: a file with what lets us in, or a directory of such files, of the controller and of agents (see
-            `sftriage.fleet.permissions`); by default a file that the host that starts the hub makes.
+            `sftriage.fleet.hub.HubAddress`); by default a file that the host that starts the hub makes.
         tls: a directory with ``ca.pem``, and on the host that starts the hub ``cert.pem`` and ``key.pem``.
     """
 

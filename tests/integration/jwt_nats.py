@@ -12,10 +12,9 @@ from typing import Any
 
 import nkeys
 
-from sftriage.fleet.hub import Places
-from sftriage.fleet.permissions import FILE_BYTES, of_agent
 from sftriage.runtime.hub_server import nats_server
 from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.shared_nats import permissions
 
 CONFIGURATION = """
 listen: "127.0.0.1:{port}"
@@ -38,7 +37,7 @@ NKEY Seed printed below can be used to sign and prove identity.
 ------END USER NKEY SEED------
 """
 ALL = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf", "streams", "consumer"), -1)
-ROOM = {"disk_storage": FILE_BYTES, "mem_storage": 0, "wildcards": True}
+ROOM = {"disk_storage": 8 << 30, "mem_storage": 0, "wildcards": True}
 
 
 class Key:
@@ -79,8 +78,9 @@ class JwtNats:
             accounts[account.public] = operator.signed(account, limits={**ALL, **ROOM})
             self._let_in(account, self.creds(job, "controller"), {})
             for agent in agents:
-                may = of_agent(Places.of(job), agent)
-                claims = {"pub": may["publish"], "sub": may["subscribe"], "resp": {"max": 1, "ttl": 10**11}}
+                may = permissions(job, agent)
+                claims = {name[:3]: {"allow": subjects} for name, subjects in may.items()}
+                claims |= {"resp": {"max": 1, "ttl": 10**11}}
                 self._let_in(account, self.creds(job, agent), claims)
         configuration, self.log = directory / "server.conf", directory / "server.log"
         about = {"operator": operator.signed(operator), "system": system.public, "preload": json.dumps(accounts)}

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sftriage.fleet.hub import AGENTS_FILE
 from sftriage.kube.deploying import METRICS_PORT
 from sftriage.kube.settings import InjectionSettings
 from sftriage.runtime.hub_server import nats_server
@@ -27,6 +28,7 @@ from tests.integration.kube import ANY, Cluster, OwnCluster, cluster, missing
 from tests.integration.kube_operators import Operators
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.integration.runs import captures, verdicts
+from tests.integration.shared_nats import account, documented
 from tests.integration.test_kube_jobs import OBJECTS, TrainingJob
 
 pytestmark = [
@@ -258,25 +260,11 @@ def test_a_slow_rank_becomes_a_capture_and_a_report_of_the_cluster(job):
     assert "Traceback" not in job.said
 
 
-def shared_hub(folder: Path, namespace: str, held: contextlib.ExitStack, environment: dict[str, str]) -> str:
+def shared_hub(folder: Path, namespace: str, held: contextlib.ExitStack) -> str:
     """A NATS server as k8s/nats has it, with an account of a namespace, whose keys are in ``hub``; its URL."""
-    (folder / "hub").mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "sftriage",
-        "hub",
-        "account",
-        "--namespace",
-        namespace,
-        "--creds",
-        str(folder / "k"),
-    ]
-    made = subprocess.run(command, env=environment, check=True, capture_output=True, timeout=DEADLINE_S)
+    text = documented("kubernetes.md", "sft_namespace_training").replace("training", namespace)
     (folder / "accounts").mkdir()
-    (folder / "accounts" / "accounts.conf").write_bytes(made.stdout)
-    for path in (folder / "k" / namespace).iterdir():
-        path.rename(folder / "hub" / path.name)
+    (folder / "accounts" / "accounts.conf").write_text(account(text, folder / "hub", {"*": AGENTS_FILE}))
     port = free_port()
     for name, text in yaml.safe_load((REPOSITORY / "k8s" / "nats" / "config.yaml").read_text())["data"].items():
         here = {
@@ -300,7 +288,7 @@ def test_a_hub_that_is_encrypted_or_shared_by_all_jobs_does_as_well(server, tmp_
     with server.namespace() as namespace, contextlib.ExitStack() as held:
         settings: dict[str, object] = {"hub_tls": True}
         if how == "nats":
-            settings = {"nats": shared_hub(tmp_path, namespace, held, environment)}
+            settings = {"nats": shared_hub(tmp_path, namespace, held)}
         job = held.enter_context(
             contextlib.closing(Job(server, namespace, tmp_path, environment, **settings, metrics_secret="scraped"))
         )
