@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from sftriage.errors import SftriageError, UsageError
-from sftriage.fleet.names import HubLoop
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -215,7 +214,7 @@ class Hub:
         self._client: Client | None = None
         self._refused = False
         self._said: set[str] = set()
-        self._loop = HubLoop()
+        self._loop = asyncio.new_event_loop()
         # (started once there is something to be done: a launcher may have to be forked before)
         self._thread = threading.Thread(target=self._loop.run_forever, name="sftriage-hub", daemon=True)
 
