@@ -13,7 +13,7 @@ import typer
 from sftriage.commands.output import say
 from sftriage.errors import UsageError
 from sftriage.kube.client import ClusterObjects
-from sftriage.kube.serving import ClusterFacts, KeptSettings, Webhook, wait_for_certificate
+from sftriage.kube.serving import KeptSettings, Webhook, version_of_cluster, wait_for_certificate
 from sftriage.kube.serving import serve as answer_until_stopped
 
 ServerVersionOption = Annotated[
@@ -45,13 +45,13 @@ def serve(
     """Answer an API server's reviews: pods of training jobs get what has them watched, captures who asked for them.
 
     No answer ever refuses anything. It stores nothing, so that any number may run. It asks the cluster that kubectl
-    would, or inside a pod its own, for its version, and for the quotas of namespaces.
+    would, or inside a pod its own, for its version.
     """
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     kept, told = KeptSettings(settings), version_option(server_version)
-    facts = ClusterFacts(ClusterObjects.connect().api_client)
+    api_client = ClusterObjects.connect().api_client
     wait_for_certificate(cert, cert_seconds)
-    webhook = Webhook(kept, facts.version if told is None else lambda: told, facts.room)
+    webhook = Webhook(kept, lambda: version_of_cluster(api_client) if told is None else told)
     answer_until_stopped(webhook, host, port, cert)
 
 

@@ -5,26 +5,20 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sftriage.kube.injecting import Injection, Version, injection
-from sftriage.kube.jobs import ENABLED, INJECT_LABEL, JobRef, job_of
+from sftriage.kube.jobs import ENABLED, INJECT_LABEL, job_of
 from sftriage.kube.objects import GROUP, Requester
 from sftriage.kube.pods import labels_of, mapping, text
-from sftriage.kube.room import Shortage
 from sftriage.kube.settings import InjectionSettings
 from sftriage.words.injection import left_alone
 
 log = logging.getLogger("sftriage.kube")
 
-Room = Callable[[str, Mapping[str, Any], Injection], Shortage | None]
-"""Whether a namespace has room for a pod with what is added to it."""
 
-
-def answer(
-    review: Mapping[str, Any], settings: InjectionSettings, server: Version | None, room: Room | None = None
-) -> dict[str, Any]:
+def answer(review: Mapping[str, Any], settings: InjectionSettings, server: Version | None) -> dict[str, Any]:
     """The review of a request, with its answer. Never one that refuses, whatever is asked.
 
     Raises:
@@ -35,7 +29,7 @@ def answer(
     if review.get("apiVersion") != "admission.k8s.io/v1" or not uid:
         raise ValueError("no AdmissionReview of admission.k8s.io/v1")
     try:
-        found = _decided(request, settings, server, room)
+        found = _decided(request, settings, server)
     except Exception as error:
         log.exception("a request is answered with nothing")
         found = Injection(warnings=(left_alone("failed", problem=f"{type(error).__name__}: {error}"),))
@@ -47,9 +41,7 @@ def answer(
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
 
-def _decided(
-    request: Mapping[str, Any], settings: InjectionSettings, server: Version | None, room: Room | None
-) -> Injection:
+def _decided(request: Mapping[str, Any], settings: InjectionSettings, server: Version | None) -> Injection:
     resource, made = mapping(request, "resource"), mapping(request, "object")
     kind = text(resource, "group"), text(resource, "resource")
     if text(request, "subResource"):
@@ -63,21 +55,7 @@ def _decided(
     # (in a namespace that is labelled there are other pods than those of jobs)
     if asked not in (None, ENABLED) or (asked is None and found is None):
         return Injection()
-    return _if_there_is_room(made, None if found is None else found.job, settings, server, room)
-
-
-def _if_there_is_room(
-    pod: Mapping[str, Any],
-    job: JobRef | None,
-    settings: InjectionSettings,
-    server: Version | None,
-    room: Room | None,
-) -> Injection:
-    found = injection(pod, job, settings, server)
-    if not found.patch or job is None or room is None:
-        return found
-    short = room(job.namespace, pod, found)
-    return found if short is None else Injection(warnings=(left_alone("quota", **short.words()),))
+    return injection(made, None if found is None else found.job, settings, server)
 
 
 def _stamped(request: Mapping[str, Any]) -> Injection:

@@ -1,4 +1,4 @@
-"""The webhook's server: TLS whose certificate may change under it, bounded bodies, and what it knows of its cluster."""
+"""The webhook's server: TLS whose certificate may change under it, and bounded bodies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sftriage.errors import InputError, SftriageError
-from sftriage.kube.admission import Room, answer
-from sftriage.kube.injecting import Injection, Version, version_of
-from sftriage.kube.room import Shortage, shortage
+from sftriage.kube.admission import answer
+from sftriage.kube.injecting import Version, version_of
 from sftriage.kube.settings import InjectionSettings, read_settings
 
 log = logging.getLogger("sftriage.kube")
@@ -34,7 +33,7 @@ LOOK_S = 0.5
 ASK_S, ASK_AGAIN_S = 300.0, 5.0
 """How often the server's version is asked for, once and until it is known."""
 PATIENCE_S = 1.0
-"""A request to the API server within one of its own; that one waits for 5 s at most."""
+"""How long a request to the API server may take."""
 LEAVE_S = 5
 _SAID_AGAIN_S = 60.0
 
@@ -120,40 +119,14 @@ class KeptSettings:
         return self._settings
 
 
-class ClusterFacts:
-    """What there is to know of a cluster: its version, and whether a namespace has room. Requests block."""
+def version_of_cluster(api_client: Any) -> Version | None:
+    """The API server's version; None where it does not answer. The request blocks."""
+    from kubernetes import client
 
-    def __init__(self, api_client: Any) -> None:
-        from kubernetes import client
-
-        self._version, self._core = client.VersionApi(api_client), client.CoreV1Api(api_client)
-        self._client, self._said_s = api_client, float("-inf")
-
-    def version(self) -> Version | None:
-        """The server's version; None where it does not say."""
-        with contextlib.suppress(Exception):
-            found = self._version.get_code(_request_timeout=PATIENCE_S)
-            return version_of({"major": found.major, "minor": found.minor})
-        return None
-
-    def room(self, namespace: str, pod: Mapping[str, Any], found: Injection) -> Shortage | None:
-        """Why a namespace would refuse an injected pod. What cannot be asked has room."""
-        added = [one["value"] for one in found.patch if one["path"].startswith("/spec/initContainers")]
-        flat = [one for value in added for one in (value if isinstance(value, list) else [value])]
-        try:
-            quotas = self._plain(self._core.list_namespaced_resource_quota, namespace)
-            limits = self._plain(self._core.list_namespaced_limit_range, namespace)
-        except Exception as error:
-            if time.monotonic() - self._said_s < _SAID_AGAIN_S:
-                return None
-            self._said_s = time.monotonic()
-            log.warning("the quotas of namespace %s cannot be read: %s", namespace, type(error).__name__)
-            return None
-        return shortage(pod, flat, quotas, limits)
-
-    def _plain(self, ask: Callable[..., Any], namespace: str) -> list[Mapping[str, Any]]:
-        found: dict[str, Any] = self._client.sanitize_for_serialization(ask(namespace, _request_timeout=PATIENCE_S))
-        return found.get("items") or []
+    with contextlib.suppress(Exception):
+        found = client.VersionApi(api_client).get_code(_request_timeout=PATIENCE_S)
+        return version_of({"major": found.major, "minor": found.minor})
+    return None
 
 
 class Webhook:
@@ -162,16 +135,10 @@ class Webhook:
     Args:
         settings: of injection, as they are now.
         ask_version: tells the API server's version, or None; asked again and again, on another thread.
-        room: whether a namespace has room for a pod; by default all have.
     """
 
-    def __init__(
-        self,
-        settings: Callable[[], InjectionSettings],
-        ask_version: Callable[[], Version | None],
-        room: Room | None = None,
-    ) -> None:
-        self._settings, self._ask_version, self._room = settings, ask_version, room
+    def __init__(self, settings: Callable[[], InjectionSettings], ask_version: Callable[[], Version | None]) -> None:
+        self._settings, self._ask_version = settings, ask_version
         self._server: Version | None = None
         routes = [Route("/mutate", self._mutate, methods=["POST"]), Route("/healthz", self._healthy)]
         self.app = Starlette(routes=[*routes, Route("/readyz", self._ready)], lifespan=self._life)
@@ -200,8 +167,7 @@ class Webhook:
             review = json.loads(body)
             if not isinstance(review, dict):
                 raise ValueError("no object")
-            # (on another thread: it may ask the API server)
-            return JSONResponse(await run_in_threadpool(answer, review, self._settings(), self._server, self._room))
+            return JSONResponse(await run_in_threadpool(answer, review, self._settings(), self._server))
         except (ValueError, RecursionError) as error:
             return PlainTextResponse(f"{error}", 400)
 

@@ -13,7 +13,6 @@ LEFT_ALONE: Mapping[str, str] = {
     "not_there": "sftriage.dev/containers names {names}, and there is no such container",
     "valueFrom": "PYTHONPATH of {names} comes from elsewhere, and cannot be added to",
     "taken": "{names} is there already, and not ours",
-    "quota": "the quota {name} has no room for {resource} of {amount} more",
     "failed": "{problem}",
 }
 """Why nothing is injected into a pod."""

@@ -323,25 +323,6 @@ def test_who_asks_for_a_capture_is_what_the_server_says(server, namespace, webho
         assert (spec["requested_by"], spec["reason"]) == (by, "another")
 
 
-def test_a_quota_without_room_for_a_sidecar_has_the_pod_made_without_one(server, namespace, webhook):
-    """GIVEN a quota that the pod itself fills WHEN it is made THEN it is made all the same, and kubectl says why."""
-    hard = {"requests.cpu": "1"}
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}, "spec": {"hard": hard}}
-    with webhook.running("--server-version", "1.31"):
-        asked(server, namespace)
-        server.create(quota, namespace)
-        body = server.get("resourcequota", "small", namespace=namespace)
-        # (as the quota's controller would have it, which is not here)
-        body["status"] = {"hard": hard, "used": {"requests.cpu": "0"}}
-        path = f"/api/v1/namespaces/{namespace}/resourcequotas/small/status"
-        server.kubectl("replace", "--raw", path, "-f", "-", text=json.dumps(body))
-        fills = pod({"job-name": "resnet"})
-        fills["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
-        found, said = created(server, fills, namespace)
-        assert "initContainers" not in found["spec"]
-        assert "the quota small has no room for requests.cpu of 0.05 more" in said
-
-
 def test_a_certificate_of_its_own_is_made_with_the_rights_on_two_objects_alone(server, tmp_path):
     """GIVEN the manifests as they are WHEN one is made THEN all webhooks trust it; a second time none is."""
     server.kubectl("apply", "-f", str(K8S / "webhook" / "webhook.yaml"))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.kube import admission
 from sftriage.kube.admission import answer
 from sftriage.kube.injecting import applied
-from sftriage.kube.room import Shortage
 from sftriage.kube.settings import InjectionSettings
 from tests.unit.kube.pods import pod
 
@@ -27,9 +27,9 @@ def review(made: Any, resource: Any = PODS, operation: str = "CREATE", **more: A
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
 
-def told(asked: dict[str, Any], **how: Any) -> tuple[list[dict[str, Any]], list[str]]:
+def told(asked: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """The patch and the warnings of an answer."""
-    found = answer(asked, SETTINGS, NEW, **how)
+    found = answer(asked, SETTINGS, NEW)
     assert (found["apiVersion"], found["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     response = found["response"]
     assert (response["uid"], response["allowed"]) == ("7d", True)
@@ -71,23 +71,12 @@ def test_a_pod_in_a_namespace_that_is_labelled_is_injected_if_it_is_of_a_job():
     assert patch
 
 
-def test_a_namespace_without_room_has_the_pod_as_it_is():
-    asked: list[str] = []
-
-    def room(namespace: str, _pod: Any, _found: Any) -> Shortage:
-        asked.append(namespace)
-        return Shortage("small", "requests.cpu", "0.05")
-
-    patch, (warning,) = told(review(pod(JOB)), room=room)
-    assert (patch, asked) == ([], ["ml"])
-    assert warning == "sftriage: not injected: the quota small has no room for requests.cpu of 0.05 more"
-
-
-def test_what_goes_wrong_is_a_warning_and_nothing_more():
-    def room(*_: Any) -> Shortage:
+def test_what_goes_wrong_is_a_warning_and_nothing_more(monkeypatch):
+    def boom(*_: Any) -> None:
         raise RuntimeError("boom")
 
-    patch, (warning,) = told(review(pod(JOB)), room=room)
+    monkeypatch.setattr(admission, "injection", boom)
+    patch, (warning,) = told(review(pod(JOB)))
     assert patch == []
     assert "RuntimeError: boom" in warning
 
