@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
-FLEET = Path(__file__).parents[1] / "bench" / "fleet.py"
+FLEET = Path(__file__).parents[2] / "bench" / "fleet.py"
 SIZE = ("--ranks", 32, "--sizes", 1, "--processes", 2, "--window", 40, "--stride", 20)
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.bench.reduce_speed import write_trace
+from bench.reduce_speed import write_trace
 
 # Both of more events than are unpacked at once.
 MEGABYTES = (110, 190)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.reduce_survey import directory, heavy_traces
 from sftriage.reduce.inside import find
 from sftriage.reduce.naming import Names
 from sftriage.reduce.reading import read_traces
@@ -15,7 +16,6 @@ from sftriage.reduce.together import together
 from sftriage.runtime.reducing import account, read_all
 from sftriage.verdicts import Settings
 from tests import needs
-from tests.bench.reduce_survey import directory, heavy_traces
 from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import captures
 

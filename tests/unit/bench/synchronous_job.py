@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from bench.hidden_rank_matrix.rows import STAGES, SYNC
+from bench.long_run_parts.synchronous import own_times
 from sftriage.records import StageSchema, Window
-from tests.bench.hidden_rank_matrix.rows import STAGES, SYNC
-from tests.bench.long_run_parts.synchronous import own_times
 
 SCHEMA = StageSchema((*STAGES, "other"), SYNC)
 TWO_SYNCS = StageSchema(("data", "gather", "forward", "backward", "optimizer", "other"), ("gather", "backward"))

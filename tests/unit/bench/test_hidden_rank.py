@@ -4,14 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from sftriage.decisions import Suspect, Verdict
-from sftriage.records import StageSchema, Window
-from tests.bench.hidden_rank_matrix import report
-from tests.bench.hidden_rank_matrix.drawing import COURSES, FRACTIONS, SHARES, STRENGTHS, draw, shares
-from tests.bench.hidden_rank_matrix.recorded import Recorded
-from tests.bench.hidden_rank_matrix.rivals import RULES, columns_of, says
-from tests.bench.hidden_rank_matrix.rows import LOCAL_PLACES, STAGES, SYNC, Delay, Outcome, Pressure, Row, Truth
-from tests.bench.hidden_rank_matrix.scoring import (
+from bench.hidden_rank_matrix import report
+from bench.hidden_rank_matrix.drawing import COURSES, FRACTIONS, SHARES, STRENGTHS, draw, shares
+from bench.hidden_rank_matrix.recorded import Recorded
+from bench.hidden_rank_matrix.rivals import RULES, columns_of, says
+from bench.hidden_rank_matrix.rows import LOCAL_PLACES, STAGES, SYNC, Delay, Outcome, Pressure, Row, Truth
+from bench.hidden_rank_matrix.scoring import (
     HELD,
     PART,
     QUIET,
@@ -23,6 +21,8 @@ from tests.bench.hidden_rank_matrix.scoring import (
     suspect_is,
     verdict_did,
 )
+from sftriage.decisions import Suspect, Verdict
+from sftriage.records import StageSchema, Window
 
 SCHEMA = StageSchema((*STAGES, "other"), SYNC)
 HEALTHY_MS = {"data": 20.0, "h2d": 5.0, "forward": 30.0, "backward": 40.0, "optimizer": 8.0, "other": 1.0}

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.bench.long_run_parts.charts import Axis
-from tests.bench.long_run_parts.counting import (
+from bench.long_run_parts.charts import Axis
+from bench.long_run_parts.counting import (
     Healthy,
     detected,
     episodes,
@@ -17,15 +17,15 @@ from tests.bench.long_run_parts.counting import (
     poisson_interval,
     quantile,
 )
-from tests.bench.long_run_parts.faults import Fault, slowed
-from tests.bench.long_run_parts.jobs import JOB_TYPES, cells, row_of
-from tests.bench.long_run_parts.plan import Amount, hosts_of, rules_of, sources, tasks_of
-from tests.bench.long_run_parts.plotting import pictures
-from tests.bench.long_run_parts.recording import Recording
-from tests.bench.long_run_parts.report import document, text
-from tests.bench.long_run_parts.rules import OURS, RIVALS, Judged, rule_of
-from tests.bench.long_run_parts.simulating import Task, as_recorded, result_of, windows_of
-from tests.bench.long_run_parts.synchronous import own_times
+from bench.long_run_parts.faults import Fault, slowed
+from bench.long_run_parts.jobs import JOB_TYPES, cells, row_of
+from bench.long_run_parts.plan import Amount, hosts_of, rules_of, sources, tasks_of
+from bench.long_run_parts.plotting import pictures
+from bench.long_run_parts.recording import Recording
+from bench.long_run_parts.report import document, text
+from bench.long_run_parts.rules import OURS, RIVALS, Judged, rule_of
+from bench.long_run_parts.simulating import Task, as_recorded, result_of, windows_of
+from bench.long_run_parts.synchronous import own_times
 from tests.unit.bench.synchronous_job import FIRST_OTHER, LAST, SCHEMA, own, recorded
 
 

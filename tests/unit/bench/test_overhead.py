@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench.overhead_modes import reporting
-from tests.bench.overhead_modes.estimating import Estimate, added, added_us, around_captures, median_of, ratio, reading
-from tests.bench.overhead_modes.instructions import counted
+from bench.overhead_modes import reporting
+from bench.overhead_modes.estimating import Estimate, added, added_us, around_captures, median_of, ratio, reading
+from bench.overhead_modes.instructions import counted
 
 TIMES = st.lists(st.floats(1e3, 1e9), min_size=1, max_size=12)
 STEP_NS = 50_000_000

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.fleet_parts.job import SCHEMA, Job
+from bench.fleet_parts.job import Shape as JobShape
 from sftriage.controller.gathering import WindowAssembly
 from sftriage.fleet.messages import Block
 from sftriage.fleet.shipping import LONGEST_SHIP_S, RANKS_A_SECOND, SHIP_S, ship_s
@@ -15,8 +17,6 @@ from sftriage.fleet.wire import decode_shipment, encode
 from sftriage.verdicts import Settings, judge
 from sftriage.windows.gather import Shape
 from sftriage.windows.shipped import RankLocation, Rows
-from tests.bench.fleet_parts.job import SCHEMA, Job
-from tests.bench.fleet_parts.job import Shape as JobShape
 from tests.unit.fleet.shipments import info, shipment
 
 RANKS, RANKS_PER_AGENT, STEPS = 6, 2, 40

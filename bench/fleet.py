@@ -1,0 +1,387 @@
+"""What the controller of a large job takes, and how soon it judges: real server, real controller, made-up agents.
+
+    python bench/fleet.py [--ranks 8192] [--ranks-per-agent 8] [--steps-per-second 1] [--sizes 4]
+                                [--seconds 130] [--window 50] [--stride 10] [--json]
+
+The job is measured at so many ``--sizes``, each twice as large as the one before, up to ``--ranks``. At each, a NATS
+server as `--hub` starts it and `sftriage controller` are processes of their own; the agents are connections of a few
+processes that speak the format of real ones (`fleet_parts/agents.py`). From the second window on, one rank is slow in
+`data`; it has to be named, and nobody else, and its capture and those of its peers to be asked for, made and fetched.
+
+Processor time and rows are counted from the first verdict to the end. A step's lag is from its end to the moment at
+which the first verdict on it is in the journal: up to a stride of it is waiting for the window. The controller has the
+open files that most systems give a process (``--open-files``). Where others use the machine, ``--nice -5`` gives all
+these processes a larger share of it: that changes no figure of processor time, but those of waiting for a processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.fleet_parts.job import SCHEMA, SLOW_SHARE, SLOW_STAGE, Shape
+from bench.fleet_parts.measuring import Follower, Line, Use, exponent, quantile
+from sftriage.events import CaptureChanged, WindowJudged
+from sftriage.runtime.hub_server import HubServer, make_secret
+from sftriage.runtime.kept_child import die_with_parent, end
+
+ROOT = Path(__file__).resolve().parents[1]
+WARMUP_STEPS, CONTROLS = 5, 3
+START_S, END_S = 120.0, 60.0
+GROWING = ("controller_cores", "controller_peak_mib", "server_cores", "server_peak_mib", "step_to_verdict_p99_s")
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {{name: fleet}}
+spec:
+  detection: {{window_steps: {window}, stride_steps: {stride}, warmup_steps: {warmup}}}
+  rules:
+    - name: slow-rank
+      match: {{scope: [rank], gain: ">= 5%"}}
+      capture: {{profiler: torch, steps: 3, warmup_steps: 0, max_seconds: 60, control_ranks: {controls}}}
+  limits: {{captures_per_run: {captures}, captures_per_hour: 100, concurrent_ranks: 8}}
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    ranks: int
+    ranks_per_agent: int
+    steps_per_second: float
+    seconds: float
+    window: int
+    stride: int
+    processes: int
+    open_files: int
+    nice: int
+
+    @property
+    def shape(self) -> Shape:
+        slow_from = WARMUP_STEPS + self.window + self.stride
+        return Shape(self.ranks, self.ranks_per_agent, self.steps_per_second, self.ranks // 3, slow_from)
+
+
+class Fleet:
+    """The processes of one measurement, in a directory; `close` ends them all."""
+
+    def __init__(self, options: Options, directory: Path) -> None:
+        self.options, self.directory = options, directory
+        self.run = directory / "run"
+        self._held = ExitStack()
+        with ExitStack() as held:
+            secret = directory / "secret"
+            make_secret(secret)
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                address = free.getsockname()
+            self.server = HubServer(address, directory / "nats", secret)
+            held.callback(self.server.close)
+            url = f"nats://{address[0]}:{address[1]}"
+            policy = directory / "policy.yaml"
+            numbers = {"window": options.window, "stride": options.stride, "warmup": WARMUP_STEPS}
+            policy.write_text(POLICY.format(**numbers, controls=CONTROLS, captures=CONTROLS + 1), encoding="utf-8")
+            command = [sys.executable, "-m", "sftriage", "controller", "--job-id", "job", "--nats", url]
+            command += ["--creds", secret, "--out", self.run, "--policy", policy]
+            self.said = directory / "controller.log"
+            with self.said.open("wb") as said:
+                self.controller = subprocess.Popen(
+                    [str(one) for one in command],
+                    env=self._environment(),
+                    stdout=said,
+                    stderr=said,
+                    start_new_session=True,
+                    preexec_fn=partial(_limited, options.open_files),
+                )
+            held.callback(end, self.controller, END_S)
+            self.agents: list[subprocess.Popen[str]] = []
+            each = -(-options.shape.agents // options.processes)
+            about = {"shape": asdict(options.shape), "job_id": "job", "url": url, "credentials": str(secret)}
+            about |= {"store": str(directory / "hosts"), "agents": each, "seconds": options.seconds}
+            for first in range(0, options.shape.agents, each):
+                script = ROOT / "bench" / "fleet_parts" / "agents.py"
+                process = subprocess.Popen(
+                    [sys.executable, str(script), json.dumps({**about, "first": first})],
+                    env=self._environment(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                    text=True,
+                )
+                held.callback(end, process, END_S)
+                self.agents.append(process)
+            for pid in (self.controller.pid, self.server.pid, *(one.pid for one in self.agents)):
+                favour(pid, options.nice)
+            self._held = held.pop_all()
+
+    def close(self) -> None:
+        self._held.close()
+
+    def ready(self) -> None:
+        """Wait until the controller leads, and all agents are connected."""
+        deadline_s = time.monotonic() + START_S
+        while not self.run.is_dir():
+            if self.controller.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError(self.said.read_text())
+            time.sleep(0.1)
+        for process in self.agents:
+            assert self._line(process, deadline_s) == "ready\n"
+
+    def begin(self) -> float:
+        """Begin; when that is, in seconds since the epoch."""
+        begin_s = time.time() + 2.0
+        self._tell(f"{begin_s}\n")
+        return begin_s
+
+    def seen(self) -> list[dict[str, Any]]:
+        """What the agents have seen, once they are through."""
+        deadline_s = time.monotonic() + self.options.seconds + START_S
+        return [json.loads(self._line(process, deadline_s)) for process in self.agents]
+
+    def end(self) -> int:
+        """Let the agents go, and the controller end by itself; what that ends with."""
+        self._tell("\n")
+        try:
+            return self.controller.wait(END_S + START_S)
+        except subprocess.TimeoutExpired:
+            self.controller.send_signal(signal.SIGTERM)
+            return self.controller.wait(END_S)
+
+    def _tell(self, line: str) -> None:
+        for process in self.agents:
+            assert process.stdin is not None
+            process.stdin.write(line)
+            process.stdin.flush()
+
+    def _line(self, process: subprocess.Popen[str], deadline_s: float) -> str:
+        assert process.stdout is not None
+        there, _, _ = select.select([process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))
+        if not there or process.poll() is not None:
+            raise RuntimeError("the agents hang, or have ended")
+        return process.stdout.readline()
+
+    def _environment(self) -> dict[str, str]:
+        own = {f"XDG_{what}_HOME": str(self.directory / what.lower()) for what in ("STATE", "CACHE")}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _limited(open_files: int) -> None:
+    """In the controller, before it begins."""
+    die_with_parent()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def favour(pid: int, nice: int) -> None:
+    """Give a process, and the scheduler's group that its session is, another share of the processors."""
+    if nice:
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
+        with suppress(FileNotFoundError):
+            Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+
+
+class Meter:
+    """What the controller and the server took between the first verdict and the end."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.first: tuple[float, Use, Use, float] | None = None
+        self.last: tuple[float, Use, Use, float] | None = None
+
+    def told(self, line: Line) -> None:
+        if self.first is None and self.last is None and isinstance(line.event, WindowJudged):
+            self.first = self._now()
+
+    def stop(self) -> None:
+        self.last = self._now()
+
+    def _now(self) -> tuple[float, Use, Use, float]:
+        agents_s = sum(Use.of(one.pid).cpu_s for one in self._fleet.agents)
+        return time.time(), Use.of(self._fleet.controller.pid), Use.of(self._fleet.server.pid), agents_s
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Run the job at one size, and say what that took."""
+    with tempfile.TemporaryDirectory(prefix="sftriage-fleet-") as folder:
+        fleet = Fleet(options, Path(folder))
+        meter = Meter(fleet)
+        try:
+            fleet.ready()
+            at_start = Use.of(fleet.controller.pid)
+            begin_s = fleet.begin()
+            journal = Follower(fleet.run / "decisions.jsonl", meter.told)
+            time.sleep(max(0.0, begin_s + options.seconds - time.time()))
+            meter.stop()
+            seen = fleet.seen()
+            code = fleet.end()
+            time.sleep(1.0)
+            journal.close()
+            said = fleet.said.read_text("utf-8", "replace")
+        finally:
+            fleet.close()
+    return report(options, journal.lines, seen, meter, at_start) | {"controller_ended_with": code, "said": said[-2000:]}
+
+
+def report(
+    options: Options, lines: list[Line], seen: list[dict[str, Any]], meter: Meter, at_start: Use
+) -> dict[str, Any]:
+    """The figures of one size."""
+    assert meter.last is not None
+    judged = [(line, line.event) for line in lines if isinstance(line.event, WindowJudged)]
+    windows = [(line, event) for line, event in judged if event.verdict.label != "stalled"]
+    ends_s = next(one["ends_s"] for one in seen if one["ends_s"])
+    asked_s = {one.capture_id: line.at_s for line, event in judged for one in event.decision.requests}
+    seen_s = {capture_id: at_s for one in seen for capture_id, at_s in one["captures"].items()}
+    ended = [line.event.result.state for line in lines if isinstance(line.event, CaptureChanged)]
+    named = {(event.verdict.suspects[0].rank, event.verdict.suspects[0].stage)
+             for _, event in windows if event.verdict.label == "suspect"}  # fmt: skip
+    lags_s, last_lags_s = lags(windows, ends_s)
+    requests_s = [seen_s[one] - at_s for one, at_s in asked_s.items() if one in seen_s]
+    late_s = [late for one in seen for late in one["late_s"]]
+    found: dict[str, Any] = {"ranks": options.ranks, "agents": options.shape.agents, "seconds": options.seconds}
+    found |= {"windows": len(windows), "steps": len(ends_s), "messages": sum(one["messages"] for one in seen)}
+    found["message_bytes"] = round(sum(one["bytes"] for one in seen) / max(1, found["messages"]))
+    if meter.first is not None and windows:
+        wall_s = meter.last[0] - meter.first[0]
+        steps = sum(meter.first[0] < end_s <= meter.last[0] for end_s in ends_s)
+        found["rows_per_second"] = round(steps * options.ranks / wall_s, 1)
+        for name, at in (("controller", 1), ("server", 2)):
+            cpu_s = meter.last[at].cpu_s - meter.first[at].cpu_s
+            found |= {f"{name}_cores": round(cpu_s / wall_s, 4), f"{name}_peak_mib": meter.last[at].peak_bytes >> 20}
+        found["agents_cores"] = round((meter.last[3] - meter.first[3]) / wall_s, 4)
+        found["controller_cpu_before_s"] = round(meter.first[1].cpu_s - at_start.cpu_s, 2)
+        found["controller_open_files"] = meter.last[1].open_files
+    for name, values_s in (
+        ("step_to_verdict", lags_s),
+        ("last_step_to_verdict", last_lags_s),
+        ("verdict_to_request", requests_s),
+        ("agents_late", late_s),
+    ):
+        for fraction, short in ((0.5, "p50"), (0.99, "p99"), (1.0, "max")):
+            value = quantile(values_s, fraction)
+            found[f"{name}_{short}_s"] = None if value is None else round(value, 3)
+    found["last_steps_to_verdicts_s"] = [round(one, 2) for one in last_lags_s]
+    found |= {
+        "target_lag_s": options.stride / options.steps_per_second + 2.0,
+        "coverage_min": min((event.verdict.numbers.get("coverage", 0.0) for _, event in windows), default=None),
+        "planted": [options.shape.slow_rank, SCHEMA.stages[SLOW_STAGE]],
+        "named": sorted(map(list, named), key=str),
+        "requests": len(asked_s),
+        "captures": {state: ended.count(state) for state in sorted(set(ended))},
+        "journal_line_max_bytes": max((line.size_bytes for line in lines), default=0),
+    }
+    return found
+
+
+def lags(windows: list[tuple[Line, WindowJudged]], ends_s: list[float]) -> tuple[list[float], list[float]]:
+    """From each step's end to the first verdict on it, and from that of each window's last step to its verdict.
+
+    The steps of the first window, which had to fill, are left out.
+    """
+    every_s, last_s, done = [], [], None
+    for line, event in windows:
+        last = event.verdict.last_step
+        if done is not None and last < len(ends_s):
+            every_s += [line.at_s - ends_s[step] for step in range(done + 1, last + 1)]
+            last_s.append(line.at_s - ends_s[last])
+        done = last
+    return every_s, last_s
+
+
+def grown(found: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """From each size to the next, the power of the number of ranks by which the figures grow."""
+    pairs = list(pairwise(found))
+
+    def powers(name: str) -> list[float | None]:
+        some = [exponent((a["ranks"], b["ranks"]), (a.get(name), b.get(name))) for a, b in pairs]
+        return [None if one is None else round(one, 2) for one in some]
+
+    return {name: powers(name) for name in GROWING}
+
+
+def show(found: dict[str, Any]) -> None:
+    columns = {
+        "ranks": "ranks",
+        "rows/s": "rows_per_second",
+        "controller cores": "controller_cores",
+        "MiB": "controller_peak_mib",
+        "server cores": "server_cores",
+        "MiB ": "server_peak_mib",
+        "step to verdict p50": "step_to_verdict_p50_s",
+        "p99": "step_to_verdict_p99_s",
+        "to request p50": "verdict_to_request_p50_s",
+        "p99 ": "verdict_to_request_p99_s",
+    }
+    print(" | ".join(columns))
+    for size in found["sizes"]:
+        print(" | ".join(f"{size.get(name)!s:>{len(title)}}" for title, name in columns.items()))
+    for name, powers in found["grows_by_power"].items():
+        print(f"{name} grows by ranks to the power of {powers}")
+    print(f"target: {found['target']}; load of the machine {found['load_average']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=8192)
+    parser.add_argument("--ranks-per-agent", type=int, default=8)
+    parser.add_argument("--steps-per-second", type=float, default=1.0)
+    parser.add_argument("--sizes", type=int, default=4, help="how many sizes, each half of the next one")
+    parser.add_argument("--seconds", type=float, default=130.0, help="for how long the job goes on at each")
+    parser.add_argument("--window", type=int, default=50, help="steps in a window")
+    parser.add_argument("--stride", type=int, default=10, help="steps from one window to the next")
+    parser.add_argument("--processes", type=int, default=4, help="that the agents are spread over")
+    parser.add_argument("--open-files", type=int, default=1024, help="that the controller may have")
+    parser.add_argument("--nice", type=int, default=0, help="of all its processes, where others use the machine")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = vars(parser.parse_args())
+    as_json, n_sizes = given.pop("json"), given.pop("sizes")
+    options = Options(**given)
+    if options.ranks < 4 * options.ranks_per_agent or n_sizes < 1:
+        parser.error("at least four agents, and one size")
+    # (each agent has a connection)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    ranks = [options.ranks >> n for n in range(n_sizes)][::-1]
+    ranks = [n for n in ranks if n >= 4 * options.ranks_per_agent]
+    sizes = []
+    for n in ranks:
+        sizes.append(measure(replace(options, ranks=n)))
+        print(json.dumps(sizes[-1]), file=sys.stderr, flush=True)
+    largest = sizes[-1]
+    cores, lag_s = largest.get("controller_cores"), largest["step_to_verdict_p99_s"]
+    met = cores is not None and lag_s is not None and cores <= 1.0 and lag_s <= largest["target_lag_s"]
+    found = {
+        "steps_per_second": options.steps_per_second,
+        "window_steps": options.window,
+        "stride_steps": options.stride,
+        "slow_share": SLOW_SHARE,
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "nice": options.nice,
+        "load_average": [round(one, 1) for one in os.getloadavg()],
+        "sizes": sizes,
+        "grows_by_power": grown(sizes),
+        "target": f"one core, p99 lag under {largest['target_lag_s']:g} s: {'met' if met else 'missed'}",
+    }
+    print(json.dumps(found)) if as_json else show(found)
+
+
+if __name__ == "__main__":
+    main()

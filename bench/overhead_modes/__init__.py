@@ -1,0 +1,1 @@
+"""What recording costs a training step, against other tools: see `bench/overhead.py`."""

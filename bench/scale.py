@@ -1,0 +1,268 @@
+"""What one core needs for the windows of a large job: gathering its steps, accounting for them, and a verdict.
+
+    python bench/scale.py [--ranks 16384] [--stages 8] [--window 50] [--stride 10] [--hosts 2048]
+                                 [--cohorts 16] [--scattered] [--uncounted] [--json]
+
+The job is synthetic: every rank jitters, one is slow in `data`, and the others wait for it in `backward`. The kernel's
+counters of each rank are there, as in a real job, unless `--uncounted`. Making it up is not timed. Times are of the
+processor, which neighbours on the machine do not lengthen as they do the clock's, and medians over rounds in which the
+work that is compared takes turns; ratios are to one pass of numpy over the durations (`durations.max()`). Memory is
+what numpy and Python allocate (tracemalloc), in a job of its own that is not timed, as a multiple of the bytes of a
+window's durations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sftriage.counters import COUNTERS
+from sftriage.decisions import Verdict
+from sftriage.frontier.accounting import anchored
+from sftriage.records import OTHER, StageSchema, Window
+from sftriage.verdicts import Settings, judge
+from sftriage.windows.decoding import StepArrays
+from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.slots import BETWEEN, DURATIONS, READY, STEP, UNKNOWN
+
+MS_NS = 1_000_000
+JITTER = 0.02
+SLOW_STAGE, SYNC_STAGE = "data", "backward"
+SLOW_MS = 20.0
+COUNTED = 1e-3
+"""What the kernel counts of each in a step, in the mean."""
+STAGES_MS = {"data": 20.0, "h2d": 5.0, "forward": 25.0, "backward": 35.0, "clip": 2.0, "optimizer": 8.0, "hooks": 1.0}
+"""A step of about 100 ms, less what jitter and waiting add."""
+
+
+@dataclass(frozen=True)
+class Options:
+    ranks: int
+    stages: int
+    window: int
+    stride: int
+    hosts: int
+    rounds: int
+    cohorts: int = 1
+    scattered: bool = False
+    counted: bool = True
+
+    @property
+    def window_bytes(self) -> int:
+        return self.window * self.ranks * self.stages * 8
+
+
+class Job:
+    """Makes up the slots of one step after the other, of all ranks."""
+
+    def __init__(self, options: Options) -> None:
+        # However few stages: the slow one and the sync are among them; more than there are names for come after it.
+        extra = [name for name in STAGES_MS if name not in (SLOW_STAGE, SYNC_STAGE)] + [f"extra-{n}" for n in range(32)]
+        chosen = {SLOW_STAGE, SYNC_STAGE, *extra[: options.stages - 3]}
+        names = tuple(name for name in (*STAGES_MS, *extra[len(STAGES_MS) - 2 :]) if name in chosen)
+        self.schema = StageSchema((*names, OTHER), (SYNC_STAGE,))
+        self.shape = Shape(options.window, options.stride, 0)
+        self.options = options
+        self.slow_rank = options.ranks // 3
+        self.ranks_R = np.arange(options.ranks)
+        self.step = 0
+        self._own_S = np.array([STAGES_MS.get(name, 1.0) for name in self.schema.stages])
+        self._sync = self.schema.stages.index(SYNC_STAGE)
+        self._carried_R = np.zeros(options.ranks)
+        self._random = np.random.default_rng(7)
+
+    def gatherer(self) -> Gatherer:
+        gatherer = Gatherer(self.schema, self.options.ranks, self.shape)
+        for rank in range(self.options.ranks):
+            host = rank * self.options.hosts // self.options.ranks
+            cohort = f"role-{rank * self.options.cohorts // self.options.ranks}" if self.options.cohorts > 1 else ""
+            gatherer.describe(rank, f"host-{rank % self.options.hosts if self.options.scattered else host}", cohort)
+        return gatherer
+
+    def steps(self) -> StepArrays:
+        """The next step: arrival is what came after the last sync and before this one; then all leave together."""
+        n_stages = len(self.schema.stages)
+        jitter_SR = 1.0 + JITTER * self._random.standard_normal((n_stages, self.options.ranks))
+        own_SR = self._own_S[:, None] * np.clip(jitter_SR, 0.5, None)
+        own_SR[self.schema.stages.index(SLOW_STAGE), self.slow_rank] += SLOW_MS
+        arrival_R = self._carried_R + own_SR[: self._sync].sum(axis=0)
+        own_SR[self._sync] = arrival_R.max() - arrival_R + self._own_S[self._sync]
+        self._carried_R = own_SR[self._sync + 1 :].sum(axis=0)
+        slots_RW = np.zeros((self.options.ranks, DURATIONS + n_stages + 2), dtype=np.int64)
+        slots_RW[:, STEP], slots_RW[:, BETWEEN], slots_RW[:, READY] = self.step, 0, UNKNOWN
+        slots_RW[:, DURATIONS : DURATIONS + n_stages] = (own_SR * MS_NS).T
+        self.step += 1
+        counted_RC = None
+        if self.options.counted:
+            counted_RC = self._random.exponential(COUNTED, (self.options.ranks, len(COUNTERS)))
+        return StepArrays(self.schema, self.ranks_R, slots_RW, counted_RC)
+
+
+def seconds(act: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.process_time()
+    result = act()
+    return time.process_time() - began, result
+
+
+def next_window(job: Job, gatherer: Gatherer) -> tuple[Window, list[float]]:
+    """Feed steps until a window comes out; the time that each of them took."""
+    taken = []
+    while True:
+        steps = job.steps()
+        add_s, _ = seconds(lambda steps=steps: gatherer.add(steps))
+        ready_s, windows = seconds(gatherer.ready)
+        taken.append(add_s + ready_s)
+        if windows:
+            return windows[0], taken
+
+
+def timed(options: Options) -> tuple[dict[str, float], Verdict]:
+    """Median seconds: a pass over a window, its accounting, its verdict, and the ingesting of one step."""
+    job = Job(options)
+    gatherer, past = job.gatherer(), None
+    found: dict[str, list[float]] = {"pass": [], "accounting": [], "judge": [], "step": [], "step_and_cut": []}
+    # The first window warms everything up, and gives the judge a past.
+    window, _ = next_window(job, gatherer)
+    verdict, past = judge(window, past, Settings())
+    for _ in range(options.rounds):
+        window, steps_s = next_window(job, gatherer)
+        found["step"] += steps_s[:-1]
+        found["step_and_cut"].append(steps_s[-1])
+        for _ in range(3):
+            found["pass"].append(seconds(window.durations_NRS.max)[0])
+        found["accounting"].append(seconds(lambda window=window: anchored(window))[0])
+        judge_s, (verdict, past) = seconds(lambda window=window, past=past: judge(window, past, Settings()))
+        found["judge"].append(judge_s)
+    median = {name: statistics.median(times) for name, times in found.items() if times}
+    # With a window after every step there is no step without one.
+    plain_s, cut_s = median.pop("step", 0.0), median.pop("step_and_cut")
+    median["ingest_step"] = (plain_s * (options.stride - 1) + cut_s) / options.stride
+    return median, verdict
+
+
+def remembered(options: Options) -> dict[str, float]:
+    """Bytes: what the store keeps, what it needs at its worst with one window handed out, and what judging adds."""
+    job = Job(options)
+    tracemalloc.start()
+    gatherer, window, past = job.gatherer(), None, None
+    store_peak = judge_peak = 0
+    for _ in range(options.window + 2 * options.stride):
+        steps = job.steps()
+        # The batch is its sender's, and the window before was dropped when it had been judged.
+        window = None
+        others = steps.slots_BW.nbytes
+        tracemalloc.reset_peak()
+        gatherer.add(steps)
+        for window in gatherer.ready():
+            store_peak = max(store_peak, tracemalloc.get_traced_memory()[1] - others)
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            _, past = judge(window, past, Settings())
+            judge_peak = max(judge_peak, tracemalloc.get_traced_memory()[1] - held)
+    del window, steps
+    store = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return {"store": store, "store_and_window_peak": store_peak, "judge_peak": judge_peak}
+
+
+def measure(options: Options) -> dict[str, Any]:
+    start_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    times, verdict = timed(options)
+    # ru_maxrss is KiB on Linux.
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory = remembered(options)
+    first = verdict.suspects[0] if verdict.suspects else None
+    step_pass_s = times["pass"] / options.window
+    return {
+        "ranks": options.ranks,
+        "stages": options.stages,
+        "window_steps": options.window,
+        "stride_steps": options.stride,
+        "hosts": options.hosts,
+        "cohorts": options.cohorts,
+        "scattered": options.scattered,
+        "counted": options.counted,
+        "rounds": options.rounds,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "window_bytes": options.window_bytes,
+        "pass_ms": round(times["pass"] * 1e3, 3),
+        "ingest_ms_a_step": round(times["ingest_step"] * 1e3, 3),
+        "ingest_over_pass": round(times["ingest_step"] / step_pass_s, 2),
+        "accounting_ms": round(times["accounting"] * 1e3, 3),
+        "accounting_over_pass": round(times["accounting"] / times["pass"], 2),
+        "judge_ms": round(times["judge"] * 1e3, 3),
+        "judge_over_pass": round(times["judge"] / times["pass"], 2),
+        "ms_a_step": round((times["ingest_step"] + times["judge"] / options.stride) * 1e3, 3),
+        "store_windows": round(memory["store"] / options.window_bytes, 2),
+        "store_and_window_peak_windows": round(memory["store_and_window_peak"] / options.window_bytes, 2),
+        "judge_peak_windows": round(memory["judge_peak"] / options.window_bytes, 2),
+        "process_peak_bytes": peak_kib * 1024,
+        "process_peak_windows": round((peak_kib - start_kib) * 1024 / options.window_bytes, 2),
+        "planted": {"rank": options.ranks // 3, "stage": SLOW_STAGE, "ms": SLOW_MS},
+        "label": verdict.label,
+        "reasons": list(verdict.reasons),
+        "suspect": None if first is None else {"rank": first.rank, "stage": first.stage, "gain_ms": first.gain_s * 1e3},
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    mib = found["window_bytes"] / 2**20
+    print(
+        f"{found['ranks']} ranks x {found['stages']} stages, windows of {found['window_steps']} steps ({mib:.1f} MiB), "
+        f"one every {found['stride_steps']}; medians of {found['rounds']} rounds"
+    )
+    for what, time_ms, ratio in (
+        ("one pass of numpy over a window", found["pass_ms"], 1.0),
+        ("accounting of a window", found["accounting_ms"], found["accounting_over_pass"]),
+        ("verdict on a window, with all it needs", found["judge_ms"], found["judge_over_pass"]),
+        ("ingesting a step (ratio to its own bytes)", found["ingest_ms_a_step"], found["ingest_over_pass"]),
+    ):
+        print(f"  {what:<44} {time_ms:>9.2f} ms {ratio:>7.1f} x")
+    print(f"  a step of the job takes {found['ms_a_step']} ms of one core, ingesting and its share of a verdict")
+    print("memory, in windows' durations")
+    print(f"  the store {found['store_windows']}, at its peak with a window {found['store_and_window_peak_windows']}")
+    print(f"  judging adds {found['judge_peak_windows']}")
+    peak_mib = found["process_peak_bytes"] / 2**20
+    print(f"  the process {found['process_peak_windows']} over what it was at first, {peak_mib:.0f} MiB in all")
+    planted, suspect = found["planted"], found["suspect"]
+    print(f"planted: rank {planted['rank']}, {planted['stage']}, {planted['ms']} ms; verdict: {found['label']}", end="")
+    print(f" ({', '.join(found['reasons'])})" if found["reasons"] else "", end="")
+    print("" if suspect is None else f", rank {suspect['rank']}, {suspect['stage']}, {suspect['gain_ms']:.1f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=16384)
+    parser.add_argument("--stages", type=int, default=8, help="stages, `other` among them (3 to 32)")
+    parser.add_argument("--window", type=int, default=50, help="steps in a window")
+    parser.add_argument("--stride", type=int, default=10, help="steps from one window to the next")
+    parser.add_argument("--hosts", type=int, default=2048)
+    parser.add_argument("--cohorts", type=int, default=1, help="roles that the ranks have, as many of each")
+    parser.add_argument("--scattered", action="store_true", help="deal the ranks out to the hosts, not in rows")
+    parser.add_argument("--uncounted", dest="counted", action="store_false", help="without the kernel's counters")
+    parser.add_argument("--rounds", type=int, default=7, help="windows that are timed")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = vars(parser.parse_args())
+    as_json, flags = given.pop("json"), {name: given.pop(name) for name in ("scattered", "counted")}
+    if given["ranks"] < 2 or not 3 <= given["stages"] <= 32 or min(given.values()) < 1:
+        parser.error("at least 2 ranks, 3 to 32 stages, and 1 of everything else")
+    found = measure(Options(**given, **flags))
+    if as_json:
+        print(json.dumps(found))
+    else:
+        show(found)
+
+
+if __name__ == "__main__":
+    main()
