@@ -1,45 +1,50 @@
-"""Rings of version 2, which no recorder of today writes, and a trainer's are read all the same."""
+"""Rings as the recorder writes them, made of records, and their words."""
 
-import json
 import struct
-from array import array
 from pathlib import Path
-from zlib import crc32
 
 from sftriage.recorder import RingInfo
-from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT, LOG_MAGIC, RING_MAGIC, WORD_BYTES, encode_header
-from sftriage.windows.slots import slot_bytes
+from sftriage.recorder.layout import (
+    BEGIN,
+    BLOCK,
+    BLOCK_WORDS,
+    CLAIMED,
+    CODE_AT,
+    END,
+    LIVE_AT,
+    NUMBER,
+    OPENED,
+    RING_MAGIC,
+    WORD_BYTES,
+    encode_header,
+)
+from sftriage.records import StepRecord
 
 
-class SlotRing:
-    """A ring of so many slots, as the recorder of version 2 wrote it."""
-
-    def __init__(self, directory: Path, info: RingInfo, slots: int) -> None:
-        self.path = directory / info.file_name("ring")
-        self._info, self._slots = info, slots
-        log = encode_header(LOG_MAGIC, info)
-        length = struct.unpack_from("=I", log, 16)[0]
-        body = json.dumps(json.loads(log[24 : 24 + length]) | {"slots": slots}).encode()
-        head = struct.pack("=8sIIII", RING_MAGIC, 0x01020304, 2, len(body), crc32(body)) + body
-        self._size = slot_bytes(info.schema)
-        self.path.write_bytes(head.ljust(HEADER_BYTES, b"\0") + bytes(slots * self._size))
-        self.live = array("q", [0, -1, 0, 0, 0, 0, 0, -1, 0])
-        self.store()
-
-    def publish(self, slot: bytes) -> None:
-        seq = struct.unpack_from("=q", slot)[0]
-        self._write(HEADER_BYTES + (seq - 1) % self._slots * self._size, slot)
-        self.live[0] = seq
-        self.store()
-
-    def store(self) -> None:
-        """Write the live words."""
-        self._write(LIVE_AT, self.live.tobytes())
-
-    def _write(self, at: int, data: bytes) -> None:
-        with self.path.open("r+b") as file:
-            file.seek(at)
-            file.write(data)
+def write_ring(directory: Path, info: RingInfo, *records: StepRecord) -> Path:
+    """A ring of one block with these steps: the stages in their order, ``outside_ns`` before each sync stage."""
+    moments, now_ns = [(BLOCK, 0)], 0
+    for record in records:
+        now_ns += record.between_ns
+        moments += [(NUMBER, record.step), (BEGIN, now_ns)]
+        outside_ns = dict(zip(info.schema.sync_in_order, record.outside_ns, strict=True))
+        ends_ns = now_ns + sum(record.durations_ns)
+        for number, stage in enumerate(info.schema.stages[:-1], start=1):
+            now_ns += outside_ns.get(stage, 0)
+            moments.append((2 * number, now_ns))
+            now_ns += record.durations_ns[number - 1]
+            moments.append((2 * number + 1, now_ns))
+        now_ns = ends_ns
+        moments.append((END, now_ns))
+    words = [code << CODE_AT | value for code, value in moments]
+    assert len(words) <= BLOCK_WORDS
+    content = bytearray(encode_header(RING_MAGIC, info, log_words=2 * BLOCK_WORDS)) + bytes(4096)
+    content += struct.pack(f"={len(words)}Q", *words).ljust(2 * BLOCK_WORDS * WORD_BYTES, b"\0")
+    for live in (CLAIMED, OPENED):
+        struct.pack_into("=q", content, LIVE_AT + live * WORD_BYTES, BLOCK_WORDS)
+    path = directory / info.file_name("ring")
+    path.write_bytes(content)
+    return path
 
 
 def word(data: bytes, index: int) -> int:

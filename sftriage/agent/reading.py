@@ -21,7 +21,8 @@ from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.traces.disk import Do, at_once
 from sftriage.windows.decoding import together
 from sftriage.windows.logs import LOG_KIND
-from sftriage.windows.rings import Batch, Copied, Ring, batches, open_ring
+from sftriage.windows.moments import Batch, Copied, batches
+from sftriage.windows.rings import Ring, open_ring
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.statuses import status_of
 from sftriage.windows.steplog import KeptSteps, blocks_of

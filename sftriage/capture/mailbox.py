@@ -216,14 +216,12 @@ class RingBell(OpenFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, os.O_RDWR)
-        # A trainer of the version before looks into the mailbox itself.
-        self._there = self.checked_header(RING_MAGIC).log_words > 0
+        self.checked_header(RING_MAGIC)
 
     def set(self, count: int) -> None:
-        """Ring, for the so-manieth time."""
+        """Set the doorbell to ``count``."""
         try:
-            if self._there:
-                os.pwrite(self._descriptor, _WORD.pack(count), LIVE_AT + layout.DOORBELL * WORD_BYTES)
+            os.pwrite(self._descriptor, _WORD.pack(count), LIVE_AT + layout.DOORBELL * WORD_BYTES)
         except OSError as error:
             raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
 

@@ -61,7 +61,7 @@ SLOW_LOOK_S = 5.0
 """How often it is looked where nothing but a deserted collection can be found."""
 MOST_FAILURES = 10
 MAX_PID = 1 << 22
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where nsys keeps its registry
+SHARED_MEMORY = Path("/dev/shm")  # where nsys keeps its registry
 
 _KEPT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD")
 _KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "NSYS_")

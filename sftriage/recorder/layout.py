@@ -11,7 +11,7 @@ Numbers are 64-bit words in native byte order unless it says otherwise. Every fi
     3584  -   live words; each kind of file says what its own words mean
     4096      what the file holds
 
-A ring (``rank-<rank>.<attempt>.ring``, version 3) is written by the trainer and read by anybody who may::
+A ring (``rank-<rank>.<attempt>.ring``) is written by the trainer and read by anybody who may::
 
     header    live words, below
     4096      additions: UTF-8 JSON, a line each, for what was not known at the start: {"stage": NAME, "sync": true or
@@ -110,12 +110,10 @@ MAX_VALUE = (1 << CODE_AT) - 1
 RING_MAGIC = b"SFTRING\n"
 LOG_MAGIC = b"SFTSTEPS"
 MAILBOX_MAGIC = b"SFTMAIL\n"
-SCHEDULING_MAGIC = b"SFTSCHED"
 COUNTERS_MAGIC = b"SFTCOUNT"
 DEVICE_LOG_MAGIC = b"SFTDEVST"
 
 MAX_SLOTS = 1 << 20
-MAX_LOG_WORDS = 1 << 30
 MAX_TEXT_BYTES = 255
 MAX_RANKS = 1 << 17
 """No job has more: of each rank a window holds some kilobytes."""
@@ -129,12 +127,11 @@ _KINDS = {
     RING_MAGIC: "ring",
     LOG_MAGIC: "step log",
     MAILBOX_MAGIC: "mailbox",
-    SCHEDULING_MAGIC: "file of readings of a thread's scheduling",
     COUNTERS_MAGIC: "file of readings of a rank's counters",
     DEVICE_LOG_MAGIC: "log of device times",
 }
-_VERSIONS = dict.fromkeys(_KINDS, (2,)) | {RING_MAGIC: (3, 2)}
-"""Format versions that are read, the one that is written first. A ring of version 2 holds slots, as step logs do."""
+_VERSION = 1
+"""The one format version of all these files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +140,8 @@ class RingInfo:
 
     ``started_mono_ns`` and ``started_wall_ns`` were read together: they place the host's monotonic clock in wall time.
     ``pid_start_ticks`` is when the kernel started ``pid`` (clock ticks since boot), so that a reused pid is not
-    mistaken for the writer. ``writer`` says which form of the recorder writes ("C", "Python"; "" where that is not
-    known), and ``locked`` that it holds a lock on the ring for as long as it lives.
+    mistaken for the writer. ``writer`` says which form of the recorder writes ("C", "Python"), and ``locked`` that it
+    holds a lock on the ring for as long as it lives.
 
     Raises:
         RingError: numbers that cannot be, or a text that is too long.
@@ -186,13 +183,9 @@ class RingInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file's header says: who writes it, and how much room there is.
-
-    ``slots`` is of a ring of version 2, ``log_words`` of one of moments; 0 otherwise.
-    """
+    """What a file's header says: who writes it, and how many words the log of a ring has (0 in other files)."""
 
     info: RingInfo
-    slots: int = 0
     log_words: int = 0
 
 
@@ -204,13 +197,13 @@ def bounded_text(text: str) -> str:
 
 def encode_header(magic: bytes, info: RingInfo, *, log_words: int = 0) -> bytes:
     """A whole header with its live words at zero."""
-    document = {name: value for name in _FIELDS if (value := getattr(info, name)) or name not in _LATER} | {
+    document = {name: getattr(info, name) for name in _FIELDS} | {
         "stages": info.schema.stages,
         "sync": [info.schema.stages.index(name) for name in info.schema.sync],
+        "log_words": log_words,
     }
-    document |= {"log_words": log_words} if log_words else {"slots": 0}
     body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-    head = _PROLOGUE.pack(magic, _BYTE_ORDER_MARK, _VERSIONS[magic][0], len(body), crc32(body)) + body
+    head = _PROLOGUE.pack(magic, _BYTE_ORDER_MARK, _VERSION, len(body), crc32(body)) + body
     # 32 stage names of 31 bytes and three bounded texts fit with room to spare; a format that grows must not overlap.
     if len(head) > LIVE_AT:
         raise RingError(f"the header's document of {len(body)} bytes does not fit")
@@ -268,36 +261,28 @@ def decode_header(magic: bytes, header: bytes, name: str) -> Header:
         raise RingError(f"{name}: written in another byte order than this machine's ({sys.byteorder}-endian)")
     if mark != _BYTE_ORDER_MARK:
         raise RingError(f"{name}: bad header: byte-order mark {mark:#010x}")
-    if version not in _VERSIONS[magic]:
-        read = " and ".join(map(str, sorted(_VERSIONS[magic])))
-        raise RingError(f"{name}: format version {version}; this sftriage reads version {read}")
+    if version != _VERSION:
+        raise RingError(f"{name}: format version {version}; this sftriage reads version {_VERSION}")
     if length > LIVE_AT - _PROLOGUE.size:
         raise RingError(f"{name}: bad header: a document of {length} bytes")
     body = header[_PROLOGUE.size : _PROLOGUE.size + length]
     if crc32(body) != checksum:
         raise RingError(f"{name}: bad header: its checksum does not match")
     try:
-        return _decode_document(json.loads(body), of_moments=magic == RING_MAGIC and version > 2)
+        return _decode_document(json.loads(body), is_ring=magic == RING_MAGIC)
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, SftriageError) as error:
         raise RingError(f"{name}: bad header: {error}") from error
 
 
-def _decode_document(document: Mapping[str, Any], *, of_moments: bool) -> Header:
+def _decode_document(document: Mapping[str, Any], *, is_ring: bool) -> Header:
     stages = tuple(document["stages"])
     schema = StageSchema(stages, tuple(stages[index] for index in document["sync"]))
-    info = RingInfo(
-        schema=schema, **{name: document[name] for name in _FIELDS if name in document or name not in _LATER}
-    )
-    of_what, least, most, unit = (
-        ("log_words", 1, MAX_LOG_WORDS, BLOCK_WORDS) if of_moments else ("slots", 0, MAX_SLOTS, 1)
-    )
-    room = document[of_what]
-    if type(room) is not int or not least <= room <= most or room % unit:
-        raise RingError(f"{of_what} {room!r}")
-    return Header(info, **{of_what: room})
+    info = RingInfo(schema=schema, **{name: document[name] for name in _FIELDS})
+    log_words = document["log_words"]
+    if is_ring and (log_words <= 0 or log_words % BLOCK_WORDS):
+        raise RingError(f"log_words {log_words!r}")
+    return Header(info, log_words)
 
 
 _FIELDS = tuple(name for name in RingInfo.__dataclass_fields__ if name != "schema")
-_LATER = ("writer", "locked")
-"""Fields that files of earlier versions do not have: said only where there is something to say."""
-_NUMBERS = tuple(name for name in _FIELDS if name not in ("job", "host", "cohort", *_LATER))
+_NUMBERS = tuple(name for name in _FIELDS if name not in ("job", "host", "cohort", "writer", "locked"))

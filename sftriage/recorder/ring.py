@@ -122,7 +122,7 @@ def _writer(path: Path) -> tuple[int | None, bool | None]:
     try:
         with files.OpenFile(path, os.O_RDONLY) as ring:
             header, closed = ring.checked_header(layout.RING_MAGIC), b""
-            if header.log_words and not header.info.locked:
+            if not header.info.locked:
                 # A lock goes when the ring is closed; without one the process may well live on.
                 closed = ring.read_at(layout.WORD_BYTES, layout.LIVE_AT + layout.CLOSED * layout.WORD_BYTES)
             return header.info.pid, bool(ring.is_writer_alive(header.info)) and not any(closed)

@@ -20,7 +20,7 @@ from sftriage.policy.schema import Detection
 from sftriage.recorder import RingInfo, find_rings
 from sftriage.records import Window
 from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.windows.counting import EARLIER, KIND, kept_readings
+from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.gather import LEAST_WINDOW_STEPS, Gatherer, Shape, pace_s
 from sftriage.windows.log_segments import LogFiles, find_logs
@@ -160,9 +160,9 @@ def _load_run(path: Path) -> RecordedRun:
     host: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     device: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     try:
-        kinds = ("steps", LOG_KIND, *EARLIER, KIND)
+        kinds = ("steps", LOG_KIND, KIND)
         found = {kind: find_logs(run.steps, kind) if run.steps.is_dir() else [] for kind in kinds}
-        readings = {(log.attempt, log.rank): log for kind in (*EARLIER, KIND) for log in found[kind]}
+        readings = {(log.attempt, log.rank): log for log in found[KIND]}
         for log in found["steps"]:
             info = LogReader(log.newest).info
             host[info.attempt][info.rank] = RankSteps(info, log, readings.get((log.attempt, log.rank)))

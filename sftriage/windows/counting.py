@@ -8,8 +8,6 @@ order::
                 that is not known
     crc         CRC-32 of the bytes before it
 
-Runs of earlier versions have logs ``scheduling`` instead, with the first three counters only.
-
 What passed between two readings is taken to be spread evenly over the time between them: a wait is known to about as
 exactly as readings lie apart (a quarter of a second to a second, or a step where that is longer). Of several steps
 between two readings each has a part by its length, whichever of them the thread waited in; over all steps the sum is
@@ -33,16 +31,12 @@ from sftriage.counters import COUNTERS, OF_THREAD, PLACE, UNITS
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
-from sftriage.recorder.layout import COUNTERS_MAGIC, HEADER_BYTES, SCHEDULING_MAGIC, WORD_BYTES
+from sftriage.recorder.layout import COUNTERS_MAGIC, HEADER_BYTES, WORD_BYTES
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
 from sftriage.windows.log_segments import LogFiles, LogFormat, LogLimits, SegmentedLog, same_writer, segment_name
 
 KIND = "counters"
-EARLIER = {"scheduling": 4}
-"""Kinds of logs that earlier versions have written, and how many words of a reading these hold."""
-
 UNKNOWN = -1
-
 MAX_APART_NS = 2_000_000_000
 """Readings around a step may lie so much further apart than the step is long. Of more, nobody knows where it was."""
 
@@ -208,33 +202,23 @@ def _between(path: Path, begin_ns: int, end_ns: int) -> IntArray:
 
 
 class _File(OpenFile):
-    def __init__(self, path: Path, flags: int) -> None:
-        super().__init__(path, flags)
-        name = segment_name(path.name)
-        self._earlier = name is not None and name.kind in EARLIER
-        self._words = EARLIER[name.kind] if name is not None and name.kind in EARLIER else _WORDS
-        self._bytes = (self._words + 1) * WORD_BYTES
-
     def info(self) -> RingInfo:
-        return self.checked_header(SCHEDULING_MAGIC if self._earlier else COUNTERS_MAGIC).info
+        return self.checked_header(COUNTERS_MAGIC).info
 
     def count(self) -> int:
-        return max(0, self.length_bytes() - HEADER_BYTES) // self._bytes
+        return max(0, self.length_bytes() - HEADER_BYTES) // _BYTES
 
     def at_ns(self, index: int) -> int:
-        return int.from_bytes(self.read_at(WORD_BYTES, HEADER_BYTES + index * self._bytes), sys.byteorder, signed=True)
+        return int.from_bytes(self.read_at(WORD_BYTES, HEADER_BYTES + index * _BYTES), sys.byteorder, signed=True)
 
     def readings(self, first: int, last: int) -> IntArray:
         """Those from one place up to another that are whole and later than those before them."""
-        size = self._bytes
-        raw = self.read_at(max(0, last - first) * size, HEADER_BYTES + first * size)
-        raw = raw[: len(raw) // size * size]
-        words_TW = np.frombuffer(raw, dtype=np.int64).reshape(-1, self._words + 1)
+        raw = self.read_at(max(0, last - first) * _BYTES, HEADER_BYTES + first * _BYTES)
+        raw = raw[: len(raw) // _BYTES * _BYTES]
+        words_TW = np.frombuffer(raw, dtype=np.int64).reshape(-1, _WORDS + 1)
         view = memoryview(raw)
-        sums = [crc32(view[at : at + size - WORD_BYTES]) for at in range(0, len(view), size)]
+        sums = [crc32(view[at : at + _BYTES - WORD_BYTES]) for at in range(0, len(view), _BYTES)]
         whole_TW = words_TW[words_TW[:, -1] == np.array(sums, dtype=np.int64)]
         # What an agent that took over has read again, or a damaged clock, is passed over.
         latest_T = np.maximum.accumulate(np.concatenate([[-1], whole_TW[:, 0]]))
-        found_TK = np.full((len(whole_TW), _WORDS), UNKNOWN, dtype=np.int64)
-        found_TK[:, : self._words] = whole_TW[:, :-1]
-        return np.asarray(found_TK[whole_TW[:, 0] > latest_T[:-1]])
+        return np.asarray(whole_TW[whole_TW[:, 0] > latest_T[:-1], :-1])

@@ -26,8 +26,8 @@ _STEP_BITS = 44
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moments:
-    """The words of steps of one rank that follow one another.
+class Copied:
+    """The words of consecutive steps of one rank, copied from its ring.
 
     Attributes:
         info: who wrote them, with the stages that are known by now.
@@ -35,6 +35,7 @@ class Moments:
         words_M: the words; before the first step perhaps that which ends the one before it.
         bounds: where each step begins, and the last one ends (B + 1).
         tail: the last one is none, but what a ring that is closed holds after its last step.
+        missed: steps that were overwritten before they were copied.
     """
 
     info: RingInfo
@@ -42,6 +43,7 @@ class Moments:
     words_M: NDArray[np.uint64]
     bounds: IntArray
     tail: bool = False
+    missed: int = 0
 
     @property
     def ended_ns(self) -> int:
@@ -50,20 +52,22 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decoded:
-    """What the moments of one rank say.
+class Batch:
+    """What a read found. ``len(steps) + missed + torn`` is the number of steps published since the last read.
 
     Attributes:
-        steps: the steps that are whole.
-        device: device times of any steps.
-        torn: how many steps make no sense.
+        steps: the new steps.
+        device: device times of any steps, where the rank records them.
+        missed: steps that were overwritten before they were read.
+        torn: steps that make no sense, and are skipped.
         misuse: how many stages were left that were not open, or not in their order.
     """
 
     steps: StepArrays
     device: StepArrays
-    torn: int
-    misuse: int
+    missed: int = 0
+    torn: int = 0
+    misuse: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +98,16 @@ class _Cuts:
         return took_ns_C
 
 
-def decoded(parts: Sequence[Moments], schema: StageSchema) -> list[Decoded]:
+def batches(copied: Sequence[Copied]) -> list[Batch]:
+    """Decode what was copied from some rings: those of the same stages at once."""
+    found: dict[int, Batch] = {}
+    for schema in dict.fromkeys(one.info.schema for one in copied):
+        places = [at for at, one in enumerate(copied) if one.info.schema == schema]
+        found.update(zip(places, _decoded([copied[at] for at in places], schema), strict=True))
+    return [found[at] for at in range(len(copied))]
+
+
+def _decoded(parts: Sequence[Copied], schema: StageSchema) -> list[Batch]:
     """The steps, and the device times, that moments of some ranks of these stages hold, rank by rank."""
     words_M = np.concatenate([part.words_M[part.bounds[0] : part.bounds[-1]] for part in parts])
     code_M = (words_M >> np.uint64(layout.CODE_AT)).astype(np.int64)
@@ -129,9 +142,10 @@ def decoded(parts: Sequence[Moments], schema: StageSchema) -> list[Decoded]:
         of = slice(first, first + count)
         device_BW = device[(of_device >= first) & (of_device < first + count)]
         answer.append(
-            Decoded(
+            Batch(
                 _of_rank(part.info.rank, schema, slots_BW[of][whole_B[of]]),
                 _of_rank(part.info.rank, schema, device_BW),
+                part.missed,
                 int(torn_B[of].sum()),
                 int(misuse_B[of].sum()),
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,53 +19,24 @@ from sftriage.recorder.layout import (
     ADDITIONS_AT,
     ADDITIONS_BYTES,
     BLOCK_WORDS,
-    HEADER_BYTES,
     LIVE_AT,
     LOG_AT,
     MAX_COUNT,
     RING_MAGIC,
     WORD_BYTES,
-    Header,
     with_additions,
 )
 from sftriage.records import OTHER, RankStatus, StageSchema
-from sftriage.windows.decoding import BoolArray, StepArrays, checked, decode
-from sftriage.windows.moments import Moments, decoded
-from sftriage.windows.slots import slot_bytes
+from sftriage.windows.decoding import BoolArray
+from sftriage.windows.moments import Batch, Copied, batches
 
-_READS_TO_SETTLE = 8
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """What a read found. ``len(steps) + missed + torn`` is the number of steps published since the last read.
-
-    Attributes:
-        steps: the new steps.
-        device: device times of any steps, where the rank records them.
-        missed: steps that were overwritten before they were read.
-        torn: steps that do not hold what they should, and are skipped.
-        misuse: how many stages were left that were not open, or not in their order.
-    """
-
-    steps: StepArrays
-    device: StepArrays
-    missed: int = 0
-    torn: int = 0
-    misuse: int = 0
+_LIVE = struct.Struct("=6q")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Copied:
-    """What was copied from a ring and is yet to be decoded: moments; of a ring of slots, the ``batch`` itself."""
+class Ring(OpenFile):
+    """A ring of which the first ``skip`` steps have been read before (see `StepLog.last_seq`).
 
-    missed: int
-    moments: Moments | None = None
-    batch: Batch | None = None
-
-
-class Ring(OpenFile, ABC):
-    """A ring of either version, opened by `open_ring`.
+    Unless it ``grows``, all steps get the stages that are declared now.
 
     Attributes:
         info: who writes it, with the stages that are known by now.
@@ -75,33 +45,37 @@ class Ring(OpenFile, ABC):
         misuse: at the last look, calls the recorder could make no sense of.
         over: at the last read, the writer had taken its leave before: nothing more will come.
         late_stages: stages that were declared too late to be in ``info``; their time stays with what is around it.
+
+    Raises:
+        RingError: the file is foreign, truncated, of another version or byte order, or damaged.
     """
 
-    _LIVE: struct.Struct
-
-    def __init__(self, path: Path | str, header: Header, skip: int) -> None:
+    def __init__(self, path: Path | str, skip: int = 0, *, grows: bool = True) -> None:
         super().__init__(path, os.O_RDONLY)
-        self.info = header.info
-        self.on_device = self.untimed = self.over = False
-        self.misuse = 0
-        self.late_stages: tuple[str, ...] = ()
-        self._read = skip
-
-    @abstractmethod
-    def copied(self) -> Copied:
-        """Copy the steps that were published since the last read.
-
-        Raises:
-            RingError: the file was truncated, or what its header says cannot be.
-        """
-
-    @abstractmethod
-    def status(self) -> RankStatus:
-        """What the rank is doing now.
-
-        Raises:
-            RingError: the file was truncated, or its header holds what cannot be.
-        """
+        try:
+            header = self.checked_header(RING_MAGIC)
+            self.info = self._declared = header.info
+            self._log_words = header.log_words
+            self.on_device = self.untimed = self.over = False
+            self.misuse = 0
+            self.late_stages: tuple[str, ...] = ()
+            self._read = skip
+            # The additions that `info` has, in bytes.
+            self._added = 0
+            # Where the first unread step begins, and the words of the step before it.
+            self._at = 0
+            self._last = np.zeros(0, dtype=np.uint64)
+            # Steps that end before that place. A new reader passes over those that an earlier reader has read.
+            self._ended = 0
+            self._grows = True
+            expected = LOG_AT + self._log_words * WORD_BYTES
+            if (found := self.length_bytes()) != expected:
+                raise RingError(f"{self.path}: truncated or foreign: {found} bytes, its header says {expected}")
+            self._live()
+        except BaseException:
+            self.close()
+            raise
+        self._grows = grows
 
     def read(self) -> Batch:
         """The steps published since the last read.
@@ -112,12 +86,12 @@ class Ring(OpenFile, ABC):
         return batches([self.copied()])[0]
 
     def reopened(self, n_steps: int) -> Ring:
-        """The same ring, with so many of the steps that were read last to be read once more, as far as they are there.
+        """The same ring, which reads the last ``n_steps`` read steps once more, as far as they are there.
 
         Raises:
             RingError: it cannot be opened any more.
         """
-        ring = open_ring(self.path, max(0, self._read - n_steps), grows=False)
+        ring = Ring(self.path, max(0, self._read - n_steps), grows=False)
         ring.info = self.info
         return ring
 
@@ -126,60 +100,12 @@ class Ring(OpenFile, ABC):
         """Whether the process that writes the ring is there; None where that cannot be known."""
         return self.is_writer_alive(self.info)
 
-    def _words(self) -> tuple[int, ...]:
-        """The live words."""
-        found = self.read_at(self._LIVE.size, LIVE_AT)
-        if len(found) < self._LIVE.size:
-            raise RingError(f"{self.path}: truncated: its header has become shorter")
-        live: tuple[int, ...] = self._LIVE.unpack(found)
-        if not 0 <= live[0] < MAX_COUNT:
-            raise RingError(f"{self.path}: {live[0]} steps or words are said to be there")
-        return live
-
-    def _new(self, published: int, room: int) -> int:
-        """The first step, counted from 0, that was not read before and may be there."""
-        if published < self._read:
-            raise RingError(f"{self.path}: its count of steps went back from {self._read} to {published}")
-        return max(self._read, published - room)
-
-    def _circular(self, first: int, end: int, room: int, at: int, width: int = WORD_BYTES) -> bytes:
-        """The bytes of what is numbered ``first`` up to ``end``, at most one turn of ``room``, each ``width`` wide."""
-        start, count = first % room, end - first
-        before_wrap = min(count, room - start)
-        data = self.read_at(before_wrap * width, at + start * width)
-        if count > before_wrap:
-            data += self.read_at((count - before_wrap) * width, at)
-        if len(data) < count * width:
-            raise RingError(f"{self.path}: truncated: steps are missing at its end")
-        return data
-
-    def _check_size(self, expected: int) -> None:
-        found = self.length_bytes()
-        if found != expected:
-            raise RingError(f"{self.path}: truncated or foreign: {found} bytes, its header says {expected}")
-
-
-class MomentRing(Ring):
-    """A ring of moments, version 3 (see `sftriage.recorder.layout`)."""
-
-    _LIVE = struct.Struct("=6q")
-
-    def __init__(self, path: Path | str, header: Header, skip: int, *, grows: bool) -> None:
-        super().__init__(path, header, skip)
-        self._declared, self._added = header.info, 0
-        self._log_words = header.log_words
-        # Where the first step that was not read begins, and the words of the one before it.
-        self._at = 0
-        self._last = np.zeros(0, dtype=np.uint64)
-        # Steps that end before that place. What was read before this reader was there is passed over.
-        self._ended = 0
-        self._grows = True
-        self._check_size(LOG_AT + self._log_words * WORD_BYTES)
-        self._live()
-        self._grows = grows
-
     def copied(self) -> Copied:
-        """See `Ring`."""
+        """Copy the steps that were published since the last read.
+
+        Raises:
+            RingError: the file was truncated, or what its header says cannot be.
+        """
         over = bool(self._live()[layout.CLOSED])
         last_look, self.over = over and not self.over, over
         words_M = self._unread()
@@ -195,10 +121,14 @@ class MomentRing(Ring):
         if last_look:
             # What was written after the last step.
             bounds = np.append(bounds, len(words_M))
-        return Copied(missed, Moments(self.info, first + 1, words_M, bounds[skipped:], last_look))
+        return Copied(self.info, first + 1, words_M, bounds[skipped:], last_look, missed)
 
     def status(self) -> RankStatus:
-        """See `Ring`."""
+        """What the rank is doing now.
+
+        Raises:
+            RingError: the file was truncated, or its header holds what cannot be.
+        """
         words_M = self._unread(keep=True)
         now = _now(np.concatenate([self._last, words_M]).tolist(), self.info.schema)
         since_start_ns = monotonic_ns() - self.info.started_mono_ns
@@ -226,7 +156,7 @@ class MomentRing(Ring):
         if not self._at <= opened <= claimed <= opened + self._log_words or opened % BLOCK_WORDS:
             raise RingError(f"{self.path}: bad header: {opened} words opened, {claimed} claimed, {self._at} read")
         start = max(self._at, claimed - self._log_words)
-        raw = self._circular(start, opened, self._log_words, LOG_AT)
+        raw = self._circular(start, opened)
         # The writer went on while we copied.
         oldest = self._live()[layout.CLAIMED] - self._log_words
         whole = min(max(start, oldest), opened)
@@ -249,9 +179,25 @@ class MomentRing(Ring):
             self._at += int(ends[-1]) + 1
         return words_M[~is_block_M]
 
+    def _circular(self, first: int, end: int) -> bytes:
+        """The words of the log from ``first`` up to ``end``, at most one turn of it."""
+        start, count = first % self._log_words, end - first
+        before_wrap = min(count, self._log_words - start)
+        data = self.read_at(before_wrap * WORD_BYTES, LOG_AT + start * WORD_BYTES)
+        if count > before_wrap:
+            data += self.read_at((count - before_wrap) * WORD_BYTES, LOG_AT)
+        if len(data) < count * WORD_BYTES:
+            raise RingError(f"{self.path}: truncated: steps are missing at its end")
+        return data
+
     def _live(self) -> tuple[int, ...]:
         # Each word is right by itself, and what is between two of them the writer has put in their order.
-        live = self._words()
+        found = self.read_at(_LIVE.size, LIVE_AT)
+        if len(found) < _LIVE.size:
+            raise RingError(f"{self.path}: truncated: its header has become shorter")
+        live: tuple[int, ...] = _LIVE.unpack(found)
+        if not 0 <= live[layout.CLAIMED] < MAX_COUNT:
+            raise RingError(f"{self.path}: {live[layout.CLAIMED]} words are said to be there")
         self.on_device, self.untimed = live[layout.ON_DEVICE] > 0, live[layout.ON_DEVICE] == layout.UNTIMED
         self.misuse = live[layout.MISUSE]
         added = live[layout.ADDITIONS]
@@ -318,90 +264,6 @@ def _now(words: Sequence[int], schema: StageSchema) -> _Now:
     return found
 
 
-class SlotRing(Ring):
-    """A ring of slots, version 2 (see `windows.slots`)."""
-
-    _LIVE = struct.Struct("=9q")
-
-    def __init__(self, path: Path | str, header: Header, skip: int) -> None:
-        super().__init__(path, header, skip)
-        self._slots = header.slots
-        self._slot_bytes = slot_bytes(self.info.schema)
-        if not self._slots:
-            raise RingError(f"{self.path}: bad header: a ring of no slots")
-        self._check_size(HEADER_BYTES + self._slots * self._slot_bytes)
-
-    def copied(self) -> Copied:
-        """See `Ring`."""
-        published, *_, closed, _, _ = self._live()
-        self.over = bool(closed)
-        first = self._new(published, self._slots)
-        raw = self._circular(first, published, self._slots, HEADER_BYTES, self._slot_bytes)
-        # The writer went on while we copied: it may be anywhere up to, and in, the slot of its next step.
-        overrun = self._live()[0] - self._slots
-        steps, sound_B = checked(self.info.rank, raw, self.info.schema)
-        right_B = sound_B & (steps.seq_B == np.arange(first + 1, published + 1))
-        gone = int((~right_B & (np.arange(first, published) <= overrun)).sum())
-        missed, self._read = first - self._read + gone, published
-        nothing = decode([(self.info.rank, b"")], self.info.schema)
-        return Copied(missed, batch=Batch(steps[right_B], nothing, missed, int((~right_B).sum()) - gone))
-
-    def status(self) -> RankStatus:
-        """See `Ring`."""
-        published, stage, since_ns, step, step_since_ns, _, closed, special, _ = self._live()
-        stages = self.info.schema.stages
-        if not -1 <= stage < len(stages):
-            raise RingError(f"{self.path}: the rank is said to be in stage {stage} of {len(stages)}")
-        now_ns = monotonic_ns()
-        return RankStatus(
-            rank=self.info.rank,
-            host=self.info.host,
-            stage=None if stage < 0 else stages[stage],
-            # Before the first step the header has no time yet.
-            stage_age_ns=now_ns - max(since_ns, self.info.started_mono_ns),
-            step=step,
-            step_age_ns=now_ns - step_since_ns,
-            published=published,
-            closed=bool(closed),
-            special=special == step,
-            alive=self.writer_alive,
-        )
-
-    def _live(self) -> tuple[int, ...]:
-        # Read again until two reads agree: they say one thing together, and are stored one at a time.
-        live: tuple[int, ...] = self._words()
-        before: tuple[int, ...] = ()
-        for _ in range(_READS_TO_SETTLE):
-            if live == before:
-                break
-            live, before = self._words(), live
-        # Its device times are in a ring of their own, which is not read any more.
-        self.misuse, self.on_device, self.untimed = live[5], bool(live[8]), True
-        return live
-
-
 def open_ring(path: Path | str, skip: int = 0, *, grows: bool = True) -> Ring:
-    """Open a ring, of which the first ``skip`` steps have been read before (see `StepLog.last_seq`).
-
-    Unless it ``grows``, the stages that are there now are all that steps are given.
-
-    Raises:
-        RingError: the file is foreign, truncated, of another version or byte order, or damaged.
-    """
-    with OpenFile(path, os.O_RDONLY) as file:
-        header = file.checked_header(RING_MAGIC)
-    return MomentRing(path, header, skip, grows=grows) if header.log_words else SlotRing(path, header, skip)
-
-
-def batches(copied: Sequence[Copied]) -> list[Batch]:
-    """What was copied from some rings, decoded: those of the same stages at once."""
-    found: dict[int, Batch] = {at: one.batch for at, one in enumerate(copied) if one.batch is not None}
-    by_schema: dict[StageSchema, list[int]] = {}
-    for at, one in enumerate(copied):
-        if one.moments is not None:
-            by_schema.setdefault(one.moments.info.schema, []).append(at)
-    for schema, places in by_schema.items():
-        parts = [one.moments for one in (copied[at] for at in places) if one.moments is not None]
-        for at, each in zip(places, decoded(parts, schema), strict=True):
-            found[at] = Batch(each.steps, each.device, copied[at].missed, each.torn, each.misuse)
-    return [found[at] for at in range(len(copied))]
+    """Open a ring (see `Ring`)."""
+    return Ring(path, skip, grows=grows)

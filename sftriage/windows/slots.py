@@ -1,4 +1,4 @@
-"""The byte layout of a slot: one step of one rank on disk, and, in version 2, in a ring.
+"""The byte layout of a slot: one step of one rank on disk.
 
 ``rank-<rank>.<attempt>.steps`` is a header (see `sftriage.recorder.layout`) and slots in a line, ``.device-steps`` the
 same for times on the device. A slot is ``10 + S + G`` 64-bit signed words (S stages, G sync stages), native order::
@@ -14,12 +14,6 @@ same for times on the device. A slot is ``10 + S + G`` 64-bit signed words (S st
     durations_ns  S words
     outside_ns    G words, sync stages in the order of the step
     crc           CRC-32 of all the bytes before it
-
-In a ring of version 2 (``slots`` of them after the header) the step of sequence number ``seq`` is in slot
-``(seq - 1) % slots``, and the live words of its header are ``published`` (steps published; stored after the slot),
-``current_stage`` (its index, or -1 between steps), ``since_ns`` (when that was entered, or the last step left),
-``current_step``, ``step_since_ns``, ``misuse``, ``closed``, ``special_step`` (the last step that was given a kind) and
-``on_device``.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def mailbox(directory: Path, info: RingInfo) -> Mailbox:
 
 
 def doorbell(trainer: Mailbox, directory: Path) -> int:
-    """What the trainer reads in a step; the same as what one of the version before reads."""
+    """What the trainer reads in a step; the mailbox has the same count."""
     rung = word((directory / "rank-3.0.ring").read_bytes(), layout.DOORBELL)
     assert rung == trainer.live[DOORBELL]
     return rung

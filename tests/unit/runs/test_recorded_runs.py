@@ -13,9 +13,9 @@ from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.slots import slot_bytes
 from sftriage.windows.steplog import StepLog
-from tests.rings import SlotRing
+from tests.rings import write_ring
 from tests.unit.recorded import info_of, run_at
-from tests.unit.windows.steps import batch, of_rank, raw
+from tests.unit.windows.steps import batch, of_rank
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 SHAPE = Shape(window_steps=4, stride_steps=2, warmup_steps=0)
@@ -49,11 +49,8 @@ def log(run, about: RingInfo, *numbers: int):
     return kept.path
 
 
-def ring(rings, about: RingInfo, *numbers: int, slots: int = 64):
-    writer = SlotRing(rings, about, slots)
-    for seq, number in enumerate(numbers, start=1):
-        writer.publish(raw(seq, step(about.rank, number)))
-    return writer.path
+def ring(rings, about: RingInfo, *numbers: int):
+    return write_ring(rings, about, *[step(about.rank, number) for number in numbers])
 
 
 def present(window) -> list[list[int]]:
@@ -153,7 +150,7 @@ def test_a_log_that_goes_while_it_is_read_is_named(run):
 @pytest.mark.parametrize("other", [{"schema": StageSchema(("load", "other"))}, {"world_size": 3}])
 def test_ranks_that_recorded_different_things_are_no_recording(run, rings, other):
     log(run, info(0), 1)
-    SlotRing(rings, info(1, **other), 4)
+    write_ring(rings, info(1, **other))
     with pytest.raises(InputError, match="different stages or world sizes"):
         load_recording(run.path)
 

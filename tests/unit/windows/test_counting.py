@@ -1,8 +1,6 @@
 """Readings of a rank's counters: laid over its steps, kept in a file, and read again."""
 
-import struct
 from dataclasses import replace
-from zlib import crc32
 
 import numpy as np
 import pytest
@@ -11,21 +9,19 @@ from hypothesis import strategies as st
 
 from sftriage.counters import COUNTERS, PLACE
 from sftriage.errors import RingError
-from sftriage.recorder.layout import HEADER_BYTES, SCHEDULING_MAGIC
+from sftriage.recorder.layout import HEADER_BYTES
 from sftriage.records import StageSchema, StepRecord
 from sftriage.windows.counting import (
     MAX_APART_NS,
     UNKNOWN,
     CountersLog,
     KeptReadings,
-    kept_readings,
     laid_over,
     none_taken,
     of_ranks_laid_over,
     spread,
 )
 from sftriage.windows.decoding import StepArrays, together
-from sftriage.windows.log_segments import LogFormat, SegmentedLog, find_logs
 from tests.recorded import kept_of
 from tests.unit.recorded import info_of
 from tests.unit.windows.steps import batch
@@ -213,21 +209,6 @@ def test_a_run_without_readings_goes_without(tmp_path, content):
     if content is not None:
         (tmp_path / INFO.file_name("counters")).write_bytes(content)
     assert kept_of(tmp_path, INFO) is None
-
-
-def test_a_run_of_an_earlier_version_has_the_counters_that_were_kept_then(tmp_path):
-    # GIVEN readings of three counters, as earlier versions kept them
-    log = SegmentedLog(tmp_path, INFO, LogFormat("scheduling", SCHEDULING_MAGIC, lambda _: 40, time_word=0), None)
-    for words in readings(*ROWS)[:, :4]:
-        log.append(words.tobytes() + struct.pack("=q", crc32(words.tobytes())))
-    log.close()
-    (files,) = find_logs(tmp_path, "scheduling")
-    # WHEN they are laid over steps THEN these are known, and no others
-    steps = batch(*(step(n, 1000 + 250 * n, 250) for n in range(39)), schema=SCHEMA)
-    counted_BC = kept_readings(files, INFO).laid_over(steps).counted_BC
-    np.testing.assert_allclose(counted_BC[:, PLACE["queued_s"]], 0.1)
-    known = {COUNTERS[place] for place in np.flatnonzero(np.isfinite(counted_BC).any(axis=0))}
-    assert known == {"run_s", "queued_s", "preempted"}
 
 
 def test_the_readings_of_another_process_are_nobodys(tmp_path):
