@@ -26,9 +26,9 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     compared with each other stays true. But the rest cannot be called healthy without them, only held.
     """
     past = past or Past()
-    recorded_R = np.isfinite(window.durations_NRS).all(axis=2).any(axis=0)
-    there = tuple(np.flatnonzero(recorded_R).tolist())
-    if not 2 <= len(there) < len(recorded_R) < 2 * len(there):
+    n_ranks = window.durations_NRS.shape[1]
+    there = tuple(np.flatnonzero(np.isfinite(window.durations_NRS).all(axis=2).any(axis=0)).tolist())
+    if not 2 <= len(there) < n_ranks < 2 * len(there):
         return _judge(window, past, settings)
     held, past = _judge(window, past, settings)
     before = past.rest if past.rest is not None and past.rest_ranks == there else Past(counted_step=past.counted_step)
@@ -38,7 +38,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
         return held, past
     leaders = {stage: None if rank is None else there[rank] for stage, rank in verdict.leaders.items()}
     suspects = tuple(_renumbered(one, there) for one in verdict.suspects)
-    lost = None if verdict.lost is None else replace(verdict.lost, ranks=len(recorded_R))
+    lost = None if verdict.lost is None else replace(verdict.lost, ranks=n_ranks)
     numbers = {**verdict.numbers, "coverage": held.numbers["coverage"]}
     return replace(verdict, leaders=leaders, suspects=suspects, lost=lost, numbers=numbers, regression=None), past
 
