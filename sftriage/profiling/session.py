@@ -246,9 +246,7 @@ class TorchSession(Session):
         """
         if self._broken is not None:
             raise CaptureError(f"the profiler could not be stopped: {self._broken}")
-        results = self._profile.profiler.kineto_results
-        # (before torch 2.4 it said so in microseconds)
-        if (getattr(results, "trace_start_ns", None) or results.trace_start_us)() <= 0:
+        if self._profile.profiler.kineto_results.trace_start_ns() <= 0:
             raise CaptureError("the profiler recorded nothing")
         began_s = monotonic()
         self._profile.export_chrome_trace(path)

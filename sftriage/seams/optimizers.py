@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import models
 from sftriage.seams.hooks import AFTER, BEFORE
-from sftriage.seams.replaced import keeping_hooks
 
 if TYPE_CHECKING:
     from sftriage.seams.patches import Seams
 
-COMPILER = "torch._dynamo.eval_frame"
 _OPTIMIZER = ["optimizer"]
 
 
@@ -40,8 +38,7 @@ class Optimizers:
         replaced, torch = self._seams.replaced, sys.modules["torch"]
         self._slow = self._hooks()
         self._hook(*self._slow)
-        scaler = sys.modules.get("torch.amp.grad_scaler") or sys.modules["torch.cuda.amp.grad_scaler"]
-        replaced.wrap(scaler.GradScaler, "step", self._scaling)
+        replaced.wrap(sys.modules["torch.amp.grad_scaler"].GradScaler, "step", self._scaling)
         clipping = sys.modules["torch.nn.utils.clip_grad"]
         original = clipping.clip_grad_norm_
         replaced.stage(clipping, "clip_grad_norm_", "optimizer", self._clips)
@@ -53,13 +50,6 @@ class Optimizers:
         for handle in self._handles:
             with contextlib.suppress(Exception):
                 handle.remove()
-
-    def compiles(self) -> None:
-        """The compiler has been imported: that of torch 2.2 takes the hooks from every optimizer."""
-        patcher = getattr(sys.modules[COMPILER], "TorchPatcher", None)
-        if patcher is not None and not hasattr(sys.modules["torch"].compiler, "is_dynamo_compiling"):
-            with self._seams.guarded("optimizer"):
-                self._seams.replaced.wrap(patcher, "patch", keeping_hooks)
 
     def settle(self, made: Callable[..., Any], ender: int) -> Any:
         """Have these hooks do from now on what ``made`` makes of them; what counts the steps that end with this one."""

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from sftriage.seams import exchanges, models, parallel
 from sftriage.seams.exchanges import Exchanges
 from sftriage.seams.hooks import AROUND, Models
-from sftriage.seams.optimizers import COMPILER, Optimizers, frames
+from sftriage.seams.optimizers import Optimizers, frames
 from sftriage.seams.replaced import Replaced, uncompiled
 from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, Steps
 
@@ -76,9 +76,7 @@ class Seams:
         self.steps = Steps(self._begin, self._step_ends)
         self._torch = torch = sys.modules["torch"]
         # (whether the compiler reads what it is in, rather than that it is run; it takes the answer for a constant)
-        # (torch 2.2's compiler knows another one)
-        known = hasattr(torch.compiler, "is_dynamo_compiling")
-        self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling if known else torch._utils.is_compiling
+        self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self.gradients: Callable[[], bool] = torch.is_grad_enabled
         self.replaced = Replaced(self.steps, self.on, self.fail, self.tracing)
         self.models, self.optimizers, self.exchanges = Models(self), Optimizers(self), Exchanges(self)
@@ -330,8 +328,7 @@ def imported(name: str) -> None:
 
                 tell(_installed, Path(directory))
     elif _installed is not None:
-        told = {COMPILER: _installed.optimizers.compiles, exchanges.REMAPS: _installed.exchanges.remaps}
-        told.get(name, _installed.checkpoints)()
+        (_installed.exchanges.remaps if name == exchanges.REMAPS else _installed.checkpoints)()
 
 
 def switched_off(text: str) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -191,32 +191,3 @@ def uncompiled(*functions: Any) -> None:
         alone = compiler._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
         for code in codes:
             compiler.set_code_exec_strategy(code, alone)
-
-
-def keeping_hooks(patch: Callable[[], object]) -> Callable[[], object]:
-    """What torch 2.2's compiler does to torch's optimizers, but for taking the hooks from their steps.
-
-    It takes them from each class whose step has them (``hooked``), and marks all others so that they get none. Later
-    compilers do neither.
-    """
-
-    @wraps(patch)
-    def keeping() -> object:
-        optimizer = sys.modules["torch.optim.optimizer"].Optimizer
-        kinds = [one for one in _below(optimizer) if "step" in vars(one)]
-        before = {kind: (kind.step, getattr(kind.step, "hooked", False)) for kind in kinds}
-        answer = patch()
-        for kind, (step, hooked) in before.items():
-            if hooked and kind.step is getattr(step, "__wrapped__", None):
-                kind.step = step
-            elif not hooked and getattr(kind.step, "hooked", False):
-                kind.step.hooked = False
-        return answer
-
-    return keeping
-
-
-def _below(kind: Any) -> Iterator[Any]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _below(one)

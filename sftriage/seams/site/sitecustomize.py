@@ -15,7 +15,6 @@ _PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
 
 _WAITED_FOR = (
     "torch",
-    "torch._dynamo.eval_frame",
     "torch.distributed._functional_collectives",
     "torch.distributed.checkpoint.state_dict_saver",
 )
