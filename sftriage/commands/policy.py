@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,6 @@ import yaml
 
 from sftriage.commands.output import print_json, results, tell, write
 from sftriage.errors import UsageError
-from sftriage.policy.changes import changes
 from sftriage.policy.loading import LoadedPolicy, find, load, shipped
 from sftriage.policy.policy_set import load_set
 from sftriage.policy.problems import PolicyError, Problem
@@ -29,22 +27,14 @@ Files = Annotated[list[str], typer.Argument(metavar="POLICY", help="Policy files
 def validate(
     files: Files, as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False
 ) -> None:
-    """Check policies; every mistake is shown with its file, line, column and field.
-
-    So is what an older policy means now, where that is not what it meant when it was written: a notice, and no mistake.
-    """
+    """Check policies; every mistake is shown with its file, line, column and field."""
     checked = [_checked(name) for name in files]
     if as_json:
         print_json([_plain_check(name, outcome) for name, outcome in zip(files, checked, strict=True)])
-    for outcome in checked:
-        if as_json:
-            continue
-        if isinstance(outcome, LoadedPolicy):
-            for one in changes(outcome):
-                tell(replace(one, message=f"notice: {one.message}").said(outcome.source))
-        else:
-            tell(str(outcome))
-    if any(not isinstance(outcome, LoadedPolicy) for outcome in checked):
+    mistaken = [outcome for outcome in checked if not isinstance(outcome, LoadedPolicy)]
+    for outcome in () if as_json else mistaken:
+        tell(str(outcome))
+    if mistaken:
         raise typer.Exit(2)
     if not as_json:
         results().print(f"{len(files)} valid")
@@ -132,8 +122,7 @@ def _checked(name: str) -> LoadedPolicy | PolicyError | UsageError:
 def _plain_check(name: str, outcome: LoadedPolicy | PolicyError | UsageError) -> dict[str, Any]:
     if isinstance(outcome, LoadedPolicy):
         policy = outcome.policy.metadata.name
-        checked = {"file": name, "valid": True, "policy": policy, "sha256": outcome.sha256, "problems": []}
-        return {**checked, "notices": [_plain_problem(one) for one in changes(outcome)]}
+        return {"file": name, "valid": True, "policy": policy, "sha256": outcome.sha256, "problems": []}
     if isinstance(outcome, PolicyError):
         problems = [_plain_problem(one) for one in outcome.problems]
     else:

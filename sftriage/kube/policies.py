@@ -11,7 +11,6 @@ import yaml
 
 from sftriage.kube.conditions import Now, dated, status_of
 from sftriage.kube.objects import TriagePolicyStatus
-from sftriage.policy.changes import changes
 from sftriage.policy.loading import LoadedPolicy, parse
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.problems import MAX_SHOWN, PolicyError, Problem
@@ -117,8 +116,7 @@ def _found(policy: LoadedPolicy | None, error: str, conflict: str) -> Iterable[N
         yield Now("Accepted", "False", "Invalid", error)
         yield Now("Conflicted", "Unknown", "Invalid", POLICIES["not_compared"])
         return
-    notices = [f"notice: {one.path}: {one.message}" for one in changes(policy)]
-    yield Now("Accepted", "True", "Valid", "\n".join([POLICIES["valid"], *notices]))
+    yield Now("Accepted", "True", "Valid", POLICIES["valid"])
     if conflict:
         yield Now("Conflicted", "True", "Conflicts", f"{POLICIES['conflicts']}\n{conflict}")
     else:

@@ -141,8 +141,7 @@ class _Case:
         return replace(self, state=state, due=(*self.due, *due.values()))
 
     def _is_due(self, rule: Rule, suspect: str, state: State) -> bool:
-        told_s = (state.notified_s.get(key, -math.inf) for key in (key_of(rule.name, suspect), rule.name))
-        return self.now_s >= max(told_s) + rule.cooldown_s
+        return self.now_s >= state.notified_s.get(key_of(rule.name, suspect), -math.inf) + rule.cooldown_s
 
     def without_suspect(self) -> Decision:
         if self.verdict.label == "healthy":
@@ -294,11 +293,10 @@ class _Case:
         return chosen, kept or limits.of_the_ranks(chosen, bounds, self.state)
 
     def _requests(self, rule: Rule, capture: Capture, chosen: Chosen, means: Means) -> tuple[CaptureRequest, ...]:
-        asked = max(self.state.asked, self.state.captures)
         period, phase = (0, 0) if means.once else _comes_back(self.verdict)
         return tuple(
             CaptureRequest(
-                capture_id=_capture_id(self.verdict, rank, rule, asked + number),
+                capture_id=_capture_id(self.verdict, rank, rule, self.state.asked + number),
                 rank=rank,
                 profiler=means.profiler,
                 steps=means.steps(capture.steps),

@@ -122,9 +122,8 @@ def of_the_suspect(
     if unchanged is not None:
         return unchanged
     key = key_of(rule.name, target.suspect)
-    last_s = -math.inf if following else max(fired_s.get(key, -math.inf), fired_s.get(rule.name, -math.inf))
-    known = state.failures
-    failures = known.get(key) or known.get(rule.name) if known else None
+    last_s = -math.inf if following else fired_s.get(key, -math.inf)
+    failures = state.failures.get(key)
     cooled_s = last_s + rule.cooldown_s
     again_s = -math.inf if failures is None else failures.until_s(rule.cooldown_s)
     if now_s >= cooled_s and now_s >= again_s:

@@ -69,7 +69,7 @@ def size_bytes(text: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """How long something is to last: in steps, in seconds or, as older policies say it, in windows; others are 0."""
+    """How long something is to last: in steps, in seconds or in windows; the others are 0."""
 
     steps: int = 0
     seconds: float = 0.0

@@ -127,11 +127,11 @@ def _means(manual: ManualRequest, rank: int, still: Collection[int], case: Situa
 def _requests(
     manual: ManualRequest, means: Mapping[int, Means], state: State, step: int, attempt: int
 ) -> tuple[CaptureRequest, ...]:
-    asked, capture = max(state.asked, state.captures), _capture(manual)
+    capture = _capture(manual)
     again = f"a{attempt}-" if attempt else ""
     return tuple(
         CaptureRequest(
-            capture_id=f"asked-s{step}-r{rank}-{again}{asked + number}",
+            capture_id=f"asked-s{step}-r{rank}-{again}{state.asked + number}",
             rank=rank,
             profiler=by.profiler,
             steps=by.steps(manual.steps),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
-import pydantic_core
 from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from sftriage.decisions import CaptureRequest, CaptureResult, LeftOpen, Profiler
@@ -144,13 +143,13 @@ class State:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:
-        """The state that `to_json` wrote, of this version or of an earlier one.
+        """The state that `to_json` wrote.
 
         Raises:
             InputError: it is not such a state.
         """
         try:
-            return _ADAPTER.validate_json(_upgraded(text))
+            return _ADAPTER.validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -177,11 +176,8 @@ class State:
 
 
 def key_of(what: str, suspect: str) -> str:
-    """What is remembered of a rule, or a profiler, and a suspect. A rule alone stands for whomever it is about.
-
-    (That is all that versions of a state before the third knew.)
-    """
-    return f"{what} {suspect}" if suspect else what
+    """What is remembered of a rule, or a profiler, and a suspect."""
+    return f"{what} {suspect}"
 
 
 def opened(state: State, now_s: float) -> State:
@@ -229,7 +225,7 @@ def started(
     return replace(
         state,
         captures=state.captures + len(requests),
-        asked=max(state.asked, state.captures) + len(requests),
+        asked=state.asked + len(requests),
         running={**state.running, **begun},
         asked_s=(*state.captures_within(DAY_S, now_s), *(now_s for _ in requests)),
         largest_gain_s=max(state.largest_gain_s, gain_s),
@@ -325,27 +321,6 @@ def remembered(
     every = sorted({**known, **new}.items(), key=lambda entry: at_s(entry[1]))[-MOST_REMEMBERED:]
     since_s = at_s(every[-1][1]) - MEMORY_S if every else 0.0
     return {key: one for key, one in every if at_s(one) >= since_s}
-
-
-def _upgraded(text: str | bytes) -> str | bytes:
-    """The text of a state; one of version 1 or 2 as version 3. What is no state is left for others to refuse.
-
-    Before version 3 a cooldown was a rule's own, whoever it was about. Under the rule's name alone it goes on, and
-    holds for all of its suspects until it is over. How many windows in a row had shown a suspect is forgotten: what
-    counts is steps now, from the next window on.
-    """
-    try:
-        values = pydantic_core.from_json(text)
-    except ValueError:
-        return text
-    version = values.get("version") if isinstance(values, dict) else None
-    if version not in (1, 2) or isinstance(version, bool):
-        return text
-    kept = {name: value for name, value in values.items() if name not in ("hour_s", "streak")}
-    # Version 1 counted every capture as made, and knew nothing of the rest.
-    asked = {"asked": values.get("captures", 0)} if version == 1 else {}
-    third = {**kept, "asked_s": values.get("hour_s", []), **asked, "version": 3}
-    return pydantic_core.to_json(third, inf_nan_mode="constants")
 
 
 _ADAPTER = TypeAdapter(State)

@@ -136,13 +136,6 @@ def test_a_conflict_says_with_whom():
     )
 
 
-def test_what_an_older_policy_means_now_is_said_and_no_mistake():
-    (found,) = standings([body("p", {**RULE, "for": "2 windows"})], NOW_S)
-    accepted = found.status.conditions[0]
-    assert (accepted.status, accepted.message.splitlines()[0]) == ("True", "It is valid.")
-    assert "notice: spec.rules[0].for: 2 windows is 60 steps now" in accepted.message
-
-
 def test_a_status_is_written_once_and_says_since_when():
     # GIVEN a policy whose status is as it should be
     (first,) = standings([body()], NOW_S)

@@ -249,23 +249,24 @@ def test_a_healthy_peer_alone_is_not_what_the_rule_wanted():
 
 
 def test_what_is_not_running_changes_nothing_when_it_ends():
-    state = replace(BEGUN, captures=2, running={"w1-50-r2-a-1": Running(2, NOW + 60, "a", NOW)})
+    state = replace(BEGUN, captures=2, running={"w1-50-r2-a-1": Running(2, NOW + 60, "a", NOW, suspect="rank 2 data")})
     assert finished(state, of("w1-50-r2-a-2")) is state
     once = finished(state, of("w1-50-r2-a-1"), NOW)
     assert finished(once, of("w1-50-r2-a-1"), NOW) is once
     # A capture of which only the end is known counts as made
-    assert finished(state, "w1-50-r2-a-1") == replace(state, running={}, fired_s={"a": NOW})
+    assert finished(state, "w1-50-r2-a-1") == replace(state, running={}, fired_s={"a rank 2 data": NOW})
 
 
 def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():
     # GIVEN a suspect that was captured twice on different ranks, and the second capture failed
-    running = {"w1-50-r2-a-1": Running(2, NOW + 100, "a", NOW), "w1-60-r3-a-2": Running(3, NOW + 110, "a", NOW + 10)}
+    one = Running(2, NOW + 100, "a", NOW, suspect="rank 2 data")
+    running = {"w1-50-r2-a-1": one, "w1-60-r3-a-2": replace(one, rank=3, deadline_s=NOW + 110, fired_s=NOW + 10)}
     failed = finished(State(captures=2, running=running), of("w1-60-r3-a-2"), NOW + 12)
     # WHEN the first one is done after that
     state = finished(failed, of("w1-50-r2-a-1", "stored"), NOW + 20)
     # THEN the rule still waits for what failed, and has fired when the first one did
     assert state.failures == failed.failures != {}
-    assert state.fired_s == {"a": NOW}
+    assert state.fired_s == {"a rank 2 data": NOW}
 
 
 def test_a_capture_that_is_lost_counts_as_made():

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.policy.engine import decide
-from sftriage.policy.state import State
 from sftriage.words.decisions import reason_sentence, resolution
 
 from .making import BEGUN, CAPTURING, NOW, OTHER, in_a_row, make_policy, make_verdict, played
@@ -195,13 +194,6 @@ def test_an_observing_rule_waits_as_well():
         ("ignore", "rule w waits for it to last: 50 of 60 steps"),
         ("ignore", "observe-only: rule w matched"),
     ]
-
-
-def test_a_state_in_which_windows_were_counted_begins_anew():
-    state = '{"version": 2, "started_s": 1.0, "streak": {"attempt": 0, "scope": "rank", "ranks": [2], "stage": "data", '
-    read = State.from_json(state + '"windows": {"a": 2}}}')
-    decisions, _ = played(make_policy(LASTING), *in_a_row({}, {}, {}), state=read)
-    assert [one.outcome for one in decisions] == ["hold", "hold", "capture"]
 
 
 KINDS = [{}, {}, {}, HELD, {"ranks": (3,)}, {"label": "healthy", "ranks": None}]

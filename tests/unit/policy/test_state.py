@@ -1,59 +1,16 @@
-"""What is remembered: read back from every version of it, and no more of it than is of use."""
+"""What the state remembers: no more than is of use."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.policy.engine import decide
-from sftriage.policy.state import DAY_S, MEMORY_S, MOST_REMEMBERED, State, finished, remembered
+from sftriage.policy.state import DAY_S, MEMORY_S, MOST_REMEMBERED, finished, remembered
 from sftriage.policy.suspects import key, key_of_ranks
-from sftriage.words.decisions import reason_sentence
 
-from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"captures": 2, "fired_s": {"a": 1800000000.0}, "running": {"w1-50-r2-a-2": {"rank": 2, '
-        '"deadline_s": 1800000180.0}}, "version": 1}',
-        '{"captures": 2, "asked": 2, "fired_s": {"a": 1800000000.0}, "running": {"w1-50-r2-a-2": {"rank": 2, '
-        '"deadline_s": 1800000180.0, "rule": "b", "fired_s": 1799990000.0, "control": false}}, '
-        '"hour_s": [1799999000.0], "failures": {"b": {"count": 2, "fired_s": 1799990000.0, "failed_s": 1799990001.0}}, '
-        '"notified_s": {"a": 1800000000.0}, "streak": null, "started_s": 1799000000.0, "spent_s": 0.5, "version": 2}',
-    ],
-    ids=["version 1", "version 2"],
-)
-def test_states_of_earlier_versions_are_read(text):
-    """GIVEN what an older controller wrote THEN nothing that it did is forgotten."""
-    state = State.from_json(text)
-    assert (state.version, state.captures, state.asked) == (3, 2, 2)
-    policy = make_policy({**CAPTURING, "notify": [{"webhook": {"url_from_env": "A"}}]}, OTHER)
-    throttled, after = decide(make_verdict(), policy, state, NOW + 10)
-    # THEN a cooldown, which was the whole rule's, goes on as that until it is over: whoever is suspected
-    assert reason_sentence(throttled) == "cooldown of rule a until 2027-01-15T08:10:00Z"
-    over = replace(after, running={}, failures={})
-    assert decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), over, NOW + 599)[0].reason == "cooldown"
-    assert decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), over, NOW + 600)[0].outcome == "capture"
-    given, _ = decide(make_verdict(ranks=(5,)), policy, finished(after, of("w1-50-r2-a-2")), NOW + 20)
-    assert given.requests[0].capture_id.endswith("-3")
-    assert State.from_json(after.to_json()) == after
-
-
-def test_failures_and_messages_of_an_earlier_version_hold_for_the_whole_rule():
-    state = State.from_json(
-        '{"started_s": 1.0, "failures": {"a": {"count": 9, "fired_s": 1800000000.0, "failed_s": 1800000000.0}}, '
-        '"notified_s": {"a": 1800000000.0}, "version": 2}'
-    )
-    policy = make_policy({**CAPTURING, "notify": [{"webhook": {"url_from_env": "A"}}]})
-    decision, _ = decide(make_verdict(), policy, state, NOW + 1)
-    assert (decision.reason, decision.notify) == ("after_failures", ())
-    decision, _ = decide(make_verdict(), policy, state, NOW + 3600)
-    assert (decision.outcome, decision.notify) == ("capture", ("a",))
+from .making import BEGUN, CAPTURING, NOW, make_policy, make_verdict, of
 
 
 @pytest.mark.parametrize(
