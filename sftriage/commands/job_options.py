@@ -164,12 +164,6 @@ class MetricsOptions:
             rich_help_panel=_METRICS_PANEL,
         ),
     ] = False
-    otel_steps: Annotated[
-        bool,
-        typer.Option(
-            "--otel-steps", help="Spans of the steps of windows with a suspect too.", rich_help_panel=_METRICS_PANEL
-        ),
-    ] = False
 
     def metering(self) -> Metering:
         """What was asked for, made ready; nothing where nothing was.
@@ -182,8 +176,6 @@ class MetricsOptions:
             raise UsageError("nothing is served without --metrics-port")
         if self.metrics_per_rank and port is None and self.metrics_file is None:
             raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
-        if self.otel_steps and not self.otel:
-            raise UsageError("--otel-steps is about spans: give --otel")
         from sftriage.sinks.metering import Metering
 
         def listen() -> Endpoint:
@@ -194,7 +186,7 @@ class MetricsOptions:
             return MetricsEndpoint(host, port or 0, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
 
         made = None if port is None else listen
-        return Metering(made, self.metrics_file, self.metrics_per_rank, self.otel, self.otel_steps)
+        return Metering(made, self.metrics_file, self.metrics_per_rank, self.otel)
 
 
 def copies_of(job: str, store: str | None, *, drop_local: bool) -> str | None:

@@ -34,7 +34,6 @@ class Metering:
         file: where metrics are written, if they are.
         per_rank: whether there are metrics of single ranks.
         otel: whether spans are sent.
-        otel_steps: whether steps have spans.
 
     Raises:
         UsageError: what is asked for cannot be.
@@ -46,9 +45,8 @@ class Metering:
         file: Path | None = None,
         per_rank: bool = False,
         otel: bool = False,
-        otel_steps: bool = False,
     ) -> None:
-        self._per_rank, self._otel_steps = per_rank, otel_steps
+        self._per_rank = per_rank
         self._ways: list[Exposition] = []
         self._exporter = _exporter() if otel else None
         self.url: str | None = None
@@ -75,7 +73,7 @@ class Metering:
 
             from sftriage.sinks.spans import SpanSink, Telling
 
-            made.append(SpanSink(lambda: BatchSpanProcessor(Telling(exporter)), job, run, started_s, self._otel_steps))
+            made.append(SpanSink(lambda: BatchSpanProcessor(Telling(exporter)), job, run, started_s))
             # Of every attempt that fails it says so; that spans do not arrive is said once.
             logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         return made

@@ -1,7 +1,6 @@
 """What happens to a job, as OpenTelemetry spans: one for the run, in it one a window and one a capture.
 
 All spans of a run are of one trace, whose id follows from the run's. A capture is linked to the window that led to it.
-Steps have spans only in windows with a suspect, and only if that was asked for: a job takes millions of them.
 Where spans go, and whether they are sampled, is for the standard variables (``OTEL_EXPORTER_OTLP_ENDPOINT``,
 ``OTEL_TRACES_SAMPLER``, ``OTEL_SERVICE_NAME``, ...) to say. Nothing here waits for a receiver.
 """
@@ -36,10 +35,7 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.frontier.accounting import by_step
-from sftriage.records import Window
 from sftriage.sinks.stream import Sink, keep_newest, window_of
-from sftriage.sinks.tally import on_clock
 
 log = logging.getLogger("sftriage")
 
@@ -61,21 +57,16 @@ class SpanSink(Sink):
         job: the job's name.
         run: the run's id.
         started_s: when the run began, seconds since the epoch.
-        steps: whether the steps of windows with a suspect have spans.
     """
 
     name = "spans"
 
-    def __init__(
-        self, processor: Callable[[], SpanProcessor], job: str, run: str, started_s: float, steps: bool = False
-    ) -> None:
+    def __init__(self, processor: Callable[[], SpanProcessor], job: str, run: str, started_s: float) -> None:
         self._processor = processor
         self._provider = TracerProvider(resource=_resource(job, run), id_generator=_RunIds(run), shutdown_on_exit=False)
         self._tracer = self._provider.get_tracer("sftriage", __version__)
-        self._steps = steps
         self._now_s = started_s
         self._seen: WindowSeen | None = None
-        self._done = (-1, -1)
         self._windows = 0
         self._captures: dict[str, ApiSpan] = {}
         self._ended: dict[str, SpanContext] = {}
@@ -137,8 +128,6 @@ class SpanSink(Sink):
         kind = "stall" if verdict.label == "stalled" else "window"
         span = self._span(kind, self._run, was.start_ns, about)
         self._windows += 1
-        if self._steps and seen is not None and verdict.label == "suspect":
-            self._of_steps(on_clock(seen.window, verdict.clock), seen.spans, span)
         span.end(was.end_ns)
         self._begin(decision, span.get_span_context())
 
@@ -183,24 +172,6 @@ class SpanSink(Sink):
             }
             links = [] if window is None else [Link(window)]
             self._captures[request.capture_id] = self._span("capture", self._run, _ns(decision.time_s), about, links)
-
-    def _of_steps(self, window: Window, spans: Mapping[int, Span], parent: ApiSpan) -> None:
-        """A span for each step of the window that has none yet."""
-        advances_NS, complete_N = by_step(window)
-        for n, advances_s in enumerate(advances_NS.tolist()):
-            step = window.first_step + n
-            was = spans.get(step) if complete_N[n] and (window.attempt, step) > self._done else None
-            if was is None:
-                continue
-            self._done = (window.attempt, step)
-            stages = zip(window.schema.stages, advances_s, strict=True)
-            about: dict[str, Value | None] = {
-                "step": step,
-                "attempt": window.attempt,
-                "exposed_s": sum(advances_s),
-                **{f"advance_s.{stage}": seconds for stage, seconds in stages},
-            }
-            self._span("step", parent, was.start_ns, about).end(was.end_ns)
 
     def _span(
         self, name: str, parent: ApiSpan, start_ns: int, about: Mapping[str, Value | None], links: Sequence[Link] = ()

@@ -25,7 +25,6 @@ def metering_of(**wanted: object) -> Metering:
         ),
         ({"metrics_port": 0, "metrics_token_file": Path("/nowhere/token")}, "/nowhere/token: No such file"),
         ({"metrics_per_rank": True}, "--metrics-port or --metrics-file"),
-        ({"otel_steps": True}, "give --otel"),
         ({"metrics_file": Path("/tmp/metrics.txt")}, r"files that end in \.prom"),
         ({"metrics_file": Path("/nowhere/x.prom")}, "no directory that can be written to"),
     ],

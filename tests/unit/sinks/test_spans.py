@@ -11,12 +11,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from sftriage.decisions import CaptureResult, Decision, ManualRequest, Reproduced, Suspect, Verdict
 from sftriage.events import CaptureChanged, CauseFound, ManualRequestDecided, Place, Span, WindowJudged, WindowSeen
-from sftriage.frontier.accounting import by_step
 from sftriage.records import Window
 from sftriage.sinks.spans import SpanSink, Telling, trace_id_of
 from tests.otlp import Receiver
 
-from .test_metrics import ID, SCHEMA, looked, request, window
+from .test_metrics import ID, looked, request, window
 
 SECOND_NS = 1_000_000_000
 T0_S = 1_800_000_000.0
@@ -37,8 +36,8 @@ def make(receiver, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     made = []
 
-    def make(**options) -> SpanSink:
-        spans = SpanSink(processor, "resnet", "run-1", T0_S, **options)
+    def make() -> SpanSink:
+        spans = SpanSink(processor, "resnet", "run-1", T0_S)
         spans.start()
         made.append(spans)
         return spans
@@ -164,31 +163,8 @@ def test_a_capture_that_failed_is_an_error_and_one_that_never_ended_too(make, re
     assert said["a-1"].message == "torch is not imported"
 
 
-def test_steps_have_spans_only_where_asked_for_and_each_one(make, receiver):
-    # GIVEN windows that overlap, of which the second and third have a suspect
-    spans = make(steps=True)
-    run = window(0, 30)
-    for first, label in ((0, "healthy"), (5, "suspect"), (10, "suspect"), (20, "healthy")):
-        some = Window(SCHEMA, first, run.durations_NRS[first : first + 10])
-        spans.take(seen(some, unknown=7))
-        spans.take(judged(label, first))
-    spans.close()
-    # THEN the steps of these have a span each, but the one whose time is not known
-    found = {receiver.attributes(span)["sftriage.step"]: span for span in receiver.by_name()["step"]}
-    assert sorted(found) == [5, 6, *range(8, 20)]
-    assert len(receiver.by_name()["step"]) == 14
-    # AND they are below the window, at their time, with their exposed time by stage
-    windows = {receiver.attributes(w)["sftriage.first_step"]: w.span_id for w in receiver.by_name()["window"]}
-    assert (found[5].parent_span_id, found[19].parent_span_id) == (windows[5], windows[10])
-    assert (found[9].start_time_unix_nano, found[9].end_time_unix_nano) == wall(9, 9)
-    about = receiver.attributes(found[19])
-    advances_NS, _ = by_step(Window(SCHEMA, 10, run.durations_NRS[10:20]))
-    assert [about[f"sftriage.advance_s.{stage}"] for stage in SCHEMA.stages] == advances_NS[9].tolist()
-    assert about["sftriage.exposed_s"] == pytest.approx(advances_NS[9].sum())
-
-
 def test_a_stall_is_a_span_of_its_own(make, receiver):
-    spans = make(steps=True)
+    spans = make()
     spans.take(seen(window(n_steps=10)))
     spans.take(judged("stalled"))
     spans.close()
