@@ -40,7 +40,6 @@ from sftriage.sinks.per_rank import Counters, Gauges, PerRank
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.sinks.tally import StepTally
 from sftriage.words.decisions import reasons_of
-from sftriage.words.verdicts import RESOLVES
 
 MAX_STAGE_LABELS = 64
 """Stages that get a series of their own: a step has 32 at most, and a job that starts again may have others."""
@@ -413,6 +412,4 @@ def _reason_label(decision: Decision) -> str:
     """The code of a decision's reason; where nothing could be decided, the first of the verdict's reasons."""
     if decision.reason not in ("undecided", "standstill"):
         return decision.reason
-    first = next(iter(reasons_of(decision)), "")
-    # What is counted must not have a thousand names.
-    return first if first in RESOLVES else "other"
+    return next(iter(reasons_of(decision)), "other")

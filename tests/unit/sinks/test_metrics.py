@@ -238,7 +238,6 @@ def test_a_window_that_was_never_seen_is_judged_and_not_counted():
     [
         *(("undecided", (one, "roaming"), one) for one in sorted(RESOLVES)),
         ("standstill", ("in_sync",), "in_sync"),
-        ("undecided", ("phase of the moon 17",), "other"),
         ("undecided", (), "other"),
         ("cooldown", (), "cooldown"),
     ],
