@@ -57,28 +57,23 @@ class Database(ABC):
         """A connection that commits when the block ends well."""
 
     def is_current(self, connection: Connection) -> bool:
-        """Whether the tables are there, of this version; `Foreign` if they are somebody else's.
+        """Whether the tables are there; `Foreign` if they are somebody else's.
 
         Raises:
-            UsageError: they are of a newer sftriage.
+            UsageError: they are of another version.
         """
         return inspect(connection).has_table(schema.name) and self._is_of_this_version(connection)
 
     def _is_of_this_version(self, connection: Connection) -> bool:
         found = connection.execute(select(schema.c.version_num)).scalar()
-        if found is not None and found > VERSION:
-            raise UsageError(
-                f"{self.name}: written by a newer sftriage (schema {found}; this one knows up to {VERSION}): upgrade "
-                "sftriage, or name another catalogue"
-            )
-        return found == VERSION
+        if found is not None and found != VERSION:
+            raise UsageError(f"{self.name}: schema {found}; this sftriage reads {VERSION}: name another catalogue")
+        return found is not None
 
     def make(self, connection: Connection) -> None:
-        """Make the tables, unless another process was first. Of an older version's, nothing is lost: it is an index."""
+        """Make the tables, unless another process was first."""
         if self.is_current(connection):
             return
-        if inspect(connection).has_table(schema.name):
-            METADATA.drop_all(connection)
         # A table that is there all the same is somebody else's: that is an error.
         METADATA.create_all(connection, checkfirst=False)
         connection.execute(insert(schema).values(version_num=VERSION))
@@ -146,7 +141,7 @@ class SqliteFile(Database):
         if mark == _APPLICATION_ID and schema.name in tables:
             return self._is_of_this_version(connection)
         if tables or mark:
-            raise Foreign("not a catalogue of this version")
+            raise Foreign("not a catalogue")
         return False
 
     def make(self, connection: Connection) -> None:

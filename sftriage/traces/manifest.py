@@ -1,7 +1,7 @@
 """The manifest: the small JSON beside a trace that says what it is and why it exists.
 
-It is read back from disk, by later versions and after anybody may have touched it, so everything in it is bounded and
-checked. Fields a newer version has added are ignored; a newer ``schema_version`` means they cannot be, and is refused.
+Others may write to a shared store, so everything in a manifest is bounded and checked. Another ``schema_version`` is
+refused.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
+from pydantic import AwareDatetime, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 
 from sftriage.decisions import (
     CAPTURE_ID,
@@ -37,13 +37,14 @@ MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 
 MANIFEST_NAME = "manifest.json"
 
+Version = Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION), WithJsonSchema({"const": 1, "type": "integer"})]
 CaptureId = Annotated[str, Field(pattern=rf"^{CAPTURE_ID.pattern}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class NewerError(InputError):
-    """A manifest that a newer sftriage has written: there is nothing wrong with it."""
+class UnknownVersionError(InputError):
+    """A manifest of another version: it may well be whole."""
 
 
 class Steps(DocumentModel):
@@ -247,7 +248,7 @@ class RecordedSteps(DocumentModel):
 class Manifest(DocumentModel):
     """A capture, whole: what asked for it, what it measured, the files it left, and what they show once reduced."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Version = SCHEMA_VERSION
     capture_id: CaptureId
     job: Sentence
     run: Sentence
@@ -314,28 +315,22 @@ class Manifest(DocumentModel):
         """A stored manifest, checked; ``source`` names it in messages.
 
         Raises:
-            InputError: not a manifest; `NewerError` if it is one of a newer version.
+            InputError: not a manifest; `UnknownVersionError` if it is one of another version.
         """
         if len(data) > MAX_MANIFEST_BYTES:
             raise InputError(f"{source}: larger than {MAX_MANIFEST_BYTES // 2**20} MiB, which no manifest is")
         try:
-            version = _Version.model_validate_json(data).schema_version
-            if version > SCHEMA_VERSION:
-                raise NewerError(
-                    f"{source}: written by a newer sftriage (schema_version {version}; "
-                    f"this one reads up to {SCHEMA_VERSION})"
-                )
             return cls.model_validate_json(data)
         except ValidationError as error:
+            first = error.errors()[0]
+            if first["loc"] == ("schema_version",) and type(first["input"]) is int:
+                words = f"{source}: schema_version {first['input']}; this sftriage reads {SCHEMA_VERSION}"
+                raise UnknownVersionError(words) from None
             raise InputError(f"{source}: not a manifest: {first_problem(error)}") from None
 
 
-class _Version(DocumentModel):
-    schema_version: Annotated[int, Field(ge=1)]
-
-
 def manifest_schema() -> dict[str, Any]:
-    """What a manifest of the newest version is, as a JSON Schema."""
+    """The JSON Schema of a manifest."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:sftriage:manifest:{SCHEMA_VERSION}",

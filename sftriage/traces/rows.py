@@ -167,8 +167,8 @@ stores = Table(
     "sftriage_stores", METADATA, Column("key", TEXT, primary_key=True), Column("store", TEXT, nullable=False)
 )
 
-VERSION = "0002"
-"""Of these tables, as text in the order of time. To be raised with whatever is changed in them."""
+VERSION = "0001"
+"""Version of these tables; raise it with every change to them."""
 schema = Table("sftriage_schema", METADATA, Column("version_num", String(32), primary_key=True))
 
 _EQUAL = ("job", "run", "rank", "stage", "label", "rule", "profiler", "host", "reproduced")

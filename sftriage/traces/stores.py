@@ -22,10 +22,10 @@ from sftriage.traces.manifest import (
     CostInfo,
     FollowedInfo,
     Manifest,
-    NewerError,
     RecordedSteps,
     Remarks,
     ReproducedInfo,
+    UnknownVersionError,
 )
 
 PIN_NAME = "pinned"
@@ -35,12 +35,11 @@ Progress = Callable[[int], None]
 """Told how many bytes have been copied so far."""
 
 
-State = Literal["whole", "missing", "damaged", "newer", "unreadable"]
+State = Literal["whole", "missing", "damaged", "unreadable"]
 _WORDS: Mapping[State, str] = {
     "whole": "is whole",
     "missing": "is not all there",
     "damaged": "is damaged",
-    "newer": "is of a newer sftriage",
     "unreadable": "cannot be read",
 }
 
@@ -49,8 +48,8 @@ _WORDS: Mapping[State, str] = {
 class Condition:
     """Whether a capture is there as it was put, as far as names and sizes tell; ``problem`` says what is wrong.
 
-    It is ``missing`` if a file of it is gone, ``damaged`` if one is another than was put or its manifest is none,
-    ``newer`` if only a newer sftriage understands it, ``unreadable`` if its owner lets nobody else read it.
+    It is ``missing`` if a file of it is gone, ``damaged`` if a file differs from what was put or its manifest is none,
+    ``unreadable`` if its owner does not let others read it or its manifest is of another version.
     """
 
     state: State = "whole"
@@ -76,9 +75,7 @@ class Condition:
         """What an attempt to read a capture has come to."""
         cause = error if isinstance(error, OSError) else error.__cause__
         state: State = "damaged"
-        if isinstance(error, NewerError):
-            state = "newer"
-        elif isinstance(cause, PermissionError):
+        if isinstance(error, UnknownVersionError) or isinstance(cause, PermissionError):
             state = "unreadable"
         elif isinstance(error, UsageError) or isinstance(cause, FileNotFoundError):
             state = "missing"

@@ -183,26 +183,14 @@ def test_with_its_password_from_the_environment_it_is_asked_over_the_network(ser
     assert (ids(again), again.name) == (["a"], catalogue.name)
 
 
-def _find(url, root):
-    assert ids(Catalogue(url, LocalStore(root))) == ["a", "b"]
-
-
-def test_an_older_version_is_made_anew_by_one_of_many(url, store_of, tmp_path):
-    # GIVEN an older version's catalogue, with other columns, and something of somebody else beside it
-    other, _ = store_of("other", "c"), store_of("run", "a", "b")
-    Catalogue(url, other).find()
-    ask(url, "ALTER TABLE sftriage_captures DROP COLUMN why; UPDATE sftriage_schema SET version_num = '0000'")
-    ask(url, "CREATE TABLE captures (mine TEXT); INSERT INTO captures VALUES ('kept')")
-    # WHEN processes meet it at once THEN each has every answer of its store
-    asking = [FORK.Process(target=_find, args=(url, tmp_path / "run")) for _ in range(4)]
-    for process in asking:
-        process.start()
-    alive(asking)
-    # AND the other store's are back once that is asked about
-    assert ids(Catalogue(url, None)) == ["a", "b"]
-    assert ids(Catalogue(url, other)) == ["c"]
-    assert sorted(ids(Catalogue(url, None))) == ["a", "b", "c"]
-    assert ask(url, "SELECT mine FROM captures") == [("kept",)]
+def test_tables_of_another_version_are_refused_and_left_alone(url, store_of):
+    store = store_of("run", "a")
+    Catalogue(url, store).find()
+    ask(url, "UPDATE sftriage_schema SET version_num = '0000'")
+    for of in (store, None):
+        with pytest.raises(UsageError, match="schema 0000; this sftriage reads 0001"):
+            Catalogue(url, of).find()
+    assert ask(url, "SELECT capture_id FROM sftriage_captures") == [("a",)]
 
 
 def test_whoever_may_only_read_finds_what_is_there(server, url, store_of):

@@ -153,15 +153,6 @@ def foreign(path: Path) -> None:
         connection.execute("CREATE TABLE captures (mine TEXT)")
 
 
-def older(path: Path) -> None:
-    """As sftriage wrote it before its schema had a version."""
-    path.unlink()
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE captures (capture_id TEXT NOT NULL PRIMARY KEY, job TEXT NOT NULL)")
-        connection.execute(f"PRAGMA application_id = {0x53465452}")
-        connection.execute("PRAGMA user_version = 2")
-
-
 def overwritten_in_the_middle(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4096:8192] = b"\xa5" * 4096
@@ -185,7 +176,6 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
         path.read_bytes().replace(b"capture_id TEXT", b"\xff" * 15)
     ),
     "foreign": foreign,
-    "older": older,
     "no table": lambda path: sqlite3.connect(path).execute("DROP TABLE sftriage_captures"),
     "no column": lambda path: sqlite3.connect(path).execute("ALTER TABLE sftriage_captures DROP COLUMN rank"),
 }

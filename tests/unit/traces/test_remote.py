@@ -73,7 +73,7 @@ def rewritten(**values):
         (rewritten(job="\x1b[31mred"), "not a manifest"),
         (rewritten(artefacts=[{**json.loads(captured().to_json())["artefacts"][0], "name": "../x"}]), "not a manifest"),
         (rewritten(artefacts=[{**json.loads(captured().to_json())["artefacts"][0], "name": "b.gz"}]), "b.gz: missing"),
-        (rewritten(schema_version=9), "newer"),
+        (rewritten(schema_version=9), "schema_version 9; this sftriage reads 1"),
         (lambda _: b"{", "not a manifest"),
         (lambda _: b"", "not a manifest"),
     ],

@@ -110,25 +110,25 @@ def test_what_is_pinned_between_the_look_and_the_removal_stays(store, put, tmp_p
 
 
 def test_what_is_left_alone_is_said_and_what_is_beyond_repair_goes_when_it_is_to(store, put):
-    # GIVEN captures that are whole, pinned, damaged, both, of a newer sftriage, and damaged with a verified copy
-    for name in ("whole", "pinned", "damaged", "both", "newer", "copied"):
+    # GIVEN captures that are whole, pinned, damaged, both, of another version, and damaged with a verified copy
+    for name in ("whole", "pinned", "damaged", "both", "unknown", "copied"):
         put(name)
     for name in ("pinned", "both"):
         store.pin(name)
     place = store.path("whole", "trace.json.gz").parents[1]
     for name in ("damaged", "both", "copied"):
         (place / name / "trace.json.gz").write_bytes(b"x")
-    manifest = place / "newer" / "manifest.json"
+    manifest = place / "unknown" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 2'))
     upload = Upload(url="s3://b/p", state="stored", verified_at=datetime(2027, 1, 15, tzinfo=timezone.utc))
     (place / "copied" / "upload.json").write_text(upload.model_dump_json())
     # WHEN nothing is too old THEN nothing goes unless it is to, and then what is damaged and nowhere else
     kept = outlook(store, RetentionLimits(), 4e9)
     assert kept.captures == due(store, RetentionLimits(), 4e9) == ()
-    assert kept.left_alone.keys() == {"damaged", "both", "newer", "copied"}
+    assert kept.left_alone.keys() == {"damaged", "both", "unknown", "copied"}
     gone = outlook(store, RetentionLimits(), 4e9, unfit=True)
     assert [one.capture_id for one in gone.captures] == ["damaged"]
-    assert gone.left_alone.keys() == {"both", "newer", "copied"}
+    assert gone.left_alone.keys() == {"both", "unknown", "copied"}
     # AND when all is too old, what is pinned is said too
     old = outlook(store, RetentionLimits(age_s=1.0), 4e9)
     assert [one.capture_id for one in old.captures] == [one.capture_id for one in due(store, RetentionLimits(1.0), 4e9)]
@@ -136,7 +136,7 @@ def test_what_is_left_alone_is_said_and_what_is_beyond_repair_goes_when_it_is_to
     assert old.left_alone["pinned"] == "it is pinned"
     for name, said in (
         ("both", "it is pinned, and is damaged: "),
-        ("newer", "it is of a newer sftriage: "),
+        ("unknown", "it cannot be read: "),
         ("copied", "its copy in s3://b/p was verified"),
         ("damaged", "it is damaged: "),
     ):
