@@ -1,13 +1,13 @@
 """From YAML text to plain data with the place of every value, and nothing else.
 
-The text may come from anywhere. It is looked at twice: first as a flat stream of events, which cannot recurse or
-expand, then, once that stream is known to be small and without aliases, as a tree. No object is ever constructed.
+The text may come from anywhere: it is read no further where it nests or goes on beyond reason, no alias expands, and no
+object is constructed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -79,66 +79,56 @@ def read(text: str, source: str) -> Document:
             reason, empty, or not a mapping. Tags, anchors, repeated keys and fields without a value are noted in the
             document, so that they are reported with whatever else is wrong.
     """
-    fatal, notes = _survey(text)
-    if fatal:
-        raise PolicyError(source, [*fatal, *notes])
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
-    if node is None or node.tag == _TAG + "null":
-        raise PolicyError(source, [*notes, Problem(0, 0, "", "the document is empty")])
-    document = Document(problems={(): notes} if notes else {})
-    if not isinstance(node, yaml.MappingNode):
-        problem = Problem(*_place(node.start_mark), "", "expected a mapping with apiVersion, kind, metadata and spec")
-        raise PolicyError(source, [*notes, problem])
-    document.data = _plain(node, (), document)
-    return document
-
-
-def _survey(text: str) -> tuple[list[Problem], list[Problem]]:
-    """What forbids composing the text, and what can be reported along with the rest."""
-    fatal: list[Problem] = []
-    notes: list[Problem] = []
-    anchors: list[Problem] = []
-    aliases: list[Problem] = []
-    documents = 0
-    # Of each collection that is open how many items it has so far; of a mapping, keys and values are not counted.
-    open_items: list[float] = []
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            place = _place(event.start_mark)
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    fatal.append(Problem(*place, "", "a second document; a policy file holds one"))
-                    break
-            elif isinstance(event, yaml.AliasEvent):
-                aliases.append(Problem(*place, "", f"alias *{event.anchor} refused: write the value out"))
-            elif isinstance(event, yaml.NodeEvent):
-                if event.anchor is not None:
-                    anchors.append(Problem(*place, "", f"anchor &{event.anchor} refused: a policy has no aliases"))
-                if (tag := getattr(event, "tag", None)) is not None:
-                    notes.append(Problem(*place, "", f"tag {shown(tag)} refused: a policy is plain data"))
-            if isinstance(event, yaml.NodeEvent) and open_items:
-                open_items[-1] += 1
-                if open_items[-1] > MAX_ITEMS:
-                    fatal.append(Problem(*place, "", f"a list of more than {MAX_ITEMS} items; a policy has none"))
-                    break
-            if isinstance(event, yaml.CollectionStartEvent):
-                open_items.append(0 if isinstance(event, yaml.SequenceStartEvent) else float("-inf"))
-                if len(open_items) > MAX_DEPTH:
-                    fatal.append(Problem(*place, "", f"nested more than {MAX_DEPTH} deep"))
-                    break
-            elif isinstance(event, yaml.CollectionEndEvent):
-                open_items.pop()
+        reader: Any = _Reader(text, source)
+        node = reader.get_node() if reader.check_node() else None
+        if reader.check_node():
+            raise PolicyError(source, [_problem(reader.peek_event(), "a second document; a policy file holds one")])
     except yaml.YAMLError as error:
-        fatal.append(_syntax(error, text))
-    # A value that is said once and meant often is one mistake, however often it is meant.
-    return fatal + _first(aliases), notes + ([] if aliases else _first(anchors))
+        raise PolicyError(source, [_syntax(error, text)]) from None
+    document = Document(problems={(): reader.notes} if reader.notes else {})
+    if isinstance(node, yaml.MappingNode):
+        document.data = _plain(node, (), document)
+        return document
+    if node is None or node.tag == _TAG + "null":
+        problem = Problem(0, 0, "", "the document is empty")
+    else:
+        problem = _problem(node, "expected a mapping with apiVersion, kind, metadata and spec")
+    raise PolicyError(source, [*reader.notes, problem])
 
 
-def _first(problems: list[Problem]) -> list[Problem]:
-    """The first of problems of one kind, which says how many more there are."""
-    more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return [replace(one, message=one.message + more) for one in problems[:1]]
+class _Reader(yaml.SafeLoader):
+    """Composes nodes. Beyond what no policy has it reads no further; tags and anchors it notes."""
+
+    def __init__(self, text: str, source: str) -> None:
+        super().__init__(text)
+        self.notes: list[Problem] = []
+        self._source, self._depth = source, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(index, int) and index >= MAX_ITEMS:
+            raise self._refused(event, f"a list of more than {MAX_ITEMS} items; a policy has none")
+        if isinstance(event, yaml.CollectionStartEvent) and self._depth == MAX_DEPTH:
+            raise self._refused(event, f"nested more than {MAX_DEPTH} deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise self._refused(event, f"alias *{event.anchor} refused: write the value out")
+        if event.anchor is not None:
+            self.notes.append(_problem(event, f"anchor &{event.anchor} refused: a policy has no aliases"))
+            event.anchor = None
+        if event.tag is not None:
+            self.notes.append(_problem(event, f"tag {shown(event.tag)} refused: a policy is plain data"))
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def _refused(self, event: yaml.Event, message: str) -> PolicyError:
+        return PolicyError(self._source, [_problem(event, message)])
+
+
+def _problem(at: Any, message: str) -> Problem:
+    return Problem(*_place(at.start_mark), "", message)
 
 
 def _syntax(error: yaml.YAMLError, text: str) -> Problem:

@@ -137,12 +137,12 @@ def test_of_one_field_one_mistake_is_said():
     assert lines == ["p.yaml:3:12: metadata.name: has no value; give it one, or leave the field out"]
 
 
-def test_anchors_and_aliases_are_one_mistake_however_many_there_are():
-    assert lines_of(HEAD + "  a: &x [1]\n  b: [*x, *x]\n") == [
-        "p.yaml:6:7: alias *x refused: write the value out; and 1 more"
-    ]
+def test_a_text_with_an_alias_is_not_read_to_its_end():
+    assert lines_of(HEAD + "  a: &x [1]\n  b: [*x, *x]\n") == ["p.yaml:6:7: alias *x refused: write the value out"]
     anchors = [line for line in lines_of(HEAD + "  a: &x [1]\n  b: &y [1]\n") if "anchor" in line]
-    assert anchors == ["p.yaml:5:6: anchor &x refused: a policy has no aliases; and 1 more"]
+    assert anchors == [
+        f"p.yaml:{line}:6: anchor &{name} refused: a policy has no aliases" for line, name in ((5, "x"), (6, "y"))
+    ]
 
 
 def test_a_text_of_more_rules_than_a_policy_has_is_not_read_to_its_end():
@@ -156,7 +156,7 @@ def test_a_text_of_more_rules_than_a_policy_has_is_not_read_to_its_end():
 def test_documents_made_to_exhaust_the_reader_are_refused_quickly():
     laughs = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
     started = time.monotonic()
-    assert lines_of(laughs) == ["p.yaml:2:10: alias *a0 refused: write the value out; and 98 more"]
+    assert lines_of(laughs) == ["p.yaml:2:10: alias *a0 refused: write the value out"]
     assert lines_of("[" * 200_000) == ["p.yaml:1:21: nested more than 20 deep"]
     assert lines_of("x: " + "- " * 100_000)[0].startswith("p.yaml:1:")
     assert lines_of("a" * (MAX_FILE_BYTES + 1)) == ["p.yaml: larger than 256 KiB"]
