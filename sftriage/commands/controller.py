@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from sftriage.runtime.many_hosts import HubOptions
     from sftriage.sinks.terminal import Reporter
 
-LOOK_S = 1.0
+WAITS = "waiting until the job's last controller is gone"
 
 
 def controller(
@@ -55,14 +54,6 @@ def controller(
     keep: KeepingOptions,
     catalogue: CatalogueOption = None,
     metrics: MetricsOptions,
-    standby: Annotated[
-        bool,
-        typer.Option(
-            "--standby",
-            help="Wait as long as another controller leads the job, and go on with its run once that has died. The run "
-            "directory has to be shared with it.",
-        ),
-    ] = False,
     nsys: Annotated[
         bool, typer.Option("--nsys", help="The ranks run under Nsight Systems: sftriage run --nsys started them.")
     ] = False,
@@ -78,7 +69,7 @@ def controller(
     notes = Notes((signal.SIGINT, signal.SIGTERM, LET_GO))
     from sftriage.policy.loading import find
     from sftriage.recorder.layout import bounded_text
-    from sftriage.runtime.controlling import Beginning, JobController, JobEndedError, job_of
+    from sftriage.runtime.controlling import Beginning, JobController, job_of
     from sftriage.runtime.hosting import file_name, free
     from sftriage.runtime.indexing import checked_catalogue
     from sftriage.runtime.many_hosts import forget_hub
@@ -86,41 +77,33 @@ def controller(
 
     options = hub.options(job_of(run) if run is not None and hub.job_id is None else None)
     directory = run or out or Path(DEFAULT_ROOT) / file_name(options.job_id)
-    if not (run or out or standby):
+    if not (run or out):
         directory = free(directory)
     reporter, held = Reporter(notices()), ExitStack()
     atexit.register(held.close)
     server = None
-    if options.leads_hub and not standby:
+    if options.leads_hub:
         server = hub_of(options, directory, held, goes_on=run is not None)
     elif hub.hub is not None and options.leads and not options.secret.exists():
         raise UsageError(
             f"the hub at {options.address.url} is not this job's: give this one a port of its own, by --hub HOST:PORT"
         )
     options.wait_for_secret(0.0)
-    if standby:
-        run = directory
-        wait_for_run(directory, reporter.say)
     metering = metrics.metering()
     beginning = None
     if run is None:
         name = bounded_text(job or options.job_id)
         beginning = Beginning(name, [find(one) for one in policy or ["default"]], keep.of(name), nsys)
-    waits = "" if standby or run is None else "waiting until the job's last controller is gone"
-    try:
-        with notices().status(waits) if waits else contextlib.nullcontext():
-            watched = JobController(
-                directory,
-                options.job_id,
-                options.address,
-                lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
-                beginning,
-                checked_catalogue(catalogue),
-                standby=standby,
-            )
-    except JobEndedError as ended:
-        reporter.say(str(ended))
-        return
+    waits = contextlib.nullcontext() if run is None else notices().status(WAITS)
+    with waits:
+        watched = JobController(
+            directory,
+            options.job_id,
+            options.address,
+            lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
+            beginning,
+            checked_catalogue(catalogue),
+        )
     say_begun(reporter, "watching" if run is None else "took over the job, watching", watched, metering)
     watch(watched, reporter, options, server, notes)
     if server is not None:
@@ -163,13 +146,3 @@ def watch(
             raise typer.Exit(128 + signal.SIGINT)
     say_summary(reporter, watched)
     finish(watched, reporter)
-
-
-def wait_for_run(directory: Path, say: Callable[[str], None]) -> None:
-    """Wait until there is the run that is to be gone on with should its controller die."""
-    run = RunDirectory(directory)
-    if not run.hub.exists():
-        say(f"standing by; the job's controller is to make {place(directory)}, which has to be shared with this host")
-        while not run.hub.exists():
-            time.sleep(LOOK_S)
-    say(f"standing by: should the job's controller die, this one goes on with {place(directory)}")

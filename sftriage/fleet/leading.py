@@ -32,14 +32,6 @@ REMOVED_S, _STORE_FAILED = 5.0, 10049
 _KEY = "leader"
 
 
-class TakenError(UsageError):
-    """Another controller leads the job; ``same_run`` says whether it does so for the same run."""
-
-    def __init__(self, why: str, *, same_run: bool) -> None:
-        super().__init__(why)
-        self.same_run = same_run
-
-
 class Leader(msgspec.Struct, frozen=True):
     """Who leads: of which run, where, and in which process."""
 
@@ -57,7 +49,7 @@ class Lease:
         lost: why it is held no longer; "" while it is.
 
     Raises:
-        TakenError: another controller leads the job.
+        UsageError: another controller leads the job.
         HubError: the hub cannot be asked.
     """
 
@@ -93,18 +85,16 @@ class Lease:
                     raise await self._taken(bucket) from error
             await asyncio.sleep(RENEW_S / 3)
 
-    async def _taken(self, bucket: Any) -> TakenError:
+    async def _taken(self, bucket: Any) -> UsageError:
         other = None
         with contextlib.suppress(Exception):
             other = _leader((await bucket.get(_KEY)).value)
         if other is None:
-            why = "another controller leads this job; two jobs on one hub need a --job-id each"
-            return TakenError(why, same_run=False)
+            return UsageError("another controller leads this job; two jobs on one hub need a --job-id each")
         where = f"{other.host!r}, process {other.pid}"
         if other.run_id == self._leader.run_id:
-            return TakenError(f"this job is led by another controller of the same run, on {where}", same_run=True)
-        why = f"another job has this --job-id: run {other.run_id!r} on {where}; give each job its own"
-        return TakenError(why, same_run=False)
+            return UsageError(f"this job is led by another controller of the same run, on {where}")
+        return UsageError(f"another job has this --job-id: run {other.run_id!r} on {where}; give each job its own")
 
     async def _hold_from(self, revision: int) -> None:
         """It is ours since that revision; the hub says when that was, which no later holder has."""

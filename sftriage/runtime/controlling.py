@@ -21,8 +21,8 @@ from sftriage.controller.policies import PolicyFiles, files_of
 from sftriage.errors import InputError, UsageError
 from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.generations import Generations, Known
-from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, HubError, Places
-from sftriage.fleet.leading import Leader, Lease, TakenError, make_places, remove_places
+from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, Places
+from sftriage.fleet.leading import Leader, Lease, make_places, remove_places
 from sftriage.fleet.messages import RunName
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.roll_call import RollCall
@@ -41,7 +41,6 @@ from sftriage.sinks.stream import Sink
 from sftriage.traces.disk import Disk
 from sftriage.traces.files import write_atomically
 from sftriage.traces.store import LocalStore
-from sftriage.words.amounts import place
 
 log = logging.getLogger("sftriage")
 
@@ -71,10 +70,6 @@ class Beginning:
     nsys: bool = False
 
 
-class JobEndedError(UsageError):
-    """There is nothing to go on with any more."""
-
-
 class JobController:
     """The controller of a job; to be closed.
 
@@ -85,11 +80,9 @@ class JobController:
         sinks: makes the subscribers to what happens.
         beginning: what is new.
         catalogue: one that many jobs share, and that is told of the job's captures; by default none.
-        standby: wait as long as another controller of the same run leads the job, or its run directory is held.
         policies: files that a run which is gone on with is under, instead of those that it began with.
 
     Raises:
-        JobEndedError: the job has ended while it was waited.
         UsageError: another controller leads the job, or something of this cannot be used.
         HubError: the hub cannot be reached.
     """
@@ -103,7 +96,6 @@ class JobController:
         beginning: Beginning | None = None,
         catalogue: str | None = None,
         *,
-        standby: bool = False,
         policies: Sequence[Path] = (),
     ) -> None:
         resume = beginning is None
@@ -117,17 +109,18 @@ class JobController:
                 raise UsageError(f"{directory} already holds a run; go on with it by --run, or name another with --out")
         self.files = PolicyFiles(policies)
         self.files.do = Disk().do
-        self._places, self._ended, self._connected = Places.of(job_id), False, False
+        self._places, self._ended = Places.of(job_id), False
         self._deadline_s = float("inf")
         with contextlib.ExitStack() as held:
             mine = address.of(CONTROLLER_FILE)
             hub = self._hub = Hub(mine, f"sftriage controller of {self._places.run}", self._places.lead)
             held.callback(hub.close)
             leader = Leader(run_id, socket.gethostname(), os.getpid())
-            lease = self._lead_once_free(leader) if standby else self._lead(leader)
+            hub.call(hub.connect(), CONNECT_S)
+            lease = Lease(hub, self._places, leader)
             held.callback(lease.let_go)
             if resume:
-                self._wait_for_directory(None if standby else HELD_S)
+                self._wait_for_directory()
             hub.call(make_places(hub, self._places, run_id), CONNECT_S)
             # Nothing is left behind by one who does not lead.
             info = read_info(self.directory) if beginning is None else self._begin(run_id, beginning)
@@ -205,35 +198,14 @@ class JobController:
         self._triage.close()
         remove_rings_directory(self._rings)
 
-    def _lead(self, leader: Leader) -> Lease:
-        if not self._connected:
-            self._hub.call(self._hub.connect(), CONNECT_S)
-            # (from now on it connects again by itself)
-            self._connected = True
-        return Lease(self._hub, self._places, leader)
-
-    def _lead_once_free(self, leader: Leader) -> Lease:
-        """The lease, once the controller that has it is gone; the hub may be away meanwhile."""
-        while True:
-            self._check_goes_on()
-            try:
-                return self._lead(leader)
-            except TakenError as error:
-                if not error.same_run:
-                    raise
-            except HubError as error:
-                log.debug("still waiting: %s", error)
-
-    def _wait_for_directory(self, patience_s: float | None) -> None:
+    def _wait_for_directory(self) -> None:
         """Wait until nobody holds the run: one that was killed may take a moment, and one that was cut off knows late.
 
         Raises:
             UsageError: somebody holds it for longer than that.
         """
-        deadline_s = time.monotonic() + (float("inf") if patience_s is None else patience_s)
+        deadline_s = time.monotonic() + HELD_S
         while True:
-            if patience_s is None:
-                self._check_goes_on()
             try:
                 with holding(self.directory):
                     return
@@ -241,10 +213,6 @@ class JobController:
                 if time.monotonic() > deadline_s:
                     raise
             time.sleep(POLL_S)
-
-    def _check_goes_on(self) -> None:
-        if read_info(self.directory).ended_at:
-            raise JobEndedError(f"{place(self.directory.path)}: the job has ended")
 
     def _begin(self, run_id: str, beginning: Beginning) -> RunInfo:
         """Make the run directory, and one in memory, which says for how long the job is watched."""
