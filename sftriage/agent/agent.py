@@ -122,7 +122,6 @@ class Agent:
         """Those of all ranks, of all starts."""
         return self._rings.infos
 
-    @property
     def telemetry(self) -> ReadCounts:
         """What has come in so far."""
         return self._rings.telemetry

@@ -24,7 +24,6 @@ from sftriage.fleet.generations import Generations
 from sftriage.fleet.groups import Groups
 from sftriage.fleet.hosts import Host, Members, status_of_all
 from sftriage.fleet.hub import Hub, Places
-from sftriage.fleet.in_process import of_all
 from sftriage.fleet.incoming import FETCH_S, Incoming
 from sftriage.fleet.leading import Lease
 from sftriage.fleet.messages import Block, Incarnation, Shipment
@@ -359,3 +358,13 @@ class NatsFleet:
                 break
             settled.append(self._unsettled.popleft())
         self._incoming.settle(settled)
+
+
+def of_all(told: Sequence[GpuFindings]) -> GpuFindings:
+    """What the drivers of several hosts say, as one."""
+    return GpuFindings(
+        min(one.time_s for one in told),
+        tuple(remark for one in told for remark in one.remarks),
+        {rank: gpu for one in told for rank, gpu in one.gpus.items()},
+        "; ".join(dict.fromkeys(one.problem for one in told if one.problem)),
+    )

@@ -13,16 +13,15 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, HubError, Places, token
-from sftriage.fleet.in_process import HostAgent
 from sftriage.fleet.messages import Block, Incarnation, Orders, RunName, Shipment
 from sftriage.fleet.sending import KeptCaptures, Sending
 from sftriage.fleet.speaking import Speaker
@@ -31,6 +30,8 @@ from sftriage.recorder.layout import RingInfo
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
+
+    from sftriage.agent.agent import Agent
 
 log = logging.getLogger("sftriage")
 
@@ -64,17 +65,6 @@ def ship_s(world_size: int) -> float:
     return min(max(SHIP_S, SHIP_S * world_size / RANKS_A_SECOND), LONGEST_SHIP_S)
 
 
-class ShippedAgent(HostAgent, Protocol):
-    """An agent that says whose rings it reads, and reads them once more."""
-
-    def rewind(self, n_steps: int) -> None:
-        """Have so many of the steps of each rank that were told last be told once more; counts begin anew."""
-
-    @property
-    def rings(self) -> Sequence[RingInfo]:
-        """Those of all ranks, of all starts."""
-
-
 class HostEnd:
     """Ships what an agent has, and has it do what is wanted. Between `start` and `close` it works by itself.
 
@@ -92,7 +82,7 @@ class HostEnd:
 
     def __init__(
         self,
-        agent: ShippedAgent,
+        agent: Agent,
         hub: Hub,
         places: Places,
         name: str,
@@ -267,7 +257,7 @@ class HostEnd:
             for part in parts(Block(infos.get(rows.generation, {}), rows))
         ]
         reports = tuple(self._reports.popleft() for _ in range(min(len(self._reports), MAX_REPORTS)))
-        counts = self._agent.telemetry
+        counts = self._agent.telemetry()
         counts = replace(counts, problems=dict(counts.problems))
         # (by what its ranks are doing it is known which start is the newest)
         status = self._agent.statuses()

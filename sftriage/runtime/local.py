@@ -16,10 +16,9 @@ from pathlib import Path
 from sftriage.agent.agent import Agent
 from sftriage.capture.nsys import NsysPlace
 from sftriage.controller.controller import shape_of
-from sftriage.controller.needs import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import SftriageError, UsageError
-from sftriage.fleet.in_process import InProcess
+from sftriage.mitigate.switch_state import SwitchStatus, whole_groups
 from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import (
@@ -104,13 +103,22 @@ class UnderNsys:
     armed: bool = False
 
 
-def this_host(directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None, do: Do = at_once) -> Fleet:
+class ThisHost(Agent):
     """The fleet of a job on this host: its one agent, in this process. Nothing listens anywhere.
 
     ``nsys`` says how the ranks were launched under nsys, if they were; ``do`` is who writes into the run directory.
     """
-    places = Path(info.rings), directory.steps, directory.spool, LocalStore(directory.path)
-    return InProcess([Agent(*places, job=info.job, run=info.run_id, nsys=nsys, kept=kept_of(info), do=do)])
+
+    def __init__(self, directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None, do: Do = at_once) -> None:
+        places = Path(info.rings), directory.steps, directory.spool, LocalStore(directory.path)
+        super().__init__(*places, job=info.job, run=info.run_id, nsys=nsys, kept=kept_of(info), do=do)
+
+    def switches(self) -> list[SwitchStatus]:
+        """See `controller.needs.Fleet`: a group that extends to other hosts is not switched from here."""
+        return whole_groups(super().switches())
+
+    def settled(self, agent: str, position: int) -> None:
+        """See `controller.needs.Fleet`: this host sends nothing twice."""
 
 
 def kept_of(info: RunInfo) -> KeptSteps | None:
@@ -144,7 +152,7 @@ class _Watched:
         files.do = Disk().do
         self._disk = Disk(root=directory.path)
         self._ended_at: str | None = None
-        fleet = this_host(directory, info, nsys, self._disk.do)
+        fleet = ThisHost(directory, info, nsys, self._disk.do)
         self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume, disk=self._disk)
 
     def _begin(self, launcher: int) -> None:

@@ -223,7 +223,7 @@ def test_steps_that_a_hub_has_lost_are_told_again(told, tmp_path, others_tell):
 
         train(5)
         end.start()
-        wait_until(lambda: agent.telemetry.steps == 5 and not end._outbox, 20.0)
+        wait_until(lambda: agent.telemetry().steps == 5 and not end._outbox, 20.0)
         # (one who is let in again once others have told what they have)
         link.let_in = False
         link.break_all()

@@ -60,7 +60,7 @@ def test_every_step_is_told_once_and_kept(agent, monitor, places):
     train(*ranks, steps=1)
     (rows,) = agent.rows()
     assert sorted(set(rows.steps.step_B.tolist())) == [4, 5, 6]
-    assert (agent.telemetry.steps, agent.telemetry.missed) == (6, 0)
+    assert (agent.telemetry().steps, agent.telemetry().missed) == (6, 0)
     for rank in (0, 1):
         kept = read_log(places["steps"] / f"rank-{rank}.0.steps")
         assert [record.step for record in kept.records] == list(range(7))
@@ -80,7 +80,7 @@ def test_a_ring_that_is_none_is_said_once_and_the_others_are_read(agent, monitor
     train(monitor(0), steps=8)
     (rows,) = agent.rows()
     assert (set(rows.steps.rank_B.tolist()), sorted(rows.ranks)) == ({0}, [0])
-    assert len(agent.telemetry.problems) == 1
+    assert len(agent.telemetry().problems) == 1
 
 
 def test_a_full_disk_costs_the_log_and_not_the_triage(agent, monitor, monkeypatch, caplog):
@@ -101,7 +101,7 @@ def test_a_full_disk_costs_the_log_and_not_the_triage(agent, monitor, monkeypatc
 def test_a_rank_that_records_other_stages_counts_as_missing(agent, monitor):
     train(monitor(0), monitor(1, stages=("load", "backward")), steps=8)
     agent.rows()
-    (problem,) = agent.telemetry.problems.values()
+    (problem,) = agent.telemetry().problems.values()
     assert "rank 1 records other stages than the other ranks" in problem
 
 
@@ -263,7 +263,7 @@ def test_an_agent_that_takes_over_goes_on_with_the_log_of_a_rank_that_declared_m
     second.close()
     # THEN the log goes on with the stages that it has, and the rank is not missing
     assert (rows.steps.step_B.tolist(), rows.schema.stages) == ([0, 1], ("data", "backward", "other"))
-    assert second.telemetry.problems == {}
+    assert second.telemetry().problems == {}
     (log,) = find_logs(places["steps"])
     assert [step for steps in _read_all(LogReader(*log.segments)) for step in steps.step_B.tolist()] == [0, 1]
 

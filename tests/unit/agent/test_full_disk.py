@@ -38,7 +38,7 @@ def test_steps_that_a_full_disk_refuses_are_told_at_once_and_kept_late(tmp_path,
         small.fill()
         go_on(300)
         # THEN its rank is not given up, and what it does is told
-        assert (told, agent.telemetry.problems) == (list(range(320)), {})
+        assert (told, agent.telemetry().problems) == (list(range(320)), {})
         disk.settle()
         assert not disk.well
         # AND of a log that could not be begun there is nothing

@@ -57,4 +57,4 @@ def test_a_ring_that_cannot_be_read_any_more_is_a_rank_that_shows_nothing(agent,
     agent.rows()
     os.truncate(find_rings(places["rings"])[1], 100)
     assert [one.rank for one in agent.statuses().ranks] == [0]
-    assert list(agent.telemetry.problems.values())
+    assert list(agent.telemetry().problems.values())

@@ -5,10 +5,10 @@ import pytest
 
 from sftriage.agent.reading import RankRings
 from sftriage.controller.gathering import WindowAssembly
-from sftriage.fleet.in_process import InProcess
 from sftriage.recorder import Monitor
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
+from sftriage.windows.statuses import together
 from tests.unit.agent.test_agent import train
 from tests.unit.fleet.shipments import rows
 
@@ -68,15 +68,15 @@ def test_windows_come_out_once(hosts, monitor):
 
 def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once(hosts, monitor):
     # GIVEN a rank on each of two hosts, which nobody has read for many windows
-    fleet, gathering = InProcess(hosts), WindowAssembly(SHAPE)
+    gathering = WindowAssembly(SHAPE)
     train(monitor(0, "a", cohort="pp0"), monitor(1, "b", cohort="pp1"), steps=40)
     # WHEN both are read THEN no window goes out without one of them
-    windows = gathering.add(fleet.rows())
+    windows = gathering.add([*hosts[0].rows(), *hosts[1].rows()])
     assert [window.first_step for window in windows] == list(range(0, 40, 4))
     assert all(np.isfinite(window.durations_NRS).all() for window in windows)
     assert (windows[-1].hosts, windows[-1].cohorts) == (("a", "b"), ("pp0", "pp1"))
     # AND what both ranks are doing is one job's
-    job = fleet.statuses()
+    job = together([host.statuses() for host in hosts], [0, 0])
     assert ([(one.rank, one.host) for one in job.ranks], job.world_size) == ([(0, "a"), (1, "b")], 2)
 
 
@@ -140,6 +140,28 @@ def test_while_a_capture_goes_on_windows_are_held_that_have_gone_out(hosts, moni
     # WHEN no capture goes on any longer THEN none are
     go_on(hold=False)
     assert gathering.steps(0, 113, 114) is None
+
+
+@pytest.mark.parametrize("stages", [("data",), ("data", "backward")])
+def test_a_host_whose_ranks_record_other_stages_counts_as_missing(hosts, monitor, tmp_path, stages, caplog):
+    # GIVEN two hosts that do not agree on what a step is
+    other = Monitor(
+        stages, rank=1, world_size=2 if stages == ("data",) else 8, host="b", rings=tmp_path / "b" / "rings"
+    )
+    with other:
+        train(monitor(0, "a"), steps=4)
+        train(other, steps=4)
+        # WHEN their steps are put together
+        gathering = WindowAssembly(SHAPE)
+        rows = [*hosts[0].rows(), *hosts[1].rows()]
+        (window,) = [*gathering.add(rows), *gathering.add([], ended=True)]
+        # THEN the job is judged without the second one's, and that is logged once
+        assert np.isfinite(window.durations_NRS[:, 0]).all()
+        assert np.isnan(window.durations_NRS[:, 1]).all()
+        assert [one.message for one in caplog.records] == [
+            "ranks (1,) record other stages than the others; they count as missing"
+        ]
+        assert [one.rank for one in together([host.statuses() for host in hosts], [0, 0]).ranks] == [0]
 
 
 def test_a_rank_that_nothing_is_heard_of_is_waited_for_no_longer_until_something_is():

@@ -4,7 +4,8 @@ import pytest
 
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.hosts import Host
-from sftriage.fleet.over_nats import GONE_S, all_over
+from sftriage.fleet.over_nats import GONE_S, all_over, of_all
+from sftriage.records import GpuFindings
 
 NOW_S = 1000.0
 
@@ -34,3 +35,9 @@ def host(*, over=False, quiet_s=0.0):
 )
 def test_a_job_is_over_once_it_is_on_all_hosts(hosts, waiting, expected):
     assert all_over(hosts, waiting, Generations(), NOW_S, 0.0) is expected
+
+
+def test_what_the_drivers_of_two_hosts_say_is_put_together():
+    slow = GpuFindings(8.0, ("GPU 0 is too hot",), {1: {"uuid": "GPU-a"}})
+    none = GpuFindings(9.0, problem="this host has no NVIDIA driver")
+    assert of_all([slow, none]) == GpuFindings(8.0, slow.remarks, slow.gpus, none.problem)

@@ -31,7 +31,10 @@ class Nowhere:
 class Agent:
     """Has no ranks, and says of captures what it is told to."""
 
-    rings, telemetry = (), ReadCounts()
+    rings = ()
+
+    def telemetry(self):
+        return ReadCounts()
 
     def __init__(self):
         self.wanted, self.said, self.in_force = [], [], []

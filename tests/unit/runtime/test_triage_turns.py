@@ -13,7 +13,7 @@ from sftriage.runs.glance import glance_of
 from sftriage.runs.journal import read_journal
 from sftriage.runs.source import RunSource
 from sftriage.runtime.failures import MAX_LOG_BYTES, Failures
-from sftriage.runtime.local import this_host
+from sftriage.runtime.local import ThisHost
 from sftriage.runtime.triage import LOOKS_S, Clock, Triage
 from tests.unit.conftest import run_going_on
 from tests.unit.controller.test_controller import window
@@ -23,7 +23,7 @@ def test_what_has_ended_is_noted_before_the_rings_are_read(tmp_path, monkeypatch
     # GIVEN triage of a run
     directory = run_going_on(tmp_path / "run")
     info = read_info(directory)
-    triage = Triage(directory, info, load(find("default")), this_host(directory, info))
+    triage = Triage(directory, info, load(find("default")), ThisHost(directory, info))
     seen: list[str] = []
     for name in ("reports", "rows"):
         original = getattr(triage._fleet, name)
@@ -43,7 +43,7 @@ def test_a_window_that_cannot_be_judged_costs_no_other_and_is_counted(tmp_path, 
     # GIVEN three windows that are ready at once, of which one cannot be judged
     directory = run_going_on(tmp_path / "run")
     info = read_info(directory)
-    triage = Triage(directory, info, load(find("default")), this_host(directory, info))
+    triage = Triage(directory, info, load(find("default")), ThisHost(directory, info))
     windows = [window(first) for first in (0, 20, 40)]
     monkeypatch.setattr(triage._gathering, "add", lambda rows, ended, hold: windows if not ended else [])
     original = triage._controller.take
@@ -77,7 +77,7 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
     info = read_info(directory)
     clock = SimpleNamespace(now_s=0.0)
     times = Clock(lambda: int(clock.now_s * 1e9), time.time)
-    triage = Triage(directory, info, load(find("default")), this_host(directory, info), clock=times)
+    triage = Triage(directory, info, load(find("default")), ThisHost(directory, info), clock=times)
     triage._controller.take(window(0), time.time())
     source = RunSource(lambda: directory)
 
@@ -120,7 +120,7 @@ def test_tracebacks_take_a_bounded_part_of_the_disk(tmp_path):
 def test_a_ring_that_was_given_up_is_on_record_once(tmp_path, monkeypatch):
     directory = run_going_on(tmp_path / "run")
     info = read_info(directory)
-    triage = Triage(directory, info, load(find("default")), this_host(directory, info))
+    triage = Triage(directory, info, load(find("default")), ThisHost(directory, info))
     rings = Path(info.rings)
     (rings / "rank-1.0.ring").write_bytes(b"no ring at all")
     for _ in range(3):
