@@ -1,4 +1,4 @@
-"""What is to be written is written in order, late, or counted as lost; nobody waits for a disk that hangs."""
+"""Writes are done in order, late, or counted as lost; no caller waits for a disk that does not answer."""
 
 import errno
 import logging
