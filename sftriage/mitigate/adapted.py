@@ -64,7 +64,6 @@ def is_known() -> bool:
 
 
 def _private(name: str) -> Any:
-    """Something that torch keeps to itself."""
     from torch.distributed.pipelining import schedules
 
     found, runtime = getattr(schedules, name, None), getattr(schedules, "_PipelineScheduleRuntime", None)

@@ -70,8 +70,6 @@ def attach(schedule: Any, most: int) -> Any:
 
 
 class _Followed:
-    """One stage's steps: how far ahead, by the file that all stages share, and what they took."""
-
     def __init__(self, schedule: Any, stage: Any, switch: Switch, usual_S: tuple[int, ...]) -> None:
         self._schedule, self._switch, self._usual_S = schedule, switch, usual_S
         self._step = schedule.step
@@ -84,7 +82,6 @@ class _Followed:
             setattr(stage, name, partial(self._compute, way, getattr(stage, name)))
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """A step of the schedule."""
         if not self._schedule._has_backward:
             # (the first stage may be through before the last one begins)
             return self._step(*args, **kwargs)

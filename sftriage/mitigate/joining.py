@@ -77,21 +77,18 @@ def joined(
 
 
 def _of_all(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """What each rank of the group says."""
     said_R: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(said_R, mine, group=group)
     return said_R
 
 
 def _identity(rings: Path) -> tuple[str, int, int]:
-    """What is the same for two ranks if they have one directory of rings."""
     found = rings.stat()
     boot_id = BOOT_ID.read_text(encoding="ascii") if BOOT_ID.exists() else socket.gethostname()
     return boot_id, found.st_dev, found.st_ino
 
 
 def _or_none(what: Callable[[], T]) -> T | None:
-    """What comes of it; None, and a warning, where files say no."""
     try:
         return what()
     except (OSError, RingError) as error:

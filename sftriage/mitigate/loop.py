@@ -225,12 +225,10 @@ class Loop:
 
 
 def _about(told: RemedyChanged) -> tuple[str, int]:
-    """Which remedy, and for which rank or link."""
     return told.remedy, told.rank
 
 
 def _slow_since(now: JobNow, before: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
-    """The slow link of each group, and the step since which it has been that (see `Loop`)."""
     found = {}
     for switch in now.switches:
         pipeline = pipeline_seen(switch)
@@ -245,7 +243,6 @@ def _slow_since(now: JobNow, before: Mapping[tuple[str, int], int]) -> dict[tupl
 def _found(
     now: JobNow, looked: Collection[tuple[str, int]], slow_since: Mapping[tuple[str, int], int]
 ) -> Iterator[tuple[RemedyChanged, float]]:
-    """What could be done about whom, as it would be advised, and what a step takes without; not who was looked at."""
     straggler = now.straggler
     common: dict[str, Any] = {"time_s": now.time_s, "attempt": now.attempt, "step": now.last_step, "state": "advised"}
     for switch in now.switches:
@@ -309,7 +306,6 @@ def _changed(
 
 
 def _stops(trial: Trial, switch: SwitchStatus | None, now: JobNow) -> RemedyReason | None:
-    """Why a remedy is not gone on with; None where it is."""
     if now.attempt > trial.told.attempt or (switch is None and trial.is_replaced(now.switches)):
         return "restarted"
     if switch is None:
@@ -331,7 +327,6 @@ def _stops(trial: Trial, switch: SwitchStatus | None, now: JobNow) -> RemedyReas
 
 
 def _gone_on(trial: Trial, switch: SwitchStatus, now: JobNow) -> Trial:
-    """The trial with the part that has begun, or is over, by now."""
     if not trial.is_over:
         is_over = now.last_step >= trial.parts[-1] + trial.steps - 1
         return replace(trial, is_over=is_over, asked_s=now.time_s) if is_over else trial
@@ -344,7 +339,6 @@ def _gone_on(trial: Trial, switch: SwitchStatus, now: JobNow) -> Trial:
 
 
 def _effect(trial: Trial, step_s: Mapping[int, float]) -> dict[str, float]:
-    """What the remedy does to a step, give or take what is chance (see `RemedyChanged.numbers`)."""
     sides: list[NDArray[np.float64]] = []
     for side in (True, False):
         parts = [first for first, is_on in zip(trial.parts, PARTS, strict=True) if is_on is side]

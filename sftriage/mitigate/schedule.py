@@ -120,7 +120,6 @@ class _Spreading:
                 sends.find(target, chunk)
 
     def _turn(self, rank: int, now: int) -> int:
-        """In how many rounds the straggler serves a rank; late where it has, or never will."""
         return rank - now if now < rank < self._straggler else 2 * self._n + self._order * rank
 
 

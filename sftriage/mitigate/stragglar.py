@@ -80,7 +80,6 @@ class Stragglar:
         self.straggler = value - 1 if value else None
 
     def _cast(self, words: Sequence[int]) -> Callable[[], Sequence[int]]:
-        """See `switching.Cast`: before this round's gradients, and so in the same order on all ranks."""
         # (by the group's own method, and in the same tensor: what torch does around it takes longer than that)
         for at, word in enumerate(words):
             self._votes[at] = word
@@ -173,8 +172,6 @@ def attach(model: torch.nn.Module, timeout: timedelta | None = None) -> Straggla
 
 
 class _Exchange:
-    """One all-reduce, as one rank takes part in it; ``ranks`` are in the schedule's order, the straggler the last."""
-
     def __init__(self, gradient: torch.Tensor, ranks: list[int], group: dist.ProcessGroup) -> None:
         self._chunks = gradient.tensor_split(len(ranks) - 1)
         self._received = torch.empty_like(self._chunks[0])
@@ -205,7 +202,6 @@ class _Exchange:
             self._add(target, target, self._me, source)
 
     def _add(self, sent: int, target: int, own: int, source: int) -> None:
-        """Send a chunk as it is, and add what comes in to another."""
         received = self._received[: self._chunks[own].numel()]
         self._transfer([(self._ranks[target], self._chunks[sent])], [(self._ranks[source], received)])
         self._chunks[own].add_(received)

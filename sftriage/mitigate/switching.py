@@ -140,7 +140,6 @@ class Switch:
         self._words[self._line + SINCE_STEP], self._words[self._line + IN_FORCE] = step, value
 
     def _may(self, value: int) -> bool:
-        """Whether a value can be in force here, and how far ahead stages are then."""
         self._asked_S = ()
         if value < PLANNED:
             return value <= (0 if self.microbatches else self._n)

@@ -134,7 +134,6 @@ class _Search:
         self.weight_ns = sum(one.weight_ns for one in self.spots)
 
     def cause(self) -> CauseInfo:
-        """The first that accounts for enough."""
         if self.others_s is None:
             return self._unknown(self._nobody_to_compare_with())
         if self.longer_s <= LEAST_FRACTION * self.findings.suspect.step_s:
@@ -155,13 +154,11 @@ class _Search:
         )
 
     def _done_to_it(self) -> bool:
-        """What the kernel counted is why, and not the work that makes the rank wait for a core."""
         if self.account is None or not self.account.of_rank:
             return False
         return self.account.code != "descheduled" or not self._works_more()
 
     def _accounted(self) -> CauseInfo | None:
-        """What the kernel counted of the whole rank, where that accounts for enough."""
         if self.account is None:
             return None
         said = f"{self._subject()}: for {_of(min(self.account.took_s, self.stage_s), self.stage_s)}"
@@ -169,11 +166,9 @@ class _Search:
         return by_account(said, self.account, self.longer_s, rest)
 
     def _seconds(self, spot: Spot) -> float:
-        """What a place took of the stage, a step."""
         return self.stage_s * spot.weight_ns / self.weight_ns if self.weight_ns else 0.0
 
     def _control_s(self, spot: Spot) -> float | None:
-        """What the same function took the control."""
         beside, weight_ns = self.findings.control, sum(one.weight_ns for one in self.others)
         if beside is None or not weight_ns:
             return None
@@ -182,7 +177,6 @@ class _Search:
         return beside.stage_s * its_ns / weight_ns
 
     def _system(self) -> CauseInfo | None:
-        """What the system did to the rank: it waited for a core, or stood still as a whole."""
         for code, fraction_of in BY_SYSTEM.items():
             took_s = sum(self._seconds(one) * (fraction_of(one) or 0.0) for one in self.spots)
             beside, weight_ns = self.findings.control, sum(one.weight_ns for one in self.others)
@@ -197,7 +191,6 @@ class _Search:
         return None
 
     def _collected(self) -> CauseInfo | None:
-        """Garbage that the interpreter collects, where it is asked to or at whatever line made too many objects."""
         took_s = sum(self._seconds(one) * one.collected_fraction for one in self.spots)
         beside, weight_ns = self.findings.control, sum(one.weight_ns for one in self.others)
         control_s = None
@@ -227,7 +220,6 @@ class _Search:
         return queued_s is not None and queued_s < MAIN_FRACTION * self.longer_s
 
     def _operator(self) -> CauseInfo | None:
-        """Operators, where the trace has them for most of what the stage took longer."""
         operators = [one for one in self.findings.shares if one.kind in ("operator", "call") and not one.waits]
         more_s = sum(one.self_s - (one.control_self_s or 0.0) for one in operators)
         more_s -= (self.others_s or 0.0) * (self.findings.control is None)
@@ -244,7 +236,6 @@ class _Search:
         return self._made("operator", said, first.self_s, first.control_self_s, spot, "spends", its_s)
 
     def _kernels(self) -> CauseInfo | None:
-        """What the device was at, where it took most of what the stage took longer by its clock."""
         others_s, kernels = self.others_device_s, self.findings.kernels
         if others_s is None or not kernels or self.device_s - others_s < MAIN_FRACTION * self.longer_s:
             return None
@@ -273,7 +264,6 @@ class _Search:
         )
 
     def _most(self) -> Spot | None:
-        """The place that took the most more than on the control."""
         return max(self.spots, key=self._more_s, default=None)
 
     def _line(self) -> CauseInfo | None:
@@ -306,11 +296,9 @@ class _Search:
         return made.model_copy(update={"sentence": f"{made.sentence} {second}"})
 
     def _more_s(self, spot: Spot) -> float:
-        """What a place took more than on the control, a step."""
         return self._seconds(spot) - (self._control_s(spot) or 0.0)
 
     def _done_at(self, spot: Spot) -> str:
-        """A place, and what is done there."""
         code = self._code_at(spot)
         said = f"{place(spot.frame)}, {DOES[code]}{how(code, spot)}"
         if code == "gil":
@@ -319,7 +307,6 @@ class _Search:
         return said
 
     def _code_at(self, spot: Spot) -> CauseCode:
-        """What is done at a place, by what was counted of the rank, too."""
         code = code_of(spot)
         faults = runs_for_faults(self.counted) if self.findings.counted is not None else _for_faults(spot)
         if code == "python" and faults:
@@ -327,7 +314,6 @@ class _Search:
         return self.account.code if code == "blocked" and self.account is not None else code
 
     def _workers(self) -> WorkerSpot | None:
-        """Where the workers that it waits for are meanwhile, where they were sampled."""
         beside = None if self.findings.beside == "steps" else self.beside
         return None if self.sampled is None else in_workers(self.sampled, beside, self.findings.stage, self.steps)
 
@@ -349,7 +335,6 @@ class _Search:
         verb: str,
         more_s: float | None = None,
     ) -> CauseInfo:
-        """A cause with what is known of the control, and whether it is sure."""
         beside = self.findings.control if control_s is not None else None
         stage = self.findings.stage
         if beside is not None and control_s is not None:

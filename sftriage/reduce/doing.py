@@ -126,7 +126,6 @@ def called_by(spot: Spot) -> str:
 
 
 def _calls(source: str) -> list[str]:
-    """What is called in a line; of one that is part of a longer statement no names are known."""
     try:
         parsed = ast.parse(f"{source} pass" if source.endswith(":") else source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -135,7 +134,6 @@ def _calls(source: str) -> list[str]:
 
 
 def _module(file: str) -> str:
-    """What a library's file is imported as."""
     path = re.sub(r"^.*/((site|dist)-packages|lib/python\d[^/]*)/", "", file)
     return re.sub(r"(/__init__)?\.py$", "", path).replace("/", ".").strip("<>").removeprefix("frozen ")
 

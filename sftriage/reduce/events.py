@@ -286,7 +286,6 @@ def self_time_slices(
 
 
 def _split(events: Events, since_ns: int, until_ns: int) -> Pieces:
-    """The time of a slab, thread by thread."""
     order = np.argsort(events.track_E.astype(np.min_scalar_type(events.track_E.max(initial=0))), kind="stable")
     parts = []
     for its in np.split(order, np.flatnonzero(np.diff(events.track_E[order])) + 1):

@@ -135,7 +135,6 @@ class _Node:
     stood: dict[Frame, list[float]] = field(default_factory=dict)
 
     def add(self, stack: Sequence[Frame], side: int, seconds: float) -> None:
-        """Another stack, below the root."""
         node = self
         for frame in stack:
             node = node.functions.setdefault((frame.function, frame.file), _Node())
@@ -146,7 +145,6 @@ class _Node:
             node.stood.setdefault(stack[-1], [0.0, 0.0])[side] += seconds
 
     def flame(self, kind: Kind, path: str, frame: Frame) -> Flame:
-        """It as it stays."""
         below = [
             *(one.flame("function", _below(path, "in", *key), one.most()) for key, one in self.functions.items()),
             *(
@@ -158,7 +156,6 @@ class _Node:
         return Flame(kind, path, frame, self.seconds[0], self.seconds[1], tuple(below))
 
     def most(self) -> Frame:
-        """The line that it was met at the most."""
         return max(self.lines.values(), key=lambda met: (met[0], -met[1].line))[1]
 
 
@@ -186,5 +183,4 @@ def collapsed(samples: StackSamples) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """A name that ends nothing."""
     return name.replace(";", ":") or "(none)"

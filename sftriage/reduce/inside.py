@@ -103,7 +103,6 @@ def find(
 
 
 def _looked_at(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StageProfile, Tally, Took]:
-    """One rank's stage, in the steps that are wanted: in figures, by name, and on the device."""
     trace, steps = reduction.trace, reduction.steps
     chosen = np.isin(steps.number_N, numbers)
     inside = Intervals(steps.start_N[chosen], steps.end_N[chosen])
@@ -138,7 +137,6 @@ def _looked_at(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StagePr
 
 
 def _shares(tally: Tally, steps: int, control: Tally | None, control_steps: int) -> tuple[Share, ...]:
-    """The names that took the most; against a control rank, those that took the most more."""
     self_C = tally.self_ns_C * 1e-9 / steps
     control_C = np.zeros_like(self_C) if control is None else control.self_ns_of(tally) * 1e-9 / control_steps
     more_C = self_C - control_C
@@ -174,7 +172,6 @@ def _summary(
     of_steps: int | None,
     than: str,
 ) -> str:
-    """What stands out, in words."""
     parts = {"at work": profile.working_s, "waiting": profile.waiting_s, UNSEEN: profile.unseen_s}
     said = ", ".join(f"{seconds * 1e3:.1f} ms {what}" for what, seconds in parts.items())
     where = "" if of_steps is None else f" in the {profile.steps} of {of_steps} captured steps that have the fault"
@@ -312,7 +309,6 @@ class _Covered:
         self._since_ns = self._reach_ns = 0
 
     def add(self, events: Events, until_ns: int) -> None:
-        """Take those that began in a slab, and the moment it ends."""
         # What is still open goes on from where the last slab ended.
         start_E, end_E = np.append(events.start_E, self._since_ns), np.append(events.end_E, self._reach_ns)
         self.total_ns += union(start_E, np.minimum(end_E, until_ns)).total_ns

@@ -220,7 +220,6 @@ def _largest(values_M: Ints, first_N: NDArray[np.intp], last_N: NDArray[np.intp]
 
 
 def _one_by_one(start_M: Ints, end_M: Ints) -> _Owned:
-    """The same of events that may cross one another."""
     pieces = array("q")
     open_events: list[tuple[int, int]] = []
     reached = 0

@@ -78,8 +78,6 @@ def read_kineto(stream: IO[bytes], source: str) -> Trace:
 
 
 class _Numbers(dict[Any, int]):
-    """The numbers of what is short and comes again and again, each worked out once."""
-
     def __init__(self, of: Callable[[Any], int]) -> None:
         super().__init__()
         self._of = of
@@ -92,7 +90,6 @@ class _Numbers(dict[Any, int]):
 
 
 def _kind(category: str | None) -> int:
-    """What events of a category are. CUDA, HIP and others name theirs alike."""
     name = (category or "").lower()
     return RUNTIME if name.endswith(("_runtime", "_driver")) else KINDS.get(name, IGNORED)
 
@@ -103,8 +100,6 @@ def _track(columns: Columns, written: tuple[object, object]) -> int:
 
 
 class _Kineto:
-    """What one document comes to."""
-
     def __init__(self, source: str) -> None:
         self._source = source
         self._columns, self._halves = Columns(source), Columns(source)
@@ -113,18 +108,15 @@ class _Kineto:
         self._n_events = self._n_impossible = 0
 
     def events(self, piece: bytes) -> None:
-        """Take a list of events."""
         self._take(_EVENTS.decode(piece))
 
     def odd_event(self, event: bytes) -> bool:
-        """Take an event that is JSON and has something odd in it; False if it is no event."""
         lenient = _leniently(event)
         if lenient is not None:
             self._take([lenient])
         return lenient is not None
 
     def _take(self, events: list[_Event]) -> None:
-        """Take events into the columns: what runs for every event, and is written for that."""
         self._n_events += len(events)
         kinds = self._kinds
         every = [kinds[event.cat] if event.ph == "X" and event.ts is not None else IGNORED for event in events]
@@ -163,7 +155,6 @@ class _Kineto:
         )
 
     def _placed(self, events: list[_Event]) -> tuple[Ints, NDArray[np.int32], NDArray[np.bool_]]:
-        """When events begin, in which threads, and of each whether its time can be."""
         n, tracks = len(events), self._tracks
         us_E = np.fromiter([event.ts for event in events], np.float64, n)
         possible_E = np.abs(us_E) < LIMIT_NS / 1000
@@ -175,11 +166,6 @@ class _Kineto:
         return start_ns_E, track_E, possible_E
 
     def trace(self, damage: Damage) -> Trace:
-        """The trace that was read, with what was damaged in it.
-
-        Raises:
-            InputError: most of it was.
-        """
         n_events = self._n_events + damage.dropped
         if damage.dropped > MAX_DROPPED_FRACTION * n_events:
             raise InputError(f"{self._source}: {damage.dropped} of {n_events} events are not JSON objects of a trace")
@@ -204,7 +190,6 @@ class _Kineto:
 
 
 def _links(events: list[_Event]) -> Ints:
-    """What ties events to others; -1 where nothing does, or what is written ties nothing."""
     links = [-1 if event.args is None else event.args.correlation for event in events]
     if not {type(link) for link in links} <= {int}:
         links = [link if type(link) is int else -1 for link in links]
@@ -236,7 +221,6 @@ def _leniently(event: bytes) -> _Event | None:
 
 
 def _number(value: Any) -> float | None:
-    """A time, however it is written; one that is none, or without end, is counted among the impossible ones."""
     return None if isinstance(value, bool) or not isinstance(value, (int, float, str)) else float(value)
 
 

@@ -97,7 +97,6 @@ def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> Launc
 
 
 def _device_events(trace: Trace) -> Events | None:
-    """All that the device did, in order; None where that is too much to be looked at as one."""
     try:
         found = gathered(trace.parts(EventQuery(ON_DEVICE)), MAX_LAUNCHES, "")
     except InputError:
@@ -172,7 +171,6 @@ def _shown(trace: Trace, number: int) -> str:
 
 
 def _calls(trace: Trace, track: int, spans: Intervals) -> Events:
-    """The calls in some spans that launched something."""
     found, n_found = [], 0
     for part in trace.parts(EventQuery((RUNTIME,), tracks=trace.process(track))):
         its = part.at(spans.hold(part.start_E) & (part.link_E >= 0))

@@ -64,7 +64,6 @@ class _Export:
         self._broken = 0
 
     def traces(self) -> Iterator[Trace]:
-        """One process after the other."""
         if not self._columns_of["NVTX_EVENTS"] and not self._columns_of["CUPTI_ACTIVITY_KIND_KERNEL"]:
             raise InputError(f"{self._path}: SQLite, but no Nsight export with NVTX ranges or kernels")
         self._ranges()
@@ -81,7 +80,6 @@ class _Export:
             yield self._of_process.pop(process).trace(began_ns, notes)
 
     def _columns(self, table: str) -> frozenset[str]:
-        """The columns of a table; none where there is no such table."""
         return frozenset(row[1] for row in self._database.execute(f"PRAGMA table_info({table})"))
 
     def _rows(self, table: str) -> Iterator[tuple[Any, ...]]:
@@ -92,7 +90,6 @@ class _Export:
         return iter(self._database.execute(f"SELECT {columns} FROM {table}"))
 
     def _strings(self) -> dict[int, str]:
-        """The strings that name an event, and no others."""
         used = [
             f"SELECT {column} FROM {table}"
             for table, columns in _TABLES.items()
@@ -145,7 +142,6 @@ class _Export:
             self._broken += 1
 
     def _began_ns(self) -> int:
-        """When the session began, since 1970; 0 where the file does not say."""
         if "utcEpochNs" not in self._columns("TARGET_INFO_SESSION_START_TIME"):
             return 0
         row = self._database.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()

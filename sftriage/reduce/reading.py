@@ -46,7 +46,6 @@ def read_traces(path: Path) -> Iterator[Trace]:
 
 
 def _is_sqlite(path: Path) -> bool:
-    """Whether a file is to be read as SQLite and not as JSON (plain, gzip or tar)."""
     try:
         if path.is_dir():
             raise InputError(f"{path}: a directory; name the trace files themselves")
@@ -69,7 +68,6 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def _documents(path: Path) -> Iterator[Trace]:
-    """The traces of JSON documents: of one, or of those in a tar. Nothing is unpacked to disk."""
     with path.open("rb") as file:
         packed = _Unpacked(file) if file.peek(len(_GZIP)).startswith(_GZIP) else None
         stream: IO[bytes] = file if packed is None else io.BufferedReader(packed, _HEAD_BYTES)
@@ -105,7 +103,6 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """See `io.RawIOBase`."""
         into = memoryview(buffer).cast("B")
         while not self.notes:
             self._packed = self._packed or self._file.read(CHUNK_BYTES)

@@ -96,7 +96,6 @@ def find_sampled(
 
 
 def _looked_at(one: SampledRank, stage: str, steps: list[int]) -> tuple[StageProfile, dict[tuple[str, str], Share]]:
-    """A rank's stage in some steps, and what took it, by function and file."""
     found = spots(one.samples, stage, steps)
     stage_s, weight_ns = one.mean_s(stage, steps), sum(spot.weight_ns for spot in found)
     per_ns = stage_s / weight_ns if weight_ns else 0.0
@@ -129,7 +128,6 @@ def _looked_at(one: SampledRank, stage: str, steps: list[int]) -> tuple[StagePro
 
 
 def _ran(spot: Spot) -> float:
-    """The fraction of its time that the thread ran, or was ready to."""
     return min(1.0, (spot.run_fraction or 0.0) + (spot.waited_fraction or 0.0))
 
 

@@ -263,7 +263,6 @@ class _Document(_Model):
         return self
 
     def _processes(self) -> Iterator[tuple[_Rows, Sequence[_Profile]]]:
-        """The trainer, and its workers, each with its threads' profiles."""
         at = 0
         for rows in (self.sftriage, *self.sftriage.workers):
             yield rows, self.profiles[at : at + len(rows.threads)]

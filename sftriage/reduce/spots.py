@@ -85,14 +85,12 @@ class _Spent:
     waits_in: Counter[str] = field(default_factory=Counter)
 
     def add_others(self, samples: StackSamples, at: int) -> None:
-        """Where the program's other threads were."""
         for thread in samples.others:
             stack = thread.stacks_N[at]
             if stack and not _IDLE.search(samples.frames[stack[-1]].file) and samples.own_frame(stack).own:
                 self.meanwhile[thread.name, samples.own_frame(stack)] += 1
 
     def add_times(self, samples: StackSamples, at: int) -> None:
-        """What the threads did between the sample before and this one."""
         since_ns = samples.time_ns_N[at] - samples.time_ns_N[at - 1]
         run_ns, waited_ns = _ran(samples.training, at)
         if run_ns is None or waited_ns is None:
@@ -115,7 +113,6 @@ class _Spent:
 
 
 def _ran(thread: ThreadSamples, at: int) -> tuple[int | None, int | None]:
-    """How long a thread ran, and waited for a core, since the sample before."""
     run, waited = thread.run_ns_N[at - 1 : at + 1], thread.waited_ns_N[at - 1 : at + 1]
     return (None, None) if min(run) < 0 or min(waited) < 0 else (run[1] - run[0], waited[1] - waited[0])
 

@@ -174,7 +174,6 @@ def reduce_trace(trace: Trace, names: Names | None = None) -> Reduction:
 
 
 def _stages(trace: Trace, steps: TracedSteps, names: Names) -> tuple[Origin, dict[str, Intervals]]:
-    """The time of each stage, by the best marks there are."""
     if names.stages is not None:
         return "map", _marked(trace, steps, names.stages)
     own = {name.removeprefix(OWN): (escape(name),) for name in trace.names if name.startswith(OWN) and _may_be(name)}
@@ -208,7 +207,6 @@ def _marked(trace: Trace, steps: TracedSteps, stages: Mapping[str, Sequence[str]
 
 
 def _recognised(trace: Trace, steps: TracedSteps) -> dict[str, Intervals]:
-    """Stages by the names of the field, and by what operators give away where there are none."""
     found = _marked(trace, steps, FIELD)
     taken = both(*found.values())
     if "h2d" not in found:
@@ -224,7 +222,6 @@ def _recognised(trace: Trace, steps: TracedSteps) -> dict[str, Intervals]:
 
 
 def _add(found: dict[str, Intervals], taken: Intervals, stage: str, spans: Intervals) -> Intervals:
-    """Give a stage what nobody has taken yet; returns what is taken then."""
     spans = spans.without(taken)
     if spans.total_ns:
         found[stage] = both(found.get(stage, NOTHING), spans)
@@ -232,7 +229,6 @@ def _add(found: dict[str, Intervals], taken: Intervals, stage: str, spans: Inter
 
 
 def _centre(spans: Intervals, steps: TracedSteps) -> float:
-    """How far into its step a stage is, in the mean of its time: what the order of the stages goes by."""
     step_K = np.searchsorted(steps.start_N, spans.start_K, side="right") - 1
     middle_K = (spans.start_K + spans.end_K) / 2 - steps.start_N[step_K]
     return float(np.average(middle_K, weights=spans.end_K - spans.start_K))

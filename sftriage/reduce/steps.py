@@ -62,7 +62,6 @@ def find_steps(trace: Trace, names: Names) -> TracedSteps:
 
 
 def _marked(trace: Trace, names: Names) -> Events:
-    """The events that mark steps."""
     if names.step is not None or names.step_end is not None:
         wanted = EventQuery(ON_HOST, matching(trace.names, [str(names.step or names.step_end)]))
     else:
@@ -72,7 +71,6 @@ def _marked(trace: Trace, names: Names) -> Events:
 
 
 def _numbers(trace: Trace, name_N: Ints, names: Names) -> Ints:
-    """The steps' own numbers; where a name has none, or all have the same name, they are counted."""
     said, which_N = np.unique(name_N, return_inverse=True)
     found = [_NUMBER.search(trace.names[name]) for name in said.tolist()]
     numbers = [int(match.group(1)) for match in found if match and len(match.group(1)) < 18]
@@ -82,7 +80,6 @@ def _numbers(trace: Trace, name_N: Ints, names: Names) -> Ints:
 
 
 def _nothing(trace: Trace, names: Names) -> str:
-    """Why there are no steps, and what could mark them."""
     if names.step is not None or names.step_end is not None:
         return f"nothing in it is called {names.step or names.step_end!r}"
     counts = np.zeros(len(trace.names), dtype=np.int64)

@@ -91,7 +91,6 @@ def _by_rank(reductions: Sequence[Reduction]) -> list[Reduction]:
 
 
 def _schema(reductions: Sequence[Reduction]) -> StageSchema:
-    """The stages of all ranks, in the order in which they mostly come; those that synchronise on most ranks do."""
     places: dict[str, list[float]] = defaultdict(list)
     for reduction in reductions:
         for place, stage in enumerate(reduction.schema.stages[:-1]):

@@ -35,7 +35,6 @@ def tracks_of(samples: StackSamples) -> StackTracks:
 
 
 def _starts(time_ns: Sequence[int], period_ns: int) -> list[int]:
-    """What a sample stands for begins where the one before was taken."""
     return [time_ns[0] - period_ns, *time_ns[:-1]] if time_ns else []
 
 
@@ -66,7 +65,6 @@ def _slices(
 
 
 def _marks(samples: StackSamples) -> Iterator[StackSlice]:
-    """Steps and stages, as the samples met them: each ends where the next one that was met begins."""
     met = list(dict.fromkeys(zip(samples.step_N, samples.stage_N, samples.since_ns_N, strict=True)))
     if not met:
         return

@@ -123,7 +123,6 @@ class Catalogue:
     def _read(
         self, references: Collection[str], progress: Progress | None
     ) -> tuple[list[tuple[str, Manifest]], tuple[str, ...]]:
-        """The manifests of captures, by reference, and what is the matter with the others."""
         found: list[tuple[str, Manifest]] = []
         problems: list[str] = []
         refused: dict[str, str] = {}
@@ -166,7 +165,6 @@ class Catalogue:
         return frozenset(connection.execute(query).scalars())
 
     def _unexplained(self, connection: Connection) -> frozenset[str]:
-        """The newest captures of which it was not known yet why their rank was slow: that is noted later."""
         now = datetime.now(timezone.utc)
         at = captures.c.created_at
         lately = at >= written(now - _EXPLAINED_LATER), at <= written(now)
@@ -189,7 +187,6 @@ class Catalogue:
         return self._database.store_name(self._its_store.place)
 
     def _ask(self, question: Callable[[Connection], _Answer], *, write: bool = False, indexed: bool = False) -> _Answer:
-        """Answer from the database; if it is damaged, from a new one."""
         try:
             return self._answer(question, write=write, indexed=indexed)
         except (DBAPIError, Foreign) as error:
@@ -217,7 +214,6 @@ class Catalogue:
 
 
 def _upsert(table: Table, rows: Sequence[dict[str, Any]], connection: Connection) -> None:
-    """Insert rows, over those that are there."""
     # Each dialect has an insert of its own, which are spelt alike.
     statement: Any = import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert(table)
     connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_=dict(statement.excluded)), rows)
@@ -234,7 +230,6 @@ def _batches(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
 
 
 def _each_once(rows: Sequence[CaptureRow]) -> list[CaptureRow]:
-    """A capture that lies in several stores, as the nearest of them has it."""
     nearest: dict[tuple[str, str, str], CaptureRow] = {}
     for row in sorted(rows, key=lambda row: distance(row.store)):
         nearest.setdefault((row.job, row.run, row.capture_id), row)

@@ -198,7 +198,6 @@ class Disk:
                 self._recover(over=False)
 
     def _put(self, task: _Task, lane: str, *, latest: bool) -> _Task | None:
-        """Queue a task, or give its write to the one it replaces; None where it is dropped."""
         queued = self._lanes.get(lane)
         if latest and queued and (self._current is None or self._current[0] is not queued[-1]):
             queued[-1].act = task.act
@@ -219,7 +218,6 @@ class Disk:
         (self._ready_last if self._lanes[lane][0].last else self._ready).append(lane)
 
     def _started(self) -> bool:
-        """Start the thread; where that is not possible, tasks wait until it is."""
         if self._thread is None:
             thread = threading.Thread(target=self._work, name="sftriage-disk", daemon=True)
             try:
@@ -231,7 +229,6 @@ class Disk:
         return True
 
     def _left_s(self) -> float:
-        """How long the task in progress may still take."""
         if (current := self._current) is None:
             return float("inf")
         return max(0.0, current[1] + current[0].patience_s - time.monotonic())

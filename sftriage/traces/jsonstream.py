@@ -165,7 +165,6 @@ class TraceReader:
         self._pass_rest()
 
     def _mend_head(self) -> None:
-        """Pass the opening bracket; where what is before the events is damaged, all of that."""
         while len(self._text) < MEND_BYTES and not self._ended and not _OPENING.search(self._text):
             self._fill()
         start = self._at
@@ -183,7 +182,6 @@ class TraceReader:
         self._at += 1
 
     def _members(self) -> None:
-        """The keys and values of the document."""
         while True:
             sign = self._peek(rb",")
             if sign == b"}":
@@ -208,7 +206,6 @@ class TraceReader:
                 self._values[name] = self._decoded(value)
 
     def _mend_tail(self) -> bool:
-        """Pass what is behind the events, where that is damaged."""
         while len(self._text) - self._at < MEND_BYTES and not self._ended:
             self._fill()
         tail = self._text[self._at :].rstrip()
@@ -223,11 +220,9 @@ class TraceReader:
         return True
 
     def _keep(self, document: bytes) -> None:
-        """Keep the values that are wanted of a document that was mended."""
         self._values.update((name, value) for name, value in self._decoded(document).items() if name in self._values)
 
     def _pass_rest(self) -> None:
-        """Read what is behind the trace, and note it."""
         start, rest = self._passed + self._at, b""
         while not (rest := rest or self._text[self._at :].strip(b" \t\r\n\x00")) or not self._ended:
             if self._ended:
@@ -245,7 +240,6 @@ class TraceReader:
             return None
 
     def _value(self, *, keep: bool) -> bytes:
-        """Pass over one value; its text if that is to be kept."""
         if self._peek() not in b'"[{':
             return self._scalar()
         kept: list[bytes] = []
@@ -277,7 +271,6 @@ class TraceReader:
             self._fill()
 
     def _scalar(self) -> bytes:
-        """Pass over a number or a word."""
         while True:
             scalar = _SCALAR.match(self._text, self._at)
             if scalar is None:
@@ -288,7 +281,6 @@ class TraceReader:
             self._fill()
 
     def _events(self, *, may_end: bool) -> None:
-        """The list of events, from behind its opening bracket to behind its closing one."""
         self._lists += 1
         want = PIECE_BYTES
         while True:
@@ -331,7 +323,6 @@ class TraceReader:
         return False
 
     def _count(self, at: int) -> list[int]:
-        """Where the events end that are here whole, by counting brackets."""
         ends: list[int] = []
         depth = 0
         for token in _TOKEN.finditer(self._text, at, min(len(self._text), at + max(PIECE_BYTES, 2 * MAX_VALUE_BYTES))):
@@ -353,7 +344,6 @@ class TraceReader:
         return ends
 
     def _take_counted(self, ends: list[int]) -> bool:
-        """Take events whose ends were counted: all at once, or up to the first that is no JSON; False if none is."""
         while ends and not self._may_end(([self._at, *ends])[-2], ends[-1]):
             ends = ends[:-1]
         if not ends:
@@ -437,7 +427,6 @@ class TraceReader:
         return count
 
     def _note(self, start: int, end: int, event: bytes | None) -> None:
-        """Keep an event that stands from one place to another, as it was mended; None where it is lost."""
         if event is None:
             self._damaged("event", start, end, DROPPED)
             return
@@ -446,7 +435,6 @@ class TraceReader:
             self._damaged("name", start, end, event)
 
     def _take_noted(self) -> None:
-        """Take the events that were kept: all at once, or one by one if something in them is odd."""
         events, self._one_by_one = self._one_by_one, []
         if self._taken(b",".join(event for _, event in events)):
             return
@@ -455,12 +443,10 @@ class TraceReader:
                 self.damage.note("event", at)
 
     def _damaged(self, what: Damaged, start: int, end: int, instead: bytes) -> None:
-        """Note a damage, and what is to stand there."""
         self.damage.note(what, self._passed + start)
         self._edit(self._passed + start, self._passed + end, instead)
 
     def _peek(self, also: bytes = b"") -> bytes:
-        """The next sign that is not white space (nor any of ``also``), which is not passed."""
         pattern = _BETWEEN if also else _SPACED
         while True:
             self._at = pattern.match(self._text, self._at).end()  # type: ignore[union-attr]  # it matches nothing, too
@@ -490,7 +476,6 @@ class TraceReader:
 
 
 def _event(text: bytes) -> bytes | None:
-    """An event, mended where it has to be; None where this is none."""
     if _complete(text):
         return text
     for needs in (("ph", "ts"), ("ph",)):  # (metadata has no time)
@@ -501,7 +486,6 @@ def _event(text: bytes) -> bytes | None:
 
 
 def _complete(text: bytes) -> bool:
-    """Whether this is an event that has all that one needs."""
     try:
         made = msgspec.json.decode(text)
     except UNDECODABLE:

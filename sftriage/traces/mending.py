@@ -70,7 +70,6 @@ def mended(text: bytes, keys: Collection[str] | None = None, needs: Collection[s
 
 
 def _escaped(written: str) -> str:
-    """A string between its quotes, or a word that JSON does not have, as JSON writes it."""
     if not written.startswith('"'):
         return json.dumps(written, ensure_ascii=False)
     # Who escapes nothing has written each backslash as it was.
@@ -101,7 +100,6 @@ class _Reading:
         self._left = _MAX_VALUES
 
     def strings(self) -> list[tuple[int, int]] | None:
-        """Where the strings are, and the words that JSON does not have; None where this is no object."""
         if not self._source.startswith("{"):
             return None
         while self._ways and self._left > 0:
@@ -125,7 +123,6 @@ class _Reading:
         return False
 
     def _value(self, way: _Way) -> bool:
-        """Read one value, or the first one in it."""
         source = self._source
         while way.string < 0:
             way.at = self._skip(way.at)
@@ -157,7 +154,6 @@ class _Reading:
         return True
 
     def _more(self, way: _Way) -> bool | None:
-        """Go on behind a value: to the next one, which is to be there; None where the object has ended."""
         while way.opened:
             at = self._skip(way.at)
             sign, way.at = self._source[at : at + 1], at + 1

@@ -184,7 +184,6 @@ class Objects:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What obstore raises, as a StoreError; what is not there stays a FileNotFoundError."""
         from obstore.exceptions import BaseError
 
         try:

@@ -101,7 +101,6 @@ def for_viewer(
 def _stacks(
     trace: StoredFile, file: Path, made: contextlib.ExitStack, stack_tracks: Callable[[Path], StackTracks]
 ) -> dict[str, StackTracks]:
-    """The stacks that were sampled beside a trace, or that it is itself; none where they cannot be had."""
     with contextlib.suppress(SftriageError):
         for artefact in trace.manifest.artefacts:
             if artefact.name == SAMPLES_NAME:
@@ -112,7 +111,6 @@ def _stacks(
 
 
 def _beside(trace: StoredFile) -> list[StoredFile]:
-    """The trace of the capture that goes with this one, if it can be had."""
     with contextlib.suppress(SftriageError):
         return [
             StoredFile(trace.store, reference, other, other.artefacts[0], None, trace.copying)

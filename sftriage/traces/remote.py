@@ -205,7 +205,6 @@ class RemoteStore(Store):
             self._objects.delete(key)
 
     def _key(self, reference: str) -> str:
-        """Where a capture lies. A bare id in a store of many runs is looked up."""
         if self._scope:
             return f"{self._scope}/{check_id(reference)}"
         if "/" in reference:
@@ -226,7 +225,6 @@ class RemoteStore(Store):
         return key.rpartition("/")[2] if self._scope else key
 
     def _places(self) -> dict[str, _Names]:
-        """Every place that a capture may have, and what lies in it. Nothing of it is checked."""
         places: dict[str, _Names] = {}
         for key, size in self._objects.sizes(self._scope).items():
             place, _, name = key.rpartition("/")
@@ -235,7 +233,6 @@ class RemoteStore(Store):
         return places
 
     def _listed(self) -> dict[str, _Names]:
-        """The places that have a manifest."""
         return {place: names for place, names in self._places().items() if MANIFEST_NAME in names}
 
     def _lying(self, key: str) -> _Names:
@@ -244,14 +241,12 @@ class RemoteStore(Store):
         return {name: size for name, size in names.items() if "/" not in name}
 
     def _names(self, key: str) -> _Names:
-        """What lies in a place that has a manifest."""
         names = self._lying(key)
         if MANIFEST_NAME not in names:
             raise UsageError(f"no capture {key.rpartition('/')[2]} in {self.place}")
         return names
 
     def _look(self, key: str, names: _Names) -> tuple[Manifest, Condition]:
-        """The manifest of a place, if it belongs there, and whether its artefacts lie beside it in the right size."""
         place, where = CaptureKey.parse(key), f"{self._objects.place}/{key}"
         source = f"{where}/{MANIFEST_NAME}"
         if names[MANIFEST_NAME] > MAX_MANIFEST_BYTES:
@@ -272,7 +267,6 @@ class RemoteStore(Store):
         return manifest, WHOLE
 
     def _whole(self, key: str, names: _Names) -> Manifest | Condition | None:
-        """A capture, what is the matter with it, or None where it was removed while we looked."""
         try:
             manifest, condition = self._look(key, names)
         except UsageError:

@@ -127,7 +127,6 @@ class Sender:
             raise IntegrityError(f"{self.remote.place}/{capture_id}/{artefact.name}: not what was sent there")
 
     def _told(self, file: BinaryIO, capture_id: str, artefact: Artefact) -> Iterator[bytes]:
-        """What is in a file, told of as it is sent."""
         size_bytes = 0
         for piece in chunks(file):
             size_bytes += len(piece)

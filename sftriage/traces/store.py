@@ -189,7 +189,6 @@ class LocalStore(Store):
             return None, Condition.after(error)
 
     def _whole(self, capture_id: str) -> Manifest | Condition:
-        """A capture, or what is the matter with it."""
         manifest, condition = self.seen(capture_id)
         return manifest if manifest is not None and condition.whole else condition
 
@@ -306,13 +305,11 @@ class LocalStore(Store):
         return 0
 
     def _elsewhere(self, capture_id: str, artefact: Artefact) -> str | None:
-        """The store elsewhere that an artefact lies in, if it does not lie here any more."""
         if os.path.lexists(self._captures / capture_id / artefact.name):
             return None
         return self.copy_elsewhere(capture_id)
 
     def _directory(self, capture_id: str) -> Path:
-        """Where a capture that is there lies."""
         directory = self._captures / check_id(capture_id)
         if not directory.is_dir() or directory.is_symlink():
             raise UsageError(f"no capture {capture_id} in {self._captures}")
@@ -338,7 +335,6 @@ class LocalStore(Store):
 
 
 def _take(source: FileToStore, target: Path) -> Artefact:
-    """Copy a file, gzipped where it is to be, and synced; the sum and size are those of the bytes as written."""
     with regular(source.path, CaptureError) as plain, private(target) as file:
         if os.fstat(plain.fileno()).st_size == 0:
             raise CaptureError(f"{source.path}: the trace is empty")

@@ -220,7 +220,6 @@ class Uploader:
             self._dropped.add(capture_id)
 
     def _attempt(self, name: str, act: Callable[[], None]) -> None:
-        """Do one thing, unless it has failed and is not due; a failure keeps nothing else up."""
         if self._stop.is_set():
             raise Stopped
         failed = self._failures.get(name, Failure())
@@ -256,7 +255,6 @@ class Uploader:
         self._stand(current=now, moved_bytes=self._standing.moved_bytes + max(0, moved))
 
     def _stand_after(self, ids: list[str], asked: int) -> None:
-        """How it stands once everything was looked at."""
         removals = {f"removal of {one.capture_id}": one.capture_id for one in self._outbox.removals()}
         self._failures = {name: one for name, one in self._failures.items() if name in removals or name in ids}
         why = {name: one.reason for name, one in self._failures.items()}

@@ -135,7 +135,6 @@ def lay_out(
 
 
 def _document(path: Path) -> dict[str, Any] | None:
-    """A trace of torch.profiler, if it is one of a size that can be laid out."""
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -148,21 +147,17 @@ def _document(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Stacks:
-    """The sampled stacks of a capture, and what the host's clock is ahead of the one that they were taken by."""
-
     found: StackTracks
     ahead_ns: int
 
     @classmethod
     def of(cls, manifest: Manifest, found: StackTracks | None) -> _Stacks | None:
-        """None where there are none, or the capture does not say what its clocks were."""
         clock = manifest.capture.clock
         if found is None or not found.tracks or not {"mono_ns", "wall_ns"} <= clock.keys():
             return None
         return cls(found, clock["wall_ns"] - clock["mono_ns"])
 
     def document(self) -> dict[str, Any]:
-        """A trace of the steps and the stages alone."""
         base_ns = min((one.start_ns for one in self.found.marks), default=0)
         marks = [
             {"ph": "X", "cat": "user_annotation", "name": one.name, "pid": 1, "tid": 1, "args": {}}
@@ -175,7 +170,6 @@ class _Stacks:
     def events(
         self, rank: int, role: str, process: object, origin_ns: int, numbers: Iterator[int]
     ) -> Iterable[Mapping[str, Any]]:
-        """A track a thread: those of the trainer under its own ``process``, those of each worker under another."""
         processes = {"": process}
         for order, track in enumerate(self.found.tracks):
             thread = next(numbers)
@@ -195,8 +189,6 @@ class _Stacks:
 
 
 class _Rank:
-    """One rank's trace, with its sampled stacks where there are some."""
-
     def __init__(self, manifest: Manifest, document: dict[str, Any], stacks: _Stacks | None = None) -> None:
         self._manifest, self._stacks = manifest, stacks
         base = document.get("baseTimeNanoseconds", 0)
@@ -211,7 +203,6 @@ class _Rank:
         self.last_ns = max((self._ns(event) + _length_ns(event) for event in timed), default=0)
 
     def flagged(self) -> tuple[_Slice, _Slice]:
-        """The suspect stage where it is longest in a step that has the fault, and this step; else the step itself."""
         reproduced = self._manifest.reproduced
         faulty = {f"{_STEP}{number}" for number in (reproduced.fault_steps if reproduced else ())}
         steps = [one for one in self.steps if one.name in faulty] or self.steps
@@ -220,7 +211,6 @@ class _Rank:
         return max(inside, key=lambda pair: pair[0].length_ns, default=(longest, longest))
 
     def events(self, origin_ns: int, numbers: Iterator[int], taken: set[object]) -> Iterable[Mapping[str, Any]]:
-        """Its events as they are to be: with the rank's name, and with processes and flows that are nobody else's."""
         processes: dict[object, object] = {}
         flows: defaultdict[str, int] = defaultdict(lambda: next(numbers))
         labels = {
@@ -260,7 +250,6 @@ class _Rank:
 
 
 def _placed(event: Mapping[str, Any]) -> bool:
-    """Whether it has a time and a track."""
     track = (event.get("pid"), event.get("tid", 0))
     return isinstance(event.get("ts"), int | float) and all(isinstance(one, int | str) for one in track)
 

@@ -126,7 +126,6 @@ def _places(values_E: NDArray[Any]) -> tuple[NDArray[Any], IndexArray]:
 
 
 def _numbered(rows: Rows) -> tuple[NDArray[Any], IndexArray]:
-    """Each (type, sequence number, stage) that occurs, and of each row which of them it is."""
     n_seq, n_stages = int(rows.seq_E.max()) + 1, int(rows.pp_E.max()) + 1
     if len(rows.optypes) * n_seq * n_stages > MAX_CELLS:
         raise InputError(f"seq_id up to {n_seq - 1} of {n_stages} stages: too many operations in a step")
@@ -174,7 +173,6 @@ def _operations(
     duration_TNW: AnyFloat,
     n_left_out: int,
 ) -> Operations:
-    """``at_T`` is where in ``rows`` the first step of the first data-parallel rank has each operation."""
     end_TNW = start_TNW + duration_TNW
     names = [rows.optypes[index] for index in rows.optype_E[at_T]]
     ops = [
@@ -215,7 +213,6 @@ def _operations(
 
 
 def _ranks(rows: Rows) -> dict[tuple[int, int], int]:
-    """Who is who, where there is one global rank to a worker."""
     if rows.rank_E is None:
         return {}
     n_stages = int(rows.pp_E.max()) + 1

@@ -91,7 +91,6 @@ def graph_of(
 def _in_order(
     before: Sequence[set[int]], group_T: IndexArray, members: dict[int, list[int]], names: Callable[[int], str]
 ) -> list[list[int]]:
-    """Operations level by level: those of a group together, once nothing that any of them waits for is left."""
     peers_T = [members.get(int(group), [op]) for op, group in enumerate(group_T)]
     after: list[list[int]] = [[] for _ in before]
     for later, earlier_ones in enumerate(before):
@@ -195,7 +194,6 @@ def _begins(level: Level, end_TNW: FloatArray) -> FloatArray:
 
 
 def _wait(level: Level, begin_LNW: FloatArray) -> None:
-    """Let the members of each group begin when its last one does."""
     stops = [*level.groups[1:], level.n_grouped]
     for low, high, joined in zip(level.groups, stops, level.joined, strict=True):
         if joined:

@@ -65,8 +65,6 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """A kind, and what all operations would take were it mended."""
-
     kind: Kind
     mended_TNW: AnyFloat
 
@@ -169,14 +167,12 @@ def _steadily(operations: Operations, found: Slowdown, workers: tuple[Worker, ..
 
 
 def _as_slow(found: Slowdown) -> tuple[Worker, ...]:
-    """Of the worst workers those that are slow, and not there to make up their number."""
     by_worker = found.by_worker()
     over = {worker: by_worker[worker] - 1.0 for worker in found.worst}
     return tuple(worker for worker in over if over[worker] >= max(over.values()) / 2)
 
 
 def _slow_in(operations: Operations, workers: tuple[Worker, ...]) -> str:
-    """The type of operation on which workers spend most over the ideal."""
     of_TW = np.broadcast_to(operations.of_workers(workers), (len(operations.type_T), operations.shape[2]))
     measured_TW = operations.work_TNW.mean(axis=1, dtype=np.float64)
     over_T = np.where(of_TW, measured_TW - operations.ideal_T[:, None], 0.0).sum(axis=1)
@@ -201,7 +197,6 @@ def _layers(operations: Operations, phase: str) -> dict[tuple[int, int], IndexAr
 
 
 def _pairs(operations: Operations) -> Iterator[tuple[IndexArray, IndexArray]]:
-    """For each stage and chunk its forward and its backward computations, those of one microbatch at one place."""
     backwards = _layers(operations, "backward")
     for layer, forward_M in _layers(operations, "forward").items():
         of_microbatch = {int(operations.microbatch_T[op]): op for op in backwards.get(layer, ())}
@@ -213,7 +208,6 @@ def _pairs(operations: Operations) -> Iterator[tuple[IndexArray, IndexArray]]:
 
 
 def _lengths(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
-    """Microbatches of one worker that differ, forward and backward alike."""
     correlations = []
     for forward_M, backward_M in _pairs(operations):
         over = [_over_mean(operations.work_TNW[ops_M]) for ops_M in (forward_M, backward_M)]
@@ -232,7 +226,6 @@ def _lengths(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
 
 
 def _over_mean(work_MNW: AnyFloat) -> FloatArray:
-    """Each computation over the mean of its worker."""
     mean_11W = work_MNW.mean(axis=(0, 1), keepdims=True, dtype=np.float64)
     return np.asarray(work_MNW / np.where(mean_11W > 0.0, mean_11W, 1.0) - 1.0)
 
@@ -275,7 +268,6 @@ def _stalls(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
 
 
 def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, BoolArray]:
-    """Each worker's median forward computation (1 × 1 × W), and which of them are spikes that the backward has not."""
     median_11W, backward_11W = (np.median(one, axis=(0, 1), keepdims=True) for one in (forward_MNW, backward_MNW))
     over_MNW = forward_MNW - median_11W
     sigma_11W = _MAD_TO_SIGMA * np.median(np.abs(over_MNW), axis=(0, 1), keepdims=True)
@@ -287,7 +279,6 @@ def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, 
 
 
 def _transfers(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
-    """Transfers and collectives that take longer than they mostly do."""
     for code, mixed in SYNCS.items():
         indices = [at for at, one in enumerate(operations.types) if one.communication and one.mixed == mixed]
         if indices:

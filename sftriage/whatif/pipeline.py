@@ -81,8 +81,6 @@ class Op:
 
 
 class _Stage:
-    """One stage's operations, by type, each type's in the order in which they began."""
-
     def __init__(self, pp: int, ops: Iterable[Op]) -> None:
         self.pp = pp
         self.ops = sorted(ops, key=lambda op: (op.start_s, op.seq, op.order))
@@ -93,7 +91,6 @@ class _Stage:
         return [op for op in self.ops if op.kind in kinds]
 
     def first(self, kind: str) -> list[Op]:
-        """The first of a type, or none."""
         found = self.by_seq.get((kind, 0))
         return [] if found is None else [found]
 
@@ -160,7 +157,6 @@ def _pair(op: Op, n_th: int, n_stages: int) -> tuple[int, int, str]:
 
 
 def _matched(stage: _Stage, n_stages: int) -> Iterator[tuple[Op, Op]]:
-    """Of a stage's transfers, those that belong to a computation, and which."""
     for kind in _PEERS:
         of_kind, transfers = (BACKWARD if kind.startswith("backward") else FORWARD), stage.of(kind)
         computed = stage.of(of_kind)
@@ -205,7 +201,6 @@ def _around_transfers(stage: _Stage, matched: dict[Op, Op]) -> Iterator[tuple[Op
 
 
 def _on_streams(stage: _Stage) -> Iterator[tuple[Op, Op]]:
-    """One after the other: the computations, the transfers of each type, the collectives over parameters."""
     yield from _chain(stage.computed)
     for kind in _PEERS:
         yield from _chain(stage.of(kind))
