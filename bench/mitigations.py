@@ -31,7 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from sftriage.mitigate.costs import Link, under_straggler
+from sftriage.mitigate.advice import Link, under_straggler
 from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, step_s
 from tests.integration.remedies import POLICY
 

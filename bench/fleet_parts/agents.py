@@ -35,8 +35,7 @@ from sftriage.fleet.messages import Block, Shipment
 from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S, ship_s
 from sftriage.fleet.wire import decode_orders, encode
 from sftriage.recorder.layout import RingInfo
-from sftriage.traces.contents import may_contain
-from sftriage.traces.manifest import MANIFEST_NAME, CaptureInfo, Manifest, TriggerInfo
+from sftriage.traces.manifest import MANIFEST_NAME, CaptureInfo, Manifest, TriggerInfo, may_contain
 from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import CAPTURING, FLAGS

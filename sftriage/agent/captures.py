@@ -14,8 +14,7 @@ from sftriage.capture.executor import Executor
 from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.recorder import RingInfo
-from sftriage.traces.contents import contents_of
-from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo
+from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, contents_of
 from sftriage.traces.store import LocalStore
 
 log = logging.getLogger("sftriage")

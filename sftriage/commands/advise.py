@@ -10,8 +10,7 @@ import typer
 from sftriage.commands.options import JsonOption, meant
 from sftriage.commands.output import print_json, write
 from sftriage.errors import InputError, UsageError
-from sftriage.mitigate.advice import Messages
-from sftriage.mitigate.costs import Link
+from sftriage.mitigate.advice import Link, Messages
 from sftriage.mitigate.pipelines import pipeline_of
 from sftriage.policy.quantities import size_bytes
 from sftriage.runs.advice import advice_lines, advice_of_run, advice_values

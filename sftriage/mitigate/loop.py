@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.events import PipelineFigures, RemedyChanged, RemedyReason, RemedyState
-from sftriage.mitigate.advice import MIN_SHARE, Straggler, around
-from sftriage.mitigate.costs import as_measured
+from sftriage.mitigate.advice import MIN_SHARE, Straggler, around, as_measured
 from sftriage.mitigate.pipelines import Pipeline, one_f_one_b, pipeline_seen, planned, slow_link, step_s
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.policy.schema import Mitigate

@@ -13,8 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError
-from sftriage.reduce.columns import ENDS, IGNORED, LIMIT_NS, Columns, pair_halves
-from sftriage.reduce.events import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, Trace
+from sftriage.reduce.events import (
+    ANNOTATION,
+    ENDS,
+    IGNORED,
+    KERNEL,
+    LIMIT_NS,
+    MEMCPY,
+    MEMSET,
+    OPERATOR,
+    PYTHON,
+    RUNTIME,
+    Columns,
+    Trace,
+    pair_halves,
+)
 from sftriage.reduce.intervals import Ints
 from sftriage.traces.jsonstream import Damage, TraceReader
 

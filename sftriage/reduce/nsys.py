@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sftriage.errors import InputError
-from sftriage.reduce.columns import Columns
-from sftriage.reduce.events import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME, Trace
+from sftriage.reduce.events import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME, Columns, Trace
 from sftriage.traces.documents import CONTROL
 
 _PROCESS = ~0xFFFFFF

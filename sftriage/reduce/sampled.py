@@ -9,9 +9,8 @@ from pathlib import PurePath
 
 from sftriage.decisions import LeftOpen
 from sftriage.errors import InputError
-from sftriage.reduce.doing import RUNS_FRACTION
 from sftriage.reduce.samples import StackSamples
-from sftriage.reduce.spots import Spot, spots
+from sftriage.reduce.spots import RUNS_FRACTION, Spot, spots
 from sftriage.traces.documents import CONTROL
 from sftriage.traces.findings import MAX_SHARES, CauseCode, Findings, Share, StageProfile
 

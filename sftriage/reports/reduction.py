@@ -16,8 +16,8 @@ from sftriage.words.verdicts import verdict_sentence
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sftriage.reduce.agreeing import Agreement
     from sftriage.reduce.stages import Reduction
+    from sftriage.reduce.together import Agreement
     from sftriage.runtime.reducing import Confirmation
 
 ORIGINS = {

@@ -17,11 +17,12 @@ from sftriage.mitigate.advice import (
     Messages,
     Remedy,
     Straggler,
+    UnderStraggler,
     advice_of,
+    as_measured,
     straggler_in,
     tells,
 )
-from sftriage.mitigate.costs import UnderStraggler, as_measured
 from sftriage.mitigate.pipelines import Pipeline
 from sftriage.records import plain
 from sftriage.runs.following import WindowRow

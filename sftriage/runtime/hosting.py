@@ -35,8 +35,8 @@ from sftriage.traces.disk import Disk
 from sftriage.traces.files import write_atomically
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.sending import Sender
 from sftriage.traces.store import LocalStore
+from sftriage.traces.uploading import Sender
 from sftriage.traces.uploads import Outbox
 from sftriage.windows.steplog import KeptSteps
 

@@ -11,16 +11,14 @@ import numpy as np
 from sftriage.decisions import Verdict
 from sftriage.errors import InputError, UsageError
 from sftriage.records import Window
-from sftriage.reduce.agreeing import Agreement, Agrees, compare, overall
-from sftriage.reduce.causes import cause_of
+from sftriage.reduce.causes import cause_of, cause_of_rank
 from sftriage.reduce.events import Trace
 from sftriage.reduce.inside import find
 from sftriage.reduce.naming import Names
-from sftriage.reduce.rank_causes import cause_of_rank
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.samples import StackSamples, read_samples
 from sftriage.reduce.stages import Reduction, reduce_trace
-from sftriage.reduce.together import together
+from sftriage.reduce.together import Agreement, Agrees, compare, overall, together
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.runtime.uploads import pusher

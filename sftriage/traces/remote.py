@@ -146,7 +146,7 @@ class RemoteStore(Store):
             self._reference(key) for key, names in self._listed().items() if PIN_NAME in names and _is_place(key)
         )
 
-    # What an upload does, step by step: see `sftriage.traces.sending`.
+    # What an upload does, step by step: see `sftriage.traces.uploading`.
 
     def key_of(self, manifest: Manifest) -> str:
         """Where a capture belongs.

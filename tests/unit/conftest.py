@@ -19,8 +19,7 @@ import pytest
 from sftriage.commands import main
 from sftriage.decisions import CaptureRequest, CaptureResult, Profiler, Trigger
 from sftriage.runs.directory import RunDirectory, RunInfo, create
-from sftriage.traces.contents import may_contain
-from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo
+from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
 from sftriage.traces.store import LocalStore
 
 MEMORY, ROOM_BYTES = Path("/dev/shm"), 2 << 30

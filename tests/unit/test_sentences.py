@@ -55,8 +55,7 @@ from sftriage.events import (
     TakenOver,
     WindowJudged,
 )
-from sftriage.mitigate.advice import Messages, Straggler, advice_of
-from sftriage.mitigate.costs import Link
+from sftriage.mitigate.advice import Link, Messages, Straggler, advice_of
 from sftriage.mitigate.pipelines import Pipeline
 from sftriage.policy.loading import find, load
 from sftriage.policy.losses import losses_of

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.costs import Link, under_straggler
+from sftriage.mitigate.advice import Link, under_straggler
 from sftriage.mitigate.schedule import Schedule, Send, fewest_rounds, schedule_of
 
 ONE_MORE = {13, 14, 21, 22, 23, 25, 26, 27, 28, 30}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sftriage.reduce.agreeing import compare, overall
+from sftriage.reduce.together import compare, overall
 
 SIGNAL = {"data": 0.040, "forward": 0.010, "backward": 0.048, "other": 0.002}
 

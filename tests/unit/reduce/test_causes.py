@@ -10,8 +10,7 @@ from typing import get_args
 import pytest
 
 from sftriage.errors import InputError
-from sftriage.reduce.causes import cause_of
-from sftriage.reduce.rank_causes import cause_of_rank
+from sftriage.reduce.causes import cause_of, cause_of_rank
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, read_samples
 from sftriage.reduce.spots import spots
 from sftriage.traces.findings import CauseCode, Findings, KernelShare, Share, StageProfile

@@ -8,9 +8,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError
-from sftriage.reduce import columns, events, intervals, steps
-from sftriage.reduce.columns import OTHER_NAMES, Columns
-from sftriage.reduce.events import KERNEL, ON_HOST, OPERATOR, RUNTIME, EventQuery, Events, Packed, Trace
+from sftriage.reduce import events, intervals, stages
+from sftriage.reduce.events import (
+    KERNEL,
+    ON_HOST,
+    OPERATOR,
+    OTHER_NAMES,
+    RUNTIME,
+    Columns,
+    EventQuery,
+    Events,
+    Packed,
+    Trace,
+)
 from sftriage.reduce.inside import find
 from sftriage.reduce.intervals import IntervalCollector, Links
 from sftriage.reduce.stages import outside_ns
@@ -88,7 +98,7 @@ def rows_of(part):
 def in_small_parts(patch, block_events=3):
     """Have events packed and looked at a few at a time."""
     for module, name, value in (
-        (columns, "BLOCK_EVENTS", block_events),
+        (events, "BLOCK_EVENTS", block_events),
         (events, "SLAB_EVENTS", 4),
         (events, "_SAMPLED", 2),
         (events, "MOST_SLABS", 100),
@@ -101,7 +111,7 @@ def in_small_parts(patch, block_events=3):
 @given(EVENTS, st.integers(1, 9), st.sets(st.integers(0, 4)), st.sets(st.integers(0, 2)))
 def test_what_is_wanted_of_the_events_is_given_in_their_order(monkeypatch, rows, block, names, tracks):
     # GIVEN events in blocks of any size
-    monkeypatch.setattr(columns, "BLOCK_EVENTS", block)
+    monkeypatch.setattr(events, "BLOCK_EVENTS", block)
     trace = trace_of(rows)
     # THEN those of some kinds, names and threads are the same as of all of them at once
     wanted = [row for row in rows if row[2] in ON_HOST and row[3] in names and row[4] in tracks]
@@ -183,7 +193,7 @@ def test_links_are_a_set(parts, asked):
 
 def test_names_without_end_are_counted_together_but_never_steps_and_stages(tmp_path, monkeypatch):
     # GIVEN a trace in which every operator has a name of its own, and its steps come last
-    monkeypatch.setattr(columns, "MAX_NAMES", 5)
+    monkeypatch.setattr(events, "MAX_NAMES", 5)
     operators = [event(f"op{n}", 10 * n, 5) for n in range(20)]
     marks = [mark("sftriage:data", 0, 200), mark("ProfilerStep#1", 0, 200), mark("sftriage:h2d", 200, 10)]
     one = reduced(tmp_path / "t.json", [*operators, *marks])
@@ -195,7 +205,7 @@ def test_names_without_end_are_counted_together_but_never_steps_and_stages(tmp_p
 
 
 def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "MAX_NAMES_BYTES", 10_000)
+    monkeypatch.setattr(events, "MAX_NAMES_BYTES", 10_000)
     (trace,) = traces_of(tmp_path / "t.json", document([event(f"{n}{'x' * 3000}", n, 1) for n in range(10)]))
     assert len(trace.names) == 4
     assert len(events_of(trace)) == 10
@@ -204,12 +214,12 @@ def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("limit", "some", "said"),
     [
-        ((columns, "MAX_TRACKS", 3), [event("a", n, 1, tid=n) for n in range(5)], "more than 3 threads"),
-        ((steps, "MAX_STEPS", 3), [mark(f"ProfilerStep#{n}", 20 * n, 9) for n in range(9)], "3 marks of steps"),
+        ((events, "MAX_TRACKS", 3), [event("a", n, 1, tid=n) for n in range(5)], "more than 3 threads"),
+        ((stages, "MAX_STEPS", 3), [mark(f"ProfilerStep#{n}", 20 * n, 9) for n in range(9)], "3 marks of steps"),
         ((events, "MAX_OPEN", 5), [mark("sftriage:data", n, 500 - n) for n in range(40)], "5 events are open at one"),
         ((events, "MOST_SLABS", 2), [mark("sftriage:data", 5, n) for n in range(1, 40)], "8 events begin at about one"),
         (
-            (columns, "MAX_HALVES_OPEN", 5),
+            (events, "MAX_HALVES_OPEN", 5),
             [{"ph": "B", "name": "a", "pid": 1, "tid": 1, "ts": n} for n in range(40)],
             "more than 5 events begin and do not end",
         ),
@@ -261,7 +271,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_events_take_a_fraction_of_their_text(tmp_path, monkeypatch, shape):
     # GIVEN as many events as fill a block, as short as they can be, or long
-    monkeypatch.setattr(columns, "BLOCK_EVENTS", 8192)
+    monkeypatch.setattr(events, "BLOCK_EVENTS", 8192)
     written = json.dumps([SHAPES[shape](n) for n in range(9_000)], separators=(",", ":")).encode()
     (trace,) = traces_of(tmp_path / "t.json", written)
     assert len(events_of(trace)) == 9_000

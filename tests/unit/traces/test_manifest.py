@@ -7,8 +7,7 @@ import pytest
 
 from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import InputError
-from sftriage.traces.contents import may_contain
-from sftriage.traces.manifest import MAX_MANIFEST_BYTES, CaptureInfo, Manifest, UnknownVersionError
+from sftriage.traces.manifest import MAX_MANIFEST_BYTES, CaptureInfo, Manifest, UnknownVersionError, may_contain
 
 
 def changed(manifest: Manifest, path: str, value: Any) -> bytes:
