@@ -17,7 +17,7 @@ from sftriage.commands.output import copying, ending_on_sigterm, print_json, say
 from sftriage.commands.traces import CaptureArgument, captures_of
 from sftriage.commands.ui import serve_page
 from sftriage.errors import UsageError
-from sftriage.traces.opening import Program, StoredFile, for_viewer, program_for
+from sftriage.reduce.opening import Program, StoredFile, for_viewer, program_for
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store
 from sftriage.web.browsers import Starter, browser_starter, has_browser
@@ -109,7 +109,6 @@ def _show_page(store: Store, reference: str, how: Showing, start: Starter) -> No
 
 
 def _hand_over(trace: StoredFile, how: Showing, start: Starter) -> None:
-    from sftriage.reduce.tracks import stack_tracks
     from sftriage.web.serving import BackgroundServer
     from sftriage.web.viewer import VIEWER, VIEWER_PORT, ServedTrace, listen_for_viewer, unreachable
 
@@ -119,7 +118,7 @@ def _hand_over(trace: StoredFile, how: Showing, start: Starter) -> None:
         with (
             ending_on_sigterm(),
             listen_for_viewer(port) as listening,
-            for_viewer(trace, stack_tracks) as (file, shown, spot),
+            for_viewer(trace) as (file, shown, spot),
         ):
             served = ServedTrace(shown, trace.name, port, "" if spot is None else spot.parameters)
             with BackgroundServer(served.app(), listening, grace_s=GRACE_S):

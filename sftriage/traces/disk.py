@@ -64,10 +64,10 @@ def refusal(error: BaseException | None) -> str | None:
 
 def _identity(path: Path | None) -> tuple[int, int] | None:
     try:
-        found = path and path.stat()
+        found = None if path is None else path.stat()
     except FileNotFoundError:
         return None
-    return found and (found.st_dev, found.st_ino)
+    return None if found is None else (found.st_dev, found.st_ino)
 
 
 @dataclass(slots=True, eq=False)

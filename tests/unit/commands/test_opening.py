@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from sftriage.traces.opening import program_for
+from sftriage.reduce.opening import program_for
 from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.web.browsers import has_browser
 from tests.unit.recorded import run_at

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.reduce.opening import tracks_of
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, WorkerSamples
-from sftriage.reduce.tracks import tracks_of
 
 FRAMES = tuple(Frame(name, f"/job/{name}.py", 7, f"{name}()") for name in ("main", "load", "decode", "step"))
 MAIN, LOAD, DECODE, STEP = range(4)

@@ -9,7 +9,7 @@ import pytest
 
 from sftriage.decisions import Reproduced
 from sftriage.traces.manifest import ReproducedInfo
-from sftriage.traces.viewing import FirstView, StackSlice, StackTrack, StackTracks, lay_out
+from sftriage.reduce.opening import FirstView, StackSlice, StackTrack, StackTracks, lay_out
 
 
 def marks(start_us, steps):

@@ -1,0 +1,414 @@
+"""A file of a capture to open: its viewer, a verified copy, and for Perfetto the traces of several ranks in one file.
+
+Each rank's tracks carry its name. Sampled stacks stand beside what the profiler recorded, or alone. Times are whole
+nanoseconds since the first event: the viewer selects a slice by its exact time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import tempfile
+import urllib.parse
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
+from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+
+from sftriage.decisions import Profiler
+from sftriage.errors import SftriageError, UsageError
+from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, read_samples
+from sftriage.sampling.sampler import NAME as SAMPLES_NAME
+from sftriage.traces.manifest import Artefact, Manifest
+from sftriage.traces.store import LocalStore
+from sftriage.traces.stores import Store, beside, destination_of
+
+Program = Literal["perfetto", "nsys-ui", "sqlite3", "text", "none"]
+
+Copying = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Shows how many bytes of how many of a named file have been copied."""
+
+
+def program_for(name: str, profiler: Profiler) -> Program:
+    """What shows a file of a capture."""
+    if name == SAMPLES_NAME or (profiler == "torch" and name.endswith((".json", ".json.gz"))):
+        return "perfetto"
+    by_suffix: Mapping[str, Program] = {".nsys-rep": "nsys-ui", ".sqlite": "sqlite3", ".json": "text"}
+    return by_suffix.get(Path(name).suffix, "none")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a capture, its store, where to leave a copy (``out``), and what shows the progress of copying."""
+
+    store: Store
+    reference: str
+    manifest: Manifest
+    artefact: Artefact
+    out: Path | None
+    copying: Copying
+
+    @property
+    def name(self) -> str:
+        """The file's name outside the store, with the capture's id."""
+        return f"{self.manifest.capture_id}-{self.artefact.name}"
+
+    @property
+    def here(self) -> Path | None:
+        """Where it lies, if it is on this machine."""
+        if not isinstance(self.store, LocalStore):
+            return None
+        try:
+            return self.store.path(self.reference, self.artefact.name)
+        except UsageError:
+            # It was uploaded, and is there alone.
+            return None
+
+    @contextlib.contextmanager
+    def verified(self) -> Iterator[Path]:
+        """A verified copy: in ``out``, or in a private directory that is gone after the block."""
+        if self.out is not None:
+            yield self._copied(destination_of(self.name, self.out, force=False))
+            return
+        with tempfile.TemporaryDirectory(prefix="sftriage-open-") as directory:
+            yield self._copied(Path(directory) / self.name)
+
+    def _copied(self, target: Path) -> Path:
+        with self.copying(self.artefact.name, self.artefact.size_bytes) as progress:
+            return self.store.get(self.reference, self.artefact.name, target, progress=progress)
+
+
+@contextlib.contextmanager
+def for_viewer(trace: StoredFile) -> Iterator[tuple[Path, Path, FirstView | None]]:
+    """A capture's trace, the file for the viewer, and where that opens: the suspect with its control beside it.
+
+    Where they cannot be laid out so, the viewer gets the trace as it was stored. The files are gone after the block.
+    """
+    with contextlib.ExitStack() as made:
+        file = made.enter_context(trace.verified())
+        target = Path(made.enter_context(tempfile.TemporaryDirectory(prefix="sftriage-open-"))) / trace.name
+        alone = [(trace.manifest, file)]
+        both, stacks = list(alone), _stacks(trace, file, made)
+        with contextlib.suppress(SftriageError):
+            if trace.artefact == trace.manifest.artefacts[0]:
+                for reference, manifest in beside(trace.store, trace.reference, trace.manifest)[:1]:
+                    other = StoredFile(trace.store, reference, manifest, manifest.artefacts[0], None, trace.copying)
+                    its = made.enter_context(other.verified())
+                    both.append((manifest, its))
+                    stacks |= _stacks(other, its, made)
+        both.sort(key=lambda one: one[0].capture.role == "control")
+        spot = lay_out(both, target, stacks) or lay_out(alone, target, stacks)
+        yield file, file if spot is None else target, spot
+
+
+def _stacks(trace: StoredFile, file: Path, made: contextlib.ExitStack) -> dict[str, StackTracks]:
+    with contextlib.suppress(SftriageError):
+        for artefact in trace.manifest.artefacts:
+            if artefact.name == SAMPLES_NAME:
+                if artefact != trace.artefact:
+                    file = made.enter_context(replace(trace, artefact=artefact, out=None).verified())
+                return {trace.manifest.capture_id: tracks_of(read_samples(file))}
+    return {}
+
+
+MAX_BYTES = 96 << 20
+"""Larger JSON is not laid out anew: that would take gigabytes of memory."""
+
+_STEP, _STAGE, _FLOWS = "ProfilerStep#", "sftriage:", ("s", "t", "f")
+_NAMES = ("process_name", "process_labels", "process_sort_index")
+_BESIDE_FRACTION = 0.1
+"""Of a step, shown on both sides of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstView:
+    """What the viewer opens with, in nanoseconds of the trace: the selected slice, and the visible range."""
+
+    selected_ns: int
+    selected_length_ns: int
+    first_ns: int
+    last_ns: int
+
+    @property
+    def parameters(self) -> str:
+        """The parameters of the viewer's documented deep link, with its commands that expand and pin tracks.
+
+        A process is called ``rank 2 (suspect)``, and its thread that takes the steps ``rank 2 suspect``.
+        """
+        commands = [
+            {"id": "dev.perfetto.ExpandTracksByRegex", "args": [r"^rank \d+ \("]},
+            {"id": "dev.perfetto.PinTracksByRegex", "args": [r"^rank \d+ [a-z]"]},
+        ]
+        values = {
+            "ts": self.selected_ns,
+            "dur": self.selected_length_ns,
+            "visStart": self.first_ns,
+            "visEnd": self.last_ns,
+            "startupCommands": json.dumps(commands, separators=(",", ":")),
+        }
+        return urllib.parse.urlencode(values, quote_via=urllib.parse.quote)
+
+
+@dataclass(frozen=True, slots=True)
+class StackSlice:
+    """A slice of a track: a mark of the profiler, or a function as long as successive stacks have it, on one clock."""
+
+    name: str
+    start_ns: int
+    length_ns: int
+    args: Mapping[str, str]
+    track: tuple[object, object] = ("", "")
+
+    @property
+    def end_ns(self) -> int:
+        """When it ends."""
+        return self.start_ns + self.length_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StackTrack:
+    """The sampled stacks of a thread, outer functions before those in them; ``process`` is "" for the trainer's own."""
+
+    name: str
+    process: str
+    slices: tuple[StackSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StackTracks:
+    """The sampled stacks of a rank, of its training thread first; ``marks`` are its steps and stages."""
+
+    tracks: tuple[StackTrack, ...]
+    marks: tuple[StackSlice, ...]
+
+
+def lay_out(
+    traces: Sequence[tuple[Manifest, Path]], target: Path, stacks: Mapping[str, StackTracks] = MappingProxyType({})
+) -> FirstView | None:
+    """Write one trace of several, the suspect's first; None, and nothing is written, where they are no such traces.
+
+    Times are those of the hosts' clocks. ``stacks`` are those that were sampled, by capture.
+    """
+    ranks = []
+    for manifest, path in traces:
+        found, clock = stacks.get(manifest.capture_id), manifest.capture.clock
+        sampled = None
+        if found is not None and found.tracks and {"mono_ns", "wall_ns"} <= clock.keys():
+            sampled = _Stacks(found, clock["wall_ns"] - clock["mono_ns"])
+        document = _document(path) or (None if sampled is None else sampled.document())
+        if document is None:
+            return None
+        ranks.append(_Rank(manifest, document, sampled))
+    if not ranks or not all(rank.steps for rank in ranks):
+        return None
+    origin_ns = min(rank.first_ns for rank in ranks)
+    numbers, taken = itertools.count(1 << 22), set[object]()
+    events = [event for rank in ranks for event in rank.events(origin_ns, numbers, taken)]
+    with gzip.open(target, "wb", compresslevel=1) as file:
+        file.write(msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events}))
+    selected, step = ranks[0].flagged()
+    beside_ns = int(step.length_ns * _BESIDE_FRACTION)
+    return FirstView(
+        selected.start_ns - origin_ns,
+        selected.length_ns,
+        max(0, step.start_ns - origin_ns - beside_ns),
+        min(max(rank.last_ns for rank in ranks), step.end_ns + beside_ns) - origin_ns,
+    )
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    try:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        found = msgspec.json.decode(text) if len(text) <= MAX_BYTES else None
+    except (OSError, EOFError, ValueError):
+        return None
+    events = found.get("traceEvents") if isinstance(found, dict) else None
+    return found if isinstance(events, list) and all(isinstance(one, dict) for one in events) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stacks:
+    found: StackTracks
+    ahead_ns: int  # of the host's clock over that of the samples
+
+    def document(self) -> dict[str, Any]:
+        """A trace of the steps and the stages alone."""
+        base_ns = min((one.start_ns for one in self.found.marks), default=0)
+        marks = [
+            {"ph": "X", "cat": "user_annotation", "name": one.name, "pid": 1, "tid": 1, "args": {}}
+            | {"ts": (one.start_ns - base_ns) / 1000, "dur": one.length_ns / 1000}
+            for one in self.found.marks
+        ]
+        return {
+            "baseTimeNanoseconds": base_ns + self.ahead_ns,
+            "traceEvents": [*marks, _named("thread_name", 1, 1, "")],
+        }
+
+    def events(
+        self, rank: int, role: str, process: object, origin_ns: int, numbers: Iterator[int]
+    ) -> Iterable[Mapping[str, Any]]:
+        processes = {"": process}
+        for order, track in enumerate(self.found.tracks):
+            thread = next(numbers)
+            if track.process not in processes:
+                processes[track.process] = next(numbers)
+                called = f"rank {rank} ({role}) {track.process}"
+                yield _named("process_name", processes[track.process], 0, called)
+            pid = processes[track.process]
+            called = f"stacks {track.name}".strip() if order else f"rank {rank} {role} stacks"
+            yield _named("thread_name", pid, thread, called)
+            for one in track.slices:
+                since_ns = one.start_ns + self.ahead_ns - origin_ns
+                yield {"ph": "X", "cat": "stack", "name": one.name, "pid": pid, "tid": thread, "args": one.args} | {
+                    "ts": since_ns / 1000,
+                    "dur": one.length_ns / 1000,
+                }
+
+
+class _Rank:
+    def __init__(self, manifest: Manifest, document: dict[str, Any], stacks: _Stacks | None = None) -> None:
+        self._manifest, self._stacks = manifest, stacks
+        base = document.get("baseTimeNanoseconds", 0)
+        self._base_ns = base if isinstance(base, int) else 0
+        self._events: list[dict[str, Any]] = [event for event in document["traceEvents"] if _placed(event)]
+        # What lasts: the viewer takes that for the trace's extent, and what is before it is not shown.
+        timed = [event for event in self._events if event.get("ph") == "X"]
+        slices = [
+            StackSlice(event["name"], self._ns(event), _length_ns(event), {}, (event.get("pid"), event.get("tid")))
+            for event in timed
+            if event.get("cat") == "user_annotation" and str(event.get("name")).startswith((_STEP, _STAGE))
+        ]
+        self.steps = [one for one in slices if one.name.startswith(_STEP)]
+        self._stages = [one for one in slices if one.name == f"{_STAGE}{manifest.trigger.stage}"]
+        self.first_ns = min((self._ns(event) for event in timed), default=0)
+        self.last_ns = max((self._ns(event) + _length_ns(event) for event in timed), default=0)
+
+    def flagged(self) -> tuple[StackSlice, StackSlice]:
+        """The suspect stage where it is longest in a step that has the fault, and this step; else the step itself."""
+        reproduced = self._manifest.reproduced
+        faulty = {f"{_STEP}{number}" for number in (reproduced.fault_steps if reproduced else ())}
+        steps = [one for one in self.steps if one.name in faulty] or self.steps
+        inside = [
+            (stage, step)
+            for step in steps
+            for stage in self._stages
+            if step.track == stage.track and step.start_ns <= stage.start_ns and stage.end_ns <= step.end_ns
+        ]
+        longest = max(steps, key=lambda one: one.length_ns)
+        return max(inside, key=lambda pair: pair[0].length_ns, default=(longest, longest))
+
+    def events(self, origin_ns: int, numbers: Iterator[int], taken: set[object]) -> Iterable[Mapping[str, Any]]:
+        """Its events with the rank's name, and with processes and flows of its own."""
+        processes: dict[object, object] = {}
+        flows: defaultdict[str, int] = defaultdict(lambda: next(numbers))
+        labels = {
+            event.get("pid"): args.get("labels")
+            for event in self._events
+            if event.get("name") == "process_labels" and isinstance(args := event.get("args"), dict)
+        }
+        threads = {one.track for one in self.steps}
+        rank, role = self._manifest.capture.rank, self._manifest.capture.role
+        for event in self._events:
+            pid, name = event.get("pid"), event.get("name")
+            if pid not in processes:
+                processes[pid] = pid if isinstance(pid, int) and pid not in taken else next(numbers)
+                what = "" if labels.get(pid) in (None, "CPU") else f" {labels[pid]}"
+                yield _named("process_name", processes[pid], 0, f"rank {rank} ({role}){what}")
+            if event.get("ph") == "M" and name in _NAMES:
+                continue
+            changed = {**event, "pid": processes[pid]}
+            changed["ts"] = (self._ns(event) - origin_ns) / 1000 if event.get("ph") != "M" else 0
+            if "dur" in event:
+                changed["dur"] = _length_ns(event) / 1000
+            if event.get("ph") in _FLOWS:
+                changed["id"] = flows[str(event.get("id"))]
+            if name == "thread_name" and (pid, event.get("tid")) in threads:
+                changed["args"] = {"name": f"rank {rank} {role}"}
+            yield changed
+        taken.update(processes.values())
+        if self._stacks is not None and self.steps:
+            yield from self._stacks.events(rank, role, processes[self.steps[0].track[0]], origin_ns, numbers)
+
+    def _ns(self, event: Mapping[str, Any]) -> int:
+        return int(self._base_ns + round(event["ts"] * 1000))
+
+
+def _placed(event: Mapping[str, Any]) -> bool:
+    track = (event.get("pid"), event.get("tid", 0))
+    return isinstance(event.get("ts"), int | float) and all(isinstance(one, int | str) for one in track)
+
+
+def _length_ns(event: Mapping[str, Any]) -> int:
+    length = event.get("dur", 0)
+    return round(length * 1000) if isinstance(length, int | float) else 0
+
+
+def _named(what: str, process: object, thread: int, name: str) -> Mapping[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
+
+
+def tracks_of(samples: StackSamples) -> StackTracks:
+    """A track a thread, the training thread's first, those of the DataLoader's workers last, by process."""
+    frames, time_ns = samples.frames, samples.time_ns_N
+    starts_ns = _starts(time_ns, samples.period_ns)
+    # A stage begins with a stack of its own.
+    own_ns = [max(one, since) for one, since in zip(starts_ns, samples.since_ns_N, strict=True)]
+    tracks = [_track(frames, samples.training, time_ns, own_ns)]
+    tracks += [_track(frames, thread, time_ns, starts_ns) for thread in samples.others]
+    for worker in samples.workers:
+        starts_ns = _starts(worker.time_ns_W, worker.period_ns)
+        process = f"DataLoader worker {worker.number} (pid {worker.pid})"
+        tracks += [_track(frames, thread, worker.time_ns_W, starts_ns, process) for thread in worker.threads]
+    return StackTracks(tuple(tracks), tuple(_marks(samples)))
+
+
+def _starts(time_ns: Sequence[int], period_ns: int) -> list[int]:
+    return [time_ns[0] - period_ns, *time_ns[:-1]] if time_ns else []
+
+
+def _track(
+    frames: Sequence[Frame], thread: ThreadSamples, time_ns: Sequence[int], starts_ns: Sequence[int], process: str = ""
+) -> StackTrack:
+    found = sorted(_slices(frames, thread.stacks_N, time_ns, starts_ns), key=lambda one: (one[1].start_ns, one[0]))
+    name = thread.name.removeprefix(process).lstrip(": ")
+    return StackTrack(name, process, tuple(one for _, one in found))
+
+
+def _slices(
+    frames: Sequence[Frame], stacks: Sequence[Sequence[int]], time_ns: Sequence[int], starts_ns: Sequence[int]
+) -> Iterator[tuple[int, StackSlice]]:
+    """A slice for each frame, as long as one sample after the other has it in the same frames; and how deep it is."""
+    opened: list[tuple[int, int]] = []
+    for stack, start_ns in zip((*stacks, ()), (*starts_ns, *time_ns[-1:]), strict=False):
+        pairs = zip(opened, stack, strict=False)
+        kept = sum(1 for _ in takewhile(lambda pair: pair[0][0] == pair[1], pairs))
+        while len(opened) > kept:
+            number, began_ns = opened.pop()
+            one = frames[number]
+            if start_ns > began_ns:
+                name = f"{one.function} ({PurePath(one.file).name}:{one.line})"
+                args = {"file": f"{one.file}:{one.line}", "source": one.source}
+                yield len(opened), StackSlice(name, began_ns, start_ns - began_ns, args)
+        opened += [(number, start_ns) for number in stack[kept:]]
+
+
+def _marks(samples: StackSamples) -> Iterator[StackSlice]:
+    met = list(dict.fromkeys(zip(samples.step_N, samples.stage_N, samples.since_ns_N, strict=True)))
+    if not met:
+        return
+    last = (-1, "", samples.time_ns_N[-1])
+    began: dict[int, int] = {}
+    for (step, stage, since_ns), (after, _, ends_ns) in pairwise((*met, last)):
+        began.setdefault(step, since_ns)
+        yield StackSlice(f"sftriage:{stage}", since_ns, max(0, ends_ns - since_ns), {})
+        if after != step:
+            yield StackSlice(f"ProfilerStep#{step}", began[step], max(0, ends_ns - began[step]), {})
