@@ -129,6 +129,7 @@ class Agent:
             counts=ReadCounts(last * len(self._ranks)),
             reports=reports,
             over=over,
+            mono_ns=round((now_s - job.begin_s + BOOTED_S) * S_NS),
         )
         message = encode(shipment)
         while True:

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.counters import COUNTERS, PLACE
+from sftriage.counters import COUNTERS
 from sftriage.errors import InputError
 from sftriage.recorder.layout import MAX_COUNT
 from sftriage.records import StageSchema
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
 from sftriage.windows.slots import FLAGS, KIND, KIND_REST, READY, SEQ, START, STEP, UNKNOWN, WORK, slot_words
 
-MAX_NS, MAX_COUNTERS = 1 << 56, 256
+MAX_NS = 1 << 56
 
 
 class Columns(msgspec.Struct, frozen=True, array_like=True):
@@ -29,7 +29,6 @@ class Columns(msgspec.Struct, frozen=True, array_like=True):
     ranks: bytes
     words: bytes
     counted: bytes = b""
-    counters: tuple[str, ...] = ()
 
 
 def packed(steps: StepArrays) -> Columns:
@@ -39,7 +38,7 @@ def packed(steps: StepArrays) -> Columns:
     words = shuffled(np.diff(words_WB.astype("<i8"), axis=1, prepend=0))
     if steps.counted_BC is None:
         return Columns(ranks, words)
-    return Columns(ranks, words, shuffled(steps.counted_BC.T.astype("<f8")), COUNTERS)
+    return Columns(ranks, words, shuffled(steps.counted_BC.T.astype("<f8")))
 
 
 def unpacked(columns: Columns, schema: StageSchema, here: Set[int]) -> StepArrays:
@@ -85,20 +84,11 @@ def _in_order(shuffled: bytes, n_values: int, n_steps: int, kind: str) -> NDArra
 
 
 def _counted(columns: Columns, n_steps: int) -> FloatArray | None:
-    """What was counted, by this version's counters: those that it does not have are left out."""
-    if not columns.counters:
+    if not columns.counted:
         return None
-    if len(columns.counters) > MAX_COUNTERS:
-        raise InputError(f"{len(columns.counters)} counters")
-    counted_CB = _in_order(columns.counted, len(columns.counters), n_steps, "<f8")
-    # (NaN, which says that nobody knows, is neither)
+    counted_CB = _in_order(columns.counted, len(COUNTERS), n_steps, "<f8")
+    # (NaN, which stands for unknown, is neither)
     least, most = (of.reduce(counted_CB, axis=None, initial=0.0) for of in (np.fmin, np.fmax))
     if least < 0 or most == np.inf:
         raise InputError("counters that cannot be")
-    if columns.counters == COUNTERS:
-        return np.ascontiguousarray(counted_CB.T)
-    counted_BC = np.full((n_steps, len(COUNTERS)), np.nan)
-    for name, column_B in zip(columns.counters, counted_CB, strict=True):
-        if name in PLACE:
-            counted_BC[:, PLACE[name]] = column_B
-    return counted_BC
+    return np.ascontiguousarray(counted_CB.T)

@@ -103,7 +103,7 @@ def taker(store: LocalStore, run: RunName, near: Callable[[Manifest], bool] = la
     """
 
     def take(data: bytes, files: Mapping[str, Path], elsewhere: bool = False) -> int:
-        # (an agent of an earlier version does not know what the run is called)
+        # (an agent learns the run's id with the first orders)
         manifest = Manifest.from_json(data, "the manifest").model_copy(update={"run": run.run_id})
         size_bytes = sum(one.size_bytes for one in manifest.artefacts)
         if manifest.capture_id in store.ids():

@@ -173,9 +173,6 @@ def status_of_all(hosts: Iterable[Host], generations: Generations, now_s: float)
 
 def _ahead_s(host: Host, shipment: Shipment, sent_s: float) -> float:
     """What the hub's clock is ahead of a host's: no more than the message that was quickest there says."""
-    if not shipment.mono_ns:
-        # (of a release that does not say; by the host's own wall clock)
-        return min((block.rows.wall_ns / 1e9 for block in shipment.blocks), default=host.ahead_s)
     return min(sent_s - shipment.mono_ns / 1e9, host.ahead_s + (sent_s - host.sent_s) * CLOCK_DRIFT)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sftriage import __version__
 from sftriage.decisions import Report, WantedCapture
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.recorder.layout import RingInfo
@@ -52,8 +51,7 @@ class Shipment:
         counts: what this process has read so far.
         reports: what has become of captures.
         over: the host's part of the job has ended, and this is the last there is to tell.
-        release: of sftriage.
-        mono_ns: what the host's monotonic clock shows as the message is sent; 0 where that is not said.
+        mono_ns: what the host's monotonic clock shows as the message is sent.
         rings_id: which rings it reads: by others of the same host, starts are counted anew.
         switches: how the groups stand that a remedy can be switched on; None where that was not looked at.
     """
@@ -66,7 +64,6 @@ class Shipment:
     counts: ReadCounts = field(default_factory=ReadCounts)
     reports: tuple[Report, ...] = ()
     over: bool = False
-    release: str = __version__
     mono_ns: int = 0
     rings_id: str = ""
     switches: tuple[SwitchStatus, ...] | None = None
@@ -105,7 +102,6 @@ class Orders:
 
     epoch: int
     captures: tuple[Order, ...] = ()
-    release: str = __version__
     agent: str = ""
     run: RunName = NO_NAME
     switches: Mapping[str, Setting] = field(default_factory=dict)

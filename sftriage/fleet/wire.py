@@ -1,8 +1,7 @@
 """What crosses between the hosts of a job and its controller, as bytes: columns, versioned and compressed.
 
-A message is ``SFT``, a byte with the version of this format, and MessagePack that zlib has packed. Fields are only ever
-added, at the end and with a default, so that neighbouring versions read each other. Nothing that comes in is trusted:
-what is not as it has to be is refused as a whole, before anything is made of it.
+A message is ``SFT``, a byte with the version of this format, and MessagePack compressed with zlib. Another version is
+refused. Nothing that comes in is trusted: an invalid message is refused as a whole.
 
 Clocks: a rank's status holds ages. The times of steps are those of their own host, and come with what has to be added
 to have nanoseconds since the epoch; what that host's clock shows as a message is sent ties them to the hub's.
@@ -54,7 +53,7 @@ class WireError(InputError):
 
 
 class VersionError(WireError):
-    """A message of a version that is too far from this one."""
+    """A message of another version."""
 
 
 class _Ring(msgspec.Struct, frozen=True, array_like=True):
@@ -106,7 +105,6 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     problems: dict[str, str] = {}
     reports: tuple[Report, ...] = ()
     over: bool = False
-    release: str = ""
     mono_ns: int = 0
     rings_id: str = ""
     switches: tuple[groups.SwitchMessage, ...] | None = None
@@ -132,7 +130,7 @@ def decode_shipment(data: bytes) -> Shipment:
     """What an agent has sent.
 
     Raises:
-        WireError: it is nothing that an agent sends; `VersionError` where it is too old or too new.
+        WireError: it is nothing that an agent sends; `VersionError` if its version is another one.
     """
     return _decoded(data, lambda unpacked: _checked(_SHIPMENTS.decode(unpacked)))
 
@@ -141,7 +139,7 @@ def decode_orders(data: bytes) -> Orders:
     """What a controller wants of an agent.
 
     Raises:
-        WireError: it is nothing that a controller writes; `VersionError` where it is too old or too new.
+        WireError: it is nothing that a controller writes; `VersionError` if its version is another one.
     """
 
     def checked(unpacked: bytes) -> Orders:
@@ -219,7 +217,7 @@ def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_
     magic, version = _PRELUDE.unpack_from(data)
     if magic != _MAGIC:
         raise WireError("not a message of sftriage")
-    if abs(version - VERSION) > 1:
+    if version != VERSION:
         raise VersionError(
             f"messages of version {version}, where this sftriage ({__version__}) reads version {VERSION}"
         )
@@ -248,7 +246,6 @@ def _plain(message: Shipment) -> _Shipment:
         problems=dict(list(counts.problems.items())[:MAX_TOLD]),
         reports=message.reports,
         over=message.over,
-        release=message.release,
         mono_ns=message.mono_ns,
         rings_id=message.rings_id,
         switches=None if message.switches is None else tuple(map(groups.plain, message.switches[:MAX_TOLD])),
@@ -280,7 +277,7 @@ def _checked(found: _Shipment) -> Shipment:
     told = found.reports, found.problems, found.switches or ()
     if len(found.blocks) > MAX_BLOCKS or max(map(len, told)) > MAX_TOLD:
         raise WireError("more than one message tells")
-    if not all(_is_name(name) for name in (found.agent, found.boot_id, found.process, found.release, found.rings_id)):
+    if not all(_is_name(name) for name in (found.agent, found.boot_id, found.process, found.rings_id)):
         raise WireError("names that cannot be")
     if min(*found.counts, found.mono_ns) < 0 or max(*found.counts, found.mono_ns) >= MAX_COUNT:
         raise WireError("counts that cannot be")
@@ -294,7 +291,6 @@ def _checked(found: _Shipment) -> Shipment:
         counts=ReadCounts(*found.counts, {_printable(name): _printable(why) for name, why in found.problems.items()}),
         reports=tuple(_checked_report(one) for one in found.reports),
         over=found.over,
-        release=found.release,
         mono_ns=found.mono_ns,
         rings_id=found.rings_id,
         switches=None if found.switches is None else tuple(map(groups.checked, found.switches)),

@@ -176,24 +176,24 @@ main()
 
 
 class HostsOfReleases(Hosts):
-    """Two hosts, the messages of the first of which are a version newer than the controller's, the second's two."""
+    """Two hosts, of which the second's messages are a version newer than the controller's."""
 
     def start_agent(self, number):
-        host, code = self.host(number), OF_VERSION.format(version=VERSION + 1 + number)
+        host, code = self.host(number), OF_VERSION.format(version=VERSION + number)
         hub = ("--job-id", "job", "--nats", f"nats://127.0.0.1:{self.address[1]}", "--creds", self.secret)
         about = ("--rings", host / "rings", "--directory", host, "--name", f"host-{number}")
         return self.start(sys.executable, "-c", code, "agent", *hub, *about)
 
 
-def test_releases_that_are_one_version_apart_work_and_others_say_so(tmp_path, environment):
-    # GIVEN two hosts with newer releases than the controller's
+def test_a_host_of_another_version_is_refused_in_words(tmp_path, environment):
+    # GIVEN two hosts, one of another version than the controller's
     hosts = HostsOfReleases(tmp_path, environment)
     said = tmp_path / "said"
     try:
-        # THEN what the nearer one ships is on record
+        # THEN what the other one ships is on record
         wait_until(lambda: list((hosts.run / "steps").glob("*rank-1.*")), LONG_S)
-        # AND of the other one it is said once, in a line, what is wrong, and what is read
-        apart = f"messages of version {VERSION + 2}, where this sftriage ({__version__}) reads version {VERSION}"
+        # AND of the one it is said once, in a line, what is wrong, and what is read
+        apart = f"messages of version {VERSION + 1}, where this sftriage ({__version__}) reads version {VERSION}"
         wait_until(lambda: f"a message of host host-1 is not taken: {apart}" in said.read_text(), LONG_S)
         assert said.read_text().count("messages of version") == 1
         assert not list((hosts.run / "steps").glob("*rank-2.*"))
@@ -201,15 +201,15 @@ def test_releases_that_are_one_version_apart_work_and_others_say_so(tmp_path, en
         hosts.close()
 
 
-def test_an_agent_says_once_that_its_controller_is_of_another_release(hub, tmp_path, caplog):
+def test_an_agent_says_once_that_its_controller_is_of_another_version(hub, tmp_path, caplog):
     # GIVEN an agent, and a controller whose messages are of other versions
     end = HostEnd(None, hub, PLACES, "node-a", "boot", "1", tmp_path / "begun", None, Speaker(tmp_path / "speaker"))
     whole = encode(Orders(7, agent="node-a"))
-    for version in (VERSION + 2, VERSION - 1, VERSION + 2, 255):
+    for version in (VERSION + 1, VERSION - 1, VERSION + 1, VERSION, 255):
         hub.call(end._heard(SimpleNamespace(data=whole[:3] + bytes([version]) + whole[4:])), LONG_S)
-    # THEN it takes what is one apart, and says of the others once, in a line, what is wrong
+    # THEN it takes what is of its own, and says of the others once, in a line, what is wrong
     assert end._orders == decode_orders(whole)
-    apart = f"messages of version {VERSION + 2}, where this sftriage ({__version__}) reads version {VERSION}"
+    apart = f"messages of version {VERSION + 1}, where this sftriage ({__version__}) reads version {VERSION}"
     assert caplog.messages == [f"host node-a: what the controller wants cannot be read: {apart}"]
     # AND what is another agent's it does not take
     hub.call(end._heard(SimpleNamespace(data=encode(Orders(9, agent="node-b")))), LONG_S)
