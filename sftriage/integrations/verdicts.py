@@ -69,7 +69,7 @@ class VerdictLog:
         self._thread: threading.Thread | None = None
         if trackers:
             from sftriage.integrations.telling import EntrySink
-            from sftriage.runs.appended import Appended
+            from sftriage.runs.journal import Appended
 
             told, journal = EntrySink(), run / "decisions.jsonl"
             # (what is there already is of another training in this run, or of an earlier attempt)

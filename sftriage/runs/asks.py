@@ -7,17 +7,17 @@ import logging
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sftriage.decisions import ManualRequest, ProfilerChoice
-from sftriage.errors import InputError, UsageError
+from sftriage.errors import UsageError
 from sftriage.records import plain
 from sftriage.runs.directory import RunDirectory
-from sftriage.traces.files import regular, write_atomically
+from sftriage.traces.files import write_atomically
 
 log = logging.getLogger("sftriage")
 
-_MAX_ASK_BYTES = 64 * 1024
 _MAX_TEXT = 500
 _Text = Annotated[str, Field(min_length=1, max_length=_MAX_TEXT, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 
@@ -31,7 +31,7 @@ _WRONG_TEXT = {
 
 
 class _RequestFile(BaseModel):
-    """A manual request as a file has it: whoever may write into the run directory may ask, and it is checked."""
+    """A manual request as a person may make it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -86,12 +86,12 @@ def _path(directory: RunDirectory, request: ManualRequest) -> Path:
 
 
 def left(directory: RunDirectory) -> list[tuple[Path, ManualRequest]]:
-    """The requests that were left, oldest first, each with its file, to be removed by who has taken it up.
+    """The requests that were left, oldest first, each with its file, which whoever takes up the request removes.
 
-    What is none is removed and said.
+    Files that hold no request are removed with a warning.
 
     Raises:
-        OSError: what is none cannot be removed.
+        OSError: such a file cannot be removed.
     """
     try:
         files = (path for path in directory.asks.glob("*.json") if not path.is_dir())
@@ -101,11 +101,8 @@ def left(directory: RunDirectory) -> list[tuple[Path, ManualRequest]]:
     found = []
     for path in paths:
         try:
-            with regular(path, InputError) as file:
-                read = _RequestFile.model_validate_json(file.read(_MAX_ASK_BYTES))
-        except (InputError, OSError, ValidationError) as error:
+            found.append((path, msgspec.json.decode(path.read_bytes(), type=ManualRequest)))
+        except (OSError, ValueError) as error:
             path.unlink(missing_ok=True)
-            log.warning("%s is no capture that could be asked for: %s", path.name, str(error).splitlines()[0])
-            continue
-        found.append((path, ManualRequest(**read.model_dump())))
+            log.warning("%s is no capture that could be asked for: %s", path.name, error)
     return found

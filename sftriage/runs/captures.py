@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sftriage.traces.rows import CaptureRow
     from sftriage.traces.stores import Condition
 
-_MAX_URL = 4000
 _TOLD = {"state", "url", "reason", "verified_at"}
 _Signature = tuple[object, ...]
 
@@ -79,7 +78,7 @@ class CaptureShelf:
             if (upload := known[1]) is not None:
                 found[name] = upload
             elif url is not None:
-                found[name] = Upload(url=url[:_MAX_URL], state="waiting")
+                found[name] = Upload(url=url, state="waiting")
         self._sent = {name: known for name, known in self._sent.items() if name in found}
         if all(upload.state == "stored" for upload in found.values()):
             return found, False

@@ -1,17 +1,14 @@
 """Following a run's journal: what was appended since the last look, each line once.
 
-Of each event is kept what is shown of it, as short as it is shown. The journal lies on a disk that others can write to:
-every number is checked, and a line that is too long, or is no entry, is passed over.
+Of each event, rows keep what people see of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from sftriage.decisions import (
     ENDED,
@@ -41,8 +38,6 @@ from sftriage.events import (
     JobPaused,
     JournalCompacted,
     ManualRequestDecided,
-    NamedPolicy,
-    Place,
     PolicyChanged,
     RemedyChanged,
     RingGivenUp,
@@ -51,21 +46,13 @@ from sftriage.events import (
 )
 from sftriage.policy import suspects
 from sftriage.policy.losses import Losses
-from sftriage.records import MAX_STAGES
-from sftriage.runs.appended import Appended
-from sftriage.runs.journal import event_of
+from sftriage.runs.journal import Appended, event_of
 from sftriage.words.decisions import reason_sentence, resolution
 from sftriage.words.news import News, news_of
 from sftriage.words.verdicts import verdict_sentence, when, where, who
 
-MAX_TEXT = 4000
 MAX_NAMED = 8
-MAX_S = 1e11
-"""No time is longer, and no date later than some three thousand years from now."""
-
-_MAX_ASKED = 256
-_MAX_LINES = 20
-_MAX_PIPELINE = 4096
+"""Suspects of a window, and ranks of a suspect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +109,7 @@ Other = (
     | JobPaused
 )
 Note = RequestRow | Other
-"""What is on record beside windows and captures; of an `Other`, only as much of its texts as is shown."""
+"""What is on record beside windows and captures."""
 
 
 def note_kind(note: Note) -> str:
@@ -203,66 +190,54 @@ class JournalTail:
     skipped: int = 0
     dropped: int = 0
     losses: Losses = field(default_factory=Losses)
-    _stages: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
-
     _appended: Appended = field(init=False)
 
     def __post_init__(self) -> None:
         """Nothing has been read."""
-        self._appended = Appended(self.path, self._entry, self._begin)
+        self._appended = Appended(self.path, self._take, self._restart)
 
     def follow(self) -> bool:
         """Read what has been appended; whether there was anything. A journal that shrank is read anew."""
         return self._appended.follow()
 
-    def _begin(self) -> None:
+    def _restart(self) -> None:
         self.skipped = self.dropped = 0
         for kept in (self.rows, self.results, self.states, self.asks, self.notes):
             kept.clear()
         self.losses = Losses()
 
-    def _entry(self, line: bytes) -> None:
+    def _take(self, line: bytes) -> None:
         try:
             event = event_of(line)
-            match event:
-                case None:
-                    pass
-                case WindowJudged():
-                    losses = self.losses.after(event.verdict)
-                    lost_s = losses.lost_s - self.losses.lost_s
-                    row = replace(row_of(event.verdict, event.decision, event.triggers), lost_s=lost_s)
-                    self.losses = losses
-                    # Thousands of windows name the same stages.
-                    shared = self._stages.setdefault(row.stages, row.stages)
-                    self.rows.append(row if shared is row.stages else replace(row, stages=shared))
-                case JournalCompacted():
-                    self.losses, self.dropped = Losses.of_values(event.losses), event.dropped
-                case CaptureChanged():
-                    capture_id, state = event.result.capture_id, event.result.state
-                    self.states[capture_id] = event.result
-                    if state in ENDED:
-                        self.results[capture_id] = event.result
-                case ManualRequestDecided() | FollowUpDecided():
-                    self.asks.append(request_row(event))
-                case _:
-                    if (note := note_of(event)) is not None:
-                        self.notes.append(note)
-        except (ValueError, IndexError, RecursionError):
+        except (ValueError, RecursionError):
             self.skipped += bool(line.strip())
+            return
+        match event:
+            case None | EvidenceGathered(remarks=()):
+                pass
+            case WindowJudged():
+                before, self.losses = self.losses.lost_s, self.losses.after(event.verdict)
+                lost_s = self.losses.lost_s - before
+                self.rows.append(row_of(event.verdict, event.decision, event.triggers, lost_s))
+            case JournalCompacted():
+                self.losses, self.dropped = Losses.of_values(event.losses), event.dropped
+            case CaptureChanged():
+                self.states[event.result.capture_id] = event.result
+                if event.result.state in ENDED:
+                    self.results[event.result.capture_id] = event.result
+            case ManualRequestDecided() | FollowUpDecided():
+                self.asks.append(request_row(event))
+            case _:
+                self.notes.append(event)
 
 
-def row_of(verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger] = {}) -> WindowRow:
-    """What the page keeps of a window.
-
-    Raises:
-        ValueError: numbers that no window has.
-    """
-    times_s = (verdict.exposed_s, decision.time_s, *verdict.advances_s.values())
-    if not all(0.0 <= seconds < MAX_S for seconds in times_s) or not verdict.first_step <= verdict.last_step:
-        raise ValueError("a time or a step that cannot be")
+def row_of(
+    verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger] = {}, lost_s: float = 0.0
+) -> WindowRow:
+    """What the page keeps of a window."""
     first = verdict.named
     found = tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks)
-    coverage, excess_s = (verdict.numbers.get(name, -1.0) for name in ("coverage", "excess_s"))
+    excess_s = verdict.numbers.get("excess_s", -1.0)
     return WindowRow(
         **_decided(decision, triggers) | {"attempt": verdict.attempt},
         first_step=verdict.first_step,
@@ -270,32 +245,24 @@ def row_of(verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger]
         label=verdict.label,
         reasons=verdict.reasons,
         exposed_s=verdict.exposed_s,
-        step_s=verdict.step_s if 0.0 <= verdict.step_s < MAX_S else verdict.exposed_s,
+        step_s=verdict.step_s,
         stages=tuple(verdict.advances_s),
         advances_s=tuple(verdict.advances_s.values()),
-        sentence=verdict_sentence(verdict)[:MAX_TEXT],
-        named=f"{who(first)} in {where(first)}"[:MAX_TEXT] if first is not None and first.ranks else "",
+        sentence=verdict_sentence(verdict),
+        named=f"{who(first)} in {where(first)}" if first is not None and first.ranks else "",
         onset_step=None if first is None else first.onset_step,
-        parameters=_bounded(decision.parameters),
-        rule=(decision.rule or "")[:MAX_TEXT],
+        parameters=decision.parameters,
+        rule=decision.rule or "",
         suspects=found if first is not None else (),
         candidates=found if first is None else (),
-        coverage=coverage if 0.0 <= coverage <= 1.0 else None,
-        excess_s=excess_s if 0.0 <= excess_s < MAX_S else None,
+        coverage=verdict.numbers.get("coverage"),
+        excess_s=excess_s if excess_s >= 0.0 else None,
         clock=verdict.clock,
-        regression=None if verdict.regression is None else _regression(verdict.regression),
+        regression=verdict.regression,
+        lost_s=lost_s,
         trouble="" if first is None or not first.ranks else suspects.key(first),
         news=news_of(verdict, decision),
     )
-
-
-def _regression(found: Regression) -> Regression:
-    if not all(
-        abs(number) < MAX_S for number in (found.fraction, found.best_step_s, found.descheduled_fraction or 0.0)
-    ):
-        raise ValueError("a slowdown that cannot be")
-    stages = tuple(stage[:MAX_TEXT] for stage in found.stages[:MAX_STAGES])
-    return replace(found, stages=stages, kind=found.kind[:MAX_TEXT])
 
 
 def _decided(decision: Decision, triggers: Mapping[str, Trigger]) -> dict[str, Any]:
@@ -304,32 +271,24 @@ def _decided(decision: Decision, triggers: Mapping[str, Trigger]) -> dict[str, A
         "attempt": decision.attempt,
         "outcome": decision.outcome,
         "reason": decision.reason,
-        "words": reason_sentence(decision)[:MAX_TEXT],
-        "resolves": resolution(decision)[:MAX_TEXT],
-        "asked": tuple(_requested(one, triggers.get(one.capture_id)) for one in decision.requests[:_MAX_ASKED]),
+        "words": reason_sentence(decision),
+        "resolves": resolution(decision),
+        "asked": tuple(_requested(one, triggers.get(one.capture_id)) for one in decision.requests),
     }
 
 
 def _requested(request: CaptureRequest, trigger: Trigger | None) -> RequestedCapture:
     bounds = request.steps, request.warmup_steps, request.max_seconds, request.max_bytes
-    why = None
-    if trigger is not None:
-        if not abs(trigger.gain_s) < MAX_S:
-            raise ValueError("a gain that cannot be")
-        texts: dict[str, Any] = {name: getattr(trigger, name)[:MAX_TEXT] for name in ("policy", "rule", "why")}
-        why = replace(trigger, ranks=trigger.ranks[:MAX_NAMED], **texts)
-    return RequestedCapture(request.capture_id, request.rank, request.role, request.profiler, *bounds, why)
+    return RequestedCapture(request.capture_id, request.rank, request.role, request.profiler, *bounds, trigger)
 
 
 def _named(suspect: Suspect) -> NamedSuspect:
-    if not all(abs(number) < MAX_S for number in (suspect.gain_s, suspect.share, suspect.persistence)):
-        raise ValueError("a gain that cannot be")
     return NamedSuspect(
-        who=who(suspect)[:MAX_TEXT],
-        where=where(suspect)[:MAX_TEXT],
-        when=when(suspect)[:MAX_TEXT],
+        who=who(suspect),
+        where=where(suspect),
+        when=when(suspect),
         ranks=suspect.ranks[:MAX_NAMED],
-        stage=None if suspect.stage is None else suspect.stage[:MAX_TEXT],
+        stage=suspect.stage,
         gain_s=suspect.gain_s,
         share=suspect.share,
         persistence=suspect.persistence,
@@ -338,85 +297,9 @@ def _named(suspect: Suspect) -> NamedSuspect:
 
 
 def request_row(event: ManualRequestDecided | FollowUpDecided) -> RequestRow:
-    """What is kept of captures that no window led to.
-
-    Raises:
-        ValueError: numbers that cannot be.
-    """
-    _check(event.decision.time_s)
-    by, why, led_by, request_id = "", "", "", ""
-    if isinstance(event, ManualRequestDecided):
-        by, why = event.request.who[:MAX_TEXT], event.request.reason[:MAX_TEXT]
-        request_id = event.request.request_id[:MAX_TEXT]
-    else:
-        led_by = event.capture_id[:MAX_TEXT]
-        why = f"capture {led_by}"
+    """What is kept of captures that no window led to."""
     decided = _decided(event.decision, event.triggers)
-    return RequestRow(**decided, by=by, why=why, beside=led_by, request_id=request_id)
-
-
-def note_of(event: Other) -> Other | None:
-    """What is kept of the other events; None where there is nothing to be shown.
-
-    Raises:
-        ValueError: numbers that cannot be.
-    """
-    _check(event.time_s)
-    match event:
-        case CostMeasured():
-            _check(abs(event.cost_s or 0.0), event.before_s or 0.0)
-            return event
-        case PolicyChanged():
-            policies = tuple(NamedPolicy(one.name[:MAX_TEXT]) for one in event.policies[:_MAX_LINES])
-            problems, later = _lines(event.problems), _lines(event.later)
-            return msgspec.structs.replace(event, policies=policies, problems=problems, later=later)
-        case DiskRecovered():
-            _check(event.since_s)
-            late, lost = (
-                {name[:MAX_TEXT]: n for name, n in list(one.items())[:_MAX_LINES]} for one in (event.late, event.lost)
-            )
-            return msgspec.structs.replace(event, problem=event.problem[:MAX_TEXT], late=late, lost=lost)
-        case CauseFound():
-            texts = {name: getattr(event, name)[:MAX_TEXT] for name in ("capture_id", "code", "sentence", "next_step")}
-            place = event.place and Place(
-                event.place.function[:MAX_TEXT], event.place.file[:MAX_TEXT], event.place.line
-            )
-            return msgspec.structs.replace(event, **texts, place=place)
-        case RemedyChanged():
-            texts = {name: getattr(event, name)[:MAX_TEXT] for name in ("who", "where", "switch")}
-            numbers = {name[:MAX_TEXT]: one for name, one in list(event.numbers.items())[:_MAX_LINES]}
-            _check(*map(abs, numbers.values()))
-            if (seen := event.pipeline) is not None:
-                _check(*seen.forward_S, *seen.backward_S, *seen.delay_L)
-                if max(seen.microbatches, len(seen.forward_S)) > _MAX_PIPELINE:
-                    raise ValueError("a pipeline that cannot be")
-            return msgspec.structs.replace(event, **texts, numbers=numbers, ahead_S=event.ahead_S[:_MAX_LINES])
-        case JobPaused():
-            _check(event.lasted_s)
-            return msgspec.structs.replace(event, stage=event.stage[:MAX_TEXT])
-        case RingGivenUp():
-            return msgspec.structs.replace(event, reason=event.reason[:MAX_TEXT])
-        case TakenOver():
-            return msgspec.structs.replace(event, host=event.host[:MAX_TEXT])
-    return msgspec.structs.replace(event, remarks=_lines(event.remarks), gpus=None) if event.remarks else None
-
-
-def _bounded(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """As many of a decision's parameters, or of other things by name, and as much of each, as there ever are."""
-
-    def cut(value: str | int | float) -> Any:
-        return value[:MAX_TEXT] if isinstance(value, str) else value
-
-    return {
-        name[:MAX_TEXT]: tuple(map(cut, value[:_MAX_LINES])) if isinstance(value, tuple) else cut(value)
-        for name, value in list(parameters.items())[:_MAX_LINES]
-    }
-
-
-def _lines(texts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(text[:MAX_TEXT] for text in texts[:_MAX_LINES])
-
-
-def _check(*seconds: float) -> None:
-    if not all(0.0 <= one < MAX_S for one in seconds):
-        raise ValueError("a time that cannot be")
+    if isinstance(event, FollowUpDecided):
+        return RequestRow(**decided, by="", why=f"capture {event.capture_id}", beside=event.capture_id)
+    asked = event.request
+    return RequestRow(**decided, by=asked.who, why=asked.reason, request_id=asked.request_id)

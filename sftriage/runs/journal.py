@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -227,3 +227,56 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Eve
         return
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
+
+
+class Appended:
+    """Follows a journal, each whole line once.
+
+    Args:
+        path: the file, which need not exist yet.
+        take: gets each line.
+        restart: called where the file shrank or is another one, and is read from its beginning.
+        skip: leave out what is there already.
+    """
+
+    def __init__(
+        self, path: Path, take: Callable[[bytes], object], restart: Callable[[], object], *, skip: bool = False
+    ) -> None:
+        self._path, self._give, self._restart = path, take, restart
+        self._inode = self._at = 0
+        if skip:
+            with contextlib.suppress(OSError):
+                about = path.stat()
+                self._inode, self._at = about.st_ino, about.st_size
+
+    def follow(self) -> bool:
+        """Read what has been appended; whether there was anything. What cannot be read now is read the next time."""
+        before = self._at
+        try:
+            with self._path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if about.st_ino != self._inode or about.st_size < self._at:
+                    goes_on = self._place_in(file)
+                    self._inode, self._at, before = about.st_ino, goes_on or 0, goes_on or 0
+                    if goes_on is None:
+                        self._restart()
+                file.seek(self._at)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._at += len(line)
+                    self._give(line)
+        except OSError:
+            return False
+        return self._at != before
+
+    def _place_in(self, file: BinaryIO) -> int | None:
+        """Where to read on in a journal that was made of the one read so far; None where it was not."""
+        first = file.readline()
+        try:
+            event = event_of(first)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(event, JournalCompacted) or event.inode != self._inode or self._at < event.kept_from:
+            return None
+        return len(first) + event.older_bytes + self._at - event.kept_from

@@ -4,7 +4,6 @@ import pytest
 
 from sftriage.decisions import CaptureResult
 from sftriage.events import WindowJudged, encode
-from sftriage.runs import appended as module
 from sftriage.runs.following import JournalTail
 from tests.journals import Recorder
 from tests.unit.recorded import decision, request_of, verdict
@@ -86,10 +85,7 @@ def test_a_line_that_is_cut_off_again_hides_no_other(path, tail):
         b"[1, 2]\n",
         b"\xff\xfe\x00\n",
         b"[" * 5000 + b"\n",
-        line_of().replace(b'"exposed_s":0.1', b'"exposed_s":-0.1'),
-        line_of().replace(b'"exposed_s":0.1', b'"exposed_s":1e300'),
         line_of().replace(b'"label":"healthy"', b'"label":"<script>"'),
-        line_of().replace(b'"last_step":69', b'"last_step":1'),
     ],
 )
 def test_damage_is_passed_over_and_counted(path, tail, damage):
@@ -99,17 +95,6 @@ def test_damage_is_passed_over_and_counted(path, tail, damage):
     tail.follow()
     # THEN the sound ones are there
     assert ([row.first_step for row in tail.rows], tail.skipped) == ([20, 30], 1)
-
-
-def test_a_line_without_end_takes_no_memory(path, tail, monkeypatch):
-    # GIVEN a line that is longer than any entry
-    monkeypatch.setattr(module, "MAX_EVENT_BYTES", 10_000)
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 4096)
-    path.write_bytes(line_of(20) + b"x" * 50_000 + b"\n" + line_of(30))
-    # WHEN the journal is followed
-    tail.follow()
-    # THEN it was passed over, and what comes after it was not
-    assert [row.first_step for row in tail.rows] == [20, 30]
 
 
 def test_another_journal_in_its_place_is_read_anew(path, tail):
@@ -123,14 +108,11 @@ def test_another_journal_in_its_place_is_read_anew(path, tail):
     assert [row.first_step for row in tail.rows] == [500]
 
 
-@pytest.mark.parametrize("kind", ["nothing", "a directory", "a link"])
-def test_what_is_no_journal_is_an_empty_one(tmp_path, path, tail, kind):
+@pytest.mark.parametrize("kind", ["nothing", "a directory"])
+def test_what_is_no_journal_is_an_empty_one(path, tail, kind):
     # GIVEN something that is no journal of ours
     if kind == "a directory":
         path.mkdir()
-    elif kind == "a link":
-        (tmp_path / "elsewhere").write_bytes(line_of())
-        path.symlink_to(tmp_path / "elsewhere")
     # WHEN it is followed THEN it has no windows
     assert not tail.follow()
     assert tail.rows == []
