@@ -8,8 +8,8 @@ from urllib.parse import parse_qs
 import pytest
 
 from sftriage.decisions import Reproduced
-from sftriage.traces.manifest import ReproducedInfo
 from sftriage.reduce.opening import FirstView, StackSlice, StackTrack, StackTracks, lay_out
+from sftriage.traces.manifest import ReproducedInfo
 
 
 def marks(start_us, steps):
