@@ -28,7 +28,7 @@ class Columns(msgspec.Struct, frozen=True, array_like=True):
 
     ranks: bytes
     words: bytes
-    counted: bytes = b""
+    counted: bytes | None = None
 
 
 def packed(steps: StepArrays) -> Columns:
@@ -84,7 +84,7 @@ def _in_order(shuffled: bytes, n_values: int, n_steps: int, kind: str) -> NDArra
 
 
 def _counted(columns: Columns, n_steps: int) -> FloatArray | None:
-    if not columns.counted:
+    if columns.counted is None:
         return None
     counted_CB = _in_order(columns.counted, len(COUNTERS), n_steps, "<f8")
     # (NaN, which stands for unknown, is neither)
