@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sftriage.base.process import start_ticks
 from sftriage.counters import COUNTERS, PLACE
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo
-from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import MAX_COUNT
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.windows.counting import MAX_APART_NS, UNKNOWN, CountersLog, none_taken, of_ranks_laid_over

@@ -18,9 +18,9 @@ from statistics import median
 from typing import IO
 
 from sftriage.agent.gpus import CONTAINER, ORDER, VISIBLE, Gpu, RankGpu, Reading, locate, parse_reading
+from sftriage.base.process import start_ticks
 from sftriage.capture import stacks
 from sftriage.recorder import RingInfo
-from sftriage.recorder.files import start_ticks
 
 DEADLINE_S = 10.0
 """NVML's first call takes seconds where no driver daemon keeps the GPUs awake."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 from zlib import crc32
 
+from sftriage.base.process import locked_file
 from sftriage.decisions import ENDED, CaptureCode, CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError, RingError
 from sftriage.profiling.executor import State
@@ -157,14 +157,9 @@ class MailboxClient(OpenFile):
         if self._bell is not None:
             self._bell.close()
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> AbstractContextManager[None]:
         """Keep other clients out: a person's request and the controller's must not mix."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return locked_file(self._descriptor)
 
     def _live(self) -> tuple[int, ...]:
         found = self.read_at(_LIVE.size, LIVE_AT)

@@ -21,6 +21,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sftriage.base.files import write_atomically
 from sftriage.capture import nsys_dialect as dialect
 from sftriage.capture.bounded import BoundedProgram, Finished
 from sftriage.capture.executor import Course, InTurns, RankLook, Turns, mailbox_of
@@ -164,9 +165,7 @@ class NsysCapture(InTurns):
     def _until(self, until_s: float) -> None:
         """Leave word until when nsys collects for us at the most: whoever finds it there later stops nsys."""
         left = {"capture_id": self.request.capture_id, "until_s": until_s + LEFT_S}
-        partial = self._note.with_name(f".{self._note.name}")
-        partial.write_text(json.dumps(left), encoding="utf-8")
-        partial.replace(self._note)
+        write_atomically(self._note, json.dumps(left), mode=0o666)
 
     def _sessions(self) -> Generator[None, None, tuple[dialect.ListedSession, ...]]:
         found = yield from self._ask("sessions", "list")

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from sftriage.base.files import regular
 from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
 from sftriage.recorder.answering import ANSWER, ASKS, MAX_ANSWER_BYTES
@@ -46,9 +47,9 @@ def ask(rings: Path, info: RingInfo, word: str, end_s: float) -> Asked:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with regular(path, CaptureError) as file:
             found = json.loads(file.read(MAX_ANSWER_BYTES + 1))
-    except (OSError, ValueError, RecursionError):
+    except (CaptureError, OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -17,6 +17,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sftriage.base.files import private
 from sftriage.capture.bounded import BoundedProgram, Finished
 from sftriage.capture.executor import Course, InTurns, RankLook
 from sftriage.capture.own_stacks import ANSWER_S, ask
@@ -232,7 +233,7 @@ class StacksCapture(InTurns):
         data = json.dumps(document, indent=1).encode("utf-8")
         if len(data) > self.request.max_bytes:
             raise CaptureError(f"the stacks have {len(data)} bytes; at most {self.request.max_bytes} were allowed")
-        with os.fdopen(os.open(self._stacks, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        with private(self._stacks) as file:
             file.write(data)
 
 

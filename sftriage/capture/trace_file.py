@@ -8,8 +8,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from sftriage.base.files import private
 from sftriage.errors import InputError
-from sftriage.traces.files import CHUNK_BYTES, private
+from sftriage.traces.files import CHUNK_BYTES
 from sftriage.traces.jsonstream import Damage, TraceReader
 
 _DISTRIBUTED = "distributedInfo"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from sftriage.base.files import refusing, replacing
 from sftriage.commands.options import CapturesChoice, JsonOption
 from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
 from sftriage.decisions import Profiler
@@ -33,7 +34,7 @@ from sftriage.runs.queries import since_of, steps_of
 from sftriage.runtime import catalogues
 from sftriage.runtime.catalogues import CatalogueCaptures
 from sftriage.sampling.sampler import NAME as STACKS_NAME
-from sftriage.traces.files import copy, refusing, replacing
+from sftriage.traces.files import copy
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
 from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import LocalStore

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 from pathlib import Path
-from typing import BinaryIO
+
+from sftriage.base.process import locked
 
 
 class Speaker:
@@ -15,28 +16,22 @@ class Speaker:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: BinaryIO | None = None
+        self._held = contextlib.ExitStack()
+        self._has_word = False
 
     def may_speak(self) -> bool:
         """Whether it has the word, or has it from now on."""
-        if self._file is not None:
-            return True
-        try:
-            file = self._path.open("ab")
-        except OSError:
-            return True
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return False
-        except OSError:
-            pass
-        self._file = file
+        if not self._has_word:
+            try:
+                self._held.enter_context(locked(self._path))
+            except BlockingIOError:
+                return False
+            except OSError:
+                pass
+            self._has_word = True
         return True
 
     def done(self) -> None:
         """Give the word back."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._held.close()
+        self._has_word = False

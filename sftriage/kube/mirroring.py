@@ -6,16 +6,15 @@ something to look at. A cluster that is away, refuses or is slow holds nothing u
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from sftriage.base.notes import Note
 from sftriage.errors import ClusterError, SftriageError, UsageError
 from sftriage.events import (
     CaptureChanged,
@@ -39,7 +38,6 @@ from sftriage.runs.asks import leave
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.source import RunSource, View
 from sftriage.sinks.stream import Sink
-from sftriage.traces.files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -172,12 +170,9 @@ class Mirror(Sink):
                 log.warning("what %s asks for cannot be asked of the run: %s", request.who, error)
 
     def _make(self, run: Mirrored, directory: Path, problems: list[ClusterError]) -> None:
-        note = directory / "cluster.json"
+        note = Note(directory / "cluster.json", list[str])
         if self._known[0] != directory:
-            found: set[str] = set()
-            with suppress(OSError, ValueError, TypeError):
-                found = set(map(str, json.loads(note.read_text(encoding="utf-8"))))
-            self._known = directory, found
+            self._known = directory, set(note.get() or ())
         known = self._known[1]
         for capture_id, body in list(run.new(known)):
             try:
@@ -187,7 +182,7 @@ class Mirror(Sink):
                     problems.append(error)
                     continue
             known.add(capture_id)
-            write_atomically(note, json.dumps(sorted(known)))
+            note.save(sorted(known))
 
     def _put(self, body: dict[str, Any], status: dict[str, Any], problems: list[ClusterError]) -> None:
         try:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from sftriage import __version__
+from sftriage.base.process import BOOT_ID
 from sftriage.errors import RingError
 from sftriage.log import warn
 from sftriage.mitigate.switching import MultiHostSwitch, Switch, make_switch
-from sftriage.recorder.files import BOOT_ID
 from sftriage.recorder.monitor import RINGS_ENV
 
 T = TypeVar("T")

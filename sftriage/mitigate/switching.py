@@ -41,6 +41,8 @@ from time import monotonic_ns
 from typing import Any
 from zlib import crc32
 
+from sftriage.base.files import open_regular
+from sftriage.base.process import start_ticks
 from sftriage.errors import RingError
 from sftriage.mitigate.switch_state import (
     MAX_RANKS,
@@ -103,7 +105,7 @@ class Switch:
         with SwitchFile(path) as file:
             n, size_bytes, self._line_words = len(file.ranks), file.size_bytes, file.line_words
             self.microbatches, line = file.microbatches, file.here.index(place)
-        descriptor = files.open_regular(path, os.O_RDWR)
+        descriptor = open_regular(path, RingError, os.O_RDWR)
         try:
             self._map = mmap.mmap(descriptor, size_bytes)
         finally:
@@ -261,7 +263,7 @@ class SwitchFile(files.OpenFile):
     @property
     def maker_alive(self) -> bool:
         """Whether the rank that made it is there."""
-        return bool(files.start_ticks(self.maker[0]) == self.maker[1])
+        return bool(start_ticks(self.maker[0]) == self.maker[1])
 
     def status(self) -> SwitchStatus:
         """How the group stands."""
@@ -324,7 +326,7 @@ def make_switch(
         "range": is_range,
         "microbatches": microbatches,
         "pid": os.getpid(),
-        "pid_start_ticks": files.start_ticks(os.getpid()),
+        "pid_start_ticks": start_ticks(os.getpid()),
     }
     if group:
         document |= {"group": group, "here": as_range(here)}

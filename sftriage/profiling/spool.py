@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from sftriage import file_modes
+from sftriage.base import files
 from sftriage.errors import CaptureError
 
 SPOOL = "spool"
@@ -41,10 +41,10 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
         # Kineto makes a file of its own with the process's umask.
         partial.chmod(0o600)
         with partial.open("rb") as file:
-            file_modes.permit(file.fileno())
-        _sync(partial)
+            files.permit(file.fileno())
+            os.fsync(file.fileno())
         partial.rename(final)
-        _sync(spool)
+        files.sync_directory(spool)
     except OSError as error:
         raise CaptureError(f"the trace could not be written: {error.strerror or error}") from error
     finally:
@@ -59,7 +59,7 @@ def create(path: Path) -> None:
         CaptureError: it cannot be made, or is there already.
     """
     try:
-        os.close(file_modes.create(path))
+        os.close(files.create(path))
     except OSError as error:
         raise CaptureError(f"the spool directory {path.parent} cannot be written: {error.strerror}") from error
 
@@ -78,11 +78,3 @@ def ends_whole(trace: Path) -> bool:
         return at >= 0 and bool(json.loads(b"{" + tail[at:]))
     except ValueError:
         return at >= 0 and re.search(rb'[^,:{\s]\s*"\s*\}\s*\Z', tail[at + len(_LAST_KEY) :]) is not None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

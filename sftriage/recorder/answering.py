@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from traceback import walk_stack
 
-from sftriage.file_modes import create, permit
+from sftriage.base.files import permit, write_atomically
 from sftriage.recorder.layout import RingInfo
 
 ASKS, ANSWER = "asks", "stacks"
@@ -80,11 +80,7 @@ class Answering:
         text = json.dumps({"asked": word, "threads": threads(self._pid, leave_out=threading.get_ident())})
         if len(text) > MAX_ANSWER_BYTES:
             text = json.dumps({"asked": word, "threads": [], "problem": f"they have {len(text)} bytes"})
-        partial = self._answer.with_name(f".{self._answer.name}.{self._pid}.partial")
-        partial.unlink(missing_ok=True)
-        with os.fdopen(create(partial), "w", encoding="utf-8") as file:
-            file.write(text)
-        partial.replace(self._answer)
+        write_atomically(self._answer, text, mode=None, synced=False)
 
 
 def threads(pid: int, leave_out: int) -> list[dict[str, object]]:

@@ -13,21 +13,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import stat
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sftriage.base.files import create, open_regular
+from sftriage.base.process import start_ticks
 from sftriage.errors import RingError
-from sftriage.file_modes import create
 from sftriage.recorder.layout import HEADER_BYTES, Header, RingInfo, decode_header
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Tells one start of a host's kernel from all others."""
 
 _FLOCK = struct.Struct("hhqqi4x")
 """``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
@@ -100,22 +97,6 @@ def _inode(descriptor: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def open_regular(path: Path, flags: int) -> int:
-    """Open a regular file that somebody else may have written; a pipe or a link in its place is refused.
-
-    Raises:
-        RingError: it cannot be opened, or is no regular file.
-    """
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise RingError(f"{path}: cannot be opened: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise RingError(f"{path}: not a regular file")
-    return descriptor
-
-
 class OpenFile:
     """A file that is kept open until `close`, or the end of a ``with`` block.
 
@@ -125,7 +106,7 @@ class OpenFile:
 
     def __init__(self, path: Path | str, flags: int) -> None:
         self.path = Path(path)
-        self._descriptor = open_regular(self.path, flags)
+        self._descriptor = open_regular(self.path, RingError, flags)
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
@@ -172,17 +153,3 @@ class OpenFile:
         except OSError:
             return None
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process started (clock ticks since boot), or None if it is not running.
-
-    A zombie is not running: it was killed, and only its parent has not looked yet.
-    """
-    try:
-        # The name is in parentheses and may hold anything, parentheses too: the fields count from the last one.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    state, started = fields[0], int(fields[19])
-    return None if state in (b"Z", b"X") else started

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from time import monotonic_ns, time_ns
 from typing import Any
 
+from sftriage.base.process import start_ticks
 from sftriage.errors import RingError, UsageError
 from sftriage.log import warn
 from sftriage.profiling.session import torch_distributed
-from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo, bounded_text
 from sftriage.records import StageSchema
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sftriage.base.files import write_atomically
 from sftriage.decisions import ManualRequest, ProfilerChoice
 from sftriage.errors import UsageError
 from sftriage.records import plain
 from sftriage.runs.directory import RunDirectory
-from sftriage.traces.files import write_atomically
 
 log = logging.getLogger("sftriage")
 

@@ -296,9 +296,9 @@ def _unwritten(directory: RunDirectory, events: Sequence[Event], step: int) -> s
     rings = Path(read_info(directory).rings)
     if not rings.is_dir():
         return None
-    from sftriage.runs.liveness import disk_problem  # not above: it needs numpy, and only of a run that goes on
+    from sftriage.runs.liveness import DISK, noted_problem  # not above: it needs numpy, and only of a run that goes on
 
-    problem = disk_problem(rings)
+    problem = noted_problem(rings / DISK)
     return disk_now(problem) if problem else None
 
 

@@ -31,17 +31,12 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from itertools import count, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sftriage.base.files import write_atomically
 from sftriage.errors import InputError, UsageError
 from sftriage.records import plain
-from sftriage.traces.files import write_atomically
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 RUN_VERSION = 1
 
@@ -134,32 +129,21 @@ def _text(info: RunInfo) -> str:
     return json.dumps(plain(info), indent=2) + "\n"
 
 
-@cache
-def _adapter() -> TypeAdapter[RunInfo]:
-    """Made once: it takes longer to make than many a record to read, and a page reads them at every look."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(RunInfo)
-
-
 def read_info(run: RunDirectory) -> RunInfo:
     """What was run.
 
     Raises:
         InputError: ``run.json`` is missing or not what it should be.
     """
-    from pydantic import ValidationError  # not above: most commands only want to know where a run is
+    import msgspec  # not above: most commands only want to know where a run is
 
     try:
-        values = json.loads(run.info_file.read_text(encoding="utf-8"))
+        values = msgspec.json.decode(run.info_file.read_bytes())
         if values["version"] > RUN_VERSION:
             raise InputError(f"{run.info_file}: version {values['version']} is newer than this sftriage understands")
-        return _adapter().validate_python(values)
+        return msgspec.convert(values, RunInfo)
     except FileNotFoundError as error:
         raise InputError(f"{run.path} is not a run directory: it has no run.json") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(f"{run.info_file}: not a run's record: {first['loc'][0]}: {first['msg']}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{run.info_file}: not a run's record: {error}") from error
 

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from sftriage.base.files import write_atomically
 from sftriage.errors import InputError
 from sftriage.events import (
     VERSION,
@@ -30,7 +31,6 @@ from sftriage.events import (
 )
 from sftriage.policy.losses import Losses
 from sftriage.traces.disk import Counted, Do, at_once
-from sftriage.traces.files import write_atomically
 
 _TAIL_BYTES = 1 << 16
 MAX_BYTES = 64 << 20

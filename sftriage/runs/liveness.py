@@ -7,7 +7,6 @@ tried as long as its holder is known: whoever tries it holds it for a moment, an
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -15,18 +14,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from sftriage.errors import InputError, RingError, UsageError
+from sftriage.base.notes import Note
+from sftriage.base.process import Process, is_locked, locked, parent_of
+from sftriage.errors import RingError, UsageError
 from sftriage.recorder import find_rings
-from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info
-from sftriage.traces.files import regular
 from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import open_ring
 
-_LAUNCHER, _DISK, _FAILING = "launcher", "disk", "failing"
-_MAX_NOTE_BYTES = 512
+_LAUNCHER, DISK, FAILING = "launcher", "disk", "failing"
 
 State = Literal["unknown", "watched", "taken_over", "unwatched", "left"]
 
@@ -51,50 +49,36 @@ def note_process(path: Path, pid: int) -> None:
     Raises:
         OSError: the note cannot be written.
     """
-    path.write_text(f"{pid} {start_ticks(pid)}", encoding="ascii")
+    Note(path, Process).save(Process.of(pid))
 
 
 def noted_process(path: Path) -> int | None:
     """The process of which there is word, while it is there."""
-    pid, _, ticks = _short_note(path).partition(" ")
-    number, started = _whole_number(pid), _whole_number(ticks)
-    if number is None or started is None:
-        return None
-    return number if start_ticks(number) == started else None
+    process = Note(path, Process).get()
+    return process.pid if process is not None and process.alive else None
 
 
-def note_disk(rings: Path, problem: str | None) -> None:
-    """Leave word that the run directory takes nothing now, where that can be written; or, with None, that it does."""
-    _note_problem(rings / _DISK, problem)
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """What does not work, for as long as the process that noted it is there."""
+
+    process: Process
+    text: str
 
 
-def disk_problem(rings: Path) -> str:
-    """What the run directory's disk says of why it takes nothing now; "" where it does, or nobody has it in memory."""
-    return _noted_problem(rings / _DISK)
-
-
-def note_failing(rings: Path, problem: str | None) -> None:
-    """Note why triage does not work now, or, with None, that it does."""
-    _note_problem(rings / _FAILING, problem)
-
-
-def failing(rings: Path) -> str:
-    """Why triage does not work now; "" where it does, or where whoever noted it has ended."""
-    return _noted_problem(rings / _FAILING)
-
-
-def _note_problem(path: Path, problem: str | None) -> None:
+def note_problem(path: Path, problem: str | None) -> None:
+    """Note at `DISK` that the run directory takes nothing, or at `FAILING` that triage does not work; None: they do."""
     with contextlib.suppress(OSError):
         if problem is None:
             path.unlink(missing_ok=True)
         else:
-            path.write_text(" ".join(f"{os.getpid()} {problem}".split()), encoding="ascii", errors="replace")
+            Note(path, _Problem).save(_Problem(Process.of(os.getpid()), " ".join(problem.split())))
 
 
-def _noted_problem(path: Path) -> str:
-    pid, _, problem = _short_note(path).partition(" ")
-    number = _whole_number(pid)
-    return problem if number is not None and start_ticks(number) is not None else ""
+def noted_problem(path: Path) -> str:
+    """What is noted there; "" where nothing is, or where whoever noted it has ended."""
+    noted = Note(path, _Problem).get()
+    return noted.text if noted is not None and noted.process.alive else ""
 
 
 def trainers_alive(rings: Path) -> bool:
@@ -136,20 +120,6 @@ def _written(rings: Path) -> Iterator[RingInfo]:
                 yield ring.info
 
 
-def _short_note(path: Path) -> str:
-    """The few characters that a process has left; none where there is no such file."""
-    try:
-        with regular(path, InputError) as file:
-            return file.read(_MAX_NOTE_BYTES).decode("ascii", "replace").strip()
-    except (InputError, OSError):
-        return ""
-
-
-def _whole_number(text: str) -> int | None:
-    """The number that a note holds; None where it holds none."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
-
-
 @dataclass(frozen=True, slots=True)
 class Watcher:
     """Who watches a run that has not been tidied away: ``pid``, where that is known.
@@ -181,10 +151,10 @@ def watcher_of(run: RunDirectory, rings: Path) -> Watcher:
     """Who watches a run whose rings are there."""
     if not run.lock.is_file():
         return Watcher()
-    pid = _whole_number(_short_note(run.lock))
-    if pid is not None and _holds(pid, run.lock):
+    text = run.lock.read_bytes()
+    if text.isdigit() and _holds(pid := int(text), run.lock):
         return Watcher("taken_over" if _took_over(pid, rings) else "watched", pid)
-    if _is_locked(run.lock):
+    if is_locked(run.lock):
         # By a process that cannot be seen from here: of another container, say.
         return Watcher("watched")
     return Watcher("unwatched" if trainers_alive(rings) else "left")
@@ -197,12 +167,12 @@ def holding(run: RunDirectory) -> Iterator[None]:
     Raises:
         UsageError: another process holds it.
     """
-    with os.fdopen(os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file = held.enter_context(locked(run.lock))
         except BlockingIOError:
-            who = file.read(20).strip()
-            raise UsageError(f"{run.path} is watched already, by process {who or 'unknown'}") from None
+            pid = run.lock.read_text(encoding="ascii")
+            raise UsageError(f"{run.path} is watched already, by process {pid or 'unknown'}") from None
         # (on a full disk it is held all the same)
         with contextlib.suppress(OSError):
             os.ftruncate(file.fileno(), 0)
@@ -242,23 +212,8 @@ def _took_over(pid: int, rings: Path) -> bool:
     launcher = launcher_of(rings)
     if launcher is None:
         return False
-    try:
-        # After the name, which may hold anything, come the state and the parent.
-        parent = Path(f"/proc/{launcher}/stat").read_bytes().rpartition(b")")[2].split()[1]
-    except OSError:
-        return False
-    return int(parent) != pid
-
-
-def _is_locked(lock: Path) -> bool:
-    try:
-        with regular(lock, InputError) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (InputError, OSError):
-        pass
-    return False
+    parent = parent_of(launcher)
+    return parent is not None and parent != pid
 
 
 MAX_NAMED = 8

@@ -23,13 +23,14 @@ from sftriage.runs.following import JournalTail, Other, RequestRow, WindowRow
 from sftriage.runs.lanes import Lanes, lanes_of
 from sftriage.runs.lateness import HeatMap, HeatSource
 from sftriage.runs.liveness import (
+    DISK,
+    FAILING,
     RankCoverage,
     TelemetryLook,
     Watcher,
     WatcherLook,
-    disk_problem,
-    failing,
     is_unwatched,
+    noted_problem,
 )
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
@@ -234,8 +235,8 @@ class RunSource:
         uploads, uploading = shelf.uploads(info.store if info is not None else None)
         going = (there or watcher.state in ("watched", "taken_over")) and watcher.state != "left"
         unwatched = info is not None and is_unwatched(info, watcher, rings_there=there)
-        disk = disk_problem(Path(info.rings)) if info is not None and there else ""
-        fails = failing(Path(info.rings)) if info is not None and there else ""
+        disk = noted_problem(Path(info.rings) / DISK) if info is not None and there else ""
+        fails = noted_problem(Path(info.rings) / FAILING) if info is not None and there else ""
         lengths = len(journal.rows), len(journal.asks), len(journal.notes), journal.skipped
         about = (going, unwatched, problem, watcher, telemetry, uploading, disk, fails, self._late_maps)
         sent = sorted((name, one.state) for name, one in uploads.items())

@@ -15,10 +15,10 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
+from sftriage.base.files import write_atomically
+from sftriage.base.notes import Note
 from sftriage.controller.policies import PolicyFiles, files_of
-from sftriage.errors import InputError, UsageError
+from sftriage.errors import UsageError
 from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.generations import Generations, Known
 from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, Places
@@ -39,7 +39,6 @@ from sftriage.runtime.triage import POLL_S, SEEN_S, Triage
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
 from sftriage.traces.disk import Disk
-from sftriage.traces.files import write_atomically
 from sftriage.traces.store import LocalStore
 
 log = logging.getLogger("sftriage")
@@ -54,7 +53,8 @@ OVER_S = 3.0
 """For how long all hosts have to have left before the job counts as over: others may be yet to be heard of."""
 
 
-class HubNote(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class HubNote:
     """What a controller that goes on with a run has to know of its hub; ``job_id`` is the job's name there."""
 
     job_id: str
@@ -131,7 +131,7 @@ class JobController:
                 self._rings.parent.mkdir(mode=0o700, exist_ok=True)
                 self._rings.mkdir(mode=0o700, exist_ok=True)
             own(self._rings)
-            write_atomically(self.directory.hub, msgspec.json.encode(HubNote(job_id)).decode())
+            Note(self.directory.hub, HubNote).save(HubNote(job_id))
             self.uploads = RunUploads(self.directory, info) if info.store is not None else None
             self.indexing = SharedIndexing(self.directory.path, catalogue) if catalogue is not None else None
             self._fleet = self._made(hub, lease, info)
@@ -230,21 +230,17 @@ class JobController:
         return info
 
     def _made(self, hub: Hub, lease: Lease, info: RunInfo) -> NatsFleet:
-        path, name = self.directory.generations, RunName(info.job, info.run_id, info.store or "")
-        try:
-            known = msgspec.json.decode(path.read_bytes(), type=Known) if path.exists() else Known()
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: {error}") from error
+        name = RunName(info.job, info.run_id, info.store or "")
+        noted = Note(self.directory.generations, Known)
 
         def note(generations: Generations) -> None:
-            text = msgspec.json.encode(generations.known).decode()
             # (a disk that takes nothing now keeps no steps from being told)
-            self._disk.do(partial(write_atomically, path, text), path.name, latest=True)
+            self._disk.do(partial(noted.save, generations.known), noted.path.name, latest=True)
 
         fetching = Fetching(taker(LocalStore(self.directory.path), name, quick), self.directory.spool, name)
         fetching.sweep()
         kept = KeptRows(self.directory.steps, kept_of(info), self._disk)
-        return NatsFleet(hub, self._places, lease, Generations(known), note, kept, fetching)
+        return NatsFleet(hub, self._places, lease, Generations(noted.load() or Known()), note, kept, fetching)
 
 
 def job_of(directory: Path) -> str:
@@ -253,7 +249,7 @@ def job_of(directory: Path) -> str:
     Raises:
         UsageError: it is no run of many hosts.
     """
-    try:
-        return msgspec.json.decode(RunDirectory(directory).hub.read_bytes(), type=HubNote).job_id
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{directory} holds no run of a job on many hosts that could be gone on with") from error
+    noted = Note(RunDirectory(directory).hub, HubNote).get()
+    if noted is None:
+        raise UsageError(f"{directory} holds no run of a job on many hosts that could be gone on with")
+    return noted.job_id

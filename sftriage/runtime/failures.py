@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from sftriage.runs.liveness import note_failing
+from sftriage.runs.liveness import FAILING, note_problem
 from sftriage.traces.disk import Do, at_once
 
 log = logging.getLogger("sftriage")
@@ -44,7 +44,7 @@ class Failures:
             self._fails(part, error)
         else:
             if done is not False and self._failing.pop(part, None) is not None and not self._failing:
-                note_failing(self._rings, None)
+                note_problem(self._rings / FAILING, None)
                 if self._off:
                     log.error("triage works again")
                 self._off = False
@@ -53,7 +53,7 @@ class Failures:
         reason = f"{part} failed: {type(error).__name__}: {error}"
         self.count += 1
         self._failing[part] = reason
-        note_failing(self._rings, reason)
+        note_problem(self._rings / FAILING, reason)
         place = traceback.extract_tb(error.__traceback__)[-1]
         kind = part, f"{type(error).__name__} {place.filename}:{place.lineno}"
         if kind in self._known:

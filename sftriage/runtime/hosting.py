@@ -15,9 +15,10 @@ from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
 
-import msgspec
-
 from sftriage.agent.agent import Agent
+from sftriage.base.files import write_atomically
+from sftriage.base.notes import Note
+from sftriage.base.process import BOOT_ID
 from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, Places, agent_file, token
 from sftriage.fleet.messages import RunName
@@ -26,13 +27,11 @@ from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.transfers import Transfer
 from sftriage.profiling.spool import SPOOL
 from sftriage.recorder import find_rings
-from sftriage.recorder.files import BOOT_ID
 from sftriage.recorder.layout import bounded_text
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
 from sftriage.runs.liveness import holding, launcher_of, trainers_alive, trainers_left
 from sftriage.runtime.nsys_launch import place_in
 from sftriage.traces.disk import Disk
-from sftriage.traces.files import write_atomically
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
@@ -112,7 +111,8 @@ def file_name(name: str) -> str:
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
-class HostNote(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class HostNote:
     """What an agent that goes on for one that has ended has to know: the host's name, its rings, and the job's name."""
 
     name: str
@@ -125,10 +125,10 @@ def left_behind(job_id: str) -> Iterator[tuple[Path, HostNote]]:
     """The directories of a job on this host whose trainers go on without an agent."""
     boot_id = BOOT_ID.read_text(encoding="ascii").strip()
     for path in sorted(host_directory(job_id, "", os.environ).parent.glob(f"*/{NOTE}")):
-        with contextlib.suppress(OSError, ValueError, UsageError):
-            note = msgspec.json.decode(path.read_bytes(), type=HostNote)
+        with contextlib.suppress(OSError, UsageError):
+            note = Note(path, HostNote).get()
             # (several hosts may keep theirs side by side)
-            if note.boot_id == boot_id and trainers_alive(Path(note.rings)):
+            if note is not None and note.boot_id == boot_id and trainers_alive(Path(note.rings)):
                 with holding(RunDirectory(path.parent)):
                     pass
                 yield path.parent, note
@@ -232,8 +232,7 @@ class Host:
             _link(rings / SPOOL, self.spool)
             boot_id, rings_id = BOOT_ID.read_text(encoding="ascii").strip(), f"{rings.stat().st_ino:x}"
             self._held.enter_context(holding(RunDirectory(directory)))
-            note = HostNote(name, str(rings.absolute()), job, boot_id)
-            write_atomically(directory / NOTE, msgspec.json.encode(note).decode())
+            Note(directory / NOTE, HostNote).save(HostNote(name, str(rings.absolute()), job, boot_id))
         except OSError as error:
             raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
         store = HostCaptures(directory, copies)

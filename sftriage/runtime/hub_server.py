@@ -15,10 +15,10 @@ import time
 from ipaddress import ip_address
 from pathlib import Path
 
+from sftriage.base.files import write_atomically
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from sftriage.runtime.kept_child import KeptChild, die_with_parent
-from sftriage.traces.files import write_atomically
 
 log = logging.getLogger("sftriage")
 
@@ -52,9 +52,7 @@ def make_secret(path: Path) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(f"{USER}:{secrets.token_urlsafe(32)}\n")
+            write_atomically(new, f"{USER}:{secrets.token_urlsafe(32)}\n")
             # (it appears whole: others wait for it)
             os.link(new, path)
         new.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from sftriage.base.files import refusing
 from sftriage.controller.controller import shape_of
 from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.hub import CA_FILE, PORT, HubAddress, hosts_of
@@ -50,7 +51,6 @@ from sftriage.runtime.local import UnderNsys
 from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
 from sftriage.runtime.supervisor import Triaged
-from sftriage.traces.files import refusing
 
 log = logging.getLogger("sftriage")
 

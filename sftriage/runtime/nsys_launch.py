@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
@@ -17,13 +16,13 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+from sftriage.base.notes import Note
 from sftriage.capture import nsys_rank
 from sftriage.capture.bounded import run_bounded
 from sftriage.capture.nsys import NsysPlace
 from sftriage.capture.nsys_dialect import TRACES, parse_version
-from sftriage.errors import CaptureError, InputError, UsageError
+from sftriage.errors import CaptureError, UsageError
 from sftriage.runs.directory import RunDirectory
-from sftriage.traces.files import write_atomically
 
 RANK_VARIABLE = "SFTRIAGE_NSYS_RANK"
 """Names the script that starts one rank, for launchers that start ranks their own way."""
@@ -75,9 +74,7 @@ class NsysLaunch:
         script.chmod(0o700)
         self.script = str(script)
         # For whoever takes over the run.
-        place = {"binary": found, "prefix": self.place.prefix, "traces": names, "tmp": str(tmp)}
-        place |= {"armed": str(self.place.armed)} if armed else {}
-        write_atomically(RunDirectory(directory).nsys, json.dumps(place) + "\n")
+        Note(RunDirectory(directory).nsys, NsysPlace).save(self.place)
 
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
         """What the job's environment gets; see `nsys_rank`."""
@@ -107,14 +104,14 @@ def arm_elsewhere(
         UsageError: it cannot be written.
     """
     program = script.with_name("nsys_rank.py")
-    place = {"binary": str(binary), "prefix": session, "traces": traces, "tmp": str(armed.parent), "armed": str(armed)}
     try:
         armed.parent.mkdir(parents=True, exist_ok=True)
         armed.parent.chmod(0o777)
         shutil.copy(nsys_rank.__file__, program)
         script.write_text(_ELSEWHERE.format(program=shlex.quote(str(program))), encoding="utf-8")
         script.chmod(0o755)
-        write_atomically(RunDirectory(directory).nsys, json.dumps(place) + "\n")
+        place = NsysPlace(binary, session, traces, armed.parent, armed)
+        Note(RunDirectory(directory).nsys, NsysPlace).save(place)
     except OSError as error:
         raise UsageError(f"{error.filename or directory} cannot be written: {error.strerror}") from error
 
@@ -134,20 +131,7 @@ def place_in(directory: RunDirectory) -> NsysPlace | None:
     Raises:
         InputError: the note of it cannot be read.
     """
-    try:
-        values = json.loads(directory.nsys.read_text(encoding="utf-8"))
-        armed = values.get("armed")
-        return NsysPlace(
-            Path(values["binary"]),
-            values["prefix"],
-            tuple(values["traces"]),
-            Path(values["tmp"]),
-            None if armed is None else Path(armed),
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{directory.nsys}: not a note of how the ranks were launched: {error}") from error
+    return Note(directory.nsys, NsysPlace).load()
 
 
 def remove_place(place: NsysPlace) -> None:

@@ -7,7 +7,6 @@ nsys left of it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -15,6 +14,8 @@ import tempfile
 from pathlib import Path
 
 from sftriage.agent.reading import RankRings
+from sftriage.base.files import regular
+from sftriage.base.process import locked_file
 from sftriage.errors import InputError, UsageError
 from sftriage.profiling.spool import SPOOL
 from sftriage.runs.directory import RunDirectory
@@ -104,13 +105,13 @@ def sweep(home: Path) -> None:
     Neither they, nor what started their trainers, nor any of these is there any more.
     """
     for rings in home.iterdir():
-        with contextlib.suppress(OSError), (rings / _OWNER).open(encoding="ascii") as file:
-            # (several runs may begin at once)
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # (a launcher's trainers may be yet to make their rings)
+        # (several runs may begin at once; a launcher's trainers may be yet to make their rings)
+        with (
+            contextlib.suppress(OSError, UsageError),
+            regular(rings / _OWNER, UsageError) as file,
+            locked_file(file.fileno(), wait_s=0.0),
+        ):
             alive = noted_process(rings / _OWNER) is not None or launcher_of(rings) is not None
-            # An earlier version notes no more than its pid.
-            alive |= (pid := file.read(20)).isdecimal() and Path(f"/proc/{pid}").exists()
             if not alive and not trainers_alive(rings):
                 steps = Path(os.fsdecode((rings / _STEPS).read_bytes())) if (rings / _STEPS).is_file() else None
                 if steps is not None:

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from sftriage.agent.agent import STORING_S
+from sftriage.base.files import refusing
 from sftriage.controller.controller import Controller, in_force, shape_of
 from sftriage.controller.corroboration import Corroboration
 from sftriage.controller.gathering import WindowAssembly
@@ -33,7 +34,7 @@ from sftriage.policy.schema import Rule
 from sftriage.records import JobStatus, Window
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
-from sftriage.runs.liveness import holding, note_disk, note_failing
+from sftriage.runs.liveness import DISK, FAILING, holding, note_problem
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
 from sftriage.runtime.asking import Asks
@@ -41,7 +42,6 @@ from sftriage.runtime.failures import Failures
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Webhooks
 from sftriage.traces.disk import Disk
-from sftriage.traces.files import refusing
 from sftriage.traces.retention import RetentionLimits
 from sftriage.windows.logs import StepLogs, kept_steps
 
@@ -147,8 +147,8 @@ class Triage:
 
     def start(self) -> None:
         """Begin, in a thread of its own; where an earlier triage has left something, with that."""
-        note_disk(self._rings, None)
-        note_failing(self._rings, None)
+        note_problem(self._rings / DISK, None)
+        note_problem(self._rings / FAILING, None)
         self._stream.start()
         thread = threading.Thread(target=self._work, name="sftriage-triage", daemon=True)
         thread.start()
@@ -420,10 +420,10 @@ class Triage:
     def _tell_of_disk(self) -> None:
         for seen in self._disk.news():
             if isinstance(seen, DiskRecovered):
-                note_disk(self._rings, None)
+                note_problem(self._rings / DISK, None)
                 self._controller.record(seen)
             else:
-                note_disk(self._rings, seen.problem)
+                note_problem(self._rings / DISK, seen.problem)
                 self._stream.publish(seen)
 
     def _say_once(self, problem: str) -> None:

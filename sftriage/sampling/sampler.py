@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sftriage import file_modes
+from sftriage.base import files
 from sftriage.decisions import SAMPLES_PER_SECOND
 from sftriage.errors import CaptureError
 from sftriage.sampling.speedscope import written
@@ -96,7 +96,7 @@ class StackSampler:
             size_bytes = sum(map(len, pieces))
             if size_bytes > max_bytes:
                 return f"no stacks: they would have had {size_bytes} bytes, and {max(0, max_bytes)} were left"
-            with os.fdopen(file_modes.create(path), "wb") as file:
+            with os.fdopen(files.create(path), "wb") as file:
                 file.writelines(pieces)
         except Exception as error:
             with contextlib.suppress(OSError):

@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sftriage.base.files import write_atomically
+
 if TYPE_CHECKING:
     from sftriage.seams.patches import Seams
 
@@ -58,10 +60,8 @@ def _write(seams: Seams, directory: Path) -> None:
         "kineto": bool(kineto is not None and kineto()),
         "compiling": _compiles(),
     }
-    path = directory / f"{os.getpid()}.json"
     with contextlib.suppress(OSError):
-        path.with_suffix(".partial").write_text(json.dumps(document), encoding="utf-8")
-        path.with_suffix(".partial").replace(path)
+        write_atomically(directory / f"{os.getpid()}.json", json.dumps(document), synced=False)
 
 
 def _compiles() -> bool:

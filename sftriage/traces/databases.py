@@ -21,9 +21,9 @@ from sqlalchemy import URL, Connection, create_engine, event, insert, inspect, m
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, Pool, StaticPool
 
+from sftriage.base.files import refusing
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.traces.documents import CONTROL
-from sftriage.traces.files import refusing
 from sftriage.traces.rows import METADATA, VERSION, schema
 
 CONNECT_S = 5

@@ -1,18 +1,15 @@
-"""Files of captures: opened without following links, written privately, synced, copied with their size and sha256."""
+"""Files of captures: compressed, summed, copied with their size and sha256."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import stat
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
+from sftriage.base.files import replacing
+from sftriage.errors import IntegrityError
 
 if TYPE_CHECKING:
     from sftriage.traces.manifest import Artefact
@@ -85,65 +82,3 @@ def copy_verified(
                 f"{name}: sha256 {sha256}, {size} bytes; it was put as sha256 {wanted.sha256}, "
                 f"{wanted.size_bytes} bytes"
             )
-
-
-def regular(path: Path, error_type: type[CaptureError] | type[InputError] | type[IntegrityError]) -> BinaryIO:
-    """A file for reading. A link could lead out of the store, and a pipe would never end: both are refused."""
-    try:
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise error_type(f"{path}: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise error_type(f"{path}: not a regular file")
-    return os.fdopen(number, "rb")
-
-
-def private(path: Path, flags: int = os.O_EXCL) -> BinaryIO:
-    """A new file that its owner alone can read."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600), "wb")
-
-
-@contextlib.contextmanager
-def refusing(what: str) -> Iterator[None]:
-    """Have what the system refuses said as a UsageError: ``what`` cannot be done, and why."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{what}: {error.strerror}") from error
-
-
-@contextlib.contextmanager
-def replacing(target: Path) -> Iterator[BinaryIO]:
-    """A file that takes the target's place when the block ends well, and is gone when it does not."""
-    number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(number, "wb") as file:
-            yield file
-            sync(file)
-        Path(name).replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
-
-
-def sync(file: BinaryIO) -> None:
-    """Have the disk hold what was written."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def sync_directory(path: Path) -> None:
-    """Have the disk hold a directory's names."""
-    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small private file so that a reader, or a crash, sees the old content or the new and nothing between."""
-    with replacing(path) as file:
-        file.write(text.encode())

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
+from sftriage.base.files import replacing, sync_directory
 from sftriage.errors import StoreError, UsageError
-from sftriage.traces.files import CHUNK_BYTES, sync, sync_directory
+from sftriage.traces.files import CHUNK_BYTES
 from sftriage.traces.keys import shown
 
 if TYPE_CHECKING:
@@ -263,26 +263,20 @@ class Directory(Objects):
     def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
         """See `Objects.put`."""
         path = self._root / key
-        partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
         pieces = iter([content]) if isinstance(content, bytes) else content
         try:
-            with self._told():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                file = partial.open("wb")
-            with file:
+            with ExitStack() as whole:
+                with self._told():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    file = whole.enter_context(replacing(path, 0o666))
                 for piece in pieces:
                     with self._told():
                         file.write(piece)
                 with self._told():
-                    sync(file)
-            with self._told():
-                partial.replace(path)
-                sync_directory(path.parent)
+                    whole.close()
+                    sync_directory(path.parent)
         except FileNotFoundError as error:
             raise StoreError(f"{self.place}: {said(error)}") from error
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
 
     def delete(self, key: str) -> None:
         """See `Objects.delete`; and of the directories above it those that are empty then."""

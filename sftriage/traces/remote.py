@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from sftriage.base.files import refusing
 from sftriage.errors import InputError, IntegrityError, StoreError, UsageError
-from sftriage.traces.files import copy, copy_verified, refusing
+from sftriage.traces.files import copy, copy_verified
 from sftriage.traces.keys import CaptureKey, shown, written
 from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.objects import Objects, Patience

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import shutil
@@ -29,21 +28,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from sftriage.base.files import private, refusing, regular, replacing, sync, sync_directory, write_atomically
+from sftriage.base.process import locked
 from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
 from sftriage.traces.documents import first_problem
-from sftriage.traces.files import (
-    chunks,
-    copy,
-    copy_verified,
-    gzipped,
-    private,
-    refusing,
-    regular,
-    replacing,
-    sync,
-    sync_directory,
-    write_atomically,
-)
+from sftriage.traces.files import chunks, copy, copy_verified, gzipped
 from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.stores import (
     PIN_NAME,
@@ -120,7 +109,7 @@ class LocalStore(Store):
         """
         check_id(capture_id)
         try:
-            with self._lock(fcntl.LOCK_SH):
+            with self._lock():
                 return self._put(capture_id, files, build, upload)
         except OSError as error:
             # Renaming a directory onto one that is not empty.
@@ -200,7 +189,7 @@ class LocalStore(Store):
     def note(self, capture_id: str, noted: Noted) -> Manifest:
         manifest = noting(self.manifest(capture_id), noted)
         path = self._captures / capture_id / MANIFEST_NAME
-        with refusing(f"{path} cannot be written"), self._lock(fcntl.LOCK_SH), replacing(path) as file:
+        with refusing(f"{path} cannot be written"), self._lock(), replacing(path) as file:
             file.write(manifest.to_json())
         self._changed()
         return manifest
@@ -256,7 +245,7 @@ class LocalStore(Store):
         Of one that may be elsewhere too, a note is left, with which whoever uploads removes it there.
         """
         directory = self._directory(capture_id)
-        with refusing(f"capture {capture_id} cannot be removed"), self._lock(fcntl.LOCK_SH):
+        with refusing(f"capture {capture_id} cannot be removed"), self._lock():
             try:
                 hidden = Path(tempfile.mkdtemp(prefix=REMOVING, dir=self._captures))
                 its = hidden / capture_id
@@ -296,7 +285,7 @@ class LocalStore(Store):
         if not self._captures.is_dir():
             return 0
         refused, busy = refusing(f"{self._captures} cannot be swept"), contextlib.suppress(BlockingIOError)
-        with refused, busy, self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with refused, busy, self._lock(sweeping=True):
             hidden = [self._captures / name for name in self._names() if name.startswith((_TEMPORARY, REMOVING))]
             leftovers = [path for path in hidden if not is_tombstone(path)]
             for path in leftovers:
@@ -322,15 +311,14 @@ class LocalStore(Store):
             return []
 
     @contextlib.contextmanager
-    def _lock(self, how: int) -> Iterator[None]:
-        """Hold the store's lock. The kernel gives it back when a process dies, so a crash blocks nobody."""
+    def _lock(self, *, sweeping: bool = False) -> Iterator[None]:
+        """Hold the store's lock: alone to sweep, which waits for nobody."""
         if not self._captures.is_dir():
             # One by one: the mode is not that of the parents that `parents` makes.
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._captures.mkdir(mode=0o700, exist_ok=True)
             sync_directory(self._root)
-        with private(self._captures / ".lock", flags=0) as file:
-            fcntl.flock(file, how)
+        with locked(self._captures / ".lock", shared=not sweeping, wait_s=0.0 if sweeping else None):
             yield
 
 

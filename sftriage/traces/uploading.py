@@ -20,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from sftriage.base.files import regular
 from sftriage.errors import InputError, IntegrityError, SftriageError, UsageError
-from sftriage.traces.files import chunks, regular, verified
+from sftriage.traces.files import chunks, verified
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.objects import PART_BYTES
 from sftriage.traces.remote import RemoteStore

@@ -13,26 +13,25 @@ crash.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, ValidationError
 
+from sftriage.base.files import refusing, regular, sync_directory, write_atomically
+from sftriage.base.process import is_locked, locked
 from sftriage.errors import InputError
 from sftriage.traces.documents import CONTROL, DocumentModel, Sentence, text
-from sftriage.traces.files import private, refusing, regular, sync_directory, write_atomically
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest, Sha256
 from sftriage.traces.stores import PIN_NAME
 
 UPLOAD_NAME: Final = "upload.json"
 REMOVING: Final = ".removing-"
 _MAX_UPLOAD_BYTES = 64 * 1024
-_LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.02
+_LOCK_S = 0.1  # (somebody may only be asking whether it is held)
 
 Signature = tuple[object, object]
 UploadState = Literal["waiting", "uploading", "stored", "failed"]
@@ -133,18 +132,16 @@ class Outbox:
     def uploading(self) -> Iterator[bool]:
         """Be the one who uploads; False where somebody else is. The kernel gives it back when a process dies."""
         self._captures.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with private(self._captures / ".uploader", flags=0) as file:
-            yield _taken(file)
+        with contextlib.ExitStack() as held:
+            ours = None
+            with contextlib.suppress(BlockingIOError):
+                ours = held.enter_context(locked(self._captures / ".uploader", wait_s=_LOCK_S))
+            yield ours is not None
 
     @property
     def busy(self) -> bool:
         """Somebody uploads."""
-        try:
-            with (self._captures / ".uploader").open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return isinstance(error, BlockingIOError)
-        return False
+        return is_locked(self._captures / ".uploader")
 
 
 def keep_tombstone(directory: Path) -> bool:
@@ -156,17 +153,6 @@ def keep_tombstone(directory: Path) -> bool:
             path.unlink()
     sync_directory(directory)
     return True
-
-
-def _taken(file: BinaryIO) -> bool:
-    for _ in range(_LOCK_TRIES):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOCK_PAUSE_S)  # somebody may only be asking whether it is held
-        else:
-            return True
-    return False
 
 
 def is_tombstone(hidden: Path) -> bool:

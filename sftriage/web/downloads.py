@@ -19,8 +19,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
+from sftriage.base.files import regular
 from sftriage.errors import InputError, IntegrityError, SftriageError
-from sftriage.traces.files import chunks, regular, verified
+from sftriage.traces.files import chunks, verified
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.objects import Objects, Patience, checked_url

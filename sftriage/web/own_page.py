@@ -11,12 +11,12 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
+from sftriage.base.files import private
 from sftriage.errors import IntegrityError
 from sftriage.reduce.opening import Copying
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.source import RunSource
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.files import private
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore

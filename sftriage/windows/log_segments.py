@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+from sftriage.base.files import open_regular
 from sftriage.errors import RingError
-from sftriage.recorder.files import OpenFile, open_regular
+from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, WORD_BYTES, RingInfo, decode_header, encode_header
 from sftriage.records import StageSchema
 
@@ -169,7 +170,7 @@ class _Segment(OpenFile):
             RingError: it cannot be opened.
         """
         if self._descriptor < 0:
-            self._descriptor = open_regular(self.path, os.O_RDWR)
+            self._descriptor = open_regular(self.path, RingError, os.O_RDWR)
 
     def header(self) -> bytes:
         return self.read_at(HEADER_BYTES, 0)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sftriage.base.files import regular
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, files
 from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, decode_header
@@ -236,15 +237,11 @@ class StepFile:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
     """A file for reading; None where it has gone."""
-    try:
-        descriptor = files.open_regular(path, os.O_RDONLY)
-    except RingError:
-        yield None
-        return
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with contextlib.ExitStack() as opened:
+        file = None
+        with contextlib.suppress(RingError):
+            file = opened.enter_context(regular(path, RingError))
+        yield None if file is None else file.fileno()
 
 
 def _ranges(lengths_X: IntArray) -> IntArray:

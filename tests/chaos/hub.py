@@ -4,8 +4,8 @@ import sys
 import time
 from pathlib import Path
 
+from sftriage.base.files import write_atomically
 from sftriage.runtime.hub_server import HubServer
-from sftriage.traces.files import write_atomically
 
 if __name__ == "__main__":
     host, port, store, secret, pid_file = sys.argv[1:]

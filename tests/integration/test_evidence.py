@@ -14,8 +14,8 @@ import pytest
 from sftriage.agent import evidence
 from sftriage.agent.evidence import EvidenceSampler, NvmlQuestion, environment_of, evidence_of, gather
 from sftriage.agent.gpus import parse_reading
+from sftriage.base.process import start_ticks
 from sftriage.recorder import RingInfo
-from sftriage.recorder.files import start_ticks
 from sftriage.records import StageSchema, plain
 from tests import needs
 

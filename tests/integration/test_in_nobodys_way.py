@@ -37,7 +37,7 @@ FAULTS = {
     "end of the agent": ("sftriage.agent.agent", BLOCK + "Agent.close = block"),
     "judging": ("sftriage.controller.controller", BLOCK + "Controller.take = block"),
     "journal": ("sftriage.runs.journal", BLOCK + "Journal._write = block"),
-    "files": ("sftriage.traces.files", BLOCK + "replacing = block"),
+    "files": ("sftriage.base.files", BLOCK + "replacing = block"),
     "store": ("sftriage.traces.store", BLOCK + "LocalStore.ids = LocalStore.manifests = block"),
     "sink": ("sftriage.sinks.terminal", BLOCK + "Reporter.take = block"),
     "terminal": ("sftriage.commands.job_options", BLOCK + "say_summary = block"),

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from sftriage.recorder.files import start_ticks
+from sftriage.base.process import start_ticks
 from sftriage.reduce.samples import read_samples
 from sftriage.sampling import workers
 from sftriage.sampling.sampler import StackSampler

@@ -27,10 +27,10 @@ from sftriage.agent.counting import (
     throttled,
     transfers,
 )
+from sftriage.base.process import start_ticks
 from sftriage.counters import COUNTERS, OF_THREAD, PLACE
 from sftriage.errors import RingError
 from sftriage.recorder import find_rings
-from sftriage.recorder.files import start_ticks
 from sftriage.records import StageSchema
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.counting import UNKNOWN, CountersLog

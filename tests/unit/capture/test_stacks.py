@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
+from sftriage.base.process import start_ticks
 from sftriage.capture import stacks
 from sftriage.capture.bounded import Finished
 from sftriage.capture.stacks import FlightRecorder, StacksCapture, place_of
 from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
-from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import RankStatus, StageSchema
 

@@ -7,7 +7,7 @@ import pytest
 
 from sftriage.events import DiskRecovered
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.liveness import note_disk
+from sftriage.runs.liveness import DISK, note_problem
 from sftriage.traces.store import LocalStore
 from sftriage.words.keeping import disk_failed_sentence, disk_sentence
 from tests.disks import SmallDisk, small_disk
@@ -109,7 +109,7 @@ def test_while_nothing_can_be_written_explain_says_that_windows_wait(sftriage, t
     rings.mkdir()
     directory = run_in(tmp_path / "run", rings=str(rings))
     window(directory, 20)
-    note_disk(rings, "No space left on device")
+    note_problem(rings / DISK, "No space left on device")
     for command in (("explain", 400), ("traces", "for-step", 400)):
         outcome = sftriage(*command, "--run", directory.path)
         assert "cannot be written (No space left on device)" in outcome.err + outcome.out, command
@@ -118,7 +118,7 @@ def test_while_nothing_can_be_written_explain_says_that_windows_wait(sftriage, t
     kept = (rings / "disk").read_text()
     (rings / "disk").write_text(kept.replace(str(os.getpid()), "4194305"))
     assert "has no window" in sftriage("explain", 400, "--run", directory.path).err
-    note_disk(rings, None)
+    note_problem(rings / DISK, None)
     assert "has no window" in sftriage("explain", 400, "--run", directory.path).err
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.base.files import MODE_ENV
 from sftriage.errors import CaptureError
-from sftriage.file_modes import MODE_ENV
 from sftriage.profiling.spool import ends_whole, write_trace
 
 TRACE = b'{"traceEvents": [{"name": "x"}],"traceName": "a]b.json.partial", "displayTimeUnit": "ms"}\n'

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sftriage.base.files import GROUP_ENV, MODE_ENV
 from sftriage.errors import RingError
-from sftriage.file_modes import GROUP_ENV, MODE_ENV
 from sftriage.recorder import Monitor, files, moments
 from sftriage.recorder.layout import (
     ADDITIONS_AT,
@@ -441,19 +441,6 @@ def test_ranks_that_start_together_have_one_attempt_whatever_numbers_they_had(tm
     assert ring.info.attempt == attempt
     for one in (ring, other):
         one.close()
-
-
-def test_a_zombie_is_not_alive():
-    # GIVEN a child that has ended, and whose parent has not looked yet
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    try:
-        assert files.start_ticks(child) is None
-        assert files.start_ticks(os.getpid()) is not None
-    finally:
-        os.waitpid(child, 0)
 
 
 def test_rings_are_found_by_rank_and_attempt_and_other_files_are_not(tmp_path):

@@ -10,7 +10,6 @@ from sftriage.errors import InputError, UsageError
 from sftriage.records import plain
 from sftriage.runs.directory import RunDirectory, RunInfo, create, find_run, read_info, remember
 from sftriage.runs.report import run_named
-from sftriage.traces.files import write_atomically
 
 INFO = RunInfo(
     "20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("torchrun", "x.py"), "p", "0" * 64, "/rings"
@@ -59,13 +58,6 @@ def test_a_record_that_is_none_is_refused_in_words(tmp_path, content, said):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(InputError, match=said):
         read_info(RunDirectory(tmp_path))
-
-
-def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
-    write_atomically(tmp_path / "state.json", "old")
-    write_atomically(tmp_path / "state.json", "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
-    assert (tmp_path / "state.json").read_text() == "new"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from sftriage.events import (
 )
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
 from sftriage.runs.following import JournalTail, request_row
-from sftriage.runs.liveness import note_disk
+from sftriage.runs.liveness import DISK, note_problem
 from sftriage.runs.outlook import outlook
 from tests.journals import Recorder
 from tests.unit.conftest import asked_for
@@ -227,9 +227,9 @@ def test_what_a_disk_has_cost_is_on_record_and_while_it_takes_nothing_the_page_s
     # WHEN it takes nothing once more THEN that is said as long as it is so
     rings = run.directory.path / "rings"
     assert "cannot be written" not in text_of(run.get())
-    note_disk(rings, "Read-only file system")
+    note_problem(rings / DISK, "Read-only file system")
     assert "The run directory cannot be written (Read-only file system)." in text_of(run.get())
-    note_disk(rings, None)
+    note_problem(rings / DISK, None)
     assert "cannot be written" not in text_of(run.get())
     # AND one that cost nothing is no alarm
     journal.append(DiskRecovered(time_s=NOW_S, since_s=NOW_S - 1, problem="No space left", late={"steps": 3}))

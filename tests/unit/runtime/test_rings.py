@@ -83,7 +83,7 @@ def test_a_run_is_known_to_live_by_who_watches_it_and_by_what_started_its_traine
     make_rings_directory("run-2", tmp_path)
     assert left.exists()
     # AND not where the pid is another process's by now
-    (left / of).write_text(f"{os.getpid()} 1")
+    (left / of).write_text(json.dumps({"pid": os.getpid(), "start_ticks": 1}))
     make_rings_directory("run-3", tmp_path)
     assert not left.exists()
 

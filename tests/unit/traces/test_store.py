@@ -142,7 +142,12 @@ def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(store, p
     assert [manifest.capture_id for manifest in listing.manifests] == ["good"]
     assert len(listing.problems) == 8
     said = "\n".join(listing.problems)
-    for words in ("'stray file' is not", "empty/manifest.json: No such", "no capture link", "manifest of good"):
+    for words in (
+        "'stray file' is not",
+        "empty/manifest.json: cannot be opened: No such",
+        "no capture link",
+        "manifest of good",
+    ):
         assert words in said
     for words in ("garbage/manifest.json: not a manifest", "piped/manifest.json: not a regular file", "symbolic links"):
         assert words in said

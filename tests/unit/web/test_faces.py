@@ -9,11 +9,11 @@ from datetime import datetime, timezone
 
 import pytest
 
-from sftriage.recorder.files import start_ticks
+from sftriage.base.process import start_ticks
 from sftriage.recorder.ring import RingFile
 from sftriage.runs import liveness
 from sftriage.runs.directory import read_info, write_info
-from sftriage.runs.liveness import RankCoverage, Watcher, WatcherLook, telemetry_of, watcher_of
+from sftriage.runs.liveness import RankCoverage, Watcher, WatcherLook, note_launcher, telemetry_of, watcher_of
 from sftriage.traces.uploads import Outbox, Upload
 from sftriage.windows.steplog import StepLog
 from tests.unit.recorded import info_of, verdict
@@ -63,7 +63,7 @@ def test_whoever_holds_the_lock_watches_and_a_run_that_was_never_locked_is_not_s
 
 def test_a_lock_is_not_tried_while_its_holder_is_known(run, rings, monkeypatch):
     # (whoever tries it keeps `sftriage attach` from it for that moment)
-    monkeypatch.setattr(liveness, "_is_locked", lambda lock: pytest.fail("tried"))
+    monkeypatch.setattr(liveness, "is_locked", lambda lock: pytest.fail("tried"))
     with held(run.directory.lock, os.getpid()):
         watcher_of(run.directory, rings)
 
@@ -135,7 +135,7 @@ def test_a_job_that_was_taken_over_says_so(run, rings):
     # GIVEN a launcher that another process than the one that watches has started
     run.decide(verdict(100))
     parent = os.getppid()
-    (rings / "launcher").write_text(f"{parent} {_ticks(parent)}")
+    note_launcher(rings, parent)
     with held(run.directory.lock, os.getpid()):
         assert watcher_of(run.directory, rings) == Watcher("taken_over", os.getpid())
         seen = text_of(run.get())
@@ -143,7 +143,7 @@ def test_a_job_that_was_taken_over_says_so(run, rings):
     assert f"process {os.getpid()} watches it now" in seen
 
 
-@pytest.mark.parametrize("note", ["", "x y", "1", "99999999999999999999999 1", "\0", "1 1"])
+@pytest.mark.parametrize("note", ["", "x y", "1", "{}", "\0", '{"pid": 1, "start_ticks": 1}'])
 def test_a_note_that_makes_no_sense_is_none(run, rings, note):
     (rings / "launcher").write_text(note)
     with held(run.directory.lock, os.getpid()):

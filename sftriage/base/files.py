@@ -1,0 +1,129 @@
+"""Files that appear whole or not at all, are private to their owner, and are opened without following links."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from sftriage.errors import SftriageError, UsageError
+
+MODE_ENV = "SFTRIAGE_FILE_MODE"
+GROUP_ENV = "SFTRIAGE_FILE_GROUP"
+"""Permissions (octal) and group (name or number) of what the recorder creates; by default it is the owner's alone."""
+
+PRIVATE = 0o600
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def create(path: Path) -> int:
+    """Create an empty file, private but for what `permit` allows; its descriptor, open for both.
+
+    Raises:
+        OSError: the file cannot be made, or exists.
+    """
+    descriptor = os.open(path, _NEW, PRIVATE)
+    try:
+        permit(descriptor)
+    except OSError:
+        os.close(descriptor)
+        path.unlink()
+        raise
+    return descriptor
+
+
+def permit(descriptor: int) -> None:
+    """Give a new file the mode and the group that the environment names.
+
+    Raises:
+        OSError: they make no sense, or may not be given.
+    """
+    mode, group = os.environ.get(MODE_ENV), os.environ.get(GROUP_ENV)
+    try:
+        if group:
+            os.fchown(descriptor, -1, int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid)
+        if mode:
+            os.fchmod(descriptor, int(mode, 8) & 0o666)
+    except (ValueError, KeyError) as error:
+        raise OSError(f"{MODE_ENV}={mode}, {GROUP_ENV}={group}: {error}") from error
+
+
+def private(path: Path, mode: int = PRIVATE) -> BinaryIO:
+    """A new file, which its owner alone can read unless the mode says otherwise."""
+    return os.fdopen(os.open(path, _NEW, mode), "wb")
+
+
+def open_regular(path: Path, error_type: type[SftriageError], flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file that others may have written. Links and pipes are refused: a pipe would never end.
+
+    Raises:
+        error_type: the file cannot be opened, or is no regular file.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE)
+    except OSError as error:
+        raise error_type(f"{path}: cannot be opened: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise error_type(f"{path}: not a regular file")
+    return descriptor
+
+
+def regular(path: Path, error_type: type[SftriageError]) -> BinaryIO:
+    """A file for reading; see `open_regular`."""
+    return os.fdopen(open_regular(path, error_type), "rb")
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Raise a UsageError for what the system refuses: ``what`` cannot be done, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def replacing(target: Path, mode: int | None = PRIVATE, *, synced: bool = True) -> Iterator[BinaryIO]:
+    """A file that takes the target's place when the block ends well, and is gone when it does not.
+
+    ``mode`` is that of the new file, less the umask; None for what `permit` allows. If ``synced``, the disk holds the
+    content before the file takes its name.
+    """
+    partial = target.with_name(f".{target.name}.{os.urandom(6).hex()}.partial")
+    file = os.fdopen(create(partial), "wb") if mode is None else private(partial, mode)
+    try:
+        with file:
+            yield file
+            if synced:
+                sync(file)
+        partial.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def write_atomically(path: Path, content: str | bytes, mode: int | None = PRIVATE, *, synced: bool = True) -> None:
+    """Write a small file so that a reader, or a crash, finds the old content or the new; see `replacing`."""
+    with replacing(path, mode, synced=synced) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def sync(file: BinaryIO) -> None:
+    """Have the disk hold what was written."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Have the disk hold a directory's names."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
