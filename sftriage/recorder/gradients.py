@@ -20,7 +20,6 @@ from itertools import cycle, islice
 from time import monotonic_ns
 from typing import Any
 
-from sftriage.recorder.moments import count, count_no_more
 from sftriage.recorder.recording import Recording
 
 LastGradients = tuple[int, ...]
@@ -134,7 +133,6 @@ class GradientWatch:
         self._recording = recording
         self._name = recording.info.schema.split_sync or ""
         self._stage = recording.stages[self._name]
-        self._counts = count(self._stage)
         self._entered_before = self._stage.entered
         self._model = weakref.ref(model)
         self._order = GradientOrder()
@@ -209,8 +207,6 @@ class GradientWatch:
 
     def close(self) -> None:
         """Take all hooks off. A second call does nothing."""
-        if self._counts:
-            count_no_more(self._stage)
         handles, self._handles = self._handles, {}
         for handle in handles.values():
             handle.remove()

@@ -244,9 +244,6 @@ class AutomaticMonitor(Monitor):
     ) -> None:
         super().__init__(stages, sync, cohort=cohort)
         self.give_way = give_way
-        # The seams ask how often each was entered.
-        for one in self._stages.values():
-            moments.count(one)
 
     def _make_way(self) -> None:
         global _automatic

@@ -15,11 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns
 from types import BuiltinFunctionType
+from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError
 from sftriage.recorder import files, layout, moments
 from sftriage.recorder.layout import RingInfo, encode_addition, encode_header
-from sftriage.recorder.moments import Log, Owner
+from sftriage.recorder.moments import Log
+
+if TYPE_CHECKING:
+    from sftriage.recorder.recording import Recording
 
 MAX_ATTEMPTS = 1000
 
@@ -57,11 +61,11 @@ class RingFile:
 
         self.descriptor = files.create_whole(self.path, size_bytes, header, lock=True)
 
-    def open_log(self, owner: Owner) -> Log:
+    def open_log(self, recording: Recording) -> Log:
         """Map it for writing."""
         # One that somebody has put in the place of the machine's clock is the one to read; else a form reads it itself.
         clock = None if isinstance(monotonic_ns, BuiltinFunctionType) else monotonic_ns
-        return self.form.log(self.descriptor, self.log_words, self.info.started_mono_ns, owner, clock)
+        return self.form.log(self.descriptor, self.log_words, self.info.started_mono_ns, recording, clock)
 
     def add(self, log: Log, **addition: object) -> None:
         """Add a line to the additions.

@@ -167,6 +167,7 @@ class Seams:
 
     def _begin(self) -> Monitor | None:
         """The first round has ended: it is known what is trained, so that a monitor can be made for it."""
+        from sftriage.recorder import moments
         from sftriage.recorder import monitor as recorder
         from sftriage.recorder.identity import COHORT_ENV
 
@@ -179,8 +180,7 @@ class Seams:
             self.compiled = self._compilations()
             cohort = None if os.environ.get(COHORT_ENV) else self.cohort
             monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort, give_way=self.stop)
-            kinds = type(monitor.stage(self.steps.stages[0])).__mro__
-            uncompiled(*(vars(one).get(name) for one in kinds for name in ("__enter__", "__exit__")))
+            uncompiled(*vars(moments.Stage).values(), *vars(moments.Log).values())
             if not monitor.active:
                 self.stop()
                 return None

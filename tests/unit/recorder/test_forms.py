@@ -158,6 +158,7 @@ def test_what_a_signals_handler_notes_within_a_boundary_is_kept_with_it(tmp_path
         within = asked in ("enter", "leave", "end")
 
         def interrupted() -> int:
+            monkeypatch.setattr(moments, "get_ident", threading.get_ident)
             with contextlib.nullcontext() if within else monitor.step():
                 for _ in range(boundaries):
                     with monitor.stage("data"):
@@ -169,8 +170,10 @@ def test_what_a_signals_handler_notes_within_a_boundary_is_kept_with_it(tmp_path
                 pass
         usual = {"begin": step.__enter__, "enter": stage.__enter__, "leave": stage.__exit__, "end": step.__exit__}
         for name, call in usual.items():
-            given = (None, None, None) if name in ("leave", "end") else ()
-            call(*given, **({"get_ident": interrupted} if name == asked else {}))
+            with monkeypatch.context() as patched:
+                if name == asked:
+                    patched.setattr(moments, "get_ident", interrupted)
+                call(*((None, None, None) if name in ("leave", "end") else ()))
         # THEN the reader finds both, each whole, and what comes after
         with step:
             pass
