@@ -1,4 +1,4 @@
-"""Small real disks that can be filled, emptied, made read-only, and frozen."""
+"""Small real disks that can be filled, emptied, made read-only, and stopped."""
 
 import contextlib
 import os
@@ -48,18 +48,12 @@ class SmallDisk:
     def remount(self, options: str) -> None:
         assert _run("mount", "-o", f"remount,{options}", self.path)
 
-    def freeze(self) -> None:
-        """Have whoever writes wait; of one that is served, whoever asks it anything, as for a server that has gone."""
-        if self._server is not None:
-            self._server.send_signal(signal.SIGSTOP)
-        else:
-            assert _run("fsfreeze", "-f", self.path)
+    def stop(self) -> None:
+        """Stop the process that serves it, as a server that has gone: whoever uses it waits."""
+        self._server.send_signal(signal.SIGSTOP)
 
-    def thaw(self) -> None:
-        if self._server is not None:
-            self._server.send_signal(signal.SIGCONT)
-        else:
-            _run("fsfreeze", "-u", self.path)
+    def go_on(self) -> None:
+        self._server.send_signal(signal.SIGCONT)
 
 
 @contextlib.contextmanager
@@ -71,23 +65,6 @@ def small_disk(path: Path, size: str = "256k", names: int = 200) -> Iterator[Sma
     try:
         yield SmallDisk(path)
     finally:
-        _run("umount", "--lazy", path)
-
-
-@contextlib.contextmanager
-def freezing_disk(folder: Path) -> Iterator[SmallDisk]:
-    """An ext4 in a file, which can be frozen; the test is skipped where none can be mounted."""
-    image, path = folder / "image", folder / "disk"
-    path.mkdir()
-    image.touch()
-    os.truncate(image, 32 << 20)
-    if not (_run("mkfs.ext4", "-q", image) and _run("mount", "-o", "loop", image, path)):
-        pytest.skip(needs.NO_MOUNT)
-    disk = SmallDisk(path)
-    try:
-        yield disk
-    finally:
-        disk.thaw()
         _run("umount", "--lazy", path)
 
 
@@ -108,6 +85,6 @@ def served_disk(folder: Path) -> Iterator[SmallDisk]:
                 time.sleep(0.01)
             yield disk
         finally:
-            disk.thaw()
+            disk.go_on()
             _run("umount", "--lazy", path)
             server.terminate()

@@ -1,6 +1,4 @@
-"""A job whose run directory fills, loses its inodes, or hangs, and is well again: the job notices nothing, and nothing
-of what was judged is missing.
-"""
+"""A run directory that fills, loses its inodes, or does not answer: the job goes on, and no window is lost."""
 
 import contextlib
 import subprocess
@@ -16,7 +14,7 @@ from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.windows.rings import open_ring
 from tests import needs
-from tests.disks import SmallDisk, freezing_disk, served_disk, small_disk
+from tests.disks import SmallDisk, served_disk, small_disk
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.journals import entries
 
@@ -36,14 +34,13 @@ def steps_taken(rings: Path) -> int:
         return min(opened.enter_context(open_ring(ring)).status().published for ring in find_rings(rings))
 
 
-@pytest.mark.parametrize("how", ["full", "without names", "frozen", pytest.param("not served", marks=needs.bindfs)])
+@pytest.mark.parametrize("how", ["full", "without names", pytest.param("not served", marks=needs.bindfs)])
 def test_a_job_whose_run_directory_takes_nothing_for_a_while_loses_nothing(tmp_path, environment, how):
     # GIVEN a job under watch, on a disk of its own
     make, begin, end = {
         "full": (lambda: small_disk(tmp_path / "disk", "16m"), SmallDisk.fill, SmallDisk.empty),
         "without names": (lambda: small_disk(tmp_path / "disk", "16m"), SmallDisk.fill_names, SmallDisk.empty),
-        "frozen": (lambda: freezing_disk(tmp_path), SmallDisk.freeze, SmallDisk.thaw),
-        "not served": (lambda: served_disk(tmp_path), SmallDisk.freeze, SmallDisk.thaw),
+        "not served": (lambda: served_disk(tmp_path), SmallDisk.stop, SmallDisk.go_on),
     }[how]
     release, output = tmp_path / "release", tmp_path / "output"
     with make() as disk, output.open("wb") as file:

@@ -100,7 +100,7 @@ def test_a_disk_that_hangs_to_the_end_keeps_nothing(start, tmp_path):
         job = f"{sys.executable} {LOOP} 2 100 0; echo up; read word; touch {over}; exit {STATUS}"
         run = start("run", "--out", disk.path / "run", "--", "sh", "-c", job, stdin=subprocess.PIPE)
         wait_until(lambda: any((disk.path / "run" / "steps").glob("*.steps")))
-        disk.freeze()
+        disk.stop()
         # WHEN it ends THEN so do we, with its status
         run.stdin.write("go\n")
         run.stdin.close()
