@@ -24,7 +24,7 @@ from sftriage.decisions import (
 )
 from sftriage.records import JobStatus, Window
 
-VERSION = 2
+VERSION = 1
 MAX_EVENT_BYTES = 8 * 2**20
 """Room for a suspect of a hundred thousand ranks."""
 
@@ -308,23 +308,14 @@ def encode(event: Event) -> bytes:
     return _ENCODER.encode(event)
 
 
-def kind_of(line: bytes) -> tuple[int, bool]:
-    """The version of an event's format, and whether it is of a type that is known in this one.
+def decode(line: bytes) -> Event | None:
+    """The event on a line; None where its version or its type is unknown here.
 
     Raises:
-        ValueError: it is no JSON object that says its type and version.
+        ValueError: the line holds no event.
     """
     kind = _KIND.decode(line)
-    return kind.version, kind.type in _TYPES
-
-
-def decode(line: bytes) -> Event:
-    """The event of this version that a line holds.
-
-    Raises:
-        ValueError: it holds none.
-    """
-    return _DECODER.decode(line)
+    return _DECODER.decode(line) if kind.version == VERSION and kind.type in _TYPES else None
 
 
 class Span(NamedTuple):

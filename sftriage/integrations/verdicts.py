@@ -105,10 +105,10 @@ class VerdictLog:
         self._each(lambda tracker: tracker.close())
 
     def _tell(self, told: EntrySink, line: bytes) -> None:
-        from sftriage.runs.journal import event_of
+        from sftriage.events import decode
 
         try:
-            event = event_of(line)
+            event = decode(line)
         except (ValueError, RecursionError):
             return
         if event is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from sftriage.decisions import CaptureRequest, CaptureResult, LeftOpen, Profiler
 from sftriage.errors import InputError
@@ -135,7 +135,7 @@ class State:
     largest_gain_s: NonNegativeFloat = 0.0
     started_s: float | None = None
     spent_s: NonNegativeFloat = 0.0
-    version: Literal[3] = 3
+    version: Annotated[int, Field(ge=1, le=1)] = 1
 
     def to_json(self) -> str:
         """The state as one line of JSON."""

@@ -43,10 +43,11 @@ from sftriage.events import (
     RingGivenUp,
     TakenOver,
     WindowJudged,
+    decode,
 )
 from sftriage.policy import suspects
 from sftriage.policy.losses import Losses
-from sftriage.runs.journal import Appended, event_of
+from sftriage.runs.journal import Appended
 from sftriage.words.decisions import reason_sentence, resolution
 from sftriage.words.news import News, news_of
 from sftriage.words.verdicts import verdict_sentence, when, where, who
@@ -208,7 +209,7 @@ class JournalTail:
 
     def _take(self, line: bytes) -> None:
         try:
-            event = event_of(line)
+            event = decode(line)
         except (ValueError, RecursionError):
             self.skipped += bool(line.strip())
             return

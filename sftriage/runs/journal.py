@@ -20,14 +20,12 @@ import msgspec
 from sftriage.base.files import write_atomically
 from sftriage.errors import InputError
 from sftriage.events import (
-    VERSION,
     Event,
     EvidenceGathered,
     JournalCompacted,
     WindowJudged,
     decode,
     encode,
-    kind_of,
 )
 from sftriage.policy.losses import Losses
 from sftriage.traces.disk import Counted, Do, at_once
@@ -139,7 +137,7 @@ class Journal:
         if not last:
             return None
         try:
-            event_of(last)
+            decode(last)
         except (ValueError, RecursionError):
             return size_bytes - len(last)
         os.write(self._descriptor, b"\n")
@@ -158,7 +156,7 @@ def what_matters(lines: BinaryIO, end: int, max_bytes: int) -> tuple[bytes, Jour
     while lines.tell() < end:
         at, line = lines.tell(), lines.readline()
         try:
-            event = event_of(line)
+            event = decode(line)
         except (ValueError, RecursionError):
             continue
         match event:
@@ -196,16 +194,6 @@ def counted(event: Event, size_bytes: int) -> Counted:
     return Counted("other records", size_bytes=size_bytes)
 
 
-def event_of(line: bytes) -> Event | None:
-    """The event on a line of a journal; None where its version or its type is unknown here.
-
-    Raises:
-        ValueError: the line holds no event.
-    """
-    version, known = kind_of(line)
-    return decode(line) if version == VERSION and known else None
-
-
 def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Event]:
     """The journal's events in order. Lines that hold none are passed over, and ``damaged`` gets them; none is empty.
 
@@ -216,7 +204,7 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Eve
         with path.open("rb") as file:
             for line in file:
                 try:
-                    event = event_of(line)
+                    event = decode(line)
                 except (ValueError, RecursionError):
                     if damaged is not None:
                         damaged.append(line)
@@ -274,7 +262,7 @@ class Appended:
         """Where to read on in a journal that was made of the one read so far; None where it was not."""
         first = file.readline()
         try:
-            event = event_of(first)
+            event = decode(first)
         except (ValueError, RecursionError):
             return None
         if not isinstance(event, JournalCompacted) or event.inode != self._inode or self._at < event.kept_from:

@@ -360,7 +360,6 @@ def test_every_reason_of_the_design_says_what_would_resolve_it():
         '{"reproductions": {"torch rank 2 data": {"capture_id": "c-1"}}}',
         '{"version": 2}',
         '{"running": {"x": {"rank": 1}}}',
-        '{"version": 4}',
         '{"version": true}',
         '{"streak": {"attempt": 0}}',
         '{"failures": {"a": {"count": 0, "fired_s": 0, "failed_s": 0}}}',
