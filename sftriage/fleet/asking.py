@@ -16,9 +16,9 @@ import msgspec
 from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Hub, Places
+from sftriage.fleet.incoming import Message, Refusals
 from sftriage.fleet.leading import Lease
 from sftriage.fleet.messages import Incarnation, Order, Orders
-from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.wire import encode
 from sftriage.mitigate.switch_state import Setting
 
@@ -36,21 +36,6 @@ LOOK_S, AGAIN_S, CLOSE_S = 0.05, 1.0, 2.0
 
 Place = Callable[[WantedCapture], "tuple[str, Incarnation | None]"]
 """The agent that a capture is asked of, "" where none has its rank; and which process that has to be, if one has to."""
-
-
-@dataclass(slots=True, eq=False)
-class Message:
-    """One of an agent that is not acknowledged yet, for the ``rows`` or the so many ``reports`` in it.
-
-    ``reply`` acknowledges it to the ``consumer`` by which it has come last.
-    """
-
-    agent: str
-    sequence: int
-    reply: str
-    consumer: int = 0
-    rows: bool = False
-    reports: int = 0
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sftriage.fleet.asking import Message
 from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, ReportingAgent
+from sftriage.fleet.incoming import Message
 from sftriage.fleet.messages import Block, Incarnation, Shipment
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import JobStatus

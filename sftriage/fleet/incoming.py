@@ -4,26 +4,66 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sftriage.errors import SftriageError
-from sftriage.fleet.asking import Message
-from sftriage.fleet.hub import Hub, Places
+from sftriage.fleet.hub import Hub, Places, is_token
 from sftriage.fleet.leading import Lease, make_places, taken_up
 from sftriage.fleet.messages import Shipment
-from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.wire import decode_shipment
 
 log = logging.getLogger("sftriage")
 
 MAX_WAITING, MAX_WAITING_BYTES = 8192, 256 << 20
 """Messages, and bytes of these, that wait here to be taken in; the others wait on the hub."""
+MAX_NAMED = 16
 FETCH, FETCH_S, AGAIN_S = 512, 0.25, 1.0
 GATHER_S = 0.1
 """To ask for what has come takes as much, here and on the hub, for one message as for a hundred."""
+
+
+class Refusals:
+    """Counts refused messages by agent, and logs the first of each. Agents beyond `MAX_NAMED` count as one."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def note(self, agent: str, why: object) -> None:
+        """Refuse a message."""
+        if not is_token(agent) or (agent not in self._counts and len(self._counts) >= MAX_NAMED):
+            agent = "other names"
+        if not self._counts[agent]:
+            log.warning("a message of host %s is not taken: %s", agent, why)
+        self._counts[agent] += 1
+
+    def log_totals(self) -> None:
+        """Log the number of messages refused."""
+        if self._counts:
+            counts = ", ".join(f"{number:,} messages of host {agent}" for agent, number in self._counts.items())
+            log.warning("not taken: %s", counts)
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """The counts as problems of telemetry."""
+        return {f"messages of {agent}": f"{number} refused" for agent, number in self._counts.items()}
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A message of an agent that is not acknowledged yet, because of its ``rows`` or the number of ``reports`` in it.
+
+    ``reply`` acknowledges it to the ``consumer`` that delivered it last.
+    """
+
+    agent: str
+    sequence: int
+    reply: str
+    consumer: int = 0
+    rows: bool = False
+    reports: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

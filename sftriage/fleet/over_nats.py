@@ -17,20 +17,17 @@ from typing import Protocol
 import numpy as np
 
 from sftriage.decisions import Report, WantedCapture
-from sftriage.fleet.asking import Asking, Message
-from sftriage.fleet.claims import Claims
+from sftriage.fleet.asking import Asking
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.groups import Groups
 from sftriage.fleet.hosts import Host, Members, status_of_all
 from sftriage.fleet.hub import Hub, Places
-from sftriage.fleet.incoming import FETCH_S, Incoming
+from sftriage.fleet.incoming import FETCH_S, Incoming, Message, Refusals
 from sftriage.fleet.leading import Lease
-from sftriage.fleet.messages import Block, Incarnation, Shipment
-from sftriage.fleet.once import Once
-from sftriage.fleet.refusals import Refusals
+from sftriage.fleet.messages import Block, Incarnation
 from sftriage.fleet.roll_call import HostLook
-from sftriage.fleet.together import Together
+from sftriage.fleet.rows import Deduplicator, RowBuffer
 from sftriage.fleet.wire import decode_findings, encode
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.recorder.layout import RingInfo
@@ -111,13 +108,13 @@ class NatsFleet:
     ) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._generations, self._note, self._keep = generations, note, keep
-        self._noted, self._refusals, self._claims = generations.changes, Refusals(), Claims()
+        self._noted, self._refusals = generations.changes, Refusals()
         self._asking = Asking(hub, places, lease, self._place, self._holds, fetching, self._gone, clock, self._refusals)
         self._hosts: dict[str, Host] = {}
         self._incoming = Incoming(hub, places, lease, self._asking.write_again, clock, self._refusals)
         self._unsettled: deque[Message] = deque()
-        self._rows = Together(SILENT_S + FETCH_S)
-        self._once = Once()
+        self._rows = RowBuffer(SILENT_S + FETCH_S)
+        self._dedup = Deduplicator()
         self._groups = Groups(
             lambda agent: self._hosts[agent].takes_part(self._generations),
             lambda agent: self._is_silent(self._hosts[agent]),
@@ -157,7 +154,7 @@ class NatsFleet:
     def rows(self) -> Sequence[Rows]:
         """See `Fleet`: steps that come twice are told once; of ranks that are silent, that they are."""
         self._take_in()
-        told = self._rows.told(
+        told = self._rows.due(
             self._clock(), [rank for host in self._hosts.values() for rank in host.away(self._generations)]
         )
         for host in self._hosts.values():
@@ -204,7 +201,7 @@ class NatsFleet:
             f"{agent}: {what}": how for agent, host in self._hosts.items() for what, how in host.counts.problems.items()
         }
         torn = sum(host.counts.torn for host in self._hosts.values())
-        return ReadCounts(self._once.steps, self._once.missed, torn, {**problems, **self._refusals.problems})
+        return ReadCounts(self._dedup.steps, self._dedup.missed, torn, {**problems, **self._refusals.problems})
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
         """See `Fleet`. A host that does not answer is one whose drivers say nothing."""
@@ -232,7 +229,7 @@ class NatsFleet:
     def close(self) -> None:
         """See `Fleet`: nothing is wanted any more; the lease is let go."""
         self._asking.close(self._hosts)
-        self._refusals.sum_up()
+        self._refusals.log_totals()
         self._lease.let_go()
         self._hub.close()
 
@@ -262,8 +259,8 @@ class NatsFleet:
             self._unsettled.append(message)
             if shipment is None:
                 continue
-            if why := self._unfit(shipment, arrived.sent_s):
-                self._refusals.note(shipment.agent, why)
+            if shipment.agent not in self._hosts and len(self._hosts) >= MAX_HOSTS:
+                self._refusals.note(shipment.agent, f"a job of more than {MAX_HOSTS} hosts")
                 continue
             host = self._hosts.setdefault(shipment.agent, Host())
             host.heard(shipment, arrived.sent_s, arrived.at_s)
@@ -281,25 +278,19 @@ class NatsFleet:
         self._keep.turn()
         self._acknowledge()
 
-    def _unfit(self, shipment: Shipment, sent_s: float) -> str:
-        """Why nothing can be made of a message; "" where something can."""
-        if shipment.agent not in self._hosts and len(self._hosts) >= MAX_HOSTS:
-            return f"a job of more than {MAX_HOSTS} hosts"
-        return self._claims.refused(shipment, sent_s)
-
     def _take_rows(self, host: Host, agent: str, block: Block, message: Message) -> None:
         members = host.take(agent, block, self._generations)
         if sum(len(some.of) for some in members) < len(block.infos):
             # (of a start of the job that is long over, or that never was)
             known = {rank for some in members for rank in some.of}
-            self._once.missed += sum(rank not in known for rank in block.rows.steps.rank_B.tolist())
+            self._dedup.missed += sum(rank not in known for rank in block.rows.steps.rank_B.tolist())
         for some in members:
             self._add(agent, block, some, message)
 
     def _add(self, agent: str, block: Block, members: Members, message: Message) -> None:
         """Add the rows of some ranks, which are of one generation, but for those that have come before."""
         rows, of = block.rows, members.of
-        steps, device = self._once.new(rows.steps, of), rows.device_steps
+        steps, device = self._dedup.new(rows.steps, of), rows.device_steps
         whole = len(of) == len(rows.ranks)
         if device is not None and not whole:
             device = device[np.isin(device.rank_B, list(of))]

@@ -38,8 +38,7 @@ log = logging.getLogger("sftriage")
 SHIP_S, POLL_S, LOOK_S = 1.0, 0.25, 5.0
 """How often it is told, how often captures are looked at, and how often what is wanted is asked for unbidden."""
 RANKS_A_SECOND, LONGEST_SHIP_S = 8192, 2.5
-"""Of a job of more ranks than that it is told less often, by what they are more; but as often as that: whose a rank is
-has to be known still when the next message comes (`sftriage.fleet.claims`)."""
+"""A job of more ranks ships less often, in proportion to its ranks, down to once in `LONGEST_SHIP_S`."""
 PUBLISH_S, AGAIN_S = 5.0, 1.0
 SLOWEST_BYTES_PER_S = 32 << 10
 """A link that is slower than that is none: what is on its way is sent again after so long."""

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
-from sftriage.fleet.asking import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, Asking, Message
+from sftriage.fleet.asking import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, Asking
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Places
-from sftriage.fleet.refusals import Refusals
+from sftriage.fleet.incoming import Message, Refusals
 from sftriage.fleet.wire import decode_orders
 from sftriage.mitigate.switch_state import Setting
 

@@ -11,8 +11,8 @@ from bench.fleet_parts.job import SCHEMA, Job
 from bench.fleet_parts.job import Shape as JobShape
 from sftriage.controller.gathering import WindowAssembly
 from sftriage.fleet.messages import Block
+from sftriage.fleet.rows import RowBuffer
 from sftriage.fleet.shipping import LONGEST_SHIP_S, RANKS_A_SECOND, SHIP_S, ship_s
-from sftriage.fleet.together import Together
 from sftriage.fleet.wire import decode_shipment, encode
 from sftriage.verdicts import Settings, judge
 from sftriage.windows.gather import Shape
@@ -41,14 +41,14 @@ def told(job, ranks, first, last):
 
 def verdicts(job, lengths):
     """Verdicts and windows where each agent's messages hold so many steps, and the accounting of each window."""
-    held, gathering, past, found = Together(60.0), WindowAssembly(Shape(20, 10, 2)), None, []
+    held, gathering, past, found = RowBuffer(60.0), WindowAssembly(Shape(20, 10, 2)), None, []
     sent = [0] * len(lengths)
     for second in range(1, STEPS + 1):
         for agent, length in enumerate(lengths):
             if second % length == 0 or second == STEPS:
                 held.add(told(job, job.shape.ranks_of(agent), sent[agent], second), 0.0)
                 sent[agent] = second
-        for window in gathering.add(held.told(0.0), ended=second == STEPS):
+        for window in gathering.add(held.due(0.0), ended=second == STEPS):
             verdict, past = judge(window, past, Settings())
             found.append((window, verdict))
     return found

@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.fleet.together import Together
-from tests.unit.fleet.shipments import rows
+from sftriage.fleet.messages import Incarnation
+from sftriage.fleet.rows import Deduplicator, RowBuffer
+from tests.unit.fleet.shipments import info, rows, steps
 
 HOLD_S = 12.0
 
@@ -21,56 +22,56 @@ def sent(agent, ranks, first, count, position, **more):
 
 
 def test_what_one_host_is_ahead_waits_for_the_other():
-    held = Together(HOLD_S)
+    held = RowBuffer(HOLD_S)
     held.add(sent("a", (0, 1), 0, 100, 1), 0.0)
-    assert held.told(0.5) == []
+    assert held.due(0.5) == []
     # WHEN the other host has come as far as step 79
     held.add(sent("b", (2, 3), 0, 80, 2), 0.6)
-    told = held.told(0.7)
+    told = held.due(0.7)
     # THEN both are told up to that step; nothing of a's message is settled by that
     assert last_steps(told) == {"a": 79, "b": 79}
     assert [one.position for one in told] == [0, 2]
     assert held.holds("a", 1)
     # AND the rest once the other has come further
     held.add(sent("b", (2, 3), 80, 60, 3), 1.0)
-    assert last_steps(held.told(1.1)) == {"a": 99, "b": 99}
+    assert last_steps(held.due(1.1)) == {"a": 99, "b": 99}
     assert not held.holds("a", 1)
     assert held.holds("b", 3)
 
 
 def test_nobody_waits_for_ranks_that_are_away_nor_for_ever():
-    held = Together(HOLD_S)
+    held = RowBuffer(HOLD_S)
     held.add(sent("a", (0, 1), 0, 10, 1), 0.0)
-    assert last_steps(held.told(1.0, away=(2, 3))) == {"a": 9}
+    assert last_steps(held.due(1.0, away=(2, 3))) == {"a": 9}
     held.add(sent("a", (0, 1), 10, 10, 2), 1.0)
-    assert held.told(1.0 + HOLD_S - 0.1) == []
-    assert last_steps(held.told(1.0 + HOLD_S)) == {"a": 19}
+    assert held.due(1.0 + HOLD_S - 0.1) == []
+    assert last_steps(held.due(1.0 + HOLD_S)) == {"a": 19}
 
 
 def test_a_generation_that_is_over_waits_for_nobody():
-    held = Together(HOLD_S)
+    held = RowBuffer(HOLD_S)
     held.add(sent("a", (0, 1), 0, 10, 1), 0.0)
     held.add(sent("b", (2, 3), 0, 5, 2, generation=1), 0.0)
-    assert last_steps(held.told(0.1)) == {"a": 9}
+    assert last_steps(held.due(0.1)) == {"a": 9}
 
 
 def test_a_generation_is_not_told_of_before_all_of_its_ranks_have_come():
     # GIVEN a host whose ranks have started again, and have taken steps or none
-    held = Together(HOLD_S)
+    held = RowBuffer(HOLD_S)
     held.add(sent("a", (0, 1), 0, 0, 1, generation=1), 0.0)
-    assert held.told(0.1) == []
+    assert held.due(0.1) == []
     held.add(sent("a", (0, 1), 0, 3, 2, generation=1), 1.0)
     # THEN what the other host still has to tell of before comes first
     held.add(sent("b", (2, 3), 0, 10, 3), 1.1)
-    assert last_steps(held.told(1.2)) == {"b": 9}
+    assert last_steps(held.due(1.2)) == {"b": 9}
     held.add(sent("b", (2, 3), 0, 2, 4, generation=1), 2.0)
-    assert last_steps(held.told(2.1)) == {"a": 1, "b": 1}
+    assert last_steps(held.due(2.1)) == {"a": 1, "b": 1}
 
 
 @settings(max_examples=20)
 @given(data=st.data())
 def test_every_step_is_told_once_and_each_hosts_in_its_order(data):
-    held, told = Together(HOLD_S), []
+    held, told = RowBuffer(HOLD_S), []
     came = {"a": 0, "b": 0}
     for position in range(1, data.draw(st.integers(1, 12))):
         agent = data.draw(st.sampled_from("ab"))
@@ -80,12 +81,51 @@ def test_every_step_is_told_once_and_each_hosts_in_its_order(data):
         held.add(replace(some, device_steps=some.steps if data.draw(st.booleans()) else None), 0.0)
         came[agent] += count
         if data.draw(st.booleans()):
-            told += held.told(0.0)
+            told += held.due(0.0)
             # THEN nobody is told of a step that another host has not come to
             assert all(last <= min(came.values()) - 1 for last in last_steps(told).values())
-    told += held.told(HOLD_S)
+    told += held.due(HOLD_S)
     for agent, count in came.items():
         lots = [one.steps.step_B[one.steps.rank_B == (0 if agent == "a" else 2)] for one in told if one.agent == agent]
         np.testing.assert_array_equal(np.concatenate([np.zeros(0, dtype=int), *lots]), np.arange(count))
         positions = [one.position for one in told if one.agent == agent and len(one.steps)]
         assert positions == sorted(positions)
+
+
+OF = {rank: Incarnation.of("boot-a", info(rank)) for rank in (0, 1)}
+
+
+def passed_on(seen, ranks, first, count):
+    return sorted(seen.new(steps(ranks, first, count), OF).step_B.tolist())
+
+
+def test_what_has_been_told_is_not_told_again():
+    seen = Deduplicator()
+    assert passed_on(seen, (0, 1), 0, 3) == [0, 0, 1, 1, 2, 2]
+    # WHEN the agent is started again, and reads its rings from their beginning
+    assert passed_on(seen, (0, 1), 0, 5) == [3, 3, 4, 4]
+    assert passed_on(seen, (0, 1), 0, 5) == []
+    assert (seen.steps, seen.missed) == (10, 0)
+
+
+def test_what_is_missing_between_two_messages_is_counted():
+    seen = Deduplicator()
+    # GIVEN ranks that had taken steps before anybody listened
+    passed_on(seen, (0, 1), 100, 3)
+    assert seen.missed == 0
+    # WHEN rank 1 comes back seven steps later
+    passed_on(seen, (1,), 110, 2)
+    assert (seen.steps, seen.missed) == (8, 7)
+
+
+def test_ranks_that_are_of_no_known_process_are_left_out():
+    seen = Deduplicator()
+    assert seen.new(steps((0, 1), 0, 3), {1: OF[1]}).rank_B.tolist() == [1, 1, 1]
+
+
+@given(order=st.permutations(range(8)), split=st.integers(0, 8))
+def test_the_order_within_a_message_decides_nothing(order, split):
+    seen, whole = Deduplicator(), steps((0,), 0, 8)
+    seen.new(whole[:split], OF)
+    assert sorted(seen.new(whole[np.array(order)], OF).step_B.tolist()) == list(range(split, 8))
+    assert (seen.steps, seen.missed) == (8, 0)
