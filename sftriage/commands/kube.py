@@ -20,8 +20,9 @@ from sftriage.commands.output import lists, print_json, say
 from sftriage.errors import UsageError
 from sftriage.kube.client import ClusterObjects
 from sftriage.kube.conditions import condition
-from sftriage.kube.crds import KINDS, written
+from sftriage.kube.objects import KINDS, POLICIES
 from sftriage.kube.settings import read_settings
+from sftriage.policy.loading import shipped
 from sftriage.traces.objects import checked_url
 
 _CONTROLLERS, DAY_S = "Controllers of jobs", 86_400.0
@@ -38,7 +39,7 @@ def policies(
     The cluster is the one that kubectl would ask, by KUBECONFIG or ~/.kube/config.
     """
     objects, namespace = connected(namespace, context, everywhere=everywhere)
-    bodies = objects.list(KINDS[0], namespace or None)
+    bodies = objects.list(POLICIES, namespace or None)
     rows = [_row(body) for body in bodies]
     if as_json:
         print_json(rows)
@@ -75,7 +76,8 @@ _UNANSWERED = {"status": "Unknown", "reason": "NotLookedAt", "message": "Nobody 
 
 def definitions() -> None:
     """Print the custom resource definitions, for `kubectl apply`."""
-    sys.stdout.write("---\n".join(written().values()))
+    files = shipped("crds", "k8s/crds")
+    sys.stdout.write("---\n".join(files[kind.plural].read_text(encoding="utf-8") for kind in KINDS))
 
 
 @dataclass(frozen=True, slots=True)

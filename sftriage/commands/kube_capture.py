@@ -15,12 +15,10 @@ from sftriage.decisions import ProfilerChoice
 from sftriage.errors import CaptureError, UsageError
 from sftriage.kube.captures import STORING_S
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
-from sftriage.kube.crds import KINDS
 from sftriage.kube.listing import Body, Progress, is_of, progress_of, trace_row
-from sftriage.kube.objects import capture_of
+from sftriage.kube.objects import CAPTURES, REPORTS, capture_of
 from sftriage.records import plain
 
-CAPTURES, REPORTS = KINDS[1], KINDS[2]
 LOOK_S = 1.0
 ANSWER_S = 60.0
 """After so long without an answer, it is said that nobody gives one."""

@@ -21,7 +21,6 @@ from sftriage.commands.output import lists, print_json, say, tell, write
 from sftriage.commands.traces import Copying, copied_out
 from sftriage.errors import IntegrityError, UsageError
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
-from sftriage.kube.crds import KINDS
 from sftriage.kube.listing import (
     Body,
     JobRow,
@@ -33,14 +32,12 @@ from sftriage.kube.listing import (
     stored_of,
     trace_row,
 )
-from sftriage.kube.objects import StoredTrace
+from sftriage.kube.objects import CAPTURES, REPORTS, StoredTrace
 from sftriage.reports.watch_lines import clean
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.objects import checked_url
 from sftriage.traces.remote import RemoteStore
 from sftriage.words.amounts import span
-
-CAPTURES, REPORTS = KINDS[1], KINDS[2]
 
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="Name of the job: that of the TrainJob, JobSet, PyTorchJob, Job and so on.")

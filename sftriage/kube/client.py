@@ -11,8 +11,7 @@ from urllib.parse import quote
 import yaml
 
 from sftriage.errors import ClusterError, UsageError
-from sftriage.kube.crds import Kind
-from sftriage.kube.objects import GROUP, VERSION
+from sftriage.kube.objects import GROUP, VERSION, Kind
 
 _PATIENCE_S = (5.0, 30.0)
 """To connect, and until there is an answer."""

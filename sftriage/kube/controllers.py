@@ -18,7 +18,6 @@ from typing import Any
 
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, path_of
 from sftriage.kube.conditions import Now, dated, readable, status_of
-from sftriage.kube.crds import KINDS
 from sftriage.kube.deploying import (
     COMPONENT_LABEL,
     CONTROLLER,
@@ -40,7 +39,7 @@ from sftriage.kube.jobs import (
     job_of,
 )
 from sftriage.kube.mirrored import job_named, report_body
-from sftriage.kube.objects import API_VERSION
+from sftriage.kube.objects import API_VERSION, POLICIES, REPORTS
 from sftriage.kube.pods import annotations_of, mapping
 from sftriage.kube.policies import standings
 from sftriage.kube.reports import outdated
@@ -54,7 +53,6 @@ GRACE_S = 300.0
 """How long a job may be without pods until its controller goes: it may start again, and traces are on their way."""
 KEEP_S, SWEEP_S = 7 * 86_400.0, 3600.0
 """How long reports of plain pods stay, and how often they are looked through."""
-_POLICIES, _REPORTS = KINDS[0], KINDS[2]
 _NAMED = 5
 _OVER = ("Succeeded", "Failed")
 
@@ -250,7 +248,7 @@ class Controllers:
         """
         if not self._all_listed:
             return 1.0
-        for body in self._objects.list(_REPORTS, namespace or None):
+        for body in self._objects.list(REPORTS, namespace or None):
             job, about = _deployed(body).job, body["metadata"]
             with self._lock:
                 there = job in self._pods or job in self._deployed
@@ -258,13 +256,13 @@ class Controllers:
                 continue
             # (one that has changed meanwhile is news)
             only = {"preconditions": {"uid": about["uid"], "resourceVersion": about["resourceVersion"]}}
-            path = path_of(API_VERSION, _REPORTS.plural, about["namespace"], about["name"])
+            path = path_of(API_VERSION, REPORTS.plural, about["namespace"], about["name"])
             self._unless(STALE, "DELETE", path, only)
             log.info("%s: its report is removed, which was the last of it", job.job_id)
         return SWEEP_S
 
     def _make(self, job: JobRef, owners: list[dict[str, str]], made_of: str | None) -> None:
-        found = standings(self._objects.list(_POLICIES, job.namespace), time.time())
+        found = standings(self._objects.list(POLICIES, job.namespace), time.time())
         made = wanted(job, self._settings, policy_files(found), owners)
         if made[-1].body["metadata"]["annotations"][WANTED_ANNOTATION] == made_of:
             return
@@ -291,7 +289,7 @@ class Controllers:
         return [{"apiVersion": version, "kind": kind, "name": name, "uid": str(found["metadata"]["uid"])}]
 
     def _report(self, job: JobRef, pods: JobPods, owners: list[dict[str, str]]) -> None:
-        path = path_of(API_VERSION, _REPORTS.plural, job.namespace)
+        path = path_of(API_VERSION, REPORTS.plural, job.namespace)
         try:
             body = self._objects.ask("GET", f"{path}/{job.object_name}")
         except AnsweredError as error:
@@ -305,7 +303,7 @@ class Controllers:
         if now in before:
             return
         others = [one.plain() for one in before if one.type != now.type]
-        self._objects.put_status(_REPORTS, body, {**status, "conditions": [*others, now.plain()]})
+        self._objects.put_status(REPORTS, body, {**status, "conditions": [*others, now.plain()]})
 
     def _unless(self, status: int, method: str, path: str, body: Any = None) -> None:
         """Ask for something that may have been done already, as the server says by a status."""

@@ -12,9 +12,9 @@ from urllib.parse import quote
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects, path_of
 from sftriage.kube.conditions import status_of
-from sftriage.kube.crds import KINDS
+from sftriage.kube.injecting import version_of
 from sftriage.kube.jobs import JOB_LABEL
-from sftriage.kube.objects import GROUP
+from sftriage.kube.objects import GROUP, KINDS, Kind
 from sftriage.kube.pods import items, labels_of, mapping, text
 from sftriage.kube.snapshot import PART_LABEL, SYSTEM, Body, Certificate, Snapshot
 from sftriage.traces.objects import checked_url
@@ -73,12 +73,12 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
     hooks = reader.list("webhooks", path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations"))
     ours = [one for one in hooks if any(text(hook, "name").endswith(GROUP) for hook in items(one, "webhooks"))]
     system, account, deployments = _installed(reader, system)
-    policies, captures, reports = (_ours(reader, kind.plural, namespace) for kind in KINDS)
+    policies, captures, reports = (_ours(reader, kind, namespace) for kind in KINDS)
     quoted = quote(namespace, safe="")
     return Snapshot(
         now_s=now_s,
         namespace=namespace,
-        version=_version(told),
+        version=version_of(told),
         about=reader.get("about", path_of("v1", "namespaces", name=quoted)),
         definitions=reader.list("definitions", path_of("apiextensions.k8s.io/v1", "customresourcedefinitions")),
         pods=reader.list("pods", path_of("v1", "pods", quoted)),
@@ -118,17 +118,8 @@ def _installed(reader: _Reader, said: str | None) -> tuple[str, str, list[dict[s
     return system, f"system:serviceaccount:{system}:{account or _OPERATORS}", found
 
 
-def _version(told: Mapping[str, Any]) -> tuple[int, int] | None:
-    try:
-        # (some servers say "29+")
-        return int(told["major"]), int(str(told["minor"]).rstrip("+"))
-    except (KeyError, ValueError):
-        return None
-
-
-def _ours(reader: _Reader, plural: str, namespace: str) -> list[dict[str, Any]]:
-    kind = next(one for one in KINDS if one.plural == plural)
-    return list(reader.read(plural, lambda: reader.objects.list(kind, namespace), []))
+def _ours(reader: _Reader, kind: Kind, namespace: str) -> list[dict[str, Any]]:
+    return list(reader.read(kind.plural, lambda: reader.objects.list(kind, namespace), []))
 
 
 def _may(reader: _Reader, whats: Iterable[str], namespace: str, who: str | None) -> dict[str, bool]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from sftriage.kube.crds import KINDS
 from sftriage.kube.findings import Finding, available, not_seen, said, some, why
 from sftriage.kube.injecting import SIDECARS_SINCE
+from sftriage.kube.objects import KINDS
 from sftriage.kube.pods import items, labels_of, mapping, text
 from sftriage.kube.snapshot import PART_LABEL, Snapshot
 from sftriage.words.amounts import clock, lasted

@@ -27,10 +27,9 @@ from sftriage.events import (
 )
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, path_of
 from sftriage.kube.conditions import status_of
-from sftriage.kube.crds import KINDS
 from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.mirrored import Mirrored, report_body
-from sftriage.kube.objects import API_VERSION
+from sftriage.kube.objects import API_VERSION, CAPTURES, REPORTS
 from sftriage.kube.reports import report_status
 from sftriage.kube.telling import EVERY_S, News, event_body, event_name, news
 from sftriage.kube.watching import ObjectWatch
@@ -41,7 +40,6 @@ from sftriage.sinks.stream import Sink
 
 log = logging.getLogger(__name__)
 
-CAPTURES, REPORTS = KINDS[1], KINDS[2]
 MANAGER = "sftriage-controller"
 LOOK_S, AT_LEAST_S = 1.0, 10.0
 """How often is looked at most and at least."""

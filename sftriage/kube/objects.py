@@ -6,7 +6,7 @@ A `TriagePolicy` is that of `sftriage.policy.schema`, with a status. Description
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -30,6 +30,25 @@ from sftriage.traces.manifest import FileName, Sha256
 
 GROUP, VERSION = "sftriage.dev", "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+
+
+class Kind(NamedTuple):
+    """A kind of object; ``k8s/make_crds.py`` makes its definition."""
+
+    kind: str
+    plural: str
+
+    @property
+    def crd(self) -> str:
+        """The name of its definition."""
+        return f"{self.plural}.{GROUP}"
+
+
+POLICIES, CAPTURES, REPORTS = KINDS = (
+    Kind("TriagePolicy", "triagepolicies"),
+    Kind("TraceCapture", "tracecaptures"),
+    Kind("TriageReport", "triagereports"),
+)
 
 RequestState = Literal["requested", CaptureState]
 """How far a capture is: one that nobody has answered yet is ``requested``."""

@@ -23,12 +23,11 @@ from sftriage.kube.captures import KnownCapture, capture_status
 from sftriage.kube.client import MERGE, NOT_FOUND, STALE, AnsweredError, ClusterObjects, path_of
 from sftriage.kube.conditions import Now, dated, status_of
 from sftriage.kube.controllers import GRACE_S, KEEP_S, Controllers
-from sftriage.kube.crds import KINDS, Kind
 from sftriage.kube.deploying import ControllerSettings
 from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.leading import Leader
 from sftriage.kube.mirrored import job_named
-from sftriage.kube.objects import API_VERSION, GROUP, VERSION
+from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Kind
 from sftriage.kube.policies import standings
 from sftriage.kube.removing import RETRY_S, Remover
 from sftriage.words.objects import CAPTURES as CAPTURE_WORDS
@@ -43,7 +42,6 @@ _MAX_SAID = 300
 _AT_ONCE = 8
 """So many namespaces and jobs are looked at side by side."""
 
-POLICIES, CAPTURES, REPORTS = KINDS
 JOBS = "Job"
 """What is looked at by a job's id, as policies and captures are by their namespace."""
 Wanted: TypeAlias = tuple[Kind, dict[str, Any], dict[str, Any]]

@@ -125,13 +125,13 @@ def find(name_or_path: str | os.PathLike[str]) -> Path:
     raise UsageError(f"no policy {name!r}: not a file, nor one of those shipped: {', '.join(policies) or 'none'}")
 
 
-def shipped() -> dict[str, Path]:
-    """The policies that ship with sftriage, by name."""
-    directory = _PACKAGE / "policies"
+def shipped(name: str = "policies", source: str = "policies") -> dict[str, Path]:
+    """The files in a folder that ships with sftriage (its policies), by name; ``source`` is that of a checkout."""
+    directory = _PACKAGE / name
     checkout = _PACKAGE.parent
     # In a checkout they lie beside the package. In site-packages, a neighbour of that name would be somebody else's.
     if not directory.is_dir() and (checkout / "pyproject.toml").is_file():
-        directory = checkout / "policies"
+        directory = checkout / source
     return {path.stem: path for path in sorted(directory.glob("*.yaml"))}
 
 

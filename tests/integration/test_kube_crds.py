@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from k8s.make_crds import definition
 from sftriage.decisions import CaptureResult
 from sftriage.kube.captures import KnownCapture, capture_status
-from sftriage.kube.crds import KINDS, definition
-from sftriage.kube.objects import capture_of
+from sftriage.kube.objects import KINDS, capture_of
 from sftriage.kube.policies import loaded, standings
 from sftriage.kube.reports import report_status
 from sftriage.policy.loading import find, parse, shipped

@@ -54,7 +54,12 @@ def test_without_a_compiler_it_is_built_all_the_same_and_runs_anywhere(tmp_path)
 
 def test_it_holds_the_package_the_policies_and_the_licence_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"sftriage/policies/default.yaml", "sftriage/py.typed", "sftriage/demo/train.py"} <= set(names)
+    assert {
+        "sftriage/policies/default.yaml",
+        "sftriage/crds/triagepolicies.yaml",
+        "sftriage/py.typed",
+        "sftriage/demo/train.py",
+    } <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0] for name in names} == {"sftriage", wheel.name.rsplit("-", 3)[0] + ".dist-info"}
 

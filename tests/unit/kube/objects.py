@@ -6,7 +6,8 @@ from typing import Any
 
 import jsonschema
 
-from sftriage.kube.crds import KINDS, definition
+from k8s.make_crds import definition
+from sftriage.kube.objects import KINDS
 
 NOW_S = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 _SCHEMAS = {

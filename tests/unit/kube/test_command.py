@@ -7,7 +7,8 @@ import socket
 import pytest
 import yaml
 
-from sftriage.kube.crds import KINDS, definition
+from k8s.make_crds import definition
+from sftriage.kube.objects import KINDS
 
 CONFIG = {
     "apiVersion": "v1",

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from sftriage.kube.crds import KINDS, definition
+from k8s.make_crds import definition
 from sftriage.kube.diagnosis import Finding, diagnose
 from sftriage.kube.gathering import certificate
 from sftriage.kube.jobs import job_of
+from sftriage.kube.objects import KINDS
 from sftriage.kube.snapshot import Certificate, Snapshot
 from sftriage.words.amounts import clock
 from tests.unit.kube.objects import NOW_S, made

@@ -10,8 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from k8s.make_crds import definition
 from sftriage.kube.conditions import condition
-from sftriage.kube.crds import KINDS, definition
+from sftriage.kube.objects import KINDS
 from sftriage.kube.policies import loaded, standings
 from sftriage.policy.loading import find, parse, shipped
 from sftriage.policy.problems import PolicyError
