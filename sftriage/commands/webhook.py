@@ -49,9 +49,9 @@ def serve(
     """
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     kept, told = KeptSettings(settings), version_option(server_version)
-    api_client = ClusterObjects.connect().api_client
+    objects = ClusterObjects.connect()
     wait_for_certificate(cert, cert_seconds)
-    webhook = Webhook(kept, lambda: version_of_cluster(api_client) if told is None else told)
+    webhook = Webhook(kept, lambda: version_of_cluster(objects) if told is None else told)
     answer_until_stopped(webhook, host, port, cert)
 
 
@@ -89,10 +89,10 @@ def certificates(
     """
     from sftriage.kube.certificates import Certifier
 
-    api_client = ClusterObjects.connect().api_client
+    objects = ClusterObjects.connect()
     try:
         import cryptography  # noqa: F401  # said once, in words, and not from within
     except ImportError:
         raise UsageError("certificates take cryptography; install sftriage[k8s]") from None
-    certifier = Certifier(api_client, namespace, secret, service, configuration)
+    certifier = Certifier(objects, namespace, secret, service, configuration)
     say(certifier.certify(datetime.now(timezone.utc)))

@@ -11,9 +11,9 @@ import datetime
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sftriage.errors import ClusterError
+from sftriage.kube.client import JSON_PATCH, MERGE, ClusterObjects, path_of
 from sftriage.kube.serving import CERTIFICATE, KEY
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ AUTHORITY = "ca.crt"
 VALID_DAYS, RENEWED_DAYS = 365, 60
 """How long a certificate is valid, and how many days before its end there is another."""
 _SLACK = datetime.timedelta(minutes=10)
-_PATIENCE_S = (5.0, 30.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,65 +126,47 @@ def wanted(
 
 
 class Certifier:
-    """Has a webhook's Secret and configuration as `wanted`: with rights on these two objects alone.
+    """Brings a webhook's Secret and configuration to `wanted`; needs rights on these two objects alone.
 
     Args:
-        api_client: of the cluster.
+        objects: the cluster.
         namespace: of the Secret and the service.
-        secret: its name; it has to be there, with nothing in it to begin with.
-        service: by which the API server calls the webhook.
+        secret: its name; it has to exist, empty to begin with.
+        service: the webhook's Service, which the API server calls.
         configuration: name of the MutatingWebhookConfiguration.
     """
 
-    def __init__(self, api_client: Any, namespace: str, secret: str, service: str, configuration: str) -> None:
-        from kubernetes import client
-
-        self._core, self._admission = client.CoreV1Api(api_client), client.AdmissionregistrationV1Api(api_client)
-        self._client, self._namespace, self._secret = api_client, namespace, secret
-        self._names, self._configuration = service_names(service, namespace), configuration
+    def __init__(self, objects: ClusterObjects, namespace: str, secret: str, service: str, configuration: str) -> None:
+        self._objects, self._names = objects, service_names(service, namespace)
+        self._secret = path_of("v1", "secrets", namespace, secret)
+        hooks = path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations")
+        self._configuration = f"{hooks}/{configuration}"
 
     def certify(self, now: datetime.datetime) -> str:
-        """Do what is to be done; what was, in words.
+        """Do what is needed, and return that in words.
 
         Raises:
-            ClusterError: it cannot be; the message says why.
+            ClusterError: it failed; the message says why.
         """
-        from kubernetes.client import ApiException
-        from urllib3.exceptions import HTTPError
-
-        try:
-            return self._certify(now)
-        except ApiException as error:
-            raise ClusterError(f"the server refuses: {error.status} {error.reason}") from None
-        except (HTTPError, OSError) as error:
-            raise ClusterError(f"the cluster cannot be reached: {error}") from error
-
-    def _certify(self, now: datetime.datetime) -> str:
-        secret = self._core.read_namespaced_secret(self._secret, self._namespace, _request_timeout=_PATIENCE_S)
-        files = {name: base64.b64decode(value) for name, value in (secret.data or {}).items()}
-        found = self._client.sanitize_for_serialization(
-            self._admission.read_mutating_webhook_configuration(self._configuration, _request_timeout=_PATIENCE_S)
-        )
+        data = self._objects.ask("GET", self._secret).get("data") or {}
+        files = {name: base64.b64decode(value) for name, value in data.items()}
+        found = self._objects.ask("GET", self._configuration)
         webhooks = found.get("webhooks") or []
         said = {one["clientConfig"].get("caBundle", "") for one in webhooks}
         trusted = base64.b64decode(said.pop()) if len(said) == 1 else b""
         want = wanted(files, trusted, self._names, now)
-        # First what is trusted: a certificate that nobody trusts yet would have pods made that are not watched.
+        # First what is trusted: with a certificate that nobody trusts yet, pods would be created unwatched.
         if want.trusted != trusted:
             bundle = base64.b64encode(want.trusted).decode()
             patch = [
                 {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle}
                 for index in range(len(webhooks))
             ]
-            # (should somebody have changed the list meanwhile, nothing is written, and it is tried again)
+            # (if somebody has changed the list meanwhile, nothing is written, and it is tried again)
             test = {"op": "test", "path": "/metadata/resourceVersion", "value": found["metadata"]["resourceVersion"]}
-            self._admission.patch_mutating_webhook_configuration(
-                self._configuration, [test, *patch], _request_timeout=_PATIENCE_S
-            )
+            self._objects.ask("PATCH", self._configuration, [test, *patch], as_=JSON_PATCH)
         if want.issued is not None:
             data = {name: base64.b64encode(value).decode() for name, value in want.issued.files().items()}
-            self._core.patch_namespaced_secret(
-                self._secret, self._namespace, {"data": data}, _request_timeout=_PATIENCE_S
-            )
+            self._objects.ask("PATCH", self._secret, {"data": data}, as_=MERGE)
             return "a new certificate is in the Secret, and its authority is trusted"
         return "the certificate is good" + ("" if want.trusted == trusted else ", and its authority is trusted now")

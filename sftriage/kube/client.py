@@ -11,7 +11,7 @@ from urllib.parse import quote
 import yaml
 
 from sftriage.errors import ClusterError, UsageError
-from sftriage.kube.objects import GROUP, VERSION, Kind
+from sftriage.kube.objects import API_VERSION, Kind
 
 _PATIENCE_S = (5.0, 30.0)
 """To connect, and until there is an answer."""
@@ -22,6 +22,7 @@ GONE = 410
 """And where it is asked for what happened so long ago that it has forgotten."""
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 
 
 class AnsweredError(ClusterError):
@@ -33,17 +34,15 @@ class AnsweredError(ClusterError):
 
 
 class ClusterObjects:
-    """The objects of sftriage on one API server."""
+    """The objects of one API server; ``namespace`` is the default one."""
 
-    def __init__(self, api: Any, namespace: str = "default") -> None:
-        self._api = api
+    def __init__(self, api_client: Any, namespace: str = "default") -> None:
+        self._client = api_client
         self.namespace = namespace
 
     @classmethod
     def connect(cls, context: str | None = None) -> ClusterObjects:
-        """Whatever kubectl would ask: by ``KUBECONFIG`` or ``~/.kube/config``, or inside a pod its own server.
-
-        Its ``namespace`` is the one of that context.
+        """Connect where kubectl would, by ``KUBECONFIG`` or ``~/.kube/config``, or inside a pod to its own server.
 
         Raises:
             UsageError: there is neither, or no such context, or the client is not installed.
@@ -55,60 +54,42 @@ class ClusterObjects:
         namespace = _configured(context)
         configuration = client.Configuration.get_default_copy()
         configuration.retries = False
-        return cls(client.CustomObjectsApi(client.ApiClient(configuration)), namespace)
-
-    @property
-    def api_client(self) -> Any:
-        """The client behind it, for what is no object of ours."""
-        return self._api.api_client
+        return cls(client.ApiClient(configuration), namespace)
 
     def list(self, kind: Kind, namespace: str | None) -> list[dict[str, Any]]:
         """The objects of a kind, in one namespace or (None) in all.
 
         Raises:
-            ClusterError: they cannot be read; `AnsweredError` where the server says so.
+            ClusterError: they cannot be read; `AnsweredError` if the server refuses.
         """
-        where = {"group": GROUP, "version": VERSION, "plural": kind.plural}
-        if namespace is None:
-            found = self._asked(self._api.list_cluster_custom_object, **where)
-        else:
-            found = self._asked(self._api.list_namespaced_custom_object, namespace=namespace, **where)
-        # (of a list, the server leaves out what each of its items is)
-        about = {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind.kind}
-        return [{**about, **one} for one in found.get("items", ())]
+        found = self.ask("GET", path_of(API_VERSION, kind.plural, namespace))
+        # (in a list, the server leaves out what each of its items is)
+        return [{"apiVersion": API_VERSION, "kind": kind.kind, **one} for one in found.get("items", ())]
 
     def put_status(self, kind: Kind, body: dict[str, Any], status: dict[str, Any]) -> None:
-        """Give an object another status, whole, if it is still as ``body`` has it.
+        """Replace the status of an object, provided that it has not changed since ``body``.
 
         Raises:
-            ClusterError: it was not written; `AnsweredError` `STALE` where the object has changed, `NOT_FOUND` where it
-                has gone.
+            ClusterError: it was not written; `AnsweredError` `STALE` if the object has changed, `NOT_FOUND` if it has
+                gone.
         """
-        metadata = body["metadata"]
-        self._asked(
-            self._api.replace_namespaced_custom_object_status,
-            group=GROUP,
-            version=VERSION,
-            plural=kind.plural,
-            namespace=metadata["namespace"],
-            name=metadata["name"],
-            body={**body, "status": status},
-        )
+        path = path_of(API_VERSION, kind.plural, body["metadata"]["namespace"], body["metadata"]["name"], "status")
+        self.ask("PUT", path, {**body, "status": status})
 
     def ask(
         self, method: str, path: str, body: Any = None, *, as_: str = "application/json", **query: Any
     ) -> dict[str, Any]:
-        """Ask for what has no method of its own here; what the server answers.
+        """Send a request and return the server's answer.
 
         Args:
             method: HTTP's.
-            path: that of the object or objects, see `path_of`.
-            body: what is sent, as JSON.
-            as_: what kind of a body it is, such as `APPLY`.
+            path: of the object or objects, see `path_of`.
+            body: sent as JSON.
+            as_: the content type of the body, such as `APPLY`.
             query: parameters; those that are None are left out.
 
         Raises:
-            ClusterError: it was not done; `AnsweredError` where the server says why.
+            ClusterError: it failed; `AnsweredError` if the server refuses.
         """
         found = json.loads(self._response(method, path, body, as_, query, _PATIENCE_S).read())
         return dict(found)
@@ -119,9 +100,8 @@ class ClusterObjects:
         Raises:
             ClusterError: it was not created; `AnsweredError` where the server says why.
         """
-        about = {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind.kind}
-        path = path_of(about["apiVersion"], kind.plural, namespace)
-        return self.ask("POST", path, {**about, **body}, fieldValidation="Strict")
+        path = path_of(API_VERSION, kind.plural, namespace)
+        return self.ask("POST", path, {"apiVersion": API_VERSION, "kind": kind.kind, **body}, fieldValidation="Strict")
 
     def read(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
         """One object.
@@ -129,7 +109,7 @@ class ClusterObjects:
         Raises:
             ClusterError: it cannot be read; `AnsweredError` `NOT_FOUND` where it is not there.
         """
-        return self.ask("GET", path_of(f"{GROUP}/{VERSION}", kind.plural, namespace, quote(name, safe="")))
+        return self.ask("GET", path_of(API_VERSION, kind.plural, namespace, quote(name, safe="")))
 
     def apply(self, body: Mapping[str, Any], plural: str, manager: str) -> dict[str, Any]:
         """Have an object be as ``body`` says, whatever it was: its fields become those of ``manager``.
@@ -170,14 +150,13 @@ class ClusterObjects:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
-        client = self._api.api_client
         headers = {"Accept": "application/json"} | ({} if body is None else {"Content-Type": as_})
         given = [(name, value) for name, value in query.items() if value is not None]
         try:
-            asked = client.param_serialize(
+            asked = self._client.param_serialize(
                 method, path, query_params=given, header_params=headers, body=body, auth_settings=["BearerToken"]
             )
-            response = client.call_api(*asked, _request_timeout=patience_s)
+            response = self._client.call_api(*asked, _request_timeout=patience_s)
             if response.status >= 300:
                 raise ApiException(status=response.status, reason=response.reason, body=response.read())
         except ApiException as error:
@@ -185,18 +164,6 @@ class ClusterObjects:
         except (HTTPError, OSError) as error:
             raise ClusterError(f"the cluster cannot be reached: {_short(str(error))}") from error
         return response
-
-    @staticmethod
-    def _asked(ask: Any, **what: Any) -> Any:
-        from kubernetes.client import ApiException
-        from urllib3.exceptions import HTTPError
-
-        try:
-            return ask(**what, _request_timeout=_PATIENCE_S)
-        except ApiException as error:
-            raise AnsweredError(error.status, _answer(error)) from None
-        except (HTTPError, OSError) as error:
-            raise ClusterError(f"the cluster cannot be reached: {_short(str(error))}") from error
 
 
 def path_of(api_version: str, plural: str, namespace: str | None = None, name: str = "", sub: str = "") -> str:

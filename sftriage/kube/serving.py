@@ -10,7 +10,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,8 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from sftriage.errors import InputError, SftriageError
+from sftriage.errors import ClusterError, InputError, SftriageError
 from sftriage.kube.admission import answer
+from sftriage.kube.client import ClusterObjects
 from sftriage.kube.injecting import Version, version_of
 from sftriage.kube.settings import InjectionSettings, read_settings
 
@@ -32,8 +32,6 @@ CERTIFICATE, KEY = "tls.crt", "tls.key"
 LOOK_S = 0.5
 ASK_S, ASK_AGAIN_S = 300.0, 5.0
 """How often the server's version is asked for, once and until it is known."""
-PATIENCE_S = 1.0
-"""How long a request to the API server may take."""
 LEAVE_S = 5
 _SAID_AGAIN_S = 60.0
 
@@ -119,13 +117,10 @@ class KeptSettings:
         return self._settings
 
 
-def version_of_cluster(api_client: Any) -> Version | None:
-    """The API server's version; None where it does not answer. The request blocks."""
-    from kubernetes import client
-
-    with contextlib.suppress(Exception):
-        found = client.VersionApi(api_client).get_code(_request_timeout=PATIENCE_S)
-        return version_of({"major": found.major, "minor": found.minor})
+def version_of_cluster(objects: ClusterObjects) -> Version | None:
+    """The API server's version; None while it does not answer. The request blocks."""
+    with contextlib.suppress(ClusterError):
+        return version_of(objects.ask("GET", "/version"))
     return None
 
 
