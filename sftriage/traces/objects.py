@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 PART_BYTES = 8 * 2**20
-"""A part of a multipart upload; what is not larger goes in one request."""
 _PARTS_AT_ONCE = 4
 _MAX_SAID = 300
 _QUERY = re.compile(r"(?<=[^\s?])\?\S*")
@@ -164,14 +163,7 @@ class Objects:
 
         try:
             with self._told():
-                obstore.put(
-                    self._store,
-                    key,
-                    content,
-                    use_multipart=not isinstance(content, bytes),
-                    chunk_size=PART_BYTES,
-                    max_concurrency=_PARTS_AT_ONCE,
-                )
+                obstore.put(self._store, key, content, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         except FileNotFoundError as error:
             raise StoreError(f"{self.place}: {said(error)}") from error
 

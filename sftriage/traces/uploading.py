@@ -1,8 +1,8 @@
-"""A run's captures sent to a store elsewhere, in the background, until what is there is what is here.
+"""Sends a run's captures to a store elsewhere, in the background, until what is there is what is here.
 
-What is to be done is seen from the files and not remembered: a capture without a verified upload is sent, one whose
-manifest or pin has changed since is brought up to date, one that was removed here is removed there. Whatever was
-interrupted is therefore taken up again by whoever looks next: artefacts go first, each read back, then the manifest.
+The files alone say what is left to do: a capture without a verified upload is sent, artefacts first, each read back,
+then its manifest; one whose manifest or pin has changed since is updated; one that was removed here is removed there.
+Whatever was interrupted is finished by the next uploader.
 """
 
 from __future__ import annotations
@@ -30,13 +30,21 @@ from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import PIN_NAME
 from sftriage.traces.uploads import Outbox, Removal, Signature, Upload
 
+log = logging.getLogger("sftriage")
+
+LOOK_S = 2.0
+"""Period of the look for what has come in or changed."""
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 60.0
+_SHORTEST_PAUSE_S = 0.05
+
 Doing = Literal["sending", "checking"]
 OnProgress = Callable[[str, Artefact, Doing, int], None]
-"""Told the capture, its artefact, what is done with it, and how many bytes that has come to. What it raises ends it."""
+"""Takes a capture, its artefact, what is done with it, and the bytes so far. An exception from it ends the upload."""
 
 
-class Stopped(Exception):  # noqa: N818  # not an error: whoever waits has asked for it
-    """Somebody wants the upload to end now."""
+class Stopped(Exception):  # noqa: N818  # not an error: the caller wants it
+    """The upload is to end now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +136,14 @@ class Sender:
     def _put(self, capture_id: str, artefact: Artefact) -> None:
         with regular(self.outbox.path(capture_id, artefact.name), IntegrityError) as file:
             wrong = f"{artefact.name} of capture {capture_id} was changed here: not what was captured"
-            content = verified(self._told(file, capture_id, artefact), artefact, wrong)
-            self.remote.put_artefact(
-                capture_id, artefact, b"".join(content) if artefact.size_bytes <= PART_BYTES else content
-            )
+            content = verified(self._reported(file, capture_id, artefact), artefact, wrong)
+            # (a small file goes in one request)
+            whole = b"".join(content) if artefact.size_bytes <= PART_BYTES else content
+            self.remote.put_artefact(capture_id, artefact, whole)
         if not self._holds(capture_id, artefact):
             raise IntegrityError(f"{self.remote.place}/{capture_id}/{artefact.name}: not what was sent there")
 
-    def _told(self, file: BinaryIO, capture_id: str, artefact: Artefact) -> Iterator[bytes]:
+    def _reported(self, file: BinaryIO, capture_id: str, artefact: Artefact) -> Iterator[bytes]:
         size_bytes = 0
         for piece in chunks(file):
             size_bytes += len(piece)
@@ -157,18 +165,9 @@ class Sender:
             raise IntegrityError(f"{self.remote.place} has another capture {manifest.capture_id}")
 
 
-log = logging.getLogger("sftriage")
-
-LOOK_S = 2.0
-"""How often it is looked for what has come in or changed."""
-FIRST_DELAY_S = 1.0
-LONGEST_DELAY_S = 60.0
-_SHORTEST_PAUSE_S = 0.05
-
-
 @dataclass(frozen=True, slots=True)
 class Current:
-    """What is under way: the bytes of an artefact that were sent, or read back, so far and in all."""
+    """The bytes of an artefact that were sent, or read back, so far and in all."""
 
     capture_id: str
     artefact: str
@@ -183,12 +182,12 @@ class UploadProgress:
 
     Attributes:
         stored: captures that are there as they are here.
-        left: those that are not, and why the last try of each failed; empty where none has.
-        removals: captures that were removed here, and are still to be removed there, and why they are.
-        current: what is under way.
+        left: those that are not, and why the last try of each failed, or "".
+        removals: captures that were removed here, and not yet there, and why not.
+        current: the artefact in progress.
         moved_bytes: bytes sent and read back: it grows as long as anything moves.
-        looked: all there is was looked at, since it was last asked for.
-        given_up: nothing of what is left is tried again.
+        looked: every capture was checked since `Uploader.release_all`.
+        given_up: nothing of what is left is retried.
         taken: another process uploads this run's captures.
     """
 
@@ -207,17 +206,8 @@ class UploadProgress:
         return self.looked and not self.left and not self.removals
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """How often something has failed in a row, when it is tried again (monotonic clock), and why it failed."""
-
-    count: int = 0
-    due_s: float = 0.0
-    reason: str = ""
-
-
 def delay_s(failures: int, chance: float) -> float:
-    """How long to wait after so many failures in a row: longer each time, and never all hosts at once."""
+    """How long to wait after a number of failures in a row: longer each time, and never all hosts at once."""
     longest_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 30))
     return longest_s * (0.5 + 0.5 * chance)
 
@@ -231,7 +221,7 @@ class Uploader:
         url: its URL, as it is noted beside each capture.
         keep_local: artefacts stay here once they are verified there. Otherwise they go, after `release`.
         changes_only: of captures that are there already; no other is sent.
-        tries: how often one that fails is tried; by default again and again.
+        tries: turns in a row that may have failures; by default any number.
     """
 
     def __init__(
@@ -250,7 +240,9 @@ class Uploader:
         self._released: set[str] = set()
         self._dropped: set[str] = set()
         self._all_released = False
-        self._failures: dict[str, Failure] = {}
+        # Why the last try of each failed; how many turns in a row had a failure, and when they are tried again.
+        self._failures: dict[str, str] = {}
+        self._failed_turns, self._again_s = 0, 0.0
         # What is there as it is here, and what its files looked like then.
         self._settled: dict[str, tuple[Signature, object]] = {}
         # How often it was asked to look anew, and of that how often it has begun to.
@@ -266,12 +258,12 @@ class Uploader:
         self._thread.start()
 
     def release(self, capture_id: str) -> None:
-        """Nobody in this process reads a capture's artefacts any more: they may go, once they are there."""
+        """Let a capture's artefacts go from here, once they are there: nothing in this process reads them any more."""
         self._released.add(capture_id)
         self._wake.set()
 
     def release_all(self) -> None:
-        """The same of every capture; what has failed is tried again now, and all there is looked at once more."""
+        """Let all go; retry what has failed now, and check every capture once more."""
         self._all_released = True
         with self._changed:
             self._asked += 1
@@ -284,13 +276,13 @@ class Uploader:
         return self._standing
 
     def wait(self, seen: UploadProgress, timeout_s: float) -> UploadProgress:
-        """Wait until it stands elsewhere than was seen, or the time is over; how it stands then."""
+        """Wait until the progress differs from ``seen``, or the time is over; the progress then."""
         with self._changed:
             self._changed.wait_for(lambda: self._standing is not seen, timeout_s)
             return self._standing
 
     def close(self, timeout_s: float) -> bool:
-        """End it, in the middle of a file if need be; whether it has ended within that time."""
+        """End the thread, in the middle of a file if need be; whether it has ended within that time."""
         self._stop.set()
         self._wake.set()
         if self._thread is None:
@@ -299,16 +291,23 @@ class Uploader:
         return not self._thread.is_alive()
 
     def turn(self) -> None:
-        """Look once at all there is, and do what is to be done."""
-        asked = self._asked
-        if asked != self._answered:
-            self._answered = asked
-            self._hurry()
-        for removal in self._outbox.removals():
-            self._attempt(f"removal of {removal.capture_id}", partial(self._sender.remove, removal))
+        """Check every capture once, and send what differs."""
+        asked, before = self._asked, dict(self._failures)
+        pauses = time.monotonic() < self._again_s and asked == self._answered
+        waits = before if pauses or self._over else {}
+        self._answered = asked
         ids = sorted(self._store.ids())
-        for capture_id in ids:
-            self._attempt(capture_id, partial(self._bring, capture_id))
+        todo = {f"removal of {one.capture_id}": partial(self._sender.remove, one) for one in self._outbox.removals()}
+        todo |= {capture_id: partial(self._bring, capture_id) for capture_id in ids}
+        failed = [name for name, act in todo.items() if name not in waits and not self._attempt(name, act)]
+        self._failures = {name: reason for name, reason in self._failures.items() if name in todo}
+        if failed:
+            self._failed_turns += 1
+            self._again_s = time.monotonic() + delay_s(self._failed_turns, random.random())
+        elif not self._failures:
+            self._failed_turns = 0
+        if before.keys() - self._failures.keys():
+            self._again_s = 0.0  # the store is there again: nothing else waits
         self._stand_after(ids, asked)
 
     def _run(self) -> None:
@@ -333,7 +332,7 @@ class Uploader:
 
     def _pause(self) -> None:
         now_s = time.monotonic()
-        due_s = min((one.due_s - now_s for one in self._failures.values()), default=LOOK_S)
+        due_s = self._again_s - now_s if self._failures else LOOK_S
         if not self._standing.given_up:
             self._wake.wait(max(_SHORTEST_PAUSE_S, min(LOOK_S, due_s)))
         self._wake.clear()
@@ -351,12 +350,10 @@ class Uploader:
             self._outbox.drop(self._store.manifest(capture_id))
             self._dropped.add(capture_id)
 
-    def _attempt(self, name: str, act: Callable[[], None]) -> None:
+    def _attempt(self, name: str, act: Callable[[], None]) -> bool:
         if self._stop.is_set():
             raise Stopped
-        failed = self._failures.get(name, Failure())
-        if time.monotonic() < failed.due_s or self._over(failed):
-            return
+        self._failures.pop(name, None)
         try:
             act()
         except Stopped:
@@ -364,19 +361,14 @@ class Uploader:
         except Exception as error:
             if not isinstance(error, SftriageError | OSError):
                 log.exception("%s could not be uploaded", name)
-            due_s = time.monotonic() + delay_s(failed.count + 1, random.random())
-            self._failures[name] = Failure(failed.count + 1, due_s, str(error))
+            self._failures[name] = str(error)
             log.info("%s is not in the store yet: %s", name, error)
-        else:
-            if self._failures.pop(name, None) is not None:
-                self._hurry()  # the store is there again, so nothing else waits any longer either
         self._stand(current=None)
+        return name not in self._failures
 
-    def _over(self, failed: Failure) -> bool:
-        return self._tries is not None and failed.count >= self._tries
-
-    def _hurry(self) -> None:
-        self._failures = {name: replace(one, due_s=0.0) for name, one in self._failures.items()}
+    @property
+    def _over(self) -> bool:
+        return self._tries is not None and self._failed_turns >= self._tries
 
     def _told(self, capture_id: str, artefact: Artefact, doing: Doing, done_bytes: int) -> None:
         if self._stop.is_set():
@@ -388,8 +380,7 @@ class Uploader:
 
     def _stand_after(self, ids: list[str], asked: int) -> None:
         removals = {f"removal of {one.capture_id}": one.capture_id for one in self._outbox.removals()}
-        self._failures = {name: one for name, one in self._failures.items() if name in removals or name in ids}
-        why = {name: one.reason for name, one in self._failures.items()}
+        why = self._failures
         left = [name for name in ids if name not in self._settled and (name in why or not self._changes_only)]
         self._stand(
             stored=sum(name in self._settled for name in ids),
@@ -397,7 +388,7 @@ class Uploader:
             removals={capture_id: why.get(name, "") for name, capture_id in removals.items()},
             current=None,
             looked=asked == self._asked,
-            given_up=bool(self._failures) and all(self._over(one) for one in self._failures.values()),
+            given_up=bool(why) and self._over,
         )
 
     def _stand(self, **now: Any) -> None:
