@@ -1,36 +1,36 @@
-"""A Chrome trace as a stream: its events in batches, and the few values beside them, whatever their order.
+"""A Chrome trace as a stream: its events in batches, and the few values beside them; damaged names are mended.
 
-The document is never in memory whole. A piece of the stream is cut behind what looks like the end of an event, and
-decoded as if it were the whole list: it decodes just when the cut was right, since one that fell into a string or into
-an event leaves brackets open. The look is a search for the bytes that stood between the first two events, so nearly all
-of the work is done by the decoder; where it is of no use (events written in more than one style), brackets are counted.
+The document is never in memory whole. A piece of the event list is cut where an event seems to end, by how the next one
+begins, and decoded as if it were the whole list: it decodes just when the cut was right, since one that fell into an
+event leaves brackets open. In a valid document no string has what looks like such a seam.
 
-Where strings are written unescaped, neither helps: from there on, as far as the text is here, events are told by how
-the next one begins, and each is mended or dropped by itself (`mending`).
+torch.profiler writes names and metadata with quotes, backslashes and control characters that it does not escape. Where
+a piece does not decode, its events are therefore mended or dropped one by one. In a damaged object, the next key shows
+where a string ends: behind a quote that a comma and a key follow, or the end of the object. Of several such places the
+first counts from which on all else can be read, and each key of the object is one that may be there, and is there once.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import IO, Any, Literal
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import IO, Any, Final, Literal
 
 import msgspec
 
 from sftriage.errors import InputError
-from sftriage.traces.mending import UNDECODABLE, mended, whole
 from sftriage.words.amounts import counted
 
 PIECE_BYTES = 1 << 17
 """Of the event list, decoded at once: its events take a few times as much, and are to stay in the processor's cache."""
 
 MAX_VALUE_BYTES = 64 << 20
-"""One event, or one value beside the events: nothing that a profiler writes comes near."""
+"""One event, or all that is before or behind the events: nothing that a profiler writes comes near."""
 
 MEND_BYTES = 1 << 20
-"""What is read before events are told by how the next one begins; and what may be before or behind the events to be
-mended."""
+"""Read before a piece that does not decode is mended; and the most of one object that is. No event is longer."""
 
 EVENT_KEYS = frozenset({
     *("ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id", "id2", "s", "bp", "tts", "tdur", "scope", "cname"),
@@ -39,40 +39,39 @@ EVENT_KEYS = frozenset({
 """The keys of an event, by the Trace Event Format."""
 
 DROPPED = b'{"ph": "M", "name": "damaged event", "pid": 0, "tid": 0, "args": {}}'
-"""What stands in a copy for an event that could not be mended: no viewer shows it."""
+"""Stands in a copy for an event that could not be mended: no viewer shows it."""
 
-_GUESSES = 4
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_CUTS = 4
+"""Seams at which a piece is tried to be cut."""
 _JOINED = 16
-"""In so many events one may seem to fall apart: its name may hold what looks like the end of it."""
-_SPACED = re.compile(rb"[ \t\r\n]*")
-_BETWEEN = re.compile(rb"[ \t\r\n,]*")
-_BEHIND = re.compile(rb"\s*(,(?=\s*(?:\{|\Z))|\]|\Z)")
-_COMMA = re.compile(rb"[ \t\r\n]*,")
-# A string that does not end in the piece ends in nothing, or in half an escape.
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?P<end>"?)\\?|[\[\]{}]', re.DOTALL)
-_SCALAR = re.compile(rb"[^,\]}\s]+")
-_EVENTS_KEY = b'"traceEvents"'
-_OPENING = re.compile(rb'"traceEvents"[ \t\r\n]*:[ \t\r\n]*\[')
-_LIST_ENDS = re.compile(rb'\](?=\s*(?:,\s*"[^"]*"\s*:|\}\s*\Z))')
+"""Parts into which an event may seem to fall: its name may hold what looks like the end of it."""
+_TAIL_BYTES = 4096
+"""Where the last seams of a piece are looked for first."""
+_MAX_VALUES = 100_000
+"""Values of a damaged object that are read in all attempts: each place where a string may end is one."""
+_GAP: Final = re.compile(rb"[ \t\r\n,]*")
+_COMMA: Final = re.compile(rb"[ \t\r\n]*,")
+_OPENING: Final = re.compile(rb'"traceEvents"[ \t\r\n]*:[ \t\r\n]*\[')
 _NEXT = rb'\s*,\s*\{\s*"(?:' + "|".join(sorted(EVENT_KEYS)).encode() + rb')"\s*:|\s*\]\s*,\s*"[^"]{1,99}"\s*:'
-_SEAMS = re.compile(rb"\}(?=" + _NEXT + rb")")
-_LAST_SEAMS = tuple(
+_SEAMS: Final = re.compile(rb"\}(?=" + _NEXT + rb")")
+"""An event seems to end before another one, or at the end of the list."""
+_LAST_SEAMS: Final = tuple(
     re.compile(rb"\}(?=" + _NEXT + end + rb")") for end in (rb"|\s*\]\s*\}\s*\Z", rb"|\s*,?\s*\]?\s*\Z")
 )
-"""Where an event seems to end: before another one, or at the end of the list. The last two are for what is read to its
-end, of a document and of a bare list."""
+"""The same of what is read to its end: of a document, and of a bare list."""
+_LIST_ENDS: Final = re.compile(rb'\](?=\s*(?:,\s*"[^"]*"\s*:|\}\s*\Z))')
+_MAY_END: Final = re.compile(rb"\}(?=\s*\])")
 
 _NO_EVENTS, _NOTHING = b'"traceEvents":[]}', b'{"":0'
-"""What makes a document of that before the events, and of that behind them."""
+"""Make a document of what is before the events, and of what is behind them."""
 
 Edit = Callable[[int, int, bytes], None]
-"""Takes from which byte of the document to which one something else is to stand in a copy of it."""
-
+"""Takes from which byte of the document to which something else is to stand in a copy of it."""
 
 Damaged = Literal["name", "event", "rest"]
 """A name, which was repaired; an event, which was not; and what is behind the trace."""
-
-_ENDED = {"name": "repaired", "event": "dropped"}
 
 
 @dataclass(slots=True)
@@ -88,20 +87,19 @@ class Damage:
 
     @property
     def dropped(self) -> int:
-        """How many events are lost."""
+        """Number of events that are lost."""
         return self.found.get("event", (0, 0))[0]
 
     @property
     def words(self) -> tuple[str, ...]:
-        """It in words."""
-        return tuple(_damage(what, n, first) for what, (n, first) in self.found.items())
-
-
-def _damage(what: Damaged, n: int, first: int) -> str:
-    if what == "rest":
-        return f"what follows the trace from byte {first} on was not read"
-    where = f" at byte {first}" if n == 1 else f", the first at byte {first}"
-    return f"{counted(n, what)} {_ENDED[what]}{where}"
+        """A sentence for each kind."""
+        return tuple(
+            f"what follows the trace from byte {first} on was not read"
+            if what == "rest"
+            else f"{counted(n, what)} {'repaired' if what == 'name' else 'dropped'}"
+            + (f" at byte {first}" if n == 1 else f", the first at byte {first}")
+            for what, (n, first) in self.found.items()
+        )
 
 
 class TraceReader:
@@ -113,7 +111,7 @@ class TraceReader:
         take: takes a list of events as JSON, or raises one of `UNDECODABLE` and takes nothing of it.
         take_odd: takes one event that is JSON and that ``take`` did not take; False if it is no event.
         values: the values that are wanted beside ``traceEvents``, by key; those that are there are put into it.
-        edit: told of each change that makes the document valid JSON, in its order.
+        edit: called with each change that makes the document valid JSON, in its order.
 
     Attributes:
         damage: what was damaged in it.
@@ -131,11 +129,8 @@ class TraceReader:
         self._stream, self._source = stream, source
         self._take, self._take_odd, self._values, self._edit = take, take_odd, values, edit
         self.damage = Damage()
-        # What has been read of the stream and not been dealt with is the text from there on.
-        self._text, self._at = b"", 0
-        self._passed = self._lists = 0
-        self._ended = False
-        self._between: bytes | None = None
+        # Of the stream, `_passed` bytes are dealt with, and of the text after them those before `_at`.
+        self._text, self._at, self._passed, self._ended = b"", 0, 0, False
         self._one_by_one: list[tuple[int, bytes]] = []
 
     def read(self) -> None:
@@ -150,77 +145,80 @@ class TraceReader:
             raise InputError(f"{self._source}: not UTF-8 text (UTF-16 or binary); a trace is JSON in UTF-8")
         if self._text.startswith(b"\xef\xbb\xbf"):
             self._at = 3
-        opening = self._peek()
-        if opening == b"[":
+        while not (start := self._text[self._at :].lstrip(b" \t\r\n")) and not self._ended:
+            self._fill()
+        self._at = len(self._text) - len(start)
+        if start.startswith(b"["):
             # The format's other form: nothing but events, and the closing bracket may be missing.
             self._at += 1
-            self._events(may_end=True)
-        elif opening == b"{":
-            self._mend_head()
-            self._members()
+            self._events(bare=True)
+            self._pass_rest()
+        elif start.startswith(b"{"):
+            self._head()
+            self._events(bare=False)
+            self._tail()
+        elif not start:
+            raise self._cut_short()
         else:
-            raise InputError(f"{self._source}: not JSON: it begins with {self._text[self._at : self._at + 20]!r}")
-        if not self._lists:
-            raise InputError(f"{self._source}: JSON, but not a trace: it has no traceEvents")
-        self._pass_rest()
+            raise InputError(f"{self._source}: not JSON: it begins with {start[:20]!r}")
 
-    def _mend_head(self) -> None:
-        while len(self._text) < MEND_BYTES and not self._ended and not _OPENING.search(self._text):
-            self._fill()
-        start = self._at
-        heads = [(one.start(), self._text[start : one.start()]) for one in _OPENING.finditer(self._text)][:_JOINED]
-        if any(whole(head + _NO_EVENTS) for _, head in heads):
-            self._at += 1
-            return
-        for end, head in heads:
-            fixed = mended(head + _NO_EVENTS)
-            if fixed is not None:
-                self._damaged("name", start, end, fixed.removesuffix(_NO_EVENTS))
-                self._keep(fixed)
-                self._at = end
-                return
-        self._at += 1
-
-    def _members(self) -> None:
+    def _head(self) -> None:
         while True:
-            sign = self._peek(rb",")
-            if sign == b"}":
-                self._at += 1
-                return
-            if sign != b'"':
-                raise self._malformed("a key was expected")
-            key = self._value(keep=True)
-            if self._peek() != b":":
-                raise self._malformed("a colon was expected")
-            self._at += 1
-            sign = self._peek()
-            if key == _EVENTS_KEY and sign == b"[":
-                self._at += 1
-                self._events(may_end=False)
-                if self._mend_tail():
+            start = self._at
+            openings = [*_OPENING.finditer(self._text, start)][:_JOINED]
+            heads = [(one, self._text[start : one.start()] + _NO_EVENTS) for one in openings]
+            for opening, head in heads:
+                if self._keep(head):
+                    self._at = opening.end()
                     return
-                continue
-            name = str(self._decoded(key))
-            value = self._value(keep=name in self._values)
-            if name in self._values:
-                self._values[name] = self._decoded(value)
+            enough = self._ended or len(self._text) >= MEND_BYTES
+            for opening, head in heads if enough else ():
+                if (fixed := mended(head)) is not None:
+                    self._damaged("name", start, opening.start(), fixed.removesuffix(_NO_EVENTS))
+                    self._keep(fixed)
+                    self._at = opening.end()
+                    return
+            if self._ended:
+                if self._keep(self._text[start:]):
+                    raise InputError(f"{self._source}: JSON, but not a trace: it has no traceEvents")
+                raise self._malformed(self._text[start:])
+            if len(self._text) > MAX_VALUE_BYTES:
+                raise self._too_large()
+            self._fill()
 
-    def _mend_tail(self) -> bool:
-        while len(self._text) - self._at < MEND_BYTES and not self._ended:
+    def _tail(self) -> None:
+        """Pass what is behind the events, mended where it is damaged; what is behind the document is no part of it."""
+        while not self._ended:
+            if len(self._text) - self._at > MAX_VALUE_BYTES:
+                raise self._too_large()
             self._fill()
         tail = self._text[self._at :].rstrip()
-        if not self._ended or not tail.endswith(b"}") or whole(_NOTHING + tail):
-            return False
-        fixed = mended(_NOTHING + tail)
-        if fixed is None:
-            return False
-        self._damaged("name", self._at, self._at + len(tail), fixed.removeprefix(_NOTHING))
-        self._keep(fixed)
-        self._at = len(self._text)
-        return True
+        if self._keep(_NOTHING + tail):
+            self._at = len(self._text)
+            return
+        fixed = mended(_NOTHING + tail) if tail.endswith(b"}") else None
+        if fixed is not None:
+            self._damaged("name", self._at, self._at + len(tail), fixed.removeprefix(_NOTHING))
+            self._keep(fixed)
+            self._at = len(self._text)
+            return
+        try:
+            # (one character a byte)
+            _, end = json.JSONDecoder().raw_decode((_NOTHING + tail).decode("latin-1"))
+        except (ValueError, RecursionError):
+            raise self._malformed(_NOTHING + tail) from None
+        self._keep((_NOTHING + tail)[:end])
+        self._at += end - len(_NOTHING)
+        self._pass_rest()
 
-    def _keep(self, document: bytes) -> None:
-        self._values.update((name, value) for name, value in self._decoded(document).items() if name in self._values)
+    def _keep(self, document: bytes) -> bool:
+        """Keep the wanted values of a document; False where it is no JSON object."""
+        try:
+            made = msgspec.json.decode(document)
+        except UNDECODABLE:
+            return False
+        self._values.update((name, value) for name, value in made.items() if name in self._values)
+        return True
 
     def _pass_rest(self) -> None:
         start, rest = self._passed + self._at, b""
@@ -232,147 +230,48 @@ class TraceReader:
         self.damage.note("rest", start)
         self._edit(start, self._passed + len(self._text), b"")
 
-    def _decoded(self, value: bytes) -> Any:
-        try:
-            return msgspec.json.decode(value)
-        except UNDECODABLE:
-            # It is beside the events, which are what matters.
-            return None
-
-    def _value(self, *, keep: bool) -> bytes:
-        if self._peek() not in b'"[{':
-            return self._scalar()
-        kept: list[bytes] = []
-        kept_bytes = depth = 0
-        while True:
-            whole = True
-            begin = done = self._at
-            for token in _TOKEN.finditer(self._text, begin):
-                sign = token.group()[:1]
-                if sign == b'"' and not token.group("end"):
-                    whole, done = False, token.start()
-                    break
-                done = token.end()
-                depth += (sign in b"[{") - (sign in b"]}")
-                if depth <= 0:
-                    break
-            else:
-                done = len(self._text) if depth else done
-            self._at = done
-            if keep:
-                kept.append(self._text[begin:done])
-                kept_bytes += done - begin
-            if whole and depth <= 0:
-                return b"".join(kept)
-            if max(kept_bytes, len(self._text) - self._at) > MAX_VALUE_BYTES:
-                raise self._malformed(f"a value of more than {MAX_VALUE_BYTES >> 20} MiB")
-            if self._ended:
-                raise self._cut_short()
-            self._fill()
-
-    def _scalar(self) -> bytes:
-        while True:
-            scalar = _SCALAR.match(self._text, self._at)
-            if scalar is None:
-                raise self._malformed("a value was expected")
-            if scalar.end() < len(self._text) or self._ended:
-                self._at = scalar.end()
-                return scalar.group()
-            self._fill()
-
-    def _events(self, *, may_end: bool) -> None:
-        self._lists += 1
+    def _events(self, *, bare: bool) -> None:
+        """The list of events, from behind its opening bracket to behind its closing one."""
         want = PIECE_BYTES
         while True:
             while len(self._text) - self._at < want and not self._ended:
                 self._fill()
-            self._at = _BETWEEN.match(self._text, self._at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            self._skip_gap()
             if self._at == len(self._text) and self._ended:
-                if may_end:
+                if bare:
                     return
                 raise self._cut_short()
             if self._text[self._at : self._at + 1] == b"]":
                 self._at += 1
                 return
-            if self._guess() or self._take_counted(self._count(self._at)):
+            here = len(self._text) - self._at
+            if self._cut(bare=bare) or ((self._ended or here >= MEND_BYTES) and self._mend(bare=bare)):
                 want = PIECE_BYTES
                 continue
-            here = len(self._text) - self._at
-            if self._ended or here >= MEND_BYTES:
-                if self._mend(bare=may_end):
-                    want = PIECE_BYTES
-                    continue
-                if self._ended:
-                    raise self._cut_short()
+            if self._ended:
+                raise self._cut_short()
             want = 2 * max(want, here)
             if want > 2 * MAX_VALUE_BYTES:
-                raise self._malformed(f"an event of more than {MAX_VALUE_BYTES >> 20} MiB")
+                raise self._too_large()
 
-    def _guess(self) -> bool:
-        """Cut behind the last event that can be seen, by the bytes that stand between events here."""
-        if self._between is None:
-            return False
-        until = min(len(self._text), self._at + 2 * PIECE_BYTES)
-        for _ in range(_GUESSES):
-            until = self._text.rfind(self._between, self._at, until)
-            if until < 0:
-                return False
-            if self._taken(self._text[self._at : until + 1]):
-                self._at = until + 1
+    def _skip_gap(self) -> None:
+        self._at = _GAP.match(self._text, self._at).end()  # type: ignore[union-attr]  # it matches nothing, too
+
+    def _cut(self, *, bare: bool) -> bool:
+        """Take the events up to one of the last seams of a piece; False if they do not decode."""
+        begin, text = self._at, self._text
+        until = min(len(text), begin + 2 * PIECE_BYTES)
+        seams = _LAST_SEAMS[bare] if self._ended and until == len(text) else _SEAMS
+        since, window = until, _TAIL_BYTES
+        ends: list[int] = []
+        while since > begin and not ends:
+            since, window = max(begin, until - window), 8 * window
+            ends = [seam.end() for seam in seams.finditer(text, since, until)]
+        for end in ends[: -_CUTS - 1 : -1]:
+            if self._taken(text[begin:end]):
+                self._at = end
                 return True
         return False
-
-    def _count(self, at: int) -> list[int]:
-        ends: list[int] = []
-        depth = 0
-        for token in _TOKEN.finditer(self._text, at, min(len(self._text), at + max(PIECE_BYTES, 2 * MAX_VALUE_BYTES))):
-            sign = token.group()[:1]
-            if sign == b'"':
-                if not token.group("end"):
-                    break
-                continue
-            depth += 1 if sign in b"[{" else -1
-            if depth < 0:
-                if not ends and sign == b"]":
-                    ends.append(token.start())
-                break
-            if depth == 0:
-                ends.append(token.end())
-                # The first two show what stands between events here.
-                if token.end() - at > PIECE_BYTES or (self._between is None and len(ends) == 2):
-                    break
-        return ends
-
-    def _take_counted(self, ends: list[int]) -> bool:
-        while ends and not self._may_end(([self._at, *ends])[-2], ends[-1]):
-            ends = ends[:-1]
-        if not ends:
-            return False
-        if not self._taken(self._text[self._at : ends[-1]]):
-            began = self._at
-            for end in ends:
-                event = self._text[self._at : end].lstrip(b" \t\r\n,")
-                sound = _complete(event) and self._may_end(self._at, end)
-                if not sound or not (self._taken(event) or self._take_odd(event)):
-                    break
-                self._at = end
-            return self._at > began
-        if len(ends) > 1:
-            gap = _BETWEEN.match(self._text, ends[0])
-            if gap and self._text[gap.end() : gap.end() + 1] == b"{":
-                self._between = self._text[ends[0] - 1 : gap.end() + 1]
-        self._at = ends[-1]
-        return True
-
-    def _may_end(self, start: int, end: int) -> bool:
-        """Whether an event that was counted ends where it seems to: its name may hold what looks like the end of it."""
-        behind = _BEHIND.match(self._text, end)
-        sign = behind.group(1) if behind else None
-        if sign == b"]":
-            # (of an event that lacks something, and is the last, `_mend` finds out whether it really is)
-            last = self._text[start:end].lstrip(b" \t\r\n,")
-            return _complete(last)
-        return sign == b"," or (sign == b"" and self._ended)
 
     def _taken(self, events: bytes) -> bool:
         try:
@@ -382,19 +281,20 @@ class TraceReader:
         return True
 
     def _mend(self, *, bare: bool) -> bool:
-        """Take the events that are here one by one, by where each seems to end; False if none can be told.
+        """Take the events that are here one by one, by where each seems to end; False if that shows of none.
 
         What is damaged is mended; what cannot be mended is dropped, up to where the next event begins.
         """
-        before = self._at
+        before, text = self._at, self._text
         seams = _LAST_SEAMS[bare] if self._ended else _SEAMS
-        ends = [seam.end() for seam in seams.finditer(self._text, before)]
-        if not ends and self._ended and not bare and self._text.rstrip().endswith(b"}"):
+        ends = [seam.end() for seam in seams.finditer(text, before)]
+        ends = ends or [end.end() for end in _MAY_END.finditer(text, before)]
+        if not ends and self._ended and not bare and text.rstrip().endswith(b"}"):
             # The last event has no end that shows; the list and the document have theirs.
-            ends = [close.start() for close in _LIST_ENDS.finditer(self._text, before)][-1:]
+            ends = [close.start() for close in _LIST_ENDS.finditer(text, before)][-1:]
         first = 0
         while first < len(ends) and (self._ended or first == 0 or first + _JOINED <= len(ends)):
-            self._at = _BETWEEN.match(self._text, self._at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            self._skip_gap()
             count = self._one(ends[first : first + _JOINED])
             if not count:
                 break
@@ -404,7 +304,7 @@ class TraceReader:
         return first > 0
 
     def _one(self, ends: Sequence[int]) -> int:
-        """Take or drop the event that begins here; which of some places it ends at (0: that cannot be told yet)."""
+        """Take or drop the event that begins here; which of some places it ends at (0: that does not show yet)."""
         start, text, lost = self._at, self._text, self._ended
         for count, end in enumerate(ends, 1):
             event = _event(text[start:end])
@@ -414,8 +314,7 @@ class TraceReader:
             if count < len(ends) and _event(text[end : ends[count]].lstrip(b" \t\r\n,")) is not None:
                 lost = True
                 break
-        alone = text[start : ends[0]]
-        if whole(alone):
+        if whole(alone := text[start : ends[0]]):
             # Nothing is the matter with it as JSON.
             self._note(start, ends[0], alone)
             return 1
@@ -423,13 +322,10 @@ class TraceReader:
             return 0
         commas = (count for count, end in enumerate(ends, 1) if _COMMA.match(text, end))
         count = next(commas, 1)
-        self._note(start, ends[count - 1], None)
+        self._damaged("event", start, ends[count - 1], DROPPED)
         return count
 
-    def _note(self, start: int, end: int, event: bytes | None) -> None:
-        if event is None:
-            self._damaged("event", start, end, DROPPED)
-            return
+    def _note(self, start: int, end: int, event: bytes) -> None:
         self._one_by_one.append((self._passed + start, event))
         if event != self._text[start:end]:
             self._damaged("name", start, end, event)
@@ -446,16 +342,6 @@ class TraceReader:
         self.damage.note(what, self._passed + start)
         self._edit(self._passed + start, self._passed + end, instead)
 
-    def _peek(self, also: bytes = b"") -> bytes:
-        pattern = _BETWEEN if also else _SPACED
-        while True:
-            self._at = pattern.match(self._text, self._at).end()  # type: ignore[union-attr]  # it matches nothing, too
-            if self._at < len(self._text):
-                return self._text[self._at : self._at + 1]
-            if self._ended:
-                raise self._cut_short()
-            self._fill()
-
     def _fill(self) -> None:
         more = self._stream.read(max(PIECE_BYTES, len(self._text) - self._at))
         self._passed += self._at
@@ -463,8 +349,18 @@ class TraceReader:
         self._at = 0
         self._ended = not more
 
-    def _malformed(self, why: str) -> InputError:
-        return InputError(f"{self._source}: not JSON: {why} at byte {self._passed + self._at}")
+    def _too_large(self) -> InputError:
+        at = self._passed + self._at
+        return InputError(f"{self._source}: not JSON: a value of more than {MAX_VALUE_BYTES >> 20} MiB at byte {at}")
+
+    def _malformed(self, document: bytes) -> InputError:
+        try:
+            msgspec.json.decode(document)
+        except UNDECODABLE as error:
+            if "truncated" not in str(error):
+                reason = str(error).removeprefix("JSON is malformed: ")
+                return InputError(f"{self._source}: not JSON: {reason}")
+        return self._cut_short()
 
     def _cut_short(self) -> InputError:
         if self._passed + len(self._text) == 0:
@@ -492,3 +388,160 @@ def _complete(text: bytes) -> bool:
         return False
     phase = made.get("ph") if isinstance(made, dict) else None
     return isinstance(phase, str) and len(phase) == 1 and (phase == "M" or "ts" in made)
+
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_KEY_TEXT: Final = r'"((?:[^"\\\x00-\x1f]|\\["\\/bfnrt]){0,200})"[ \t\r\n]*:'
+_KEY: Final = re.compile(rf"[ \t\r\n]*{_KEY_TEXT}")
+_WORD: Final = re.compile(r'[^\s"{}\[\],:]+')
+_SCALAR: Final = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_CLOSES: Final = {"{": "}", "[": "]"}
+_FOLLOWS: Final = {
+    "{": re.compile(rf"[ \t\r\n]*(?:\}}|,[ \t\r\n]*{_KEY_TEXT})"),
+    "[": re.compile(r"[ \t\r\n]*[,\]]"),
+}
+"""What is behind the last quote of a string, by what the string is in."""
+
+
+def whole(text: bytes) -> bool:
+    """Whether this is one JSON value, by the standard."""
+    try:
+        msgspec.json.decode(text)
+    except UNDECODABLE:
+        return False
+    return True
+
+
+def mended(text: bytes, keys: Collection[str] | None = None, needs: Collection[str] = ()) -> bytes | None:
+    """One JSON object with all escaped in its strings that should have been; None where it cannot be read as one.
+
+    Args:
+        text: the object, from its first bracket to its last.
+        keys: the keys that it may have; None for any. Those of the objects in it are not looked at.
+        needs: the keys that it has to have, where anything had to be mended.
+    """
+    if whole(text):
+        return text
+    if len(text) > MEND_BYTES:
+        return None
+    source = text.decode("utf-8", "replace")
+    found = _Reading(source, keys, frozenset(needs)).strings()
+    if found is None:
+        return None
+    parts, until = [], 0
+    for start, end in found:
+        parts += [source[until:start], _escaped(source[start:end])]
+        until = end
+    again = "".join((*parts, source[until:])).encode()
+    return again if whole(again) else None
+
+
+def _escaped(written: str) -> str:
+    if not written.startswith('"'):
+        return json.dumps(written, ensure_ascii=False)
+    # Who escapes nothing has written each backslash as it was.
+    return written if whole(written.encode()) else json.dumps(written[1:-1], ensure_ascii=False)
+
+
+_Spans = tuple["_Spans", int, int] | tuple[()]
+"""From where to where there are strings, the last of them first."""
+
+
+@dataclass(slots=True)
+class _Way:
+    """One way to read the object, up to ``at``: which brackets are open there, and where the string it is in began."""
+
+    at: int = 0
+    opened: str = ""
+    seen: frozenset[str] = frozenset()
+    strings: _Spans = ()
+    string: int = -1
+
+
+class _Reading:
+    """Reads an object; wherever that cannot go on, the last string that may end elsewhere is read anew."""
+
+    def __init__(self, source: str, keys: Collection[str] | None, needs: frozenset[str]) -> None:
+        self._source, self._keys, self._needs = source, keys, needs
+        self._ways = [_Way()]
+        self._left = _MAX_VALUES
+
+    def strings(self) -> list[tuple[int, int]] | None:
+        if not self._source.startswith("{"):
+            return None
+        while self._ways and self._left > 0:
+            way = self._ways.pop()
+            if self._leads_through(way):
+                spans, found = way.strings, []
+                while spans:
+                    spans, start, end = spans
+                    found.append((start, end))
+                return found[::-1]
+        return None
+
+    def _leads_through(self, way: _Way) -> bool:
+        while self._left > 0 and self._value(way):
+            self._left -= 1
+            more = self._more(way)
+            if more is None:
+                return self._skip(way.at) == len(self._source) and self._needs <= way.seen
+            if not more:
+                return False
+        return False
+
+    def _value(self, way: _Way) -> bool:
+        source = self._source
+        while way.string < 0:
+            way.at = self._skip(way.at)
+            sign = source[way.at : way.at + 1]
+            if sign == '"':
+                way.string, way.at = way.at, way.at + 1
+            elif sign in ("{", "["):
+                way.opened, way.at = way.opened + sign, self._skip(way.at + 1)
+                if source.startswith(_CLOSES[sign], way.at):
+                    return True
+                if sign == "{" and not self._key(way):
+                    return False
+            else:
+                word = _WORD.match(source, way.at)
+                if word is None:
+                    return False
+                if not _SCALAR.fullmatch(word.group()):
+                    way.strings = (way.strings, *word.span())
+                way.at = word.end()
+                return True
+        follows = _FOLLOWS[way.opened[-1]]
+        end = source.find('"', way.at)
+        while end >= 0 and not follows.match(source, end + 1):
+            end = source.find('"', end + 1)
+        if end < 0:
+            return False
+        self._ways.append(replace(way, at=end + 1))
+        way.strings, way.at, way.string = (way.strings, way.string, end + 1), end + 1, -1
+        return True
+
+    def _more(self, way: _Way) -> bool | None:
+        while way.opened:
+            at = self._skip(way.at)
+            sign, way.at = self._source[at : at + 1], at + 1
+            if sign == ",":
+                return way.opened[-1] == "[" or self._key(way)
+            if sign != _CLOSES[way.opened[-1]]:
+                return False
+            way.opened = way.opened[:-1]
+        return None
+
+    def _key(self, way: _Way) -> bool:
+        key = _KEY.match(self._source, way.at)
+        if key is None:
+            return False
+        if len(way.opened) == 1:
+            name = key.group(1)
+            if name in way.seen or (self._keys is not None and name not in self._keys):
+                return False
+            way.seen |= {name}
+        way.at = key.end()
+        return True
+
+    def _skip(self, at: int) -> int:
+        return _SPACE.match(self._source, at).end()  # type: ignore[union-attr]  # it matches nothing, too

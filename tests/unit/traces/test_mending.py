@@ -16,8 +16,7 @@ from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import InputError
 from sftriage.reduce.kineto import read_kineto
 from sftriage.traces import jsonstream
-from sftriage.traces.jsonstream import TraceReader
-from sftriage.traces.mending import mended, whole
+from sftriage.traces.jsonstream import TraceReader, mended, whole
 from tests.unit.reduce.heavy import named_events
 
 # As torch 2.13 writes an event; as others do, on one line.
