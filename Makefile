@@ -27,7 +27,7 @@ KUBE := $(wildcard tests/integration/test_kube_*.py)
 # What is built of the recorder and the seams, where there is a compiler.
 WRITER := $(wildcard sftriage/recorder/*.c) sftriage/seams/_seam.c
 
-.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-deps gpu-check soak unit openers frameworks check lint types imports clean
+.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-deps gpu-check soak unit golden golden-accept openers frameworks check lint types imports clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -57,6 +57,13 @@ test-kube: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(PYTEST) -n 2 tests/unit $(ARGS)
 
+# What users and programs see of made-up runs, compared with tests/golden/recorded; `golden-accept` takes a change.
+golden: $(VENV)/.dev
+	$(BIN)/python -m tests.golden.record $(ARGS)
+
+golden-accept: $(VENV)/.dev
+	$(BIN)/python -m tests.golden.record --accept $(ARGS)
+
 # Before a release, on a machine that does nothing else: long runs, and rates with their intervals.
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/soak -s $(ARGS)
@@ -76,7 +83,7 @@ openers: $(VENV)/openers/.installed
 
 frameworks: $(VENV)/frameworks/.installed
 
-check: lint types imports
+check: lint types imports golden
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

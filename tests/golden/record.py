@@ -1,0 +1,483 @@
+"""The golden record: what users and programs get from made-up runs, compared with the texts in ``recorded/``.
+
+``make golden`` prints a unified diff of each text that differs and exits 1; ``make golden-accept`` records what there
+is now, for a change that is meant: read what ``git diff tests/golden/recorded`` shows before you commit it. With
+``ARGS='--only run-slow'`` either looks at the texts of that name alone.
+
+The runs are made in `runs`, from fixed seeds, by the code of today: step logs, and a real controller over them.
+Commands run in this process, with the clock standing still.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+REPO = Path(__file__).parents[2]
+RECORDED = Path(__file__).with_name("recorded")
+WIDTH = 170
+INLINE = "td|th|dt|dd|span|a|title|code|strong|label|input|button|rect|path|div"
+"""Elements that begin no line."""
+MOST = 12
+"""Elements of a list that are shown: of a longer one the first, the middle and the last."""
+NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{5,}(?:e-?\d+)?(?![\w.])")
+"""Where machines may differ in the last digits of a sum."""
+
+
+def main() -> int:
+    """Compare with what is recorded, or record it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--accept", action="store_true", help="record what there is now")
+    parser.add_argument("--only", metavar="TEXT", default="", help="the texts whose names hold TEXT")
+    options = parser.parse_args()
+    # (a program that is a module of a package calls itself so in its help)
+    sys.modules["__main__"].__package__ = None
+    os.environ.update(COLUMNS="100", TZ="UTC", NO_COLOR="1", TERM="dumb", LC_ALL="C.UTF-8")
+    time.tzset()
+    with tempfile.TemporaryDirectory(prefix="golden-") as made, chdir(made):
+        root = Path(made).resolve()
+        os.environ.update(XDG_STATE_HOME=str(root / "state"), XDG_CACHE_HOME=str(root / "cache"), HOME=str(root))
+        texts = {name: normal(text, root) for name, text in record(root) if options.only in name}
+    return accept(texts) if options.accept else compare(texts, options.only)
+
+
+def accept(texts: dict[str, str]) -> int:
+    """Record the texts."""
+    RECORDED.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (RECORDED / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+def compare(texts: dict[str, str], only: str) -> int:
+    """Print what differs from the recorded texts; 1 if anything does."""
+    known = {path.name: path.read_text(encoding="utf-8") for path in sorted(RECORDED.iterdir()) if only in path.name}
+    lines, differ = list[str](), 0
+    for name in sorted({*known, *texts}):
+        before, after = known.get(name, "").splitlines(), texts.get(name, "").splitlines()
+        diff = list(difflib.unified_diff(before, after, f"recorded/{name}", f"now/{name}", lineterm=""))
+        differ, lines = differ + bool(diff), lines + diff
+    if differ:
+        lines.append(f"{differ} of {len(texts)} texts differ; if that is meant: make golden-accept")
+    else:
+        lines.append(f"golden: {len(texts)} texts are as recorded")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return int(differ > 0)
+
+
+def normal(text: str, root: Path) -> str:
+    """A text without what differs between machines, and versions of what is around us."""
+    import sftriage
+
+    text = text.replace(str(root), "$ROOT").replace(str(REPO), "$REPO").replace(sys.prefix, "$VENV")
+    text = text.replace(sftriage.__version__, "$VERSION")
+    text = re.sub(r"\b[0-9a-f]{64}\b", "$SHA256", text)
+    text = NUMBER.sub(lambda found: f"{rounded(found[0])}", text)
+    return "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
+
+
+# What there is to record.
+
+
+def record(root: Path) -> Iterator[tuple[str, str]]:
+    """Every text by its name."""
+    from tests.golden import runs
+
+    with mock.patch("time.time", return_value=runs.NOW_S):
+        yield "help.txt", "\n".join(helps(()))
+        watched: dict[str, list[Any]] = {}
+        for make in (runs.slow, runs.hosts, runs.device):
+            name = make.__name__
+            watched[name] = []
+            made = make(root / name, watched[name].append)
+            yield f"run-{name}.txt", "\n".join(texts_of(made))
+            yield f"run-{name}-json.txt", "\n".join(values_of(made))
+            yield f"journal-{name}.txt", journal(made)
+            if made.annotations.store.manifests().manifests:
+                yield f"manifests-{name}.txt", manifests(made)
+        yield from pages(root)
+        yield from sinks(watched)
+        yield "windows.txt", "\n".join(windows(root))
+        yield "policies.txt", "\n".join(policies(root))
+        yield "kube.txt", "\n".join(kube())
+        yield "assistants.txt", "\n".join(assistants(root))
+        yield "store.txt", "\n".join(store(root))
+
+
+def sftriage(*arguments: object, quiet: bool = False) -> str:
+    """A command as typed, what it printed, warnings with a ``!`` before, and its exit code if that is not 0."""
+    from sftriage.commands import main as command
+
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(err), mock.patch("sys.argv", ["sftriage", *map(str, arguments)]):
+        try:
+            command()
+        except SystemExit as ended:
+            code = ended.code or 0
+    if quiet:
+        return out.getvalue()
+    warned = "".join(f"! {line}\n" for line in err.getvalue().splitlines())
+    return f"$ sftriage {' '.join(map(str, arguments))}\n{out.getvalue()}{warned}" + (f"exit {code}\n" if code else "")
+
+
+def values(text: str) -> str:
+    """JSON, one value or one a line, as few lines as it takes without any being long."""
+    try:
+        return fitted(json.loads(text))
+    except ValueError:
+        return "\n".join(fitted(json.loads(line)) for line in shown(text.splitlines()) if line[0] != "(")
+
+
+def fitted(value: Any, indent: int = 0, room: int = WIDTH) -> str:
+    """A value on one line where it fits, and otherwise its parts."""
+    value = json.loads(json.dumps(value).replace(str(Path.cwd()), "$ROOT"), parse_float=rounded)
+    flat = json.dumps(value, ensure_ascii=False)
+    if len(flat) + indent <= room or not isinstance(value, dict | list) or not value:
+        return flat
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {fitted(one, indent + 1)}" for name, one in value.items()]
+    else:
+        parts = [fitted(one, indent + 1) for one in shown(value)]
+    lines, line = list[str](), ""
+    for part in parts:
+        # As many short parts on a line as fit.
+        if line and ("\n" in part or len(line) + len(part) + 2 + indent > room):
+            lines, line = [*lines, line], ""
+        line = f"{line}, {part}" if line else part
+        if "\n" in part:
+            lines, line = [*lines, line], ""
+    opens, closes = "{}" if isinstance(value, dict) else "[]"
+    pad = " " * (indent + 1)
+    return opens + f",\n{pad}".join([*lines, line] if line else lines) + closes
+
+
+def rounded(text: str) -> float:
+    """A number without digits in which machines differ; of moments, milliseconds."""
+    return round(float(text), 3) if abs(float(text)) > 1e6 else float(f"{float(text):.6g}")
+
+
+def shown(several: list[Any]) -> list[Any]:
+    """Of many values some."""
+    n = len(several)
+    return several if n <= MOST else [several[0], several[n // 2], several[-1], f"({n} in all)"]
+
+
+def helps(path: tuple[str, ...]) -> Iterator[str]:
+    """The help of a command and of all below it."""
+    text = sftriage(*path, "--help")
+    yield text.replace("\n\n", "\n")
+    _, _, listed = text.partition("\nCommands:\n")
+    for name in re.findall(r"^  (\S+)", listed, re.M):
+        yield from helps((*path, name))
+
+
+def captures_of(made: Any) -> list[str]:
+    return sorted(path.name for path in (made.directory.path / "captures").glob("[!.]*") if path.is_dir())
+
+
+def texts_of(made: Any) -> Iterator[str]:
+    """What the commands that only read print of a run."""
+    run = made.directory.path.name
+    named = "--run", run
+    yield sftriage("decisions", *named)
+    yield sftriage("watch", *named, "--once")
+    for step in (60, 115):
+        yield sftriage("explain", step, *named)
+    yield sftriage("advise", run, "--gradients", "100MB", "--bandwidth", "1")
+    yield sftriage("whatif", run)
+    yield sftriage("report", run, "--format", "md")
+    yield sftriage("traces", "list", *named)
+    yield sftriage("traces", "for-step", 122, *named)
+    if run != "slow":
+        return
+    yield sftriage("analyze", run)
+    yield sftriage("traces", "for-step", 5, *named)
+    yield sftriage("traces", "prune", *named, "--age", "10m", "--dry-run")
+    for capture in captures_of(made):
+        yield sftriage("traces", "show", capture, *named)
+        yield sftriage("traces", "get", capture, "--all", "--out", f"got-{capture}", *named)
+        yield sftriage("report", capture, *named, "--format", "md")
+    yield sftriage("traces", "show", "none", *named)
+    for trace in sorted((made.directory.path / "captures").glob("*/*.json.gz"))[:1]:
+        path = trace.relative_to(made.directory.path.parent)
+        yield sftriage("reduce", path)
+        yield sftriage("reduce", path, "--against", run)
+
+
+def values_of(made: Any) -> Iterator[str]:
+    """The same as programs get it."""
+    run = made.directory.path.name
+    named = "--run", run, "--json"
+    commands: list[tuple[object, ...]] = [("explain", 115, *named), ("watch", *named, "--once"), ("decisions", *named)]
+    if run == "slow":
+        commands += [
+            ("analyze", run, "--json"),
+            ("advise", run, "--gradients", "100MB", "--bandwidth", "1", "--json"),
+            ("whatif", run, "--json"),
+            ("traces", "list", *named),
+            ("traces", "for-step", 122, *named),
+            ("traces", "show", captures_of(made)[0], *named),
+        ]
+        for trace in sorted((made.directory.path / "captures").glob("*/*.json.gz"))[:1]:
+            path = trace.relative_to(made.directory.path.parent)
+            commands.append(("reduce", path, "--against", run, "--json"))
+    for command in commands:
+        yield f"$ sftriage {' '.join(map(str, command))}\n" + values(sftriage(*command, quiet=True))
+
+
+def journal(made: Any) -> str:
+    """The journal, an event a line, of its windows those where something was decided or has changed."""
+    lines, before = list[str](), ""
+    for line in made.directory.decisions.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        if event["type"] == "window":
+            decision = event["decision"]
+            now = f"{decision['label']} {decision['outcome']} {decision['reason']}"
+            if now == before:
+                lines.append(f"window {decision['first_step']} to {decision['last_step']}: the same")
+                continue
+            before = now
+        lines.append(fitted(event))
+    return "\n".join(lines)
+
+
+def manifests(made: Any) -> str:
+    paths = sorted((made.directory.path / "captures").glob("*/manifest.json"))[-1:]
+    return "\n".join(f"# {path.parent.name}\n{fitted(json.loads(path.read_text()))}" for path in paths)
+
+
+def pages(root: Path) -> Iterator[tuple[str, str]]:
+    """The pages of the runs, as a browser gets them."""
+    from sftriage.runs.directory import RunDirectory
+    from sftriage.runs.source import RunSource
+    from sftriage.web.access import Access
+    from sftriage.web.run_page import RunPage
+    from tests.golden.runs import NOW_S
+    from tests.unit.web.asking import ask
+
+    access = Access.to("127.0.0.1", None, "")
+
+    def html(app: Any, target: str) -> str:
+        text = re.sub(r"((?:\?|&amp;)v=|data-version=\")[\w-]+", r"\1$VERSION", ask(app, target).text)
+        text = re.sub(r"\s*\n\s*", "\n", text)
+        # (what a script draws: its beginning will do)
+        text = re.sub(r'(="\[[^"]{300})[^"]*', r"\1...", text)
+        return re.sub(rf"\n(?=</|<(?:{INLINE})\b|[^<])", " ", text)
+
+    def app(name: str) -> Any:
+        return RunPage(RunSource(lambda: RunDirectory(root / name)), access, lambda: NOW_S).app
+
+    slow, hosts = app("slow"), app("hosts")
+    capture = next(one.name for one in sorted((root / "slow" / "captures").iterdir()) if one.name.startswith("w"))
+    yield "page-overview.txt", html(slow, "/")
+    yield "page-hosts.txt", html(hosts, "/?last=100")
+    yield "page-decisions.txt", html(hosts, "/decisions")
+    yield "page-capture.txt", html(slow, f"/captures/{capture}")
+    yield "page-whatif.txt", html(slow, "/whatif")
+
+
+def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
+    """What subscribers make of the runs: the terminal, metrics, spans, webhooks."""
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from prometheus_client import generate_latest
+    from rich.console import Console
+
+    from sftriage.events import CauseFound, JobSeen, Received, RemedyChanged, WindowJudged
+    from sftriage.sinks.messages import (
+        cause_event,
+        cause_message,
+        cloud_event,
+        remedy_event,
+        remedy_message,
+        slack_message,
+    )
+    from sftriage.sinks.metrics import Metrics
+    from sftriage.sinks.spans import SpanSink
+    from sftriage.sinks.terminal import Reporter
+    from tests.golden.runs import NOW_S, T0_S
+
+    printed, bodies, exposed = io.StringIO(), list[str](), list[str]()
+    for name, events in watched.items():
+        printed.write(f"# {name}\n")
+        reporter = Reporter(Console(file=printed, width=100))
+        metrics, spans = Metrics("resnet", name, T0_S, per_rank=True), InMemorySpanExporter()
+        tracing = SpanSink(lambda to=spans: SimpleSpanProcessor(to), "resnet", name, T0_S)
+        tracing.start()
+        decision = None
+        for one in [*events, JobSeen(NOW_S, Received(4000, 3, 1), None, 0.5, 30.0, {("rank 1", "data"): 29.0})]:
+            for sink in (reporter, metrics, tracing):
+                sink.take(one)
+            if isinstance(one, WindowJudged) and one.decision.requests:
+                decision = one.decision
+                about = one.verdict, decision
+                bodies += [fitted(json.loads(cloud_event("resnet", name, *about)))]
+                bodies += [slack_message("resnet", *about).decode()]
+            elif isinstance(one, CauseFound) and decision is not None:
+                bodies += [fitted(json.loads(cause_event("resnet", name, one, decision)))]
+                bodies += [cause_message("resnet", one, decision).decode()]
+            elif isinstance(one, RemedyChanged) and decision is not None:
+                bodies += [fitted(json.loads(remedy_event("resnet", name, one, decision)))]
+                bodies += [remedy_message("resnet", one).decode()]
+        tracing.close()
+        lines = generate_latest(metrics.registry).decode().splitlines()
+        exposed += [line for line in lines if line not in exposed and not (exposed and "_bucket{" in line)]
+        if name == "slow":
+            yield "spans.txt", spans_of(spans.get_finished_spans())
+    yield "metrics.txt", "\n".join(exposed)
+    yield "terminal.txt", printed.getvalue()
+    yield "webhooks.txt", "\n".join(bodies)
+
+
+def spans_of(spans: Iterable[Any]) -> str:
+    """The spans, each with its own and others' ids as numbers."""
+    found = [json.loads(one.to_json(indent=None)) for one in spans]
+    numbers, resource = dict[str, str](), dict[str, str]()
+    for one in found:
+        resource = one.pop("resource")["attributes"]
+        numbers.setdefault(one["context"]["span_id"], f"span-{len(numbers) + 1}")
+    # (what the SDK says of itself is no business of ours)
+    ours = {name: value for name, value in resource.items() if name in ("service.name", "sftriage.job", "sftriage.run")}
+    text = "\n".join(map(fitted, [ours, *found]))
+    for span_id, number in numbers.items():
+        text = text.replace(span_id, number)
+    return text
+
+
+def windows(root: Path) -> Iterator[str]:
+    """Verdicts on windows of twenty jobs of `tests.simulated`: the first with the fault in it, and the last."""
+    import numpy as np
+
+    from tests.simulated.made_up import made_up
+
+    for number in range(20):
+        one = made_up(number)
+        window = one.job.run(one.fault, *one.others, seed=number, split=one.split)
+        optional = {"ready_s": window.ready_NR, "between_s": window.between_NR, "outside_s": window.outside_NRG}
+        np.savez(
+            root / "job.npz",
+            durations_s=window.durations_NRS,
+            stages=np.array(window.schema.stages),
+            sync=np.array(window.schema.sync),
+            **{name: values for name, values in optional.items() if values is not None},
+        )
+        verdicts = [json.loads(line) for line in sftriage("analyze", "job.npz", "--json", quiet=True).splitlines()]
+        onset = next(at for at, verdict in enumerate(verdicts) if verdict["last_step"] >= one.onset + 20)
+        yield f"# job {number}: {one.fault.stage} of rank {one.fault.rank}, {one.course} from step {one.onset} on"
+        yield fitted(there(verdicts[onset]))
+        yield fitted(there(verdicts[-1]))
+        yield " ".join(verdict["label"] for verdict in verdicts)
+
+
+def there(value: Any) -> Any:
+    """A value without what is null in it."""
+    if isinstance(value, dict):
+        return {name: there(one) for name, one in value.items() if one is not None}
+    return [there(one) for one in value] if isinstance(value, list) else value
+
+
+def policies(root: Path) -> Iterator[str]:
+    """What the policies that ship say, and would have done in the runs."""
+    yield sftriage("policy", "list")
+    yield values(sftriage("policy", "schema", quiet=True))
+    for path in sorted((REPO / "policies").glob("*.yaml")):
+        yield sftriage("policy", "validate", path.stem, "--json")
+        if path.stem == "default":
+            yield sftriage("policy", "show", path.stem)
+        for run in ("slow", "hosts", "device") if path.stem == "default" else ("slow", "hosts"):
+            yield sftriage("policy", "test", path.stem, "--on", run)
+    yield values(sftriage("policy", "test", "default", "--on", "slow", "--json", quiet=True))
+
+
+def kube() -> Iterator[str]:
+    """Custom resources, and what the webhook makes of jobs."""
+    import yaml
+
+    from tests.unit.kube.test_inject_command import WORKLOADS
+
+    for definition in yaml.safe_load_all(sftriage("kube", "crds", quiet=True)):
+        version = definition["spec"]["versions"][0]
+        yield f"# {definition['metadata']['name']} {version['name']}"
+        yield from fields(version["schema"]["openAPIV3Schema"], "")
+    bodies = {"k8s/samples/job.yaml": (REPO / "k8s/samples/job.yaml").read_text()}
+    bodies |= {name: yaml.safe_dump(WORKLOADS[name][0]) for name in ("PyTorchJob", "RayJob")}
+    for name, text in bodies.items():
+        Path("object.yaml").write_text(text)
+        yield f"# {name}"
+        for made in yaml.safe_load_all(sftriage("kube", "inject", "-n", "ml", "-f", "object.yaml", quiet=True)):
+            yield fitted(made)
+
+
+def fields(schema: dict[str, Any], path: str) -> Iterator[str]:
+    """Every field of a schema, with what it may be."""
+    rules = {name: value for name, value in schema.items() if name not in ("properties", "items", "description")}
+    yield f"{path or '.'} {json.dumps(rules)}"
+    for name, inner in schema.get("properties", {}).items():
+        yield from fields(inner, f"{path}.{name}")
+    if "items" in schema:
+        yield from fields(schema["items"], f"{path}[]")
+
+
+def assistants(root: Path) -> Iterator[str]:
+    """The tools of the MCP server, and what they answer."""
+    import asyncio
+
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    from sftriage.assistants.places import Places
+    from sftriage.assistants.server import server
+
+    made = server(Places(root))
+    for tool in asyncio.run(made.list_tools()):
+        yield fitted(tool.model_dump(exclude_none=True))
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("list_runs", {}),
+        ("run_health", {"run": "slow"}),
+        ("verdicts", {"first_step": 110, "run": "slow"}),
+        ("explain_window", {"window": "115", "run": "slow"}),
+        ("captures_of_step", {"step": 122, "run": "slow"}),
+        ("list_captures", {"run": "slow"}),
+        ("capture_findings", {"capture": "w", "run": "slow"}),
+        ("whatif", {"run": "slow"}),
+        ("advise", {"run": "slow"}),
+        ("run_health", {"run": "nowhere"}),
+    ]
+    for name, about in calls:
+        yield f"# {name} {json.dumps(about)}"
+        try:
+            answer: Any = asyncio.run(made.call_tool(name, about))
+        except ToolError as error:
+            yield f"! {error}"
+            continue
+        (content, *_) = getattr(answer, "content", answer)
+        text = content.text
+        yield values(text) if text.startswith("{") else text
+
+
+def store(root: Path) -> Iterator[str]:
+    """Captures in a shared store: uploaded, listed, shown."""
+    shared = root / "share"
+    shared.mkdir()
+    yield sftriage("traces", "upload", "--run", "slow", "--store", shared)
+    yield sftriage("traces", "list", "--store", shared)
+    yield values(sftriage("traces", "list", "--store", shared, "--json", quiet=True))
+    yield sftriage("traces", "reindex", "--run", "slow")
+    yield sftriage("traces", "pin", "w90", "--run", "slow")
+    yield values(sftriage("traces", "schema", quiet=True))
+    yield " ".join(one["what"] for one in json.loads(sftriage("doctor", "--json", quiet=True)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
