@@ -262,12 +262,15 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
     """The pages of the runs, as a browser gets them."""
     from sftriage.runs.directory import RunDirectory
     from sftriage.runs.source import RunSource
+    from sftriage.web import run_page
     from sftriage.web.access import Access
     from sftriage.web.run_page import RunPage
     from tests.golden.runs import NOW_S
     from tests.unit.web.asking import ask
 
     access = Access.to("127.0.0.1", None, "")
+    # (a machine that is busy may take longer to draw a map than a page waits for it)
+    run_page.HEAT_PATIENCE_S = 60.0
 
     def html(app: Any, target: str) -> str:
         text = re.sub(r"((?:\?|&amp;)v=|data-version=\")[\w-]+", r"\1$VERSION", ask(app, target).text)
