@@ -121,7 +121,7 @@ def _below(pid: int) -> list[int]:
 
 
 def reports_in(directory: Path) -> list[Mapping[str, Any]]:
-    """What the seams of a job's processes have told (`sftriage.seams.telling`)."""
+    """What the seams of a job's processes have told (`sftriage.seams.patches`)."""
     found = []
     for path in sorted(directory.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):

@@ -78,7 +78,7 @@ class JobFound:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What the rings of a job hold, and what its processes have told (`sftriage.seams.telling`).
+    """What the rings of a job hold, and what its processes have told (`sftriage.seams.patches`).
 
     ``misuse`` counts calls of its recorders that made no sense.
     """

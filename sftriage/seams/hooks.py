@@ -7,7 +7,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import models
@@ -15,7 +14,6 @@ from sftriage.seams import models
 if TYPE_CHECKING:
     from sftriage.seams.patches import Seams
 
-_FORWARD = ["forward"]
 AROUND, BEFORE, AFTER, MODEL_BEFORE, MODEL_AFTER = range(5)
 """What the recorder's form makes: something around a function, or a hook of an optimizer's step, or of a model."""
 _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
@@ -112,7 +110,7 @@ class Model:
         self._seams = seams
         self.depth = 0
         self._was_training = False
-        self._hooks: tuple[Callable[..., Any], Callable[..., Any]] = (_Before(self, seams), _After(self, seams))
+        self._hooks = self._own_hooks()
         self._handles: list[Callable[[], object]] = []
         self.hook()
 
@@ -141,7 +139,10 @@ class Model:
 
     def unsettle(self) -> None:
         """Have its hooks be Python's again: the compiler may come to read them."""
-        self._change(_Before(self, self._seams), _After(self, self._seams))
+        self._change(*self._own_hooks())
+
+    def _own_hooks(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return _Hook(self.begins, self._seams.tracing), _Hook(self.ended, self._seams.tracing)
 
     def _change(self, begins: Callable[..., Any], ended: Callable[..., Any]) -> None:
         hooked = bool(self._handles)
@@ -173,7 +174,7 @@ class Model:
         except Exception as error:
             seams.fail("forward", error)
 
-    def ended(self) -> None:
+    def ended(self, _: object = None) -> None:
         """It has answered, or raised."""
         seams = self._seams
         if seams.tracing() or not self.depth:
@@ -184,10 +185,6 @@ class Model:
                 seams.steps.leave("forward")
         except Exception as error:
             seams.fail("forward", error)
-
-    def fail(self, error: Exception) -> None:
-        """Something of this raised: it is not done any more."""
-        self._seams.fail("forward", error)
 
     def set_to_evaluate(self) -> bool:
         """Whether it is in its evaluation mode, and has not been in it all the time."""
@@ -221,55 +218,17 @@ class Model:
         self._handles = [undo]
 
 
-class _Before:
-    """The hook before a model's forward."""
+class _Hook:
+    """A hook on a model, which calls ``call`` with it. A copy, or a pickle, of it does nothing."""
 
-    __slots__ = ("_gradients", "_model", "_opened", "_ready", "_tracing")
+    __slots__ = ("_call", "_tracing")
 
-    def __init__(self, model: Model, seams: Seams) -> None:
-        self._model, self._tracing, self._gradients = model, seams.tracing, seams.gradients
-        self._opened, self._ready = seams.steps.opened, seams.steps.steady["forward"]
+    def __init__(self, call: Callable[[Any], None], tracing: Callable[[], bool]) -> None:
+        self._call, self._tracing = call, tracing
 
-    def __call__(self, module: Any, args: object) -> None:
-        if self._tracing():
-            return
-        opened, ready = self._opened, self._ready
-        if ready and not opened and module.training and self._gradients() and get_ident() == ready[0]:
-            self._model.depth = 1
-            opened.append("forward")
-            try:
-                ready[1]()
-            except Exception as error:
-                self._model.fail(error)
-        else:
-            self._model.begins(module)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _NOTHING
-
-
-class _After:
-    """The hook after it."""
-
-    __slots__ = ("_model", "_opened", "_ready", "_tracing")
-
-    def __init__(self, model: Model, seams: Seams) -> None:
-        self._model, self._tracing = model, seams.tracing
-        self._opened, self._ready = seams.steps.opened, seams.steps.steady["forward"]
-
-    def __call__(self, module: Any, args: object, output: object) -> None:
-        if self._tracing():
-            return
-        opened, ready = self._opened, self._ready
-        if ready and self._model.depth == 1 and opened == _FORWARD:
-            self._model.depth = 0
-            opened.clear()
-            try:
-                ready[2](None, None, None)
-            except Exception as error:
-                self._model.fail(error)
-        else:
-            self._model.ended()
+    def __call__(self, module: Any, *_: object) -> None:
+        if not self._tracing():
+            self._call(module)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _NOTHING

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import models
@@ -14,8 +13,6 @@ from sftriage.seams.hooks import AFTER, BEFORE
 
 if TYPE_CHECKING:
     from sftriage.seams.patches import Seams
-
-_OPTIMIZER = ["optimizer"]
 
 
 class Optimizers:
@@ -69,23 +66,13 @@ class Optimizers:
         ]
 
     def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Before an optimizer's step, and after it; in the way of most steps neither calls anything of Python's."""
+        """What to call before an optimizer's step, and after it."""
         seams, steps = self._seams, self._seams.steps
-        on, tracing = seams.on, seams.tracing
-        opened, stepping, kinds, turns, ready = (
-            *(steps.opened, steps.stepping, steps.kinds),
-            *(steps.turns, steps.steady["optimizer"]),
-        )
 
         def begins(optimizer: Any, args: object, kwargs: object) -> None:
-            if tracing() or "optimizer" not in on:
+            if seams.tracing() or "optimizer" not in seams.on:
                 return
             try:
-                if ready and not opened and not stepping and get_ident() == ready[0]:
-                    stepping.append(id(optimizer))
-                    opened.append("optimizer")
-                    ready[1]()
-                    return
                 if steps.monitor is None:
                     self.seen[id(optimizer)] = weakref.ref(optimizer)
                 steps.optimizer_begins(id(optimizer))
@@ -93,20 +80,10 @@ class Optimizers:
                 seams.fail("optimizer", error)
 
         def ended(optimizer: Any, args: object, kwargs: object) -> None:
-            if tracing() or "optimizer" not in on:
+            if seams.tracing() or "optimizer" not in seams.on:
                 return
             try:
-                one = id(optimizer)
-                usual = ready and opened == _OPTIMIZER and stepping == [one] and turns.alone == one and not kinds
-                if usual and get_ident() == ready[0] and seams.compiled == frames(seams.counters):
-                    stepping.clear()
-                    opened.clear()
-                    steps.rounds += 1
-                    ready[2](None, None, None)
-                    ready[3](None, None, None)
-                    ready[4]()
-                else:
-                    steps.optimizer_ended(one)
+                steps.optimizer_ended(id(optimizer))
             except Exception as error:
                 seams.fail("optimizer", error)
 

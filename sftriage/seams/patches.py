@@ -21,14 +21,17 @@ one warning; what it wraps goes on as ever. A monitor that the script makes by i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sftriage.base.files import write_atomically
 from sftriage.seams import exchanges, models, parallel
 from sftriage.seams.exchanges import Exchanges
 from sftriage.seams.hooks import AROUND, Models
@@ -42,7 +45,9 @@ if TYPE_CHECKING:
 RINGS_ENV = "SFTRIAGE_RINGS"
 SEAMS_ENV = "SFTRIAGE_SEAMS"
 REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
-"""A directory in which each process says what its seams have seen (`sftriage.seams.telling`)."""
+"""A directory in which each process keeps a report of its seams, for `sftriage doctor` and until a step is recorded."""
+_REPORT_EVERY_S = 0.25
+_COMPILER = tuple(os.path.join("torch", part, "") for part in ("_dynamo", "_inductor"))  # noqa: PTH118 (of frames)
 NAMES = ("data", H2D, "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
 
 LOOK_ROUNDS = 4
@@ -106,9 +111,13 @@ class Seams:
         self.models.take_out()
         self.steps.stop()
 
-    def guarded(self, name: str) -> _Guarded:
+    @contextlib.contextmanager
+    def guarded(self, name: str) -> Iterator[None]:
         """Whatever is raised inside switches the seam off, and goes no further."""
-        return _Guarded(self, name)
+        try:
+            yield
+        except Exception as error:
+            self.fail(name, error)
 
     def fail(self, name: str, error: Exception) -> None:
         """A seam raised: it is switched off for good; with that of the optimizer all are, for then no step ends."""
@@ -275,24 +284,6 @@ class Seams:
         return frames(self.counters)
 
 
-class _Guarded:
-    """Switches a seam off where something is raised inside."""
-
-    __slots__ = ("_name", "_seams")
-
-    def __init__(self, seams: Seams, name: str) -> None:
-        self._seams, self._name = seams, name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._seams.fail(self._name, error)
-        return True
-
-
 def lead() -> Seams | None:
     """The seams of this process, for a framework that says by itself where steps end; None where nothing is recorded.
 
@@ -324,11 +315,61 @@ def imported(name: str) -> None:
             _installed = Seams(off)
             _installed.install()
             if directory := os.environ.get(REPORT_ENV):
-                from sftriage.seams.telling import tell
-
-                tell(_installed, Path(directory))
+                _keep_report(_installed, Path(directory))
     elif _installed is not None:
         (_installed.exchanges.remaps if name == exchanges.REMAPS else _installed.checkpoints)()
+
+
+def _keep_report(seams: Seams, directory: Path) -> None:
+    """Write the report several times a second, until the directory is gone: a process may end at any time."""
+
+    def keep() -> None:
+        waiting = threading.Event()
+        while directory.is_dir():
+            worker_of = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+            if worker_of is None or worker_of() is None:
+                with contextlib.suppress(OSError):
+                    write_atomically(directory / f"{os.getpid()}.json", json.dumps(_report(seams)), synced=False)
+            waiting.wait(_REPORT_EVERY_S)
+
+    def begin() -> None:
+        # (a fork of a rank that trains is none)
+        if not seams.steps.rounds:
+            threading.Thread(target=keep, name="sftriage-doctor", daemon=True).start()
+
+    begin()
+    # A launcher may have imported torch before it forks its ranks.
+    os.register_at_fork(after_in_child=begin)
+
+
+def _report(seams: Seams) -> dict[str, object]:
+    torch = sys.modules["torch"]
+    kineto = getattr(torch.autograd, "kineto_available", None)
+    # (it may be half imported just now)
+    by_hand = getattr(sys.modules.get("sftriage.recorder.monitor"), "made_by_hand", None)
+    return {
+        "pid": os.getpid(),
+        "rank": os.environ.get("RANK", ""),
+        "torch": str(torch.__version__),
+        "fired": seams.fired | seams.steps.entered,
+        "failed": dict(seams.failed),
+        "rounds": seams.steps.rounds,
+        "models": list(seams.trained),
+        "collectives": {f"{name} in {stage}": n for (name, stage), n in dict(seams.exchanges.seen).items()},
+        "by_hand": bool(by_hand is not None and by_hand()),
+        "kineto": bool(kineto is not None and kineto()),
+        "compiling": _compiles(),
+    }
+
+
+def _compiles() -> bool:
+    """Whether the main thread is in torch's compiler."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if any(part in frame.f_code.co_filename for part in _COMPILER):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def switched_off(text: str) -> frozenset[str]:

@@ -6,14 +6,13 @@ import contextlib
 import sys
 from collections.abc import Callable
 from functools import wraps
-from threading import get_ident
 from typing import Any, NamedTuple
 
 from sftriage.seams.steps import Steps
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing with an answer."""
+    pass
 
 
 def _hide_us(error: BaseException) -> None:
@@ -60,61 +59,20 @@ class Replaced:
             with contextlib.suppress(Exception):
                 one()
 
-    def stage(self, owner: Any, name: str, stage: str, seen: Callable[..., None] | None = None) -> None:
-        """Have a function of torch be a stage; in the first steps ``seen`` is told of what it answers."""
-        original = getattr(owner, name)
-        staged = self._staged(original, stage, seen or _nothing)
+    def stage(self, owner: Any, name: str, stage: str, seen: Callable[..., None] = _nothing) -> None:
+        """Have a function of torch be a stage. Until the job is in its stride, ``seen`` gets what it answers."""
+        original, steps = getattr(owner, name), self._steps
+
+        def begins(*_: object, **__: object) -> bool:
+            return steps.enter(stage)
+
+        def ended(answer: object, *_: object) -> None:
+            seen(answer)
+            steps.leave(stage)
+
+        staged = self.around(original, stage, begins, ended)
         self.put(owner, name, staged)
         self.stages.append(Place(owner, name, stage, original, staged))
-
-    def _staged(self, original: Callable[..., Any], stage: str, seen: Callable[..., None]) -> Callable[..., Any]:
-        """The original, as a stage.
-
-        In the way of most steps it calls nothing of Python's but that.
-        """
-        steps, on, fail, tracing = self._steps, self._on, self._fail, self._tracing
-        opened, ready, alone = steps.opened, steps.steady[stage], [stage]
-
-        @wraps(original)
-        def around(*args: Any, **kwargs: Any) -> Any:
-            if tracing() or stage not in on:
-                return original(*args, **kwargs)
-            begun, answer = False, None
-            try:
-                if ready and not opened and get_ident() == ready[0]:
-                    opened.append(stage)
-                    begun = True
-                    ready[1]()
-                else:
-                    begun = steps.enter(stage)
-            except Exception as error:
-                fail(stage, error)
-            except BaseException as error:
-                _hide_us(error)  # (a signal's handler raised it)
-                raise
-            try:
-                answer = original(*args, **kwargs)
-                return answer
-            except BaseException as error:
-                # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
-                _hide_us(error)
-                raise
-            finally:
-                if begun:
-                    try:
-                        if ready and opened == alone and not steps.stepped_in_backward:
-                            opened.clear()
-                            ready[2](None, None, None)
-                        else:
-                            seen(answer)
-                            steps.leave(stage)
-                    except Exception as error:
-                        fail(stage, error)
-                    except BaseException as error:
-                        _hide_us(error)
-                        raise
-
-        return around
 
     def wrap(self, owner: Any, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Put what is made of a function in its place."""

@@ -73,10 +73,8 @@ class Steps:
         first: the number of the loop's first step, where no other is said.
         led: a framework says where steps end (`ended`), and no optimizer does.
         opened: stages that are open, outermost first.
-        steady: by stage what a seam needs where all is as in most steps: the training thread, what enters the stage and
-            what leaves it; with ``optimizer`` also what ends a step, and what begins one. Where it is empty, or
-            anything else is open, a seam asks `enter` and `leave`. (Where caches are cold each function that is called
-            costs microseconds. Hence what is public here.)
+        steady: by stage, a list that is not empty once a seam in C may enter and leave it without `enter` and `leave`,
+            as long as nothing else is open.
         stepping: optimizers whose step is under way, outermost first.
         stepped_in_backward: one of them has stepped while gradients were accumulated.
         kinds: what is done in this step that ordinary ones do not.
@@ -87,7 +85,7 @@ class Steps:
         self.monitor: Monitor | None = None
         self.opened: list[str] = []
         self.stages: tuple[str, ...] = STAGES
-        self.steady: dict[str, list[Any]] = {stage: [] for stage in ALL_STAGES}
+        self.steady: dict[str, list[bool]] = {stage: [] for stage in ALL_STAGES}
         self.stepping: list[int] = []
         self.stepped_in_backward = False
         self.kinds: set[str] = set()
@@ -122,12 +120,10 @@ class Steps:
         return self._spans[stage]
 
     def settle(self, *stages: str) -> None:
-        """From now on nothing but what `steady` has is to be done for these stages, as long as all is as usual."""
+        """Seams in C may do what there is to do for these stages."""
         for stage in stages:
-            span = self._spans.get(stage)
-            if span is not None and self._step is not None:
-                more = (self._step.__exit__, self._step.__enter__) if stage == "optimizer" else ()
-                self.steady[stage][:] = (self._thread, span.__enter__, span.__exit__, *more)
+            if stage in self._spans:
+                self.steady[stage][:] = [True]
 
     def forget(self, *stages: str) -> None:
         """These stages are entered no more, and are not open; all of them, where none are named."""

@@ -437,7 +437,7 @@ def test_torch_is_as_it_was_once_they_are_taken_out(put_in):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    ("steps", "hook"), [(5, hooks._After), pytest.param(12, FORM.seam, marks=c_form)], ids=["at first", "in its stride"]
+    ("steps", "hook"), [(5, hooks._Hook), pytest.param(12, FORM.seam, marks=c_form)], ids=["at first", "in its stride"]
 )
 def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings, steps, hook):
     # GIVEN a model that is recorded
@@ -522,8 +522,7 @@ def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group, monkeypat
 
     # AND in an ordinary step nothing of ours in Python is called for either of them
     with monkeypatch.context() as patched:
-        for hook in (hooks._Before, hooks._After):
-            patched.setattr(hook, "__call__", lambda *_: pytest.fail("a hook in Python"))
+        patched.setattr(hooks._Hook, "__call__", lambda *_: pytest.fail("a hook in Python"))
         assert step() == entered + 1
     entered += 1
     # WHEN it is called in other ways beside a step's own call THEN each is a forward, but in another thread
