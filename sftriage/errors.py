@@ -10,7 +10,12 @@ from types import TracebackType
 
 
 class SftriageError(Exception):
-    """Base of every error raised on purpose. ``str(error)`` is one line a person can act on."""
+    """Base of every error raised on purpose. ``str(error)`` is one line a person can act on.
+
+    ``is_located``: its lines begin with the file and line that they are about.
+    """
+
+    is_located = False
 
 
 class UsageError(SftriageError):

@@ -23,7 +23,6 @@ from sftriage import __version__
 from sftriage.commands.contents import CONTENTS, Entry, Section
 from sftriage.commands.grouping import flattened
 from sftriage.errors import InputError, SftriageError, UsageError
-from sftriage.policy.problems import PolicyError
 
 # Plain text: at 80 columns a help in boxes leaves half of a line for what is explained.
 _MARKUP = None
@@ -164,7 +163,7 @@ def main() -> None:
             sys.stdout.flush()
     except SftriageError as error:
         # A policy's mistakes begin with their file and line, which editors look for at the start of a line.
-        _end(str(error) if isinstance(error, PolicyError) else f"sftriage: {error}", _code_of(error))
+        _end(str(error) if error.is_located else f"sftriage: {error}", _code_of(error))
     except (ReaderGone, BrokenPipeError):
         _end("", READER_GONE)
     except OSError as error:

@@ -14,9 +14,9 @@ import yaml
 
 from sftriage.commands.output import print_json, results, tell, write
 from sftriage.errors import UsageError
+from sftriage.policy.document import PolicyError, Problem
 from sftriage.policy.loading import LoadedPolicy, find, load, shipped
 from sftriage.policy.policy_set import load_set
-from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.schema import TriagePolicy
 from sftriage.reports.replay import ReplayReport
 from sftriage.runtime.replaying import replay_recording

@@ -17,9 +17,9 @@ from typing import Literal
 
 from sftriage.errors import InputError, UsageError
 from sftriage.events import NamedPolicy, PolicyChanged
+from sftriage.policy.document import PolicyError, Problem
 from sftriage.policy.loading import read
 from sftriage.policy.policy_set import PolicySet, load_set
-from sftriage.policy.problems import PolicyError, Problem
 from sftriage.traces.disk import Do, at_once
 
 SETTLED_S = 2.0

@@ -21,10 +21,10 @@ from sftriage.kube.fields import (
     Sentence,
     Word,
 )
-from sftriage.policy.capture import ProfilerRun
 from sftriage.policy.contradictions import in_capture
 from sftriage.policy.document import path_text
 from sftriage.policy.fields import Name, PolicyModel, Rank, Stage
+from sftriage.policy.schema import ProfilerRun
 from sftriage.runs.outlook import Face
 from sftriage.traces.manifest import FileName, Sha256
 

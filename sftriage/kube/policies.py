@@ -11,9 +11,9 @@ import yaml
 
 from sftriage.kube.conditions import Now, dated, status_of
 from sftriage.kube.objects import TriagePolicyStatus
+from sftriage.policy.document import MAX_SHOWN, PolicyError, Problem
 from sftriage.policy.loading import LoadedPolicy, parse
 from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.problems import MAX_SHOWN, PolicyError, Problem
 from sftriage.words.objects import POLICIES
 
 Body: TypeAlias = Mapping[str, Any]

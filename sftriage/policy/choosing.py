@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sftriage.decisions import SAMPLE_STACKS, SAMPLES_PER_SECOND, ChoiceReason, Clock, LeftOpen, Profiler
-from sftriage.policy.capture import Capture
+from sftriage.policy.schema import Capture
 
 COMPUTE = frozenset({"h2d", "forward", "fwd", "loss", "backward", "bwd", "optimizer", "optim"})
 """Words in the name of a stage that computes: what fills it are operators. Any other is the host's own work, unless

@@ -6,16 +6,54 @@ object is constructed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 from yaml.constructor import SafeConstructor
 
+from sftriage.errors import InputError
 from sftriage.policy.fields import Location
-from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.quantities import shown
+
+MAX_SHOWN = 50
+"""A document can hold tens of thousands of mistakes; nobody reads past the first screens of them."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One mistake. ``line`` and ``column`` count from 1; a line of 0 means the document as a whole.
+
+    ``source`` is the file it is in, where several are looked at together.
+    """
+
+    line: int
+    column: int
+    path: str
+    message: str
+    source: str = ""
+
+    def said(self, source: str) -> str:
+        """The problem as one line: ``FILE:LINE:COLUMN: field: message``."""
+        source = self.source or source
+        place = f"{source}:{self.line}:{self.column}" if self.line else source
+        return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+
+
+class PolicyError(InputError):
+    """A policy that cannot be used. ``str(error)`` is one line for each problem, in the order of the document."""
+
+    is_located = True
+
+    def __init__(self, source: str, problems: Iterable[Problem]) -> None:
+        self.source = source
+        self.problems = tuple(sorted(problems, key=lambda problem: (problem.source, problem)))
+        lines = [problem.said(source) for problem in self.problems[:MAX_SHOWN]]
+        if len(self.problems) > MAX_SHOWN:
+            lines.append(f"{source}: and {len(self.problems) - MAX_SHOWN} more")
+        super().__init__("\n".join(lines))
+
 
 MAX_DEPTH = 20
 """Deeper than any policy, shallower than Python's recursion limit."""

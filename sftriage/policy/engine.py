@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from sftriage.decisions import CaptureRequest, Decision, Outcome, Suspect, Verdict
-from sftriage.policy import explanations, lasting, limits, regressions, suspects
-from sftriage.policy.capture import Capture
+from sftriage.policy import explanations, lasting, limits
 from sftriage.policy.choosing import Means, Situation, choose, options_of
 from sftriage.policy.explanations import Parameters, Why
+from sftriage.policy.lasting import regression_rules, regressions_due
 from sftriage.policy.limits import Chosen
-from sftriage.policy.losses import Losses
+from sftriage.policy.losses import Losses, Target, key_of_ranks, suspect_key
 from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.schema import Rule
+from sftriage.policy.schema import Capture, Rule
 from sftriage.policy.state import Reproduction, State, key_of, opened, remembered, started
-from sftriage.policy.suspects import Target
 
 _MAX_ID_LENGTH = 100
 
@@ -59,7 +58,7 @@ def decide(
         nsys: whether the job runs under nsys.
         losses: what stragglers have cost since the run began, with this window.
     """
-    due, state = regressions.told(policies.rules, verdict, opened(state, now_s), now_s)
+    due, state = regressions_due(policies.rules, verdict, opened(state, now_s), now_s)
     suspect = verdict.suspects[0] if verdict.suspects else None
     found = losses.of(suspect) if suspect is not None else None
     cost_hours = 0.0 if found is None else found.rank_hours
@@ -148,7 +147,7 @@ class _Case:
             return self.decision("ignore", Why("healthy"))
         if self.verdict.label == "needs_evidence":
             # Rules on the job against itself only observe: the first that matches is put on record.
-            rule = next(iter(regressions.matching(self.policies.rules, self.verdict)), None)
+            rule = next(iter(regression_rules(self.policies.rules, self.verdict)), None)
             split: Parameters = {"split": True} if self.verdict.numbers.get("split") else {}
             why = _counted(self.verdict) or Why("undecided", {"reasons": self.verdict.reasons, **split})
             return self.decision("hold", why, rule=rule)
@@ -160,7 +159,7 @@ class _Case:
         share, gain_s = suspect.share, suspect.gain_s
         reached = [rule for rule in about if share >= rule.min_share and gain_s >= rule.min_gain_s]
         matching = [rule for rule in reached if self.cost_hours >= rule.min_cost_hours]
-        target = Target(suspects.key(suspect, self.state.suspects), gain_s, self.verdict.attempt)
+        target = Target(suspect_key(suspect, self.state.suspects), gain_s, self.verdict.attempt)
         state = lasting.continued(self.state, self.verdict, suspect, target.suspect, matching, self.policies.lasting)
         passing = lasting.contended(suspect, self.policies.lasting, state)
         # Who is told of what is captured is told when it is.
@@ -198,7 +197,7 @@ class _Case:
         return case.decided(able, lambda rule: (stalled[rule.name], self._of_missing(stalled[rule.name])), found, found)
 
     def _of_missing(self, ranks: tuple[int, ...]) -> Target:
-        return Target(suspects.key_of_ranks(STALL, ranks, None), math.inf, self.verdict.attempt)
+        return Target(key_of_ranks(STALL, ranks, None), math.inf, self.verdict.attempt)
 
     def decided(
         self,

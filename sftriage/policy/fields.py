@@ -2,15 +2,82 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+import zoneinfo
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Annotated, TypeVar
 
+from apscheduler.triggers.cron import CronTrigger
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.config import JsonDict
 
 from sftriage.errors import SchemaError
-from sftriage.policy import cron, quantities
+from sftriage.policy import quantities
+from sftriage.policy.quantities import shown
 from sftriage.records import MAX_STAGE_NAME_BYTES, STAGE_NAME, StageSchema
+
+UTC = timezone.utc
+MAX_CRON_LENGTH = 200
+
+_STEP = re.compile(r"/[0-9]+")
+_DIGIT = re.compile(r"[0-9]")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_S = 253_402_300_799.0
+"""The last second of the year 9999, after which there are no dates."""
+_WHEN = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def zone(name: object) -> tzinfo:
+    """The time zone of a name such as ``Europe/Berlin``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name == "UTC":
+        return UTC  # where a machine has no time zones installed, too
+    wanted = f"expected a time zone such as UTC or Europe/Berlin, got {shown(name)}"
+    if not isinstance(name, str):
+        raise ValueError(wanted)
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        near = difflib.get_close_matches(name[:100], zoneinfo.available_timezones(), n=1)
+        raise ValueError(wanted + (f'; did you mean "{near[0]}"?' if near else "")) from None
+
+
+def cron_trigger(cron: object, where: tzinfo) -> CronTrigger:
+    """The minutes of a cron expression: minute, hour, day, month and weekday, all of which have to match.
+
+    Raises:
+        ValueError: it is none, could be misread, or names no minute ever.
+    """
+    wanted = f"expected minute, hour, day, month and weekday such as * 20-23 * * mon-fri, got {shown(cron)}"
+    if not isinstance(cron, str) or len(cron) > MAX_CRON_LENGTH:
+        raise ValueError(wanted)
+    try:
+        found = CronTrigger.from_crontab(cron, timezone=where)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{wanted}: {error}") from None
+    # To cron, 1 is Monday; to the scheduler, whose other fields read as cron's, it is Tuesday.
+    weekday = cron.split()[4]
+    if _DIGIT.search(_STEP.sub("", weekday)):
+        raise ValueError(f"expected the weekday by name, such as mon-fri, got {shown(weekday)}")
+    if found.get_next_fire_time(None, _WHEN) is None:
+        raise ValueError(f"expected a time that comes, but {shown(cron)} never does")
+    return found
+
+
+def next_open_s(found: CronTrigger, now_s: float) -> float | None:
+    """When the window is open, from ``now_s`` on: that itself if it is open now, and None if it never opens again."""
+    # By addition, because the C library's conversion has a narrower range.
+    now = _EPOCH + timedelta(seconds=min(now_s, _LAST_S))
+    opens: datetime | None = found.get_next_fire_time(None, now.replace(second=0, microsecond=0))
+    if opens is None:
+        return None
+    return max(now_s, (opens - _EPOCH).total_seconds())
+
 
 Location = tuple[int | str, ...]
 """The way to a value of a document: field names and list indices."""
@@ -92,8 +159,8 @@ Age = Annotated[str, _within(quantities.seconds, 3600.0, 3650 * 86400.0, "1h to 
 TraceSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**36, "1Mi to 64Gi"), _SIZE]
 StoreSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**50, "1Mi to 1024Ti"), _SIZE]
 Held = Annotated[bool, BeforeValidator(_held)]
-Cron = Annotated[str, _read(lambda value: cron.trigger(value, cron.UTC))]
-TimeZone = Annotated[str, _read(cron.zone)]
+Cron = Annotated[str, _read(lambda value: cron_trigger(value, UTC))]
+TimeZone = Annotated[str, _read(zone)]
 EnvironmentName = Annotated[str, Field(max_length=255, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 AbsolutePath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
 

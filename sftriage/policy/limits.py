@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sftriage.policy.capture import Capture
 from sftriage.policy.contradictions import PROFILERS
 from sftriage.policy.explanations import Why
+from sftriage.policy.losses import Target
 from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.schema import Limits, Rule
+from sftriage.policy.schema import Capture, Limits, Rule
 from sftriage.policy.state import DAY_S, HOUR_S, Reproduction, State, key_of
-from sftriage.policy.suspects import Target
 
 WORSE_TIMES = 1.5
 """A suspect is worse than when it was captured once it costs so many times as much: a window's noise is far less."""

@@ -17,9 +17,8 @@ from pydantic import BaseModel, ValidationError
 from sftriage.errors import UsageError
 from sftriage.policy import document as documents
 from sftriage.policy.contradictions import contradictions
-from sftriage.policy.document import Document, SourcePosition
+from sftriage.policy.document import Document, PolicyError, Problem, SourcePosition
 from sftriage.policy.fields import Location
-from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.quantities import shown
 from sftriage.policy.schema import TriagePolicy
 

@@ -10,11 +10,9 @@ from functools import cached_property
 from apscheduler.triggers.cron import CronTrigger
 
 from sftriage.decisions import Suspect
-from sftriage.policy import cron
-from sftriage.policy.document import path_text
-from sftriage.policy.fields import Location
+from sftriage.policy.document import PolicyError, Problem, path_text
+from sftriage.policy.fields import Location, next_open_s
 from sftriage.policy.loading import LoadedPolicy, find, load
-from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.quantities import AT_ONCE, CONTENTION, Lasting
 from sftriage.policy.schema import Detection, Limits, Mitigate, Rule, Spec
 
@@ -144,7 +142,7 @@ class PolicySet:
         for _ in range(_MOST_TURNS):
             before_s = time_s
             for window in self._windows:
-                opens_s = cron.opens_s(window, time_s)
+                opens_s = next_open_s(window, time_s)
                 if opens_s is None:
                     return None
                 time_s = opens_s

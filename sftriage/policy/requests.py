@@ -19,11 +19,11 @@ from sftriage.decisions import (
     Trigger,
 )
 from sftriage.policy import limits
-from sftriage.policy.capture import Capture
 from sftriage.policy.choosing import Means, Situation, choose, options_of
 from sftriage.policy.explanations import Why
 from sftriage.policy.limits import Chosen
 from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.schema import Capture
 from sftriage.policy.state import State, opened, started
 from sftriage.words.decisions import SENTENCES, reason_sentence
 

@@ -7,21 +7,24 @@ default. The parsed number of a quantity is a property beside it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from apscheduler.triggers.cron import CronTrigger
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from sftriage.decisions import Label, Pattern, Scope, Suspect
-from sftriage.policy import cron, quantities
-from sftriage.policy.capture import Capture
+from sftriage.decisions import Label, Pattern, ProfilerChoice, Scope, Suspect
+from sftriage.policy import quantities
 from sftriage.policy.contradictions import (
     CAPTURES_PER_DAY,
     CAPTURES_PER_HOUR,
     CONCURRENT_RANKS,
+    CONTROL_RANKS,
+    PROFILER,
+    SAMPLE,
     STRIDE_STEPS,
     WINDOW_STEPS,
     contradictions,
@@ -43,15 +46,125 @@ from sftriage.policy.fields import (
     Listed,
     Name,
     PolicyModel,
+    Rank,
     Share,
     Stage,
     StallTime,
     StoreSize,
     TimeZone,
+    TraceSize,
+    cron_trigger,
     left_out,
     one_left_out,
     only_one,
+    some_or_left_out,
+    zone,
 )
+
+Number = TypeVar("Number")
+
+
+def _number(field: str, parse: Callable[[Any], Number]) -> cached_property[Number]:
+    """What a field says in text, as a number: a property beside it."""
+    return cached_property(lambda model: parse(getattr(model, field)))
+
+
+class TorchOptions(PolicyModel):
+    """What is recorded beside operators and kernels. What costs time and memory is off unless asked for."""
+
+    sample_stacks: bool = Field(
+        default=True,
+        description="Sample the Python stacks of all threads, from one in the trainer, and in its DataLoader's "
+        "workers: they say where what is no operator took its time. Not beside `with_stack`.",
+    )
+    record_shapes: bool = Field(default=False, description="Record the shapes of operators' inputs.")
+    with_stack: bool = Field(
+        default=False, description="Trace every Python call: exact, and several times slower where there are many."
+    )
+    profile_memory: bool = Field(default=False, description="Record allocations.")
+
+
+class NsysOptions(PolicyModel):
+    """What Nsight Systems records of the process, from outside of it."""
+
+    trace: Listed[Literal["cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx"]] | None = Field(
+        default=None,
+        max_length=7,
+        json_schema_extra=some_or_left_out,
+        description="The interfaces whose calls are recorded: as a rule those that the ranks were launched with "
+        "(`--nsys-trace`), of which these have to be some.",
+    )
+    sample: Literal["none", "cpu"] = Field(
+        default="none", description="Whether the stacks of the process are sampled (`cpu`), which slows it."
+    )
+    sqlite: bool = Field(default=True, description="Export the report to SQLite too, which other programs can read.")
+
+
+class StacksOptions(PolicyModel):
+    """What is taken along with the Python stacks of all threads. Either means one look from outside, over no steps."""
+
+    native: bool = Field(default=False, description="The frames of C and C++ too; the process stops for longer.")
+    flight_recorder: bool = Field(
+        default=False, description="The flight recorder of torch.distributed too: the collectives entered and left."
+    )
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether there is something to take that a trainer cannot."""
+        return self.native or self.flight_recorder
+
+
+class ProfilerRun(PolicyModel):
+    """One time-boxed run of a profiler, whoever it is of."""
+
+    profiler: ProfilerChoice = Field(
+        default=PROFILER,
+        description="`auto`: `stacks` where the host does the work, `torch` (or `nsys`, where the job runs under it) "
+        "for what computes, and what one leaves open by another; `torch`: operators and kernels, and stacks beside; "
+        "`nsys`: Nsight Systems; `stacks`: Python stacks over the steps, or from outside of a rank that takes none.",
+    )
+    steps: int = Field(default=5, ge=1, le=1000, description="Steps to record.")
+    warmup_steps: int = Field(
+        default=1, ge=0, le=100, description="Steps the profiler runs before those that count; stacks need none."
+    )
+    samples_per_second: int = Field(
+        default=200,
+        ge=1,
+        le=1000,
+        description="How often stacks are sampled over the steps, at most: sampling has a 40th of the time.",
+    )
+    max_seconds: int = Field(
+        default=60, ge=1, le=3600, description="Seconds after which the capture ends, whatever happens."
+    )
+    max_bytes: TraceSize = Field(
+        default="512Mi",
+        description="Size over which a trace is not kept. Of many steps the torch profiler records as many as fit.",
+    )
+    torch: TorchOptions = Field(default=TorchOptions(), description="Options of the torch profiler.")
+    nsys: NsysOptions = Field(default=NsysOptions(), description="Options of Nsight Systems.")
+    stacks: StacksOptions = Field(default=StacksOptions(), description="Options of a look from outside.")
+
+    max_trace_bytes = _number("max_bytes", quantities.size_bytes)
+
+
+class Capture(ProfilerRun):
+    """One time-boxed run of a profiler on a suspect's ranks."""
+
+    sample: int = Field(
+        default=SAMPLE,
+        ge=1,
+        le=1024,
+        description="Of the suspect's ranks only so many: what is slow alike looks alike, and each costs the job.",
+    )
+    ranks: Listed[Rank] = Field(default=(), max_length=1024, description="These ranks, instead of the suspect's.")
+    control_ranks: int = Field(
+        default=CONTROL_RANKS, ge=0, le=16, description="So many healthy peers too, in the same steps, to compare with."
+    )
+
+    @cached_property
+    def wish(self) -> tuple[tuple[int, ...], int, int]:
+        """Whom it captures: captures of one wish take the same of a suspect's ranks."""
+        return self.ranks, self.sample, self.control_ranks
 
 
 class Detection(PolicyModel):
@@ -102,20 +215,9 @@ class Detection(PolicyModel):
         "more is allowed where the job itself takes longer.",
     )
 
-    @cached_property
-    def min_gain_fraction(self) -> float:
-        """``min_gain`` as a fraction."""
-        return quantities.fraction(self.min_gain)
-
-    @cached_property
-    def contended_for(self) -> quantities.Lasting:
-        """For how long ``contended_after`` says."""
-        return quantities.Lasting(seconds=quantities.seconds(self.contended_after))
-
-    @cached_property
-    def stalled_after_s(self) -> float:
-        """``stalled_after`` in seconds."""
-        return quantities.seconds(self.stalled_after)
+    min_gain_fraction = _number("min_gain", quantities.fraction)
+    contended_for = _number("contended_after", lambda text: quantities.Lasting(seconds=quantities.seconds(text)))
+    stalled_after_s = _number("stalled_after", quantities.seconds)
 
     def steps_of(self, windows: int) -> int:
         """The steps that so many windows in a row span; of one window one, for whatever it shows is there at once."""
@@ -207,30 +309,16 @@ class Rule(PolicyModel):
         "where: its ranks and stage), and after a message about it in which it sends none. Others wait for nothing.",
     )
 
-    @cached_property
-    def cooldown_s(self) -> float:
-        """``cooldown`` in seconds."""
-        return quantities.seconds(self.cooldown)
+    cooldown_s = _number("cooldown", quantities.seconds)
 
     def lasts(self, detection: Detection) -> quantities.Lasting:
         """``for`` in steps or seconds, where windows are cut as ``detection`` says."""
         found = quantities.lasting(self.lasting)
         return quantities.Lasting(steps=detection.steps_of(found.windows)) if found.windows else found
 
-    @cached_property
-    def min_share(self) -> float:
-        """Share of the exposed step time that a suspect must be worth."""
-        return quantities.gain(self.match.gain)[0]
-
-    @cached_property
-    def min_gain_s(self) -> float:
-        """Seconds a step that a suspect must be worth."""
-        return quantities.gain(self.match.gain)[1]
-
-    @cached_property
-    def min_cost_hours(self) -> float:
-        """Hours of the job's ranks that a suspect must have cost."""
-        return 0.0 if self.match.cost is None else quantities.cost(self.match.cost)
+    min_share = _number("match", lambda match: quantities.gain(match.gain)[0])
+    min_gain_s = _number("match", lambda match: quantities.gain(match.gain)[1])
+    min_cost_hours = _number("match", lambda match: 0.0 if match.cost is None else quantities.cost(match.cost))
 
     def misses(self, label: str, suspect: Suspect) -> tuple[bool, bool, bool, bool]:
         """Whether label, scope, stage and pattern are what the rule is not about; one that is not said is any."""
@@ -298,10 +386,7 @@ class Limits(PolicyModel):
         """``captures_per_day``, said or not."""
         return self.captures_per_day or max(CAPTURES_PER_DAY, self.captures_per_hour)
 
-    @cached_property
-    def overhead_fraction(self) -> float:
-        """``overhead_budget`` as a fraction."""
-        return quantities.fraction(self.overhead_budget)
+    overhead_fraction = _number("overhead_budget", quantities.fraction)
 
 
 class Active(PolicyModel):
@@ -317,7 +402,7 @@ class Active(PolicyModel):
     @cached_property
     def trigger(self) -> CronTrigger | None:
         """The minutes of ``cron``; None if it is all of them."""
-        return None if self.cron.split() == ["*"] * 5 else cron.trigger(self.cron, cron.zone(self.timezone))
+        return None if self.cron.split() == ["*"] * 5 else cron_trigger(self.cron, zone(self.timezone))
 
 
 class Mitigate(PolicyModel):
@@ -342,15 +427,8 @@ class Mitigate(PolicyModel):
         default="1h", description="Time after a remedy was undone in which it is not tried again on the same straggler."
     )
 
-    @cached_property
-    def min_saving_fraction(self) -> float:
-        """``min_saving`` as a fraction."""
-        return quantities.fraction(self.min_saving)
-
-    @cached_property
-    def cooldown_s(self) -> float:
-        """``cooldown`` in seconds."""
-        return quantities.seconds(self.cooldown)
+    min_saving_fraction = _number("min_saving", quantities.fraction)
+    cooldown_s = _number("cooldown", quantities.seconds)
 
 
 class Retention(PolicyModel):
@@ -361,15 +439,8 @@ class Retention(PolicyModel):
         default=None, description="Size of all traces over which the oldest are removed.", json_schema_extra=left_out
     )
 
-    @cached_property
-    def age_s(self) -> float | None:
-        """``age`` in seconds."""
-        return None if self.age is None else quantities.seconds(self.age)
-
-    @cached_property
-    def size_bytes(self) -> int | None:
-        """``bytes`` as a number."""
-        return None if self.bytes is None else quantities.size_bytes(self.bytes)
+    age_s = _number("age", lambda age: None if age is None else quantities.seconds(age))
+    size_bytes = _number("bytes", lambda size: None if size is None else quantities.size_bytes(size))
 
 
 class Spec(PolicyModel):

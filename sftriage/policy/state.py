@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, Positi
 
 from sftriage.decisions import CaptureRequest, CaptureResult, LeftOpen, Profiler
 from sftriage.errors import InputError
-from sftriage.policy.suspects import NOBODY, Target
+from sftriage.policy.losses import NOBODY, Target
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

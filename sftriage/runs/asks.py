@@ -49,7 +49,7 @@ class _RequestFile(BaseModel):
 
     @model_validator(mode="after")
     def _as_in_a_policy(self) -> _RequestFile:
-        from sftriage.policy.capture import Capture  # not above: asking alone needs nothing of policies
+        from sftriage.policy.schema import Capture  # not above: asking alone needs nothing of policies
 
         Capture.model_validate({"profiler": self.profiler, **self.options})
         return self

@@ -45,8 +45,7 @@ from sftriage.events import (
     WindowJudged,
     decode,
 )
-from sftriage.policy import suspects
-from sftriage.policy.losses import Losses
+from sftriage.policy.losses import Losses, same_trouble, suspect_key
 from sftriage.runs.journal import Appended
 from sftriage.words.decisions import reason_sentence, resolution
 from sftriage.words.news import News, news_of
@@ -175,7 +174,7 @@ class WindowRow(_DecisionRow):
 
     def is_trouble_of(self, other: WindowRow) -> bool:
         """Whether both windows name the same rank, or host, in whichever words."""
-        return bool(self.trouble and other.trouble) and suspects.same(self.trouble, other.trouble)
+        return bool(self.trouble and other.trouble) and same_trouble(self.trouble, other.trouble)
 
 
 @dataclass(slots=True)
@@ -261,7 +260,7 @@ def row_of(
         clock=verdict.clock,
         regression=verdict.regression,
         lost_s=lost_s,
-        trouble="" if first is None or not first.ranks else suspects.key(first),
+        trouble="" if first is None or not first.ranks else suspect_key(first),
         news=news_of(verdict, decision),
     )
 

@@ -18,9 +18,9 @@ from sftriage.kube.captures import KnownCapture, capture_status
 from sftriage.kube.objects import KINDS, capture_of
 from sftriage.kube.policies import loaded, standings
 from sftriage.kube.reports import report_status
+from sftriage.policy.document import PolicyError
 from sftriage.policy.loading import find, parse, shipped
 from sftriage.policy.losses import Losses, SuspectLoss
-from sftriage.policy.problems import PolicyError
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View
 from sftriage.traces.manifest import ReproducedInfo

@@ -7,7 +7,7 @@ import pytest
 
 from sftriage.commands.capture import capture
 from sftriage.commands.grouping import flattened
-from sftriage.policy.capture import Capture
+from sftriage.policy.schema import Capture
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import asked_for, run_going_on
 

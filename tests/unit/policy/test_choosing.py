@@ -2,8 +2,8 @@
 
 import pytest
 
-from sftriage.policy.capture import Capture
 from sftriage.policy.choosing import Means, Situation, choose, computes, options_of
+from sftriage.policy.schema import Capture
 
 DEVICE_UNDER_NSYS = {"clock": "device", "nsys": True}
 NATIVE = {"stacks": {"native": True}}

@@ -4,7 +4,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from sftriage.policy import cron
+from sftriage.policy.fields import cron_trigger, next_open_s
+from sftriage.policy.fields import zone as zone_of
 from sftriage.words.amounts import clock
 
 UTC = timezone.utc
@@ -26,21 +27,21 @@ FRIDAY = datetime(2027, 1, 15, 8, 0, 30, tzinfo=UTC)
     ],
 )
 def test_a_window_is_open_in_the_minutes_that_it_names(expression, zone, opens):
-    found = cron.opens_s(cron.trigger(expression, cron.zone(zone)), FRIDAY.timestamp())
+    found = next_open_s(cron_trigger(expression, zone_of(zone)), FRIDAY.timestamp())
     assert found == opens.timestamp()
 
 
 @pytest.mark.parametrize("day", [datetime(2027, 3, 28, tzinfo=UTC), datetime(2027, 10, 31, tzinfo=UTC)])
 def test_clocks_that_change_neither_shut_a_window_for_good_nor_open_it_twice_at_once(day):
     """GIVEN the days on which Berlin changes its clocks THEN each opening is one, and lies in a minute it names."""
-    window = cron.trigger("* 2-3 * * *", cron.zone("Europe/Berlin"))
+    window = cron_trigger("* 2-3 * * *", zone_of("Europe/Berlin"))
     for minutes in range(0, 24 * 60, 7):
         at_s = (day + timedelta(minutes=minutes)).timestamp()
-        opens_s = cron.opens_s(window, at_s)
+        opens_s = next_open_s(window, at_s)
         assert opens_s is not None
         assert at_s <= opens_s <= at_s + 86400 + 3600
-        assert cron.opens_s(window, opens_s) == opens_s
-        assert datetime.fromtimestamp(opens_s, cron.zone("Europe/Berlin")).hour in (2, 3)
+        assert next_open_s(window, opens_s) == opens_s
+        assert datetime.fromtimestamp(opens_s, zone_of("Europe/Berlin")).hour in (2, 3)
 
 
 def test_a_time_is_shown_however_far_it_is():
@@ -51,10 +52,10 @@ def test_a_time_is_shown_however_far_it_is():
 @pytest.mark.parametrize("name", ["", "America", "a\0b", "x" * 10_000, None, 5])
 def test_what_is_no_time_zone_says_so(name):
     with pytest.raises(ValueError, match="expected a time zone such as"):
-        cron.zone(name)
+        zone_of(name)
 
 
 @pytest.mark.parametrize("expression", ["", "@daily", "* * * * * *", "*/0 * * * *", "* * * * noday", "x" * 10_000])
 def test_what_is_no_cron_expression_says_so(expression):
     with pytest.raises(ValueError, match="expected minute, hour, day, month and weekday"):
-        cron.trigger(expression, UTC)
+        cron_trigger(expression, UTC)

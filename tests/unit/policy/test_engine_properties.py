@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.decisions import CaptureRequest, CaptureResult, Decision
-from sftriage.policy import suspects
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import WORSE_TIMES
+from sftriage.policy.losses import key_of_ranks
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.quantities import Lasting
 from sftriage.policy.state import GRACE_S, State, charged, finished
@@ -279,7 +279,7 @@ def test_a_rule_waits_with_a_suspect_after_a_capture_of_it_and_after_one_that_fa
     held_s: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for event, decision in found.captures():
         rule = by_name[decision.rule or ""]
-        whom = rule.name, suspects.key_of_ranks(event.label, event.ranks or (), event.stage)
+        whom = rule.name, key_of_ranks(event.label, event.ranks or (), event.stage)
         last = earlier.get(whom)
         earlier[whom] = decision
         if event.label == "suspect":

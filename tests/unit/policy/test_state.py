@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.policy.engine import decide
+from sftriage.policy.losses import key_of_ranks, suspect_key
 from sftriage.policy.state import DAY_S, MEMORY_S, MOST_REMEMBERED, finished, remembered
-from sftriage.policy.suspects import key, key_of_ranks
 
 from .making import BEGUN, CAPTURING, NOW, make_policy, make_verdict, of
 
@@ -24,7 +24,7 @@ from .making import BEGUN, CAPTURING, NOW, make_policy, make_verdict, of
     ],
 )
 def test_who_and_where(scope, ranks, stage, expected):
-    assert key(make_verdict(ranks=ranks, stage=stage, scope=scope).suspects[0]) == expected
+    assert suspect_key(make_verdict(ranks=ranks, stage=stage, scope=scope).suspects[0]) == expected
 
 
 @given(st.lists(st.lists(st.integers(0, 300), min_size=1).map(tuple), min_size=2, max_size=2))
