@@ -12,7 +12,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.runtime.launcher import Launcher
@@ -26,6 +29,7 @@ END_S = 14.0
 LEAVE_S = 0.75
 """How long the end of this process may take after that."""
 _LOOK_S = 0.05
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,40 +71,47 @@ def supervise(
         UsageError: the job cannot be started, or what was asked for makes no sense.
         SftriageError: triage is required, and cannot watch the job.
     """
-    preparing = _Work(prepare)
-    if required or not preparing.start():
-        preparing.run()
-    preparing.wait(lambda: launcher.ended_by is not None, time.monotonic() + START_S)
-    ready = preparing.result
-    if preparing.error is not None and (required or is_mistake(preparing.error)):
-        raise preparing.error
+    preparing: Future[Triaged] = Future()
+    if required or not _in_thread(preparing, prepare):
+        _fill(preparing, prepare)
+    _wait(preparing, START_S, lambda: launcher.ended_by is not None)
+    error = preparing.exception() if preparing.done() else None
+    if isinstance(error, Exception) and (required or is_mistake(error)):
+        raise error
     if launcher.ended_by is not None:
         _abandon(preparing)
         return 128 + launcher.ended_by
-    if ready is None:
-        log.error("the job runs unwatched: %s", preparing.problem or f"getting ready took more than {START_S:.0f} s")
+    if error is not None or not preparing.done():
+        why = f"getting ready took more than {START_S:.0f} s" if error is None else _problem(error)
+        log.error("the job runs unwatched: %s", why)
         launcher.start(command, {}, output)
         status = launcher.wait()
-        if preparing.result is not None:
+        if preparing.done() and preparing.exception() is None:
             _abandon(preparing)
         return status
+    ready = preparing.result()
     try:
         launcher.start(ready.command, ready.environment, output)
     except BaseException:
         _abandon(preparing)
         raise
 
-    def watch() -> None:
-        ready.watch(launcher)
+    watching: Future[None] = Future()
 
-    watching = _Work(watch, "the job goes on without triage: %s")
-    if not watching.start():
-        log.error("the job runs unwatched: %s", watching.problem)
+    def watch() -> None:
+        try:
+            ready.watch(launcher)
+        except Exception as error:
+            log.error("the job goes on without triage: %s", _problem(error))
+            raise
+
+    if not _in_thread(watching, watch):
+        log.error("the job runs unwatched: no thread can be started")
     status = launcher.wait()
-    watching.wait(lambda: launcher.hurried, time.monotonic() + END_S)
+    _wait(watching, END_S, lambda: launcher.hurried)
     if launcher.hurried:
-        watching.wait(lambda: False, time.monotonic() + LEAVE_S)
-    elif watching.alive:
+        _wait(watching, LEAVE_S)
+    elif not watching.done():
         log.error("triage has not ended within %.0f s of the job, and is left behind", END_S)
     return status
 
@@ -125,67 +136,44 @@ def is_mistake(error: Exception) -> bool:
     return isinstance(error, UsageError | InputError) and refusal(error) is None
 
 
-def _abandon(preparing: _Work) -> None:
+def _abandon(preparing: Future[Triaged]) -> None:
     """Undo what was made ready, or still is: no longer than it may take to end."""
 
     def undo() -> None:
-        preparing.wait(lambda: False, time.monotonic() + START_S)
-        if preparing.result is not None:
-            preparing.result.abandon()
+        _wait(preparing, START_S)
+        if preparing.done() and preparing.exception() is None:
+            preparing.result().abandon()
 
-    undoing = _Work(undo)
+    undoing: Future[None] = Future()
     # (where no thread can be had, what lies in memory is swept by the next run)
-    undoing.start()
-    undoing.wait(lambda: False, time.monotonic() + END_S)
+    if _in_thread(undoing, undo):
+        _wait(undoing, END_S)
 
 
-class _Work:
-    """Something done in a thread, and what came of it; that it failed is ``said``, with the reason.
+def _in_thread(future: Future[Result], act: Callable[[], Result]) -> bool:
+    """Whether a thread could be had to do it."""
+    try:
+        threading.Thread(target=_fill, args=(future, act), name="sftriage-beside", daemon=True).start()
+    except RuntimeError:
+        return False
+    return True
 
-    Attributes:
-        result: what it gave; None so far, or where it failed.
-        error: why it failed.
-    """
 
-    def __init__(self, act: Callable[[], Triaged | None], said: str = "") -> None:
-        self._act, self._said = act, said
-        self._thread = threading.Thread(target=self.run, name="sftriage-beside", daemon=True)
-        self.result: Triaged | None = None
-        self.error: Exception | None = None
+def _fill(future: Future[Result], act: Callable[[], Result]) -> None:
+    try:
+        future.set_result(act())
+    except BaseException as error:
+        log.debug("it failed", exc_info=True)
+        future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
 
-    def start(self) -> bool:
-        """Begin; whether a thread could be had."""
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self.error = error
-            return False
-        return True
 
-    def run(self) -> None:
-        """Do it."""
-        self.error = None
-        try:
-            self.result = self._act()
-        except Exception as error:
-            self.error = error
-            if self._said:
-                log.error(self._said, self.problem)
-            log.debug("it failed", exc_info=True)
+def _problem(error: BaseException) -> str:
+    return str(error) if isinstance(error, SftriageError) else f"{type(error).__name__}: {error}"
 
-    @property
-    def problem(self) -> str:
-        """Why it failed, in words; "" where it did not."""
-        if self.error is None or isinstance(self.error, SftriageError):
-            return str(self.error or "")
-        return f"{type(self.error).__name__}: {self.error}"
 
-    @property
-    def alive(self) -> bool:
-        """Whether it goes on."""
-        return self._thread.is_alive()
-
-    def wait(self, enough: Callable[[], bool], deadline_s: float) -> None:
-        """Wait until it is done, by the deadline, or until there is enough of that."""
-        while self.alive and not enough() and time.monotonic() < deadline_s:
-            self._thread.join(_LOOK_S)
+def _wait(future: Future[Result], for_s: float, enough: Callable[[], bool] = lambda: False) -> None:
+    deadline_s = time.monotonic() + for_s
+    while not future.done() and not enough() and time.monotonic() < deadline_s:
+        futures.wait([future], _LOOK_S)
