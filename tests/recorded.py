@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sftriage.agent.reading import RankRings
-from sftriage.controller.gathering import WindowAssembly
+from sftriage.controller.windows import WindowAssembly
 from sftriage.recorder import RingInfo
 from sftriage.records import StepRecord, Window
 from sftriage.windows.counting import KIND, KeptReadings, kept_readings

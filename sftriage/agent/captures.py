@@ -4,18 +4,88 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from pathlib import Path
 
-from sftriage.agent.executors import Places, adopted, executor_for, overlap
 from sftriage.agent.reading import RankRings
-from sftriage.capture.executor import Executor
+from sftriage.capture.abandoned import AbandonedNsys, AbandonedStacks
+from sftriage.capture.executor import Executor, RankLook
+from sftriage.capture.nsys import NsysCapture, NsysPlace
+from sftriage.capture.sampled import SampledCapture
+from sftriage.capture.stacks import StacksCapture
+from sftriage.capture.torch_profiler import TorchCapture
 from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.recorder import RingInfo
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, contents_of
 from sftriage.traces.store import LocalStore
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where captures find the trainers' rings and mailboxes, the spool, and, where it launched them, nsys."""
+
+    rings: Path
+    spool: Path
+    nsys: NsysPlace | None = None
+
+
+def executor_for(request: CaptureRequest, info: RingInfo, places: Places, look: RankLook) -> Executor:
+    """The executor of a request, not yet started.
+
+    Raises:
+        CaptureError: there can be none; the message is the reason.
+    """
+    if not request.takes_steps:
+        return StacksCapture(request, info, places.rings, places.spool, look)
+    mailbox = places.rings / info.file_name("mailbox")
+    if request.profiler != "nsys":
+        return _by_trainer(request, mailbox, places.spool)
+    if places.nsys is None:
+        raise CaptureError("the job was not launched under nsys: sftriage run --nsys")
+    return NsysCapture(request, places.nsys, mailbox, places.spool, look)
+
+
+def adopted(request: CaptureRequest, info: RingInfo, places: Places) -> Executor:
+    """The executor of a request that was handed to its rank before, by an agent that is no more.
+
+    The trainer works by itself, and its answer waits in the mailbox. What worked outside ended with that agent: what
+    it left is ended, too.
+
+    Raises:
+        CaptureError: it cannot be gone on with; the message is the reason.
+    """
+    mailbox = places.rings / info.file_name("mailbox")
+    if not request.takes_steps:
+        return AbandonedStacks(request, places.spool)
+    if request.profiler == "nsys":
+        if places.nsys is None:
+            raise CaptureError("the note of how its rank was launched under nsys is gone")
+        return AbandonedNsys(request, places.nsys, mailbox, places.spool, lambda: None)
+    capture = _by_trainer(request, mailbox, places.spool)
+    if capture.handed_over:
+        return capture
+    capture.cancel()
+    capture.close()
+    raise CaptureError("its rank was never asked")
+
+
+def _by_trainer(request: CaptureRequest, mailbox: Path, spool: Path) -> TorchCapture:
+    return (SampledCapture if request.profiler == "stacks" else TorchCapture)(request, mailbox, spool)
+
+
+def overlap(request: CaptureRequest, running: Iterable[CaptureRequest]) -> str | None:
+    """Why a request cannot begin beside those that run, or None.
+
+    A trainer does one thing at a time. A look from outside troubles only another one.
+    """
+    for other in running:
+        if other.rank == request.rank and other.takes_steps == request.takes_steps:
+            return f"capture {other.capture_id} ({other.profiler}) of rank {request.rank} is under way"
+    return None
+
 
 log = logging.getLogger("sftriage")
 
@@ -122,7 +192,6 @@ class Captures:
         self._given_up.clear()
 
     def _watch(self, running: _Running, now_s: float) -> None:
-        """End a capture in time, and tell of the states it goes through."""
         if now_s >= running.cancel_s and not running.cancelled:
             running.cancelled = True
             running.executor.cancel()

@@ -260,7 +260,6 @@ class RankCounters:
         self._take_up(of_cgroup(self._pid))
 
     def _take_up(self, sources: Iterable[Source]) -> None:
-        """Open what is there; without the first one there is nothing."""
         for source in sources:
             try:
                 self._open.append(_Open(source))

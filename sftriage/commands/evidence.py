@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sftriage.agent.evidence import DEADLINE_S, gather
+from sftriage.agent.gpus import DEADLINE_S, gather
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import print_json, results, say, write
 from sftriage.reports.gpus import gpus_table

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sftriage.controller.costs import Ledger
-from sftriage.controller.needs import Records
-from sftriage.controller.peers import peers_of
+from sftriage.controller.desired import ResumeState
 from sftriage.controller.policies import PolicyFiles
-from sftriage.controller.resuming import ResumeState
+from sftriage.controller.windows import peers_of
 from sftriage.decisions import (
     ENDED,
     CaptureRequest,
@@ -58,6 +58,9 @@ from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.reproducing import reproduced
 from sftriage.windows.gather import Shape
 from sftriage.words.verdicts import where, who
+
+if TYPE_CHECKING:
+    from sftriage.runs.journal import Journal
 
 log = logging.getLogger("sftriage")
 
@@ -128,7 +131,7 @@ class Controller:
     def __init__(
         self,
         policy: LoadedPolicy | PolicySet | PolicyFiles,
-        records: Records,
+        records: Journal,
         state_file: Path,
         publish: Callable[[Event | Sight], None] = lambda seen: None,
         left: ResumeState | None = None,
@@ -294,7 +297,6 @@ class Controller:
         return ask.request_id in self._left.request_ids
 
     def _charge(self, window: Window, now_s: float) -> list[CostMeasured]:
-        """Charge to the budget what captures have cost, and put the same on record, once it is known."""
         ledger, costs = self._ledgers.get(window.attempt, Ledger()).after(window, now_s)
         self._ledgers[window.attempt] = ledger
         for cost in costs:
@@ -319,7 +321,6 @@ class Controller:
         return Judged(verdict, decision)
 
     def _known(self, decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
-        """The decision with its captures labelled, once it is known why each exists."""
         self._triggers |= triggers
         return labelled(decision, triggers)
 
@@ -329,7 +330,6 @@ class Controller:
         self._stall_settings = StallSettings(floor_s=policies.detection.stalled_after_s)
 
     def _follow(self, now_s: float) -> None:
-        """Take over what the policy files say now, if that has changed and is valid; either way it goes on record."""
         change = None if self._files is None else self._files.poll()
         if change is None:
             return

@@ -94,7 +94,6 @@ class Ledger:
         return ledger, costs
 
     def _next(self) -> tuple[int, int] | None:
-        """The first and last step of the next captures, if what comes just after them has been seen."""
         touched = [number for number, step in self.steps.items() if step.capturing and number > self.settled]
         if not touched:
             return None
@@ -124,7 +123,6 @@ class Ledger:
         return max(0.0, cost_s), _usual_s(like[ordinary])
 
     def _free(self, first: int) -> Iterator[Step]:
-        """The steps before one that no capture has made longer."""
         captured = -AFTER_STEPS - 1
         for number, step in self.steps.items():
             captured = number if step.capturing else captured
@@ -165,7 +163,6 @@ def _expected_s(before: Sequence[Step], during: Sequence[Step]) -> float:
 
 
 def _usual_s(before: Sequence[Step]) -> float:
-    """What a step takes in the mean, by those just before."""
     recent = np.asarray([step.took_s for step in before[-BEFORE_STEPS:]])
     return max(_near_s(before), float(np.minimum(recent, MOST_MEDIANS * float(np.median(recent))).mean()))
 

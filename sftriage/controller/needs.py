@@ -1,13 +1,11 @@
-"""What a controller needs of others: of the agents of its job, and of where it puts things on record."""
+"""What a controller needs of the agents of its job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from sftriage.decisions import Report, WantedCapture
-from sftriage.events import Event
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.records import GpuFindings, JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
@@ -45,16 +43,3 @@ class Fleet(Protocol):
 
     def close(self) -> None:
         """Let go of the agents; what has not ended is called off."""
-
-
-class Records(Protocol):
-    """Where everything goes on record."""
-
-    def append(self, event: Event) -> None:
-        """Put an event on record; it is there once the call returns, unless the disk takes nothing now."""
-
-    def keep(self, path: Path, text: str) -> None:
-        """Have a small file say something from now on, in the same way."""
-
-    def events(self) -> Iterator[Event]:
-        """What is on record, in order."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.controller.controller import settings_of
-from sftriage.controller.peers import median_known, peers_of
+from sftriage.controller.windows import median_known, peers_of
 from sftriage.decisions import CaptureRequest, Decision, Verdict
 from sftriage.events import JobPaused
 from sftriage.policy.engine import decide
@@ -169,7 +169,6 @@ class _Replay:
         return _Running(request.capture_id, verdict.attempt, begins, first, last, now_s + request.max_seconds)
 
     def _end_captures(self, window: Window, now_s: float) -> None:
-        """End captures whose steps or whose time are over, and those of a job that has started again since."""
         self.captured = [self._cut_short(one, window, now_s) for one in self.captured]
         for one in self.captured:
             if one.attempt != window.attempt or one.last_step <= window.last_step:
@@ -179,14 +178,12 @@ class _Replay:
         self.captured = [one for one in self.captured if (one.attempt, one.last_step) >= here]
 
     def _cut_short(self, one: _Running, window: Window, now_s: float) -> _Running:
-        """The capture without the steps that its time-box does not reach."""
         if one.attempt != window.attempt or now_s < one.until_s or one.last_step <= window.last_step:
             return one
         reached = [step for step, end_s in self.clock.ends_s.items() if end_s >= one.until_s]
         return replace(one, last_step=max(one.begins, min(reached, default=window.last_step)))
 
     def _marked(self, window: Window) -> Window:
-        """The window with the steps in which a profiler would have run."""
         step_N = window.first_step + np.arange(len(window.durations_NRS))
         capturing_N = np.zeros(len(step_N), dtype=bool) if window.capturing_N is None else window.capturing_N.copy()
         for one in self.captured:

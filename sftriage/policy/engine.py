@@ -131,7 +131,6 @@ class _Case:
     cost_hours: float = 0.0
 
     def told(self, matching: Sequence[Rule], state: State, suspect: str) -> _Case:
-        """The case in the state once those who want to be told of rules that match a suspect have been."""
         telling = [rule for rule in matching if rule.notify and lasting.reached(rule, self.policies.lasting, state)]
         due = {key_of(rule.name, suspect): rule.name for rule in telling if self._is_due(rule, suspect, state)}
         if due:
@@ -154,7 +153,6 @@ class _Case:
         return self.decision("hold", Why("no_rank_named"))
 
     def of_suspect(self, suspect: Suspect) -> tuple[Decision, State]:
-        """What to do about a window that names somebody."""
         about, nearest = self.policies.about(self.verdict.label, suspect)
         share, gain_s = suspect.share, suspect.gain_s
         reached = [rule for rule in about if share >= rule.min_share and gain_s >= rule.min_gain_s]
@@ -206,7 +204,6 @@ class _Case:
         found: Parameters,
         observed: Parameters = MappingProxyType({}),
     ) -> tuple[Decision, State]:
-        """The decision between rules that match, and the state after it."""
         wanted = self.policies.lasting
         ready = [rule for rule in matching if lasting.reached(rule, wanted, self.state)]
         capturing = [rule for rule in ready if rule.capture is not None]
@@ -280,7 +277,6 @@ class _Case:
         return means, None
 
     def _chosen(self, capture: Capture, ranks: tuple[int, ...], target: Target) -> tuple[Chosen, Why | None]:
-        """Whom a rule captures, and what keeps it from them."""
         bounds = self.policies.limits
         # Who would hardly save anything is no suspect beside the first, and may well be who to compare with.
         least_s = HEALTHY_GAIN_FRACTION * max((one.gain_s for one in self.verdict.suspects), default=0.0)
@@ -338,7 +334,6 @@ class _Case:
 
 
 def _comes_back(verdict: Verdict) -> tuple[int, int]:
-    """The period and phase of what is suspected to come back; zeros where nothing is."""
     first = verdict.suspects[0]
     if first.pattern != "recurring" or not first.period_steps or first.onset_step is None:
         return 0, 0

@@ -94,7 +94,6 @@ def _read(parse: Callable[..., object]) -> BeforeValidator:
 
 
 def _within(parse: Callable[[object], float], low: float, high: float, bounds: str) -> BeforeValidator:
-    """The same, of a quantity that has bounds."""
 
     def check(value: object) -> object:
         if not low <= parse(value) <= high:

@@ -146,6 +146,5 @@ def _about(rule: Rule, found: Regression) -> bool:
 
 
 def _unended(rule: str, state: State) -> bool:
-    """Whether a rule has told of a regression since it last told of an end."""
     begun_s, ended_s = (state.notified_s.get(name) for name in (rule, _END.format(rule)))
     return begun_s is not None and (ended_s is None or ended_s < begun_s)

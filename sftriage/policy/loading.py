@@ -155,7 +155,6 @@ def read(source: str) -> bytes:
 
 
 def _of_the_server(location: Location) -> bool:
-    """Whether a value is what a cluster adds to a policy, and no part of it."""
     return location[0] == "status" or (location[0] == "metadata" and len(location) > 1 and location[1] in OBJECT_META)
 
 
@@ -176,7 +175,6 @@ def _add(document: Document, found: Iterable[tuple[Location, Any]]) -> None:
 
 
 def _message(found: Any) -> str:
-    """One of pydantic's findings in the words of a policy."""
     kind, location, value = found["type"], found["loc"], found["input"]
     if kind == "missing":
         return "required, but not there"
@@ -207,7 +205,6 @@ def _near(word: str, choices: list[str]) -> str:
 
 
 def _annotation(location: Location) -> Any:
-    """The type the schema gives to a location."""
     kind: Any = TriagePolicy
     for part in location:
         models = list(_models(kind))

@@ -44,7 +44,6 @@ class PolicySet:
     )
 
     def __post_init__(self) -> None:
-        """Refuse policies that contradict each other."""
         if not self.loaded:
             raise ValueError("no policy")
         problems = list(_between(self.loaded))

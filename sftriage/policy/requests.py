@@ -113,7 +113,6 @@ _CHOSEN: Mapping[Profiler, ChoiceReason] = {"stacks": "stands_still", "torch": "
 
 
 def _capture(manual: ManualRequest) -> Capture:
-    """What is asked for, as a policy would say it."""
     said = {"profiler": manual.profiler, SAMPLES_PER_SECOND: manual.samples_per_second, **manual.options}
     return Capture.model_validate(said)
 

@@ -269,7 +269,6 @@ def left_open(state: State, capture_id: str, what: LeftOpen) -> State:
 
 
 def _with_reproduction(state: State, capture_id: str, **changes: Any) -> State:
-    """The state with what is remembered of a capture that holds its fault changed."""
     held = {key: replace(one, **changes) for key, one in state.reproductions.items() if one.capture_id == capture_id}
     return replace(state, reproductions={**state.reproductions, **held}) if held else state
 

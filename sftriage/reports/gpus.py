@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from sftriage.agent.evidence import GpuEvidence, in_use_fraction
-from sftriage.agent.gpus import Gpu
+from sftriage.agent.gpus import Gpu, GpuEvidence, in_use_fraction
 
 
 def gpus_table(found: GpuEvidence) -> Table:

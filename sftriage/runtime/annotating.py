@@ -200,7 +200,6 @@ class Annotations:
         return {**(counted or {}), "gpu_s": slowed * (findings.suspect.step_s if whole else findings.suspect.device_s)}
 
     def _samples(self, manifest: Manifest) -> StackSamples | None:
-        """The stacks that were sampled in a capture, where they were."""
         if not any(one.name == SAMPLES_NAME for one in manifest.artefacts):
             return None
         try:
@@ -215,7 +214,6 @@ class Annotations:
         return one
 
     def _beside(self, manifest: Manifest) -> list[Manifest]:
-        """The captures of the other role that were asked for together with this one."""
         return [one for _, one in beside(self.store, manifest.capture_id, manifest)]
 
     def costed(self, cost: CostMeasured) -> None:
@@ -250,7 +248,6 @@ class Annotations:
             self._have_noted(capture_id, info)
 
     def _look_again(self, capture_id: str, attempt: int) -> None:
-        """Look into a capture anew, where what the kernel counted in its steps was not on record yet."""
         try:
             manifest = self.store.manifest(capture_id)
         except (SftriageError, OSError) as error:

@@ -104,7 +104,6 @@ class CatalogueCaptures:
 
 
 def _run_of(row: CaptureRow) -> str:
-    """A row's job and run, as references and keys have them."""
     return f"{written(row.job)}/{written(row.run)}"
 
 

@@ -215,7 +215,6 @@ class JobController:
             time.sleep(POLL_S)
 
     def _begin(self, run_id: str, beginning: Beginning) -> RunInfo:
-        """Make the run directory, and one in memory, which says for how long the job is watched."""
         rings = make_rings_directory(run_id)
         info = beginning.keeping.info(run_id, beginning.job, (), self.files, rings)
         try:

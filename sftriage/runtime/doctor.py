@@ -44,14 +44,12 @@ def _python() -> Finding:
 
 
 def _recorder() -> Finding:
-    """Which form of the recorder a trainer with this Python uses."""
     if moments.FORM.name == "C":
         return Finding("recorder", "ok", "in C")
     return Finding("recorder", "limited", f"in Python, which costs a step more: {moments.WHY_NOT_C}")
 
 
 def _rings(root: Path) -> list[Finding]:
-    """Whether a rank can record here, and be seen to live: tried, with a rank of our own."""
     where = root if os.access(root, os.W_OK) else Path(tempfile.gettempdir())
     found = []
     if where != root:
@@ -89,7 +87,6 @@ def _torch() -> Finding:
 
 
 def _programs() -> list[Finding]:
-    """What captures other than torch's own stand on."""
     nsys, spy = shutil.which("nsys"), shutil.which("py-spy", path=search_path())
     return [
         Finding("nsys", "ok", nsys) if nsys else Finding("nsys", "missing", "no captures by Nsight Systems"),

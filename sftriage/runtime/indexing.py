@@ -110,7 +110,6 @@ class SharedIndexing(Sink):
             self._told, self._away = held, False
 
     def _held(self) -> dict[str, str | None]:
-        """The captures that the store has, and where each has a copy that is whole."""
         held: dict[str, str | None] = {}
         for capture_id in self._store.ids():
             upload = self._outbox.noted(capture_id)
@@ -132,7 +131,6 @@ class SharedIndexing(Sink):
             del self._copies[capture_id]
 
     def _whole(self, capture_id: str) -> Manifest | None:
-        """A capture's manifest; None where it was removed meanwhile, or is damaged."""
         try:
             return self._store.manifest(capture_id)
         except SftriageError:

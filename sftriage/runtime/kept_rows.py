@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sftriage.agent.keeping import RankLog
+from sftriage.agent.reading import RankLog
 from sftriage.recorder import RingInfo
 from sftriage.traces.disk import Counted, Disk, at_once
 from sftriage.windows.decoding import StepArrays, together
@@ -125,7 +125,6 @@ class KeptRows:
         self._write(float("inf"))
 
     def _write(self, n_logs: float) -> int:
-        """Have so many logs written, those first that wait longest; how many it were."""
         with self._lock:
             some: list[_Held] = []
             number = 0

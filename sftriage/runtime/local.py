@@ -156,7 +156,6 @@ class _Watched:
         self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume, disk=self._disk)
 
     def _begin(self, launcher: int) -> None:
-        """Triage a job that is now there, started by that process."""
         remember(self.directory)
         note_launcher(self._rings, launcher)
         self._triage.start()
@@ -173,7 +172,6 @@ class _Watched:
             self._ended_at = None
 
     def close(self) -> None:
-        """End the triage, and remove what the trainers need no more."""
         self._triage.close()
         if not self._disk.hangs:
             # (there is room for it now, if there was none before)

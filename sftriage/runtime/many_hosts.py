@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 from sftriage.base.files import refusing
@@ -44,7 +45,6 @@ from sftriage.runtime.hosting import (
     node_number,
 )
 from sftriage.runtime.hub_server import HubServer, is_here, listens_on, make_secret
-from sftriage.runtime.hub_waiting import ANSWER_S, SECRET_S, check_slurm_host, wait_for_secret
 from sftriage.runtime.kept_child import LET_GO, KeptChild, die_with_parent, end, was_killed
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.local import UnderNsys
@@ -54,6 +54,10 @@ from sftriage.runtime.supervisor import Triaged
 
 log = logging.getLogger("sftriage")
 
+SECRET_S, HINT_S, UP_S = 600.0, 10.0, 20.0
+"""How long the hub's host may take to make its password; after how long a person is told that it is waited for; and how
+long that file may take to be seen here once the hub is up."""
+ANSWER_S = 1.0
 AGAIN_S = 5.0
 """How often a hub is tried that cannot be started or reached."""
 CREDS_S = 3.0
@@ -277,7 +281,6 @@ class HostRun:
         return Triaged(command, self._given, self._watch, self._held.close)
 
     def _watch(self, launcher: Launcher) -> None:
-        """Watch the job's part here to its end, or, once it was told to end, no longer than that may take."""
         with self._held:
             note_launcher(self._rings, launcher.pid)
             while self._host is None and not launcher.ended.is_set():
@@ -332,7 +335,6 @@ class HostRun:
         self._host = host
 
     def _say(self, problem: str) -> None:
-        """Said once as long as it is so, and by one of the hosts that share a directory."""
         if problem != self._said and self._speaker.may_speak():
             log.warning("the job runs unwatched, until this is mended: %s", problem)
         self._said = problem
@@ -360,7 +362,6 @@ class HostRun:
         return launch
 
     def _lead(self) -> None:
-        """Start hub and controller, where this is the host that has them."""
         options, directory = self._options, self._out
         # (a name that was not known at first may be this host's own)
         self._leads = self._leads or options.leads
@@ -461,3 +462,76 @@ def forget_hub(options: HubOptions, server: HubServer) -> None:
     shutil.rmtree(server.store, ignore_errors=True)
     if options.credentials is None:
         options.secret.unlink(missing_ok=True)
+
+
+def wait_for_secret(
+    secret: Path,
+    host: str,
+    port: int,
+    patience_s: float,
+    environment: Mapping[str, str],
+    over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until there is the file with what lets us in to a hub, or the wait is ``over``.
+
+    Raises:
+        UsageError: there will be none; the message says what to do.
+    """
+    began_s, up_s, told = time.monotonic(), float("inf"), False
+    while not (secret.is_file() or over()):
+        now_s = time.monotonic()
+        if now_s >= min(began_s + patience_s, up_s + UP_S):
+            raise UsageError(
+                f"{secret} is not there: {host} makes it, in a directory that all hosts share; where they share none,"
+                " put the same USER:PASSWORD into a file on each, and name that with --creds"
+            )
+        if up_s > now_s and is_up(host, port):
+            up_s = now_s
+        elif up_s > now_s and now_s > began_s + HINT_S and not told:
+            told = True
+            check_slurm_host(host, environment)
+            log.warning("%s waits for %s, which is to start the hub", socket.gethostname(), host)
+        # (to look into the directory has a file server asked again, which to look for a name may not)
+        with contextlib.suppress(OSError), os.scandir(secret.parent) as entries:
+            next(entries, None)
+        time.sleep(LOOK_S)
+
+
+def is_up(host: str, port: int) -> bool:
+    """Whether a NATS server listens there."""
+    try:
+        with socket.create_connection((host, port), ANSWER_S) as server:
+            return server.recv(5) == b"INFO "
+    except OSError:
+        return False
+
+
+def check_slurm_host(host: str, environment: Mapping[str, str]) -> None:
+    """See that a host is one of the SLURM job's, where this is one.
+
+    Raises:
+        UsageError: it is not; the message says which there are.
+    """
+    hosts = slurm_hosts(environment)
+    if hosts and host.partition(".")[0] not in hosts and _is_name(host):
+        some = f"{', '.join(hosts[:3])}{', ...' if len(hosts) > 3 else ''}"
+        raise UsageError(f"--hub {host} is none of this job's hosts, which are {some}: give it the first of them")
+
+
+def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
+    """The hosts of this step or job of SLURM; none where this is none, or nobody says."""
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if not nodes or shutil.which("scontrol") is None:
+        return []
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        shown = ["scontrol", "show", "hostnames", nodes]
+        return subprocess.run(shown, capture_output=True, text=True, timeout=10.0, check=True).stdout.split()
+    return []
+
+
+def _is_name(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return True
+    return False

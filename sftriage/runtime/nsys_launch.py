@@ -202,7 +202,6 @@ def wrapped(command: Sequence[str], script: str) -> tuple[str, ...]:
 
 
 def _executable_directory(directory: Path) -> Path:
-    """A private directory in which programs may run: nsys runs some from there."""
     for parent in (directory, Path(tempfile.gettempdir()), Path("/var/tmp")):
         try:
             if not os.statvfs(parent).f_flag & os.ST_NOEXEC:

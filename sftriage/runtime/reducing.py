@@ -276,7 +276,6 @@ def _agreement(one: Reduction, recorded: Mapping[int, Window], stage: str | None
 
 
 def _named(verdict: Verdict) -> tuple[str, tuple[int, ...], str | None]:
-    """Whom and what a verdict names: that is what two of them agree on, or do not."""
     if verdict.label != "suspect" or not verdict.suspects:
         return verdict.label, (), None
     return verdict.label, verdict.suspects[0].ranks, verdict.suspects[0].stage
@@ -405,6 +404,5 @@ def findings_of(
 
 
 def _samples_beside(trace: Path) -> StackSamples | None:
-    """The stacks that were sampled while a trace was captured, where it lies in its capture's directory."""
     file = trace.with_name(SAMPLES_NAME)
     return read_samples(file) if file.is_file() else None

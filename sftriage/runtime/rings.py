@@ -59,7 +59,6 @@ def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
 
 
 def _home() -> str:
-    """What the directory of all of this user's rings is called."""
     return f"sftriage-{os.getuid()}"
 
 

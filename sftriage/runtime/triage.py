@@ -9,7 +9,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -18,13 +20,11 @@ from pathlib import Path
 from sftriage.agent.agent import STORING_S
 from sftriage.base.files import refusing
 from sftriage.controller.controller import Controller, in_force, shape_of
-from sftriage.controller.corroboration import Corroboration
-from sftriage.controller.gathering import WindowAssembly
+from sftriage.controller.desired import Corroboration, DesiredCaptures, ResumeState, resume_state
 from sftriage.controller.needs import Fleet
 from sftriage.controller.policies import PolicyFiles
-from sftriage.controller.resuming import ResumeState, resume_state
-from sftriage.controller.wanting import Wants
-from sftriage.decisions import ENDED, CaptureResult, Decision, Report, Reproduced
+from sftriage.controller.windows import WindowAssembly
+from sftriage.decisions import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
 from sftriage.errors import SftriageError
 from sftriage.events import DiskRecovered, JobSeen, Received, Resumed, RingGivenUp, TakenOver
 from sftriage.policy.loading import LoadedPolicy
@@ -32,16 +32,15 @@ from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import in_the_same_steps
 from sftriage.policy.schema import Rule
 from sftriage.records import JobStatus, Window
+from sftriage.runs.asks import left
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
 from sftriage.runs.liveness import DISK, FAILING, holding, note_problem
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
-from sftriage.runtime.asking import Asks
-from sftriage.runtime.failures import Failures
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Webhooks
-from sftriage.traces.disk import Disk
+from sftriage.traces.disk import Disk, Do, at_once
 from sftriage.traces.retention import RetentionLimits
 from sftriage.windows.logs import StepLogs, kept_steps
 
@@ -126,7 +125,7 @@ class Triage:
             parts = policy, self._journal, directory.state, self._stream.publish, self._left
             self._controller = Controller(*parts, nsys=under_nsys)
             self._stream.add(Webhooks(info.job, info.run_id, self._rules))
-            self._wants = Wants()
+            self._wants = DesiredCaptures()
             self._evidence = Corroboration()
             self._held = held.pop_all()
         # What a step takes, by the newest window.
@@ -134,7 +133,7 @@ class Triage:
         self._seen_s = self._tidied_s = self._looked_s = self._mitigated_s = -TIDY_S
         self._look_took_s = 0.0
         self._failures = Failures(directory.failures, self._rings, self._disk.do)
-        self._asks = Asks(directory, partial(self._disk.do, lane="asks"))
+        self._asks = ManualRequests(directory, partial(self._disk.do, lane="asks"))
         self._said: set[str] = set()
         self._reports: list[Report] = []
         self._reads, self._read_s, self._reads_s = True, -TIDY_S, reads_s
@@ -325,12 +324,10 @@ class Triage:
         self._disk.do(act, "annotations", patience_s=STORING_S)
 
     def _kept(self, logs: StepLogs, generation: int, first_step: int, last_step: int) -> Window | None:
-        """Steps as they are on disk, if that answers."""
         self._disk.settle()
         return kept_steps(logs, generation, first_step, last_step) if self._disk.well else None
 
     def _want(self, decision: Decision, *, ended: bool) -> None:
-        """Have what was decided brought about, all of it in the same steps."""
         requests = decision.requests
         if not requests:
             return
@@ -391,7 +388,6 @@ class Triage:
             return None
 
     def _show(self, *, ended: bool) -> bool:
-        """Tell the sinks what the ranks are doing, and remove what is kept no longer, now and then."""
         now_s = self._clock.monotonic_s()
         self._tell_of_disk()
         if now_s >= self._tidied_s + TIDY_S:
@@ -427,7 +423,122 @@ class Triage:
                 self._stream.publish(seen)
 
     def _say_once(self, problem: str) -> None:
-        """What is so at every turn."""
         if problem not in self._said:
             self._said.add(problem)
             log.error("%s", problem)
+
+
+STARTING_S = 10.0
+"""How long a request waits for a rank that the job has, and that shows nothing yet: it may be about to start."""
+
+
+class ManualRequests:
+    """The requests that are left in a run directory.
+
+    Args:
+        directory: the run.
+        do: who reads and writes there, one thing after the other.
+    """
+
+    def __init__(self, directory: RunDirectory, do: Do) -> None:
+        self._directory, self._do = directory, do
+        self._found: deque[tuple[Path, ManualRequest]] = deque()
+        # Since when those wait whose ranks are not there yet, by id.
+        self._waits_s: dict[str, float] = {}
+
+    def due(
+        self, statuses: Callable[[], JobStatus | None], now_s: float, *, ended: bool
+    ) -> Iterator[tuple[ManualRequest, JobStatus | None]]:
+        """Those to be decided now, oldest first, with what the ranks are doing; one that was taken is gone.
+
+        Args:
+            statuses: what the ranks are doing now; asked only where there are requests.
+            now_s: on a clock that only goes on.
+            ended: whether the job has ended: no rank starts any more.
+        """
+        self._do(self._find, latest=True)
+        while self._found:
+            path, ask = self._found.popleft()
+            job = statuses()
+            since_s = self._waits_s.setdefault(ask.request_id, now_s)
+            if not ended and _may_start(ask, job) and now_s < since_s + STARTING_S:
+                continue  # (its file stays, and is found again)
+            yield ask, job
+            self._waits_s.pop(ask.request_id)
+            # In the lane in which others are looked for: none is found twice.
+            self._do(partial(path.unlink, missing_ok=True))
+
+    def _find(self) -> None:
+        if not self._found:
+            self._found += left(self._directory)
+
+
+def _may_start(ask: ManualRequest, job: JobStatus | None) -> bool:
+    """Whether a rank that is asked for shows nothing yet, though the job has it, as far as is known."""
+    if job is None:
+        return True
+    missing = set(ask.ranks).difference(job.rank_R.tolist())
+    return bool(missing) and max(missing) < job.world_size
+
+
+MAX_LOG_BYTES = 64 << 10
+"""The file of tracebacks takes no more than this."""
+
+
+class Failures:
+    """What fails, and whether it works again. A part that fails does not end the loop: the next turn tries again.
+
+    Args:
+        path: gets the traceback of each failure that differs from those before, up to `MAX_LOG_BYTES`.
+        rings: where pages and `sftriage watch` find that triage is off.
+        do: writes the file.
+
+    Attributes:
+        count: failures so far.
+    """
+
+    def __init__(self, path: Path, rings: Path, do: Do = at_once) -> None:
+        self._path, self._rings, self._do = path, rings, do
+        self.count = self._size_bytes = 0
+        self._failing: dict[str, str] = {}
+        self._known: set[tuple[str, str]] = set()
+        self._off = False
+
+    def run(self, part: str, act: Callable[[], object]) -> None:
+        """Do a part of a turn; an exception is a failure of it. Where it returns False it had nothing to do."""
+        try:
+            done = act()
+        except Exception as error:
+            self._fails(part, error)
+        else:
+            if done is not False and self._failing.pop(part, None) is not None and not self._failing:
+                note_problem(self._rings / FAILING, None)
+                if self._off:
+                    log.error("triage works again")
+                self._off = False
+
+    def _fails(self, part: str, error: Exception) -> None:
+        reason = f"{part} failed: {type(error).__name__}: {error}"
+        self.count += 1
+        self._failing[part] = reason
+        note_problem(self._rings / FAILING, reason)
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        kind = part, f"{type(error).__name__} {place.filename}:{place.lineno}"
+        if kind in self._known:
+            return
+        self._known.add(kind)
+        self._off = True
+        log.error("triage is off: %s (traceback in %s); retrying", reason, self._path)
+        text = f"{reason}\n{''.join(traceback.format_exception(error))}\n".encode("utf-8", "replace")
+        if self._size_bytes + len(text) <= MAX_LOG_BYTES:
+            self._size_bytes += len(text)
+            self._do(partial(self._append, text), "failures", waits=False)
+
+    def _append(self, text: bytes) -> None:
+        with self._path.open("ab") as file:
+            file.write(text)
+
+    def report(self) -> None:
+        """Log how many there were, if any."""
+        if self.count:
+            log.error("triage failed %d times in this run; the tracebacks are in %s", self.count, self._path)

@@ -53,7 +53,6 @@ def load_operations(paths: Sequence[Path]) -> Operations:
 
 
 def _reduced(paths: Sequence[Path]) -> Window:
-    """The stages that heavy traces of all ranks are reduced to."""
     reduced = read_all(paths, Names(), {})
     if reduced.refused:
         raise InputError("; ".join(refusal.reason for refusal in reduced.refused))

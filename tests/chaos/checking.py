@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.controller.wanting import EXPIRES_S
+from sftriage.controller.desired import EXPIRES_S
 from sftriage.decisions import ENDED, CaptureRequest, Verdict
 from sftriage.events import CaptureChanged, Event, TakenOver, WindowJudged
 from sftriage.fleet.asking import END_GRACE_S

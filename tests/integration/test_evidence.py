@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent import evidence
-from sftriage.agent.evidence import EvidenceSampler, NvmlQuestion, environment_of, evidence_of, gather
-from sftriage.agent.gpus import parse_reading
+from sftriage.agent import gpus as evidence
+from sftriage.agent.gpus import EvidenceSampler, NvmlQuestion, environment_of, evidence_of, gather, parse_reading
 from sftriage.base.process import start_ticks
 from sftriage.recorder import RingInfo
 from sftriage.records import StageSchema, plain

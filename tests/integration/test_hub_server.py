@@ -15,8 +15,7 @@ from sftriage.fleet.hub import Hub, HubAddress, HubError, Places
 from sftriage.fleet.leading import Leader, Lease
 from sftriage.runtime import hub_server
 from sftriage.runtime.hub_server import HubServer, listens_on, make_secret
-from sftriage.runtime.hub_waiting import is_up
-from sftriage.runtime.many_hosts import HubOptions, forget_hub, start_hub
+from sftriage.runtime.many_hosts import HubOptions, forget_hub, is_up, start_hub
 from tests.integration.processes import wait_until
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")

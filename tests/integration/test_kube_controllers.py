@@ -20,7 +20,7 @@ from sftriage.fleet.hub import AGENTS_FILE
 from sftriage.kube.deploying import METRICS_PORT
 from sftriage.kube.settings import InjectionSettings
 from sftriage.runtime.hub_server import nats_server
-from sftriage.runtime.hub_waiting import is_up
+from sftriage.runtime.many_hosts import is_up
 from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
 from tests.integration.beside_hub import free_port

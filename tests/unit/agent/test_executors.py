@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent.executors import Places, executor_for, overlap
+from sftriage.agent.captures import Places, executor_for, overlap
 from sftriage.capture.nsys import NsysCapture, NsysPlace
 from sftriage.capture.sampled import SampledCapture
 from sftriage.capture.stacks import StacksCapture

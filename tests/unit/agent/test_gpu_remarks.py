@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.agent.evidence import remarks, slowed_fraction
-from sftriage.agent.gpus import Gpu
+from sftriage.agent.gpus import Gpu, remarks, slowed_fraction
 
 BUSY = Gpu(
     index=0,

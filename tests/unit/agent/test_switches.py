@@ -3,7 +3,7 @@
 import os
 from contextlib import closing
 
-from sftriage.agent.switches import Switches
+from sftriage.agent.agent import Switches
 from sftriage.mitigate.switch_state import Setting
 from sftriage.mitigate.switching import Switch, SwitchFile, make_switch
 

@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from sftriage.agent.evidence import GpuEvidence
-from sftriage.agent.gpus import Gpu, RankGpu
+from sftriage.agent.gpus import Gpu, GpuEvidence, RankGpu
 from sftriage.commands import evidence as command
 from sftriage.recorder import Monitor
 from tests.unit.conftest import run_going_on

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.controller.peers import median_known, peers_of
+from sftriage.controller.windows import median_known, peers_of
 from sftriage.decisions import Suspect, Verdict
 from sftriage.records import StageSchema, Window
 

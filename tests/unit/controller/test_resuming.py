@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from sftriage.controller.controller import Controller
-from sftriage.controller.resuming import resume_state
+from sftriage.controller.desired import resume_state
 from sftriage.decisions import CaptureResult, ManualRequest, Reproduced
 from sftriage.events import CauseFound
 from sftriage.policy.loading import parse

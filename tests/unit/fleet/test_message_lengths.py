@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench.fleet_parts.job import SCHEMA, Job
 from bench.fleet_parts.job import Shape as JobShape
-from sftriage.controller.gathering import WindowAssembly
+from sftriage.controller.windows import WindowAssembly
 from sftriage.fleet.messages import Block
 from sftriage.fleet.rows import RowBuffer
 from sftriage.fleet.shipping import LONGEST_SHIP_S, RANKS_A_SECOND, SHIP_S, ship_s

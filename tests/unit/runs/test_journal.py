@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.controller.resuming import resume_state
+from sftriage.controller.desired import resume_state
 from sftriage.decisions import CaptureRequest, CaptureResult, Decision, Lost, Regression, Suspect, Verdict
 from sftriage.errors import InputError, UsageError
 from sftriage.events import CaptureChanged, DiskRecovered, JournalCompacted, WindowJudged

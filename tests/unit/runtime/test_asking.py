@@ -6,7 +6,7 @@ from sftriage.decisions import ManualRequest
 from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.runs.asks import leave, left
 from sftriage.runs.directory import RunDirectory
-from sftriage.runtime.asking import STARTING_S, Asks
+from sftriage.runtime.triage import STARTING_S, ManualRequests
 from sftriage.traces.disk import at_once
 from sftriage.windows.statuses import status_of
 
@@ -21,7 +21,7 @@ def job(*ranks: int) -> JobStatus | None:
 
 @pytest.fixture
 def asks(tmp_path):
-    return Asks(RunDirectory(tmp_path), at_once)
+    return ManualRequests(RunDirectory(tmp_path), at_once)
 
 
 def leave_one(directory, number, *ranks):

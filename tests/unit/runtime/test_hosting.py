@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.runtime import hub_waiting
+from sftriage.runtime import many_hosts
 from sftriage.runtime.hosting import file_name, host_directory, host_name
-from sftriage.runtime.hub_waiting import slurm_hosts, wait_for_secret
+from sftriage.runtime.many_hosts import slurm_hosts, wait_for_secret
 
 
 def test_a_host_keeps_what_is_its_own_apart_from_other_runs_under_the_same_name(tmp_path, monkeypatch):
@@ -49,8 +49,8 @@ def test_a_host_is_told_from_others_of_its_name_by_its_number():
 @pytest.fixture
 def quick(monkeypatch):
     """A port on which nobody listens, looked at often."""
-    monkeypatch.setattr(hub_waiting, "LOOK_S", 0.01)
-    monkeypatch.setattr(hub_waiting, "HINT_S", 0.0)
+    monkeypatch.setattr(many_hosts, "LOOK_S", 0.01)
+    monkeypatch.setattr(many_hosts, "HINT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         return closed.getsockname()[1]
 
@@ -69,7 +69,7 @@ def test_the_hubs_host_may_be_the_last_one_to_start(tmp_path, quick, caplog):
 
 
 def test_a_hub_without_a_password_is_said_once_it_is_up(tmp_path, quick, monkeypatch):
-    monkeypatch.setattr(hub_waiting, "UP_S", 0.0)
+    monkeypatch.setattr(many_hosts, "UP_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=lambda: listening.accept()[0].sendall(b"INFO {}\r\n"), daemon=True).start()
         with pytest.raises(UsageError, match=r"job.hub is not there: 127.0.0.1 makes it, .* name that with --creds"):
@@ -78,7 +78,7 @@ def test_a_hub_without_a_password_is_said_once_it_is_up(tmp_path, quick, monkeyp
 
 def test_a_host_that_is_none_of_the_jobs_is_not_waited_for(tmp_path, quick, monkeypatch):
     # GIVEN a job whose hosts SLURM knows
-    monkeypatch.setattr(hub_waiting, "slurm_hosts", lambda _: ["n1", "n2", "n3", "n4"])
+    monkeypatch.setattr(many_hosts, "slurm_hosts", lambda _: ["n1", "n2", "n3", "n4"])
     with pytest.raises(
         UsageError, match=r"--hub localhost is none of this job's hosts, which are n1, n2, n3, \.\.\.: "
     ):

@@ -12,9 +12,8 @@ from sftriage.runs.directory import read_info
 from sftriage.runs.glance import glance_of
 from sftriage.runs.journal import read_journal
 from sftriage.runs.source import RunSource
-from sftriage.runtime.failures import MAX_LOG_BYTES, Failures
 from sftriage.runtime.local import ThisHost
-from sftriage.runtime.triage import LOOKS_S, Clock, Triage
+from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, Clock, Failures, Triage
 from tests.unit.conftest import run_going_on
 from tests.unit.controller.test_controller import window
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sftriage.records import StageSchema
-from sftriage.runtime.first_step import begun_sentence, flags_of, hides
-from sftriage.runtime.unrecorded import ROOM_BYTES, Facts, why_nothing
+from sftriage.runtime.first_step import ROOM_BYTES, Facts, begun_sentence, flags_of, hides, why_nothing
 
 AUTO, BY_HAND = Facts(auto=True, torch=2), Facts(auto=False, torch=2)
 SEEN = replace(AUTO, fired={"backward": 7, "optimizer": 0})

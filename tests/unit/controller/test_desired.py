@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.controller.wanting import EXPIRES_S, Wants
+from sftriage.controller.desired import EXPIRES_S, DesiredCaptures
 from sftriage.decisions import CaptureRequest, CaptureResult, Trigger
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
@@ -18,13 +18,13 @@ def result(capture_id: str, state: str, rank: int = 2, detail: str = "") -> Capt
     return CaptureResult(capture_id, rank, state, detail)
 
 
-def wants(*requests: CaptureRequest) -> Wants:
-    made = Wants()
+def wants(*requests: CaptureRequest) -> DesiredCaptures:
+    made = DesiredCaptures()
     made.add(requests, {one.capture_id: WHY for one in requests}, 3, 1000.0)
     return made
 
 
-def ids(of: Wants) -> list[str]:
+def ids(of: DesiredCaptures) -> list[str]:
     return [one.request.capture_id for one in of.wanted(1000.0)]
 
 
@@ -74,7 +74,7 @@ def test_when_it_is_to_have_begun_is_told_as_an_age():
 
 
 def test_what_an_earlier_process_asked_for_is_wanted_as_such():
-    made = Wants()
+    made = DesiredCaptures()
     made.resume(request("s1", 2), WHY, 1)
     (one,) = made.wanted(5000.0)
     assert (one.request, one.resumed, one.expires_s) == (request("s1", 2), True, None)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sftriage.agent.reading import RankRings
-from sftriage.controller.gathering import WindowAssembly
+from sftriage.controller.windows import WindowAssembly
 from sftriage.recorder import Monitor
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
@@ -133,7 +133,7 @@ def test_while_a_capture_goes_on_windows_are_held_that_have_gone_out(hosts, moni
     assert np.isfinite(window.durations_NRS).all()
     assert gathering.steps(3, 9, 10) is None
     # WHEN there is no room for all of them THEN the newest are held
-    monkeypatch.setattr("sftriage.controller.gathering.HELD_BYTES", 3 * window.durations_NRS.nbytes * 2)
+    monkeypatch.setattr("sftriage.controller.windows.HELD_BYTES", 3 * window.durations_NRS.nbytes * 2)
     go_on(hold=True)
     assert gathering.steps(0, 9, 10) is None
     assert gathering.steps(0, 73, 74) is not None

@@ -1,0 +1,196 @@
+"""What a controller wants of the job's agents: captures, those that an earlier controller left, and GPU evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sftriage.controller.needs import Fleet
+from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, Trigger, Verdict, WantedCapture
+from sftriage.events import (
+    CaptureChanged,
+    Event,
+    EvidenceGathered,
+    FollowUpDecided,
+    JournalCompacted,
+    ManualRequestDecided,
+    RemedyChanged,
+    WindowJudged,
+)
+from sftriage.policy.losses import Losses
+
+EXPIRES_S = 60.0
+"""How long after it was decided a capture may begin: later the job is another one than what was decided about."""
+
+
+class DesiredCaptures:
+    """Desired state.
+
+    The capture of a healthy peer that begins before its suspects are known to have come to nothing is called off all
+    the same: what it has recorded by then compares with nothing, and the rest of it would cost the job. One whose trace
+    is being written is kept.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: dict[str, WantedCapture] = {}
+        self._expire_s: dict[str, float] = {}
+        self._called_off: dict[str, tuple[WantedCapture, str]] = {}
+        self._suspects: dict[str, set[str]] = {}
+
+    def wanted(self, now_s: float) -> tuple[WantedCapture, ...]:
+        """All captures that are wanted now, suspects first; ``now_s`` is in seconds of a clock that only goes on."""
+        return tuple(
+            replace(one, expires_s=self._expire_s[capture_id] - now_s) if capture_id in self._expire_s else one
+            for capture_id, one in self._wanted.items()
+        )
+
+    @property
+    def unended(self) -> tuple[CaptureRequest, ...]:
+        """Captures that nothing has come of yet, also those that are called off."""
+        return tuple(one.request for one in (*self._wanted.values(), *(one for one, _ in self._called_off.values())))
+
+    def add(
+        self,
+        requests: Sequence[CaptureRequest],
+        triggers: Mapping[str, Trigger],
+        generation: int,
+        now_s: float,
+    ) -> None:
+        """These captures are wanted, together; none of them is to begin later than `EXPIRES_S` from ``now_s``."""
+        suspects = {request.capture_id for request in requests if request.role == "suspect"}
+        for one in requests:
+            self._wanted[one.capture_id] = WantedCapture(one, triggers[one.capture_id], generation)
+            self._expire_s[one.capture_id] = now_s + EXPIRES_S
+            if suspects and one.role == "control":
+                self._suspects[one.capture_id] = set(suspects)
+
+    def resume(self, request: CaptureRequest, trigger: Trigger, generation: int) -> None:
+        """A capture that an earlier process has asked for is wanted still."""
+        self._wanted[request.capture_id] = WantedCapture(request, trigger, generation, resumed=True)
+
+    def ended(self, result: CaptureResult) -> tuple[WantedCapture | None, CaptureResult]:
+        """A capture has ended: what was wanted, and the result with why it was called off where it was.
+
+        Captures that were to be compared with it, and have nothing else to be compared with, are wanted no more.
+        """
+        called_off = self._called_off.pop(result.capture_id, None)
+        self._expire_s.pop(result.capture_id, None)
+        wanted = self._wanted.pop(result.capture_id, called_off[0] if called_off else None)
+        self._suspects.pop(result.capture_id, None)
+        for control, suspects in list(self._suspects.items()):
+            if result.capture_id not in suspects:
+                continue
+            suspects.discard(result.capture_id)
+            if result.state == "stored" or not suspects:
+                del self._suspects[control]
+            if result.state != "stored" and not suspects:
+                how = "was refused" if result.state == "refused" else "failed"
+                reason = f"nothing to compare it with, the capture of rank {result.rank} {how}"
+                self._called_off[control] = (self._wanted.pop(control), reason)
+        if called_off is None or result.state == "stored":
+            return wanted, result
+        return wanted, replace(result, detail=f"{result.detail}: {called_off[1]}" if result.detail else called_off[1])
+
+
+@dataclass(slots=True)
+class Corroboration:
+    """Has the GPUs asked about those that a verdict names, and never waits for them. It decides nothing.
+
+    A suspect's GPU is always asked, and that of a window that cannot be decided where the policy says so
+    (``on_needs_evidence.gather``).
+
+    Attributes:
+        remarks: what was last said of each rank's GPU.
+        slowed: by how much lower its clock was than the others', of those that were slow.
+    """
+
+    remarks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    slowed: dict[int, float | None] = field(default_factory=dict)
+    _wanted: Verdict | None = None
+
+    def want(self, verdict: Verdict, *, of_undecided: bool) -> None:
+        """A verdict has been taken. The latest is the one that evidence is for."""
+        if verdict.suspects and (verdict.label == "suspect" or (of_undecided and verdict.label == "needs_evidence")):
+            self._wanted = verdict
+
+    def look(self, fleet: Fleet) -> EvidenceGathered | None:
+        """What the GPUs have answered, to be put on record, once they have; None where nothing is to be said."""
+        verdict = self._wanted
+        if verdict is None:
+            return None
+        found = fleet.gpus(verdict.suspects[0].ranks)
+        if found is None:
+            return None
+        self._wanted = None
+        for rank in verdict.suspects[0].ranks:
+            self.remarks[rank] = found.remarks
+            self.slowed[rank] = found.gpus.get(rank, {}).get("slowed_fraction")
+        if not (found.remarks or found.gpus or found.problem):
+            return None
+        gpus = {"problem": found.problem, "of": {str(rank): dict(gpu) for rank, gpu in found.gpus.items()}}
+        return EvidenceGathered(found.time_s, verdict.first_step, verdict.last_step, found.remarks, gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeState:
+    """What was done, and what was begun.
+
+    Attributes:
+        decided: for each attempt, the last step of the last window that was decided.
+        judged: and the first and the last step of that window.
+        losses: what stragglers have cost by then.
+        remedies: what was done about them.
+        unended: captures that were asked for and have not ended, with why they exist, by id.
+        attempts: of which attempt's ranks these, and others, were asked.
+        request_ids: the manual requests that were decided.
+        n_windows, n_stored: how many windows were judged, and captures stored.
+    """
+
+    decided: Mapping[int, int] = field(default_factory=dict)
+    unended: Mapping[str, tuple[CaptureRequest, Trigger]] = field(default_factory=dict)
+    request_ids: frozenset[str] = frozenset()
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    judged: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    losses: Losses = field(default_factory=Losses)
+    remedies: tuple[RemedyChanged, ...] = ()
+    n_windows: int = 0
+    n_stored: int = 0
+
+
+def resume_state(events: Iterable[Event]) -> ResumeState:
+    """What a run's records, in order, say is left to be done."""
+    decided: dict[int, int] = {}
+    judged: dict[int, tuple[int, int]] = {}
+    unended: dict[str, tuple[CaptureRequest, Trigger]] = {}
+    request_ids: set[str] = set()
+    attempts: dict[str, int] = {}
+    losses = Losses()
+    remedies: list[RemedyChanged] = []
+    n_windows, stored = 0, set[str]()
+    for event in events:
+        if isinstance(event, CaptureChanged):
+            if event.result.state in ENDED:
+                unended.pop(event.result.capture_id, None)
+            if event.result.state == "stored":
+                stored.add(event.result.capture_id)
+        elif isinstance(event, RemedyChanged):
+            remedies.append(event)
+        elif isinstance(event, JournalCompacted):
+            losses, n_windows = Losses.of_values(event.losses), event.dropped
+        elif isinstance(event, WindowJudged | ManualRequestDecided | FollowUpDecided):
+            unended |= {
+                one.capture_id: (one, event.triggers[one.capture_id])
+                for one in event.decision.requests
+                if one.capture_id in event.triggers
+            }
+            attempts |= {one.capture_id: event.decision.attempt for one in event.decision.requests}
+        if isinstance(event, WindowJudged) and event.verdict.label != "stalled":
+            n_windows += 1
+            attempt, last_step = event.verdict.attempt, event.verdict.last_step
+            decided[attempt] = max(last_step, decided.get(attempt, last_step))
+            judged[attempt] = max((event.verdict.first_step, last_step), judged.get(attempt, (-1, -1)))
+            losses = losses.after(event.verdict)
+        elif isinstance(event, ManualRequestDecided):
+            request_ids.add(event.request.request_id)
+    counts = n_windows, len(stored)
+    return ResumeState(decided, unended, frozenset(request_ids), attempts, judged, losses, tuple(remedies), *counts)
