@@ -19,7 +19,7 @@ from sftriage.commands.options import JsonOption
 from sftriage.commands.output import lists, print_json, say
 from sftriage.errors import UsageError
 from sftriage.kube.client import ClusterObjects
-from sftriage.kube.conditions import condition
+from sftriage.kube.fields import condition
 from sftriage.kube.objects import KINDS, POLICIES
 from sftriage.kube.settings import read_settings
 from sftriage.policy.loading import shipped

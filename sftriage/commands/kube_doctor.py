@@ -13,7 +13,7 @@ from sftriage.commands.kube_options import ContextOption, NamespaceOption, conne
 from sftriage.commands.options import JsonOption
 from sftriage.commands.output import print_json, results
 from sftriage.kube.diagnosis import diagnose
-from sftriage.kube.gathering import gather
+from sftriage.kube.snapshot import gather
 from sftriage.reports.watch_lines import clean
 
 _STYLES = {"ok": "green", "wrong": "red", "unknown": "yellow"}

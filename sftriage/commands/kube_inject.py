@@ -13,9 +13,8 @@ import yaml
 from sftriage.commands.output import say
 from sftriage.commands.webhook import ServerVersionOption, SettingsOption, version_option
 from sftriage.errors import InputError, UsageError
-from sftriage.kube.injecting import SIDECARS_SINCE
+from sftriage.kube.injecting import SIDECARS_SINCE, injected
 from sftriage.kube.serving import KeptSettings
-from sftriage.kube.templates import injected
 
 
 def inject(

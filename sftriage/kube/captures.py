@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from sftriage.decisions import ENDED, CaptureResult
-from sftriage.kube.conditions import Answer, Now, dated, status_of
+from sftriage.kube.fields import Answer, Now, dated, status_of
 from sftriage.kube.objects import (
     RequestState,
     StoredArtefact,

@@ -16,8 +16,7 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, path_of
-from sftriage.kube.conditions import Now, dated, readable, status_of
+from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, ObjectWatch, path_of
 from sftriage.kube.deploying import (
     COMPONENT_LABEL,
     CONTROLLER,
@@ -28,6 +27,7 @@ from sftriage.kube.deploying import (
     secret,
     wanted,
 )
+from sftriage.kube.fields import Now, dated, readable, status_of
 from sftriage.kube.jobs import (
     ENABLED,
     INJECT_LABEL,
@@ -36,14 +36,14 @@ from sftriage.kube.jobs import (
     JOB_LABEL,
     STATUS_ANNOTATION,
     JobRef,
+    annotations_of,
     job_of,
+    mapping,
 )
 from sftriage.kube.mirrored import job_named, report_body
 from sftriage.kube.objects import API_VERSION, POLICIES, REPORTS
-from sftriage.kube.pods import annotations_of, mapping
 from sftriage.kube.policies import standings
 from sftriage.kube.reports import outdated
-from sftriage.kube.watching import ObjectWatch
 from sftriage.words.objects import REPORTS as SAID
 
 log = logging.getLogger(__name__)

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
 
-from sftriage.kube import installed
-from sftriage.kube.conditions import condition, status_of
-from sftriage.kube.findings import (
-    MAX_NAMED,
-    PATIENCE_S,
-    Finding,
-    age_s,
-    available,
-    moment,
-    named,
-    not_seen,
-    said,
-    seconds,
-    some,
-)
+from sftriage.kube.fields import condition, status_of
 from sftriage.kube.injecting import SIDECARS_SINCE, injection
 from sftriage.kube.jobs import (
     ENABLED,
@@ -28,11 +16,215 @@ from sftriage.kube.jobs import (
     JOB_LABEL,
     STATUS_ANNOTATION,
     JobRef,
+    annotations_of,
+    items,
     job_of,
+    labels_of,
+    mapping,
+    text,
 )
-from sftriage.kube.pods import annotations_of, items, labels_of, mapping, text
+from sftriage.kube.objects import KINDS
 from sftriage.kube.settings import InjectionSettings
-from sftriage.kube.snapshot import Body, Snapshot
+from sftriage.kube.snapshot import PART_LABEL, Body, Snapshot
+from sftriage.words.amounts import clock, lasted
+
+PATIENCE_S = 60.0
+"""How long what was just made may take until somebody has looked at it."""
+MAX_NAMED = 3
+"""Of what is wrong alike, so many are named."""
+
+State = Literal["ok", "wrong", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        code: what was looked at, for programs.
+        state: whether it is as it should be; ``unknown`` where that could not be seen.
+        says: how it is.
+        do: what to do about it; "" where there is nothing to do.
+    """
+
+    code: str
+    state: State
+    says: str
+    do: str = ""
+
+
+def available(deployment: Body) -> bool:
+    """Whether somebody of a deployment runs."""
+    return bool(status_of(deployment).get("availableReplicas"))
+
+
+def said(deployment: Body) -> str:
+    """Why a deployment does not run, as it says itself."""
+    found = [one for one in items(status_of(deployment), "conditions") if one.get("type") == "ReplicaFailure"]
+    return f" ({text(found[0], 'message')})" if found and text(found[0], "message") else ""
+
+
+def age_s(seen: Snapshot, body: Body) -> float:
+    """How old an object is."""
+    created = moment(body)
+    return 0.0 if created is None else seen.now_s - created
+
+
+def moment(body: Body) -> float | None:
+    """When an object was created, in seconds since the epoch."""
+    return seconds(body["metadata"].get("creationTimestamp"))
+
+
+def seconds(told: Any) -> float | None:
+    """A time as a server writes it, in seconds since the epoch; None where it is none."""
+    try:
+        return datetime.fromisoformat(str(told).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None
+
+
+def not_seen(seen: Snapshot, part: str, what: str) -> Finding:
+    """That a part may not be looked at."""
+    return Finding(part, "unknown", f"you may not look at {what}{why(seen, part)}")
+
+
+def why(seen: Snapshot, part: str) -> str:
+    """Why a part could not be read, as the end of a sentence."""
+    return f": {seen.unread[part]}" if part in seen.unread else ""
+
+
+def named(bodies: Sequence[Body]) -> str:
+    """Some objects by their names."""
+    return some([str(one["metadata"]["name"]) for one in bodies])
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few, and how many there are beside them."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+SOON_S = 7 * 86_400.0
+"""A certificate that is over this soon is nearly over: it should have been renewed by now."""
+_INSTALL = "kubectl apply -k k8s, or the chart of it"
+
+
+def _rights(seen: Snapshot) -> Iterator[Finding]:
+    lacking = [what for what, may in seen.may.items() if not may]
+    if lacking:
+        do = f"ask for the rights, in namespace {seen.namespace}, of whoever looks after the cluster"
+        yield Finding("rights", "wrong", f"you may not {some(lacking)}", do)
+    elif seen.may:
+        yield Finding("rights", "ok", "you may see reports and captures, and ask for captures")
+
+
+def _version(seen: Snapshot) -> Iterator[Finding]:
+    if seen.version is None:
+        yield Finding("version", "unknown", f"the server does not tell its version{why(seen, 'version')}")
+        return
+    told = ".".join(map(str, seen.version))
+    if seen.version < SIDECARS_SINCE:
+        says = f"Kubernetes {told} has no native sidecars (they came with 1.29): nothing is injected into any pod"
+        yield Finding("version", "wrong", says, "upgrade the cluster; until then, jobs on many hosts need no operator")
+    else:
+        yield Finding("version", "ok", f"Kubernetes {told} has native sidecars")
+
+
+def _definitions(seen: Snapshot) -> Iterator[Finding]:
+    if "definitions" in seen.unread:
+        yield not_seen(seen, "definitions", "the custom resource definitions")
+        return
+    there = {one["metadata"]["name"]: one for one in seen.definitions}
+    missing = [kind.kind for kind in KINDS if kind.crd not in there]
+    if missing:
+        yield Finding("definitions", "wrong", f"the cluster does not know {some(missing)}", _INSTALL)
+    else:
+        yield Finding("definitions", "ok", "the custom resource definitions are there")
+
+
+def _operator(seen: Snapshot) -> Iterator[Finding]:
+    yield from _deployment(seen, "operator", "no controller is started for any job, and no policy is looked at")
+    lacking = [what for what, may in seen.operator_may.items() if not may]
+    if lacking:
+        says = f"the operator ({seen.account}) may not {some(lacking)}"
+        yield Finding("operator_rights", "wrong", says, "kubectl apply -f k8s/rbac")
+
+
+def _webhook(seen: Snapshot) -> Iterator[Finding]:
+    if "webhooks" in seen.unread:
+        yield not_seen(seen, "webhooks", "webhook configurations")
+    elif not seen.webhooks:
+        says = "there is no webhook configuration of sftriage: pods are created as they are"
+        yield Finding("webhook_configuration", "wrong", says, _INSTALL)
+    for one in seen.webhooks:
+        name, hooks = one["metadata"]["name"], list(items(one, "webhooks"))
+        bare = [text(hook, "name") for hook in hooks if not mapping(hook, "clientConfig").get("caBundle")]
+        if not hooks:
+            yield Finding("webhook_configuration", "wrong", f"webhook configuration {name} has no webhooks", _INSTALL)
+        elif bare:
+            says = (
+                f"webhook configuration {name} has no caBundle ({some(bare)}): no pod is injected, and nobody says so"
+            )
+            do = f"look at what fills it in: cert-manager, or the Job in {seen.system} that makes certificates"
+            yield Finding("ca_bundle", "wrong", says, do)
+        else:
+            yield Finding("webhook_configuration", "ok", f"webhook configuration {name} is there")
+    yield from _deployment(seen, "webhook", "pods are created as they are, and nobody says so")
+    if seen.serving == 0:
+        says = "nobody answers behind the service of the webhook: no pod of it is ready"
+        yield Finding("webhook_service", "wrong", says, f"kubectl get pods -n {seen.system}")
+
+
+def _certificate(seen: Snapshot) -> Iterator[Finding]:
+    one = seen.certificate
+    if one is None:
+        if "certificate" in seen.unread:
+            yield not_seen(seen, "certificate", "the webhook's certificate")
+        return
+    renew = (
+        f"kubectl create job renew --from=cronjob/sftriage-certificates -n {seen.system}, unless cert-manager renews it"
+    )
+    if seen.now_s > one.not_after_s:
+        yield Finding(
+            "certificate",
+            "wrong",
+            f"the webhook's certificate (Secret {one.secret}) ended at {clock(one.not_after_s)}",
+            renew,
+        )
+    elif seen.now_s < one.not_before_s:
+        says = f"the webhook's certificate is good from {clock(one.not_before_s)} on: a clock is wrong"
+        yield Finding("certificate", "wrong", says, "set the clock of this machine, or of who made it")
+    elif not one.trusted:
+        says = "the webhook's certificate is signed by none whom its configuration trusts (caBundle)"
+        yield Finding("certificate", "wrong", says, renew)
+    elif one.not_after_s - seen.now_s < SOON_S:
+        says = f"the webhook's certificate is good for {lasted(one.not_after_s - seen.now_s)} yet"
+        yield Finding("certificate", "wrong", says, renew)
+    else:
+        yield Finding("certificate", "ok", f"the webhook's certificate is good until {clock(one.not_after_s)}")
+
+
+def _deployment(seen: Snapshot, part: str, without: str) -> Iterator[Finding]:
+    """Whether a part of sftriage itself runs, and what comes of it where it does not."""
+    found = [one for one in seen.deployments if labels_of(one).get(PART_LABEL) == f"sftriage-{part}"]
+    if not found and "elsewhere" in seen.unread:
+        says = f"no {part} can be seen in {seen.system}, and you may not look at other namespaces"
+        yield Finding(part, "unknown", says, "--operator-namespace NAME says where it is")
+    elif "deployments" in seen.unread:
+        yield not_seen(seen, "deployments", f"the {part}")
+    elif not found:
+        yield Finding(part, "wrong", f"there is no {part}: {without}", _INSTALL)
+    places = sorted({one["metadata"]["namespace"] for one in found})
+    if len(places) > 1:
+        says = f"there is more than one {part}, in {some(places)}: each does what the other does"
+        yield Finding(part, "wrong", says, "take away all of them but one")
+    for one in found:
+        name, namespace = one["metadata"]["name"], one["metadata"]["namespace"]
+        if available(one):
+            yield Finding(part, "ok", f"the {part} runs, in {namespace}")
+        else:
+            do = f"kubectl describe deployment {name} -n {namespace}"
+            yield Finding(part, "wrong", f"the {part} does not run{said(one)}: {without}", do)
 
 
 def diagnose(seen: Snapshot) -> list[Finding]:
@@ -186,7 +378,12 @@ def _quota(seen: Snapshot) -> Iterator[Finding]:
 
 
 _CHECKS: Sequence[Callable[[Snapshot], Iterator[Finding]]] = (
-    *installed.CHECKS,
+    _rights,
+    _version,
+    _definitions,
+    _operator,
+    _webhook,
+    _certificate,
     _labels,
     _injected,
     _controllers,

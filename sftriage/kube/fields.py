@@ -1,11 +1,15 @@
-"""The types that the objects' fields are of. What goes into a status is made to fit, so that no server refuses it."""
+"""Fields and conditions of the objects. What goes into a status is clipped, so that no server refuses it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from sftriage.words.amounts import clock
 
 MAX_SENTENCE = 2000
 MAX_LINE = 500
@@ -71,3 +75,63 @@ class ObservedStatus(ObjectModel):
         description="The latest conditions; `kubectl wait --for=condition=TYPE` waits for one.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
+
+
+Answer = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What is so of an object as it is now: ``status`` says whether it is, ``reason`` why, ``message`` in words."""
+
+    type: str
+    status: Answer
+    reason: str
+    message: str
+
+
+def dated(found: Iterable[Now], before: Any, generation: int | None, now_s: float) -> tuple[Condition, ...]:
+    """The conditions of an object, each since when it is so.
+
+    Args:
+        found: what is so now.
+        before: the conditions that the object had, as the server has them: anybody may have written them.
+        generation: the object's, that they are about.
+        now_s: seconds since the epoch.
+    """
+    since = {one.type: one for one in readable(before)}
+    return tuple(_dated(one, since.get(one.type), generation, now_s) for one in found)
+
+
+def _dated(found: Now, before: Condition | None, generation: int | None, now_s: float) -> Condition:
+    same = before is not None and before.status == found.status
+    return Condition(
+        type=found.type,
+        status=found.status,
+        reason=found.reason,
+        message=found.message or found.reason,
+        lastTransitionTime=before.lastTransitionTime if same and before is not None else clock(now_s),
+        observedGeneration=generation,
+    )
+
+
+def readable(conditions: Any) -> list[Condition]:
+    """The conditions that an object has, but for what is none."""
+    found = []
+    for one in conditions if isinstance(conditions, Sequence) else ():
+        try:
+            found.append(Condition.model_validate(one))
+        except ValidationError:
+            continue
+    return found
+
+
+def status_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The status that an object has; empty where there is none yet."""
+    status = body.get("status")
+    return status if isinstance(status, Mapping) else {}
+
+
+def condition(body: Mapping[str, Any], kind: str) -> Condition | None:
+    """One condition of an object, as the server has it."""
+    return next((one for one in readable(status_of(body).get("conditions")) if one.type == kind), None)

@@ -1,19 +1,68 @@
-"""Which training job a pod is of, and what that job's objects are called. Pure.
+"""The training job of a pod, and the names of its objects. Pure.
 
 A job is known by the labels that its controller gives its pods, and by variables that it sets in their containers; one
-of another kind by the label ``sftriage.dev/job-name``, which goes before all others.
+of another kind by the label ``sftriage.dev/job-name``, which goes before all others. Any part of a pod may be missing,
+null, or of another type, as a client wrote it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sftriage.kube.objects import GROUP
-from sftriage.kube.pods import Pod, annotations_of, environment_of, labels_of, mapping, text
+
+Pod = Mapping[str, Any]
+"""A pod, or a pod template: ``metadata`` and ``spec``."""
+
+
+def mapping(holder: Any, *path: str) -> Mapping[str, Any]:
+    """The mapping at a path; an empty one where there is none."""
+    for name in path:
+        holder = holder.get(name) if isinstance(holder, Mapping) else None
+    return holder if isinstance(holder, Mapping) else {}
+
+
+def items(holder: Any, name: str) -> Iterator[Mapping[str, Any]]:
+    """The mappings in a list of that name."""
+    found = holder.get(name) if isinstance(holder, Mapping) else None
+    if isinstance(found, Sequence) and not isinstance(found, str):
+        yield from (one for one in found if isinstance(one, Mapping))
+
+
+def text(holder: Any, name: str) -> str:
+    """The text of that name; "" where there is none."""
+    found = holder.get(name) if isinstance(holder, Mapping) else None
+    return found if isinstance(found, str) else ""
+
+
+def labels_of(pod: Pod) -> Mapping[str, str]:
+    """The labels of a pod."""
+    return _texts(mapping(pod, "metadata", "labels"))
+
+
+def annotations_of(pod: Pod) -> Mapping[str, str]:
+    """The annotations of a pod."""
+    return _texts(mapping(pod, "metadata", "annotations"))
+
+
+def environment_of(pod: Pod) -> Mapping[str, str]:
+    """The variables whose values its containers' lists name; of one that several name, the first container's."""
+    found: dict[str, str] = {}
+    for container in items(mapping(pod, "spec"), "containers"):
+        for variable in items(container, "env"):
+            name, value = variable.get("name"), variable.get("value")
+            if isinstance(name, str) and isinstance(value, str):
+                found.setdefault(name, value)
+    return found
+
+
+def _texts(found: Mapping[str, Any]) -> Mapping[str, str]:
+    return {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, str)}
+
 
 INJECT_LABEL, ENABLED = f"{GROUP}/inject", "enabled"
 """The label of a pod or a namespace that asks for sftriage, and its value."""

@@ -10,10 +10,9 @@ from pydantic import ValidationError
 
 from sftriage.decisions import ENDED
 from sftriage.errors import InputError, UsageError
-from sftriage.kube.conditions import condition, status_of
-from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL
+from sftriage.kube.fields import condition, status_of
+from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL, annotations_of, labels_of, mapping
 from sftriage.kube.objects import StoredTrace
-from sftriage.kube.pods import annotations_of, labels_of, mapping
 from sftriage.traces.documents import first_problem
 from sftriage.words.objects import CAPTURE_STATES
 

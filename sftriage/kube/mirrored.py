@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from sftriage.decisions import NAMING, CaptureResult, ManualRequest
 from sftriage.kube.captures import Body, KnownCapture, capture_status
-from sftriage.kube.conditions import status_of
+from sftriage.kube.fields import status_of
 from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL, JobRef, System
 from sftriage.kube.objects import API_VERSION, GROUP, CaptureTrigger, Requester, TraceCaptureSpec, capture_of
 from sftriage.policy.contradictions import in_capture

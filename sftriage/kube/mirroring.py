@@ -25,14 +25,12 @@ from sftriage.events import (
     Sight,
     WindowJudged,
 )
-from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, path_of
-from sftriage.kube.conditions import status_of
+from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, ObjectWatch, path_of
+from sftriage.kube.fields import status_of
 from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.mirrored import Mirrored, report_body
 from sftriage.kube.objects import API_VERSION, CAPTURES, REPORTS
-from sftriage.kube.reports import report_status
-from sftriage.kube.telling import EVERY_S, News, event_body, event_name, news
-from sftriage.kube.watching import ObjectWatch
+from sftriage.kube.reports import EVERY_S, News, event_body, event_name, news, report_status
 from sftriage.runs.asks import leave
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.source import RunSource, View

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from sftriage.kube.conditions import Now, dated, status_of
+from sftriage.kube.fields import Now, dated, status_of
 from sftriage.kube.objects import TriagePolicyStatus
 from sftriage.policy.document import MAX_SHOWN, PolicyError, Problem
 from sftriage.policy.loading import LoadedPolicy, parse

@@ -23,10 +23,10 @@ import pytest
 import yaml
 
 from sftriage.kube.certificates import Issued, issued
+from sftriage.kube.injecting import injected
 from sftriage.kube.jobs import job_of
 from sftriage.kube.settings import InjectionSettings
 from sftriage.kube.sidecar import SITE
-from sftriage.kube.templates import injected
 from tests.integration.kube import Cluster, _free_ports, missing, prepared
 from tests.integration.processes import ended, wait_until
 from tests.unit.kube.pods import JOBS, pod

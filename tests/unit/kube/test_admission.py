@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.kube import admission
-from sftriage.kube.admission import answer
+from sftriage.kube import serving
 from sftriage.kube.injecting import applied
+from sftriage.kube.serving import answer
 from sftriage.kube.settings import InjectionSettings
 from tests.unit.kube.pods import pod
 
@@ -75,7 +75,7 @@ def test_what_goes_wrong_is_a_warning_and_nothing_more(monkeypatch):
     def boom(*_: Any) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(admission, "injection", boom)
+    monkeypatch.setattr(serving, "injection", boom)
     patch, (warning,) = told(review(pod(JOB)))
     assert patch == []
     assert "RuntimeError: boom" in warning

@@ -11,10 +11,9 @@ import pytest
 
 from k8s.make_crds import definition
 from sftriage.kube.diagnosis import Finding, diagnose
-from sftriage.kube.gathering import certificate
 from sftriage.kube.jobs import job_of
 from sftriage.kube.objects import KINDS
-from sftriage.kube.snapshot import Certificate, Snapshot
+from sftriage.kube.snapshot import Certificate, Snapshot, certificate
 from sftriage.words.amounts import clock
 from tests.unit.kube.objects import NOW_S, made
 

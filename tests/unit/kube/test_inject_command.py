@@ -11,10 +11,9 @@ import pytest
 import yaml
 
 from sftriage.errors import InputError
-from sftriage.kube.injecting import injection
+from sftriage.kube.injecting import injected, injection
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.settings import InjectionSettings, read_settings
-from sftriage.kube.templates import injected
 from tests.unit.kube.pods import pod
 
 NEW, SETTINGS = (1, 29), InjectionSettings()

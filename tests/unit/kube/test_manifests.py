@@ -17,10 +17,9 @@ import pytest
 import yaml
 
 from sftriage.kube.deploying import ControllerSettings, secret, wanted
-from sftriage.kube.injecting import applied, injection
+from sftriage.kube.injecting import applied, injected, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.settings import InjectionSettings
-from sftriage.kube.templates import injected
 from tests.unit.kube.pods import JOBS
 
 K8S = Path(__file__).parents[3] / "k8s"

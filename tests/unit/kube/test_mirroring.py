@@ -12,7 +12,7 @@ import pytest
 from sftriage.decisions import CaptureResult, ManualRequest
 from sftriage.errors import ClusterError
 from sftriage.events import CaptureChanged
-from sftriage.kube import mirroring, watching
+from sftriage.kube import client, mirroring
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.mirroring import Mirror
@@ -101,7 +101,7 @@ def quick(monkeypatch, caplog):
     caplog.set_level(logging.CRITICAL)
     for name, value in (("LOOK_S", 0.01), ("AT_LEAST_S", 0.05), ("REPORT_S", 0.05), ("_LONGEST_PAUSE_S", 0.05)):
         monkeypatch.setattr(mirroring, name, value)
-    monkeypatch.setattr(watching, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(client, "_PAUSE_S", 0.01)
 
 
 @pytest.fixture

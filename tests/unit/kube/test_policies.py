@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8s.make_crds import definition
-from sftriage.kube.conditions import condition
+from sftriage.kube.fields import condition
 from sftriage.kube.objects import KINDS
 from sftriage.kube.policies import loaded, standings
 from sftriage.policy.document import PolicyError

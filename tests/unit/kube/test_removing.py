@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.errors import StoreError
-from sftriage.kube.removing import RETRY_S, Remover
+from sftriage.kube.operator import RETRY_S, Remover
 from sftriage.traces.remote import RemoteStore
 from tests.unit.conftest import manifest_of
 from tests.unit.kube.objects import NOW_S, made

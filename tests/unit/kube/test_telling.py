@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sftriage.decisions import CaptureState
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.telling import event_body, event_name, news
+from sftriage.kube.reports import event_body, event_name, news
 from sftriage.runs.outlook import Face
 from tests.unit.kube.objects import NOW_S, made
 

@@ -8,16 +8,15 @@ import queue
 import pytest
 
 from sftriage.errors import ClusterError
-from sftriage.kube import watching
-from sftriage.kube.client import GONE, AnsweredError
-from sftriage.kube.watching import ObjectWatch
+from sftriage.kube import client
+from sftriage.kube.client import GONE, AnsweredError, ObjectWatch
 
 DEADLINE_S = 20.0
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(watching, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(client, "_PAUSE_S", 0.01)
 
 
 def pod(name, phase="Running", version="1"):
