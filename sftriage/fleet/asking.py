@@ -14,11 +14,11 @@ from functools import partial
 import msgspec
 
 from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
-from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.incoming import Message, Refusals
 from sftriage.fleet.leading import Lease
 from sftriage.fleet.messages import Incarnation, Order, Orders
+from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import encode
 from sftriage.mitigate.switch_state import Setting
 

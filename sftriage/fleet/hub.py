@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from sftriage.base.process import locked
 from sftriage.errors import SftriageError, UsageError
 
 if TYPE_CHECKING:
@@ -264,10 +265,8 @@ class Hub:
         Raises:
             HubError: the hub does not let us in.
         """
-        from sftriage.fleet.client import SteadyClient
-
         while True:
-            client = SteadyClient()
+            client = _steady_client()
             try:
                 await client.connect(
                     **self._options,
@@ -356,3 +355,53 @@ class Hub:
 
     async def _again(self) -> None:
         self.connected_s, self.problem, self._refused = time.monotonic(), "", False
+
+
+def _steady_client() -> Client:
+    """A NATS client that goes on after a message that it cannot read.
+
+    A subject or a header may be any bytes. Some of them end the reading of nats-py (2.16) for good and in silence, and
+    a stream delivers them again to whoever connects next.
+    """
+    # (to import it takes a while, so only those who connect do)
+    from nats.aio.client import Client
+
+    class SteadyClient(Client):
+        _logged = False
+
+        async def _process_msg(self, *message: Any) -> None:
+            try:
+                await super()._process_msg(*message)
+            except Exception as error:
+                if not self._logged:
+                    log.warning("a message that the hub has passed on cannot be read: %s", type(error).__name__)
+                self._logged = True
+
+    return SteadyClient()
+
+
+class LogLeader:
+    """Lets one of the processes that share a file log what all of them see; without the file, each logs.
+
+    The kernel frees the file when its holder dies.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._held, self._leads = path, contextlib.ExitStack(), False
+
+    def should_log(self) -> bool:
+        """Whether this process logs; from now on, if no other does."""
+        if not self._leads:
+            try:
+                self._held.enter_context(locked(self._path))
+            except BlockingIOError:
+                return False
+            except OSError:
+                pass
+            self._leads = True
+        return True
+
+    def release(self) -> None:
+        """Let another process log."""
+        self._held.close()
+        self._leads = False

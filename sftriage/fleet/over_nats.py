@@ -18,16 +18,15 @@ import numpy as np
 
 from sftriage.decisions import Report, WantedCapture
 from sftriage.fleet.asking import Asking
-from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.groups import Groups
-from sftriage.fleet.hosts import Host, Members, status_of_all
+from sftriage.fleet.hosts import Host, HostLook, Members, status_of_all
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.incoming import FETCH_S, Incoming, Message, Refusals
 from sftriage.fleet.leading import Lease
 from sftriage.fleet.messages import Block, Incarnation
-from sftriage.fleet.roll_call import HostLook
 from sftriage.fleet.rows import Deduplicator, RowBuffer
+from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import decode_findings, encode
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.recorder.layout import RingInfo

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 
 from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 from sftriage.errors import SftriageError
-from sftriage.fleet.hub import Hub, HubError, Places, token
+from sftriage.fleet.hub import Hub, HubError, LogLeader, Places, token
 from sftriage.fleet.messages import Block, Incarnation, Orders, RunName, Shipment
-from sftriage.fleet.sending import KeptCaptures, Sending
-from sftriage.fleet.speaking import Speaker
+from sftriage.fleet.transfers import KeptCaptures, Sending
 from sftriage.fleet.wire import MAX_MESSAGE_BYTES, decode_orders, decode_ranks, encode, parts
 from sftriage.recorder.layout import RingInfo
 
@@ -76,7 +75,7 @@ class HostEnd:
         rings_id: of the directory of its rings.
         begun: a file in which captures are noted before they begin, so that none is begun twice.
         kept: the captures that were stored here.
-        speaker: lets one of the job's hosts say what all of them see.
+        log_leader: lets one of the job's hosts log what all of them see.
     """
 
     def __init__(
@@ -89,12 +88,12 @@ class HostEnd:
         rings_id: str,
         begun: Path,
         kept: KeptCaptures,
-        speaker: Speaker,
+        log_leader: LogLeader,
     ) -> None:
         self._agent, self._hub, self._places = agent, hub, places
         self._name, self._rings_id = name, rings_id
         self._token, self._boot_id, self._process = token(name), boot_id, secrets.token_hex(8)
-        self._begun_file, self._speaker, self._said_away = begun, speaker, False
+        self._begun_file, self._log_leader, self._said_away = begun, log_leader, False
         self._begun_before = frozenset(begun.read_text(encoding="ascii").split()) if begun.exists() else frozenset()
         self._begun = set(self._begun_before)
         self._orders: Orders | None = None
@@ -282,9 +281,9 @@ class HostEnd:
             if self._said_away:
                 log.warning("the hub is back after %.0f s", now_s - self._away_since_s)
                 self._said_away = False
-            self._speaker.done()
+            self._log_leader.release()
             self._away_since_s = now_s
-        elif now_s > self._away_since_s + SAY_AFTER_S and not self._said_away and self._speaker.may_speak():
+        elif now_s > self._away_since_s + SAY_AFTER_S and not self._said_away and self._log_leader.should_log():
             self._said_away = True
             log.warning("%s The job goes on; what its ranks record waits in their rings", self._hub.unreachable())
 

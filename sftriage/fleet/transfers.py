@@ -1,17 +1,36 @@
-"""How far a trace is on its way between hosts: told every so often, as what its capture is doing."""
+"""Captures between hosts: sent to the store of their run or through the hub, and fetched with every byte checked."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
 import io
+import logging
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sftriage.decisions import CaptureResult, Report
+from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
+from sftriage.fleet.hub import Hub, Places
+from sftriage.fleet.messages import NO_NAME, RunName
+from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Artefact, Manifest
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.store import FileToStore, LocalStore
+from sftriage.traces.uploads import Upload
 from sftriage.words.amounts import size
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
+    from nats.js import JetStreamContext
+    from nats.js.api import ObjectInfo
+    from nats.js.object_store import ObjectStore
 
 TELL_S = 2.0
 """How long a transfer goes on before it is told of, and how often then."""
@@ -80,3 +99,318 @@ class _Writing(io.BufferedIOBase):
         count = self._file.write(data)
         self._transfer.moved(count)
         return count
+
+
+log = logging.getLogger("sftriage")
+
+SEND_AGAIN_S, OBJECT_S = 1.0, 600.0
+FULL = 10077
+"""What the hub says where a bucket has no room."""
+SLACK_BYTES = 1 << 20
+"""What the hub needs of a bucket beside the bytes of the traces in it."""
+
+
+class KeptCaptures(Protocol):
+    """The captures that a host has stored. Whatever is asked of it may take its time."""
+
+    def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
+        """The manifest of a capture, under its run's name, and the files that it names."""
+
+    def copied(self, capture_id: str, run: RunName, transfer: Transfer) -> bool:
+        """Put a copy into the store of its run, if this host has that one; whether it is there, and verified."""
+
+
+class Sending:
+    """Sends captures, and tells how far it is.
+
+    Args:
+        hub: connected, or to be waited for.
+        places: of the job.
+        kept: what there is to send.
+        name: of this host, for people.
+        tell: hears of progress.
+        wanted: whether anybody waits for a capture still.
+    """
+
+    def __init__(
+        self, hub: Hub, places: Places, kept: KeptCaptures, name: str, tell: Tell, wanted: Callable[[str], bool]
+    ) -> None:
+        self._hub, self._places, self._kept, self._name = hub, places, kept, name
+        self._tell, self._wanted = tell, wanted
+
+    async def sent(self, report: Report, run: RunName) -> Report:
+        """What a report of a stored capture comes to: it is where the controller finds it, or has failed."""
+        loop, capture_id, where = asyncio.get_running_loop(), report.result.capture_id, ""
+        try:
+            manifest, files = await loop.run_in_executor(None, self._kept.manifest, capture_id, run)
+            where = f" in {next(iter(files.values())).parent}" if files else ""
+            total_bytes = sum(path.stat().st_size for path in files.values())
+            copying = Transfer(report.result, f"uploading from {self._name}:", total_bytes, self._tell)
+            elsewhere = await loop.run_in_executor(None, self._kept.copied, capture_id, run, copying)
+            # (of what is in a store, only the manifest goes through the hub)
+            some = {} if elsewhere else files
+            sending = Transfer(report.result, f"sending from {self._name}:", total_bytes, self._tell)
+            while not await self._put(capture_id, manifest, some, sending):
+                await asyncio.sleep(SEND_AGAIN_S)
+                if not self._wanted(capture_id):
+                    raise CaptureError("it is waited for no longer")
+            return replace(report, elsewhere=elsewhere)
+        except Exception as error:
+            why = f"it is stored on {self._name}{where}, and could not be sent: {error}"
+            return replace(report, result=replace(report.result, state="failed", detail=why))
+
+    async def _put(self, capture_id: str, manifest: bytes, files: dict[str, Path], transfer: Transfer) -> bool:
+        """Put a capture onto the hub; False where that is to be tried again."""
+        from nats.js.errors import APIError
+
+        if self._hub.connected_s is None:
+            return False
+        bucket, sent = self._places.traces, []
+        try:
+            traces = await _outgoing(self._hub.js, bucket)
+            if files:
+                most_bytes = (await traces.status()).stream_info.config.max_bytes or -1
+                if most_bytes >= 0:
+                    _check_room(sum(path.stat().st_size for path in files.values()), most_bytes - SLACK_BYTES)
+            for name, path in files.items():
+                with path.open("rb") as file:
+                    whole = traces.put(f"{capture_id}/{name}", transfer.reading(file))
+                    sent.append(await asyncio.wait_for(whole, OBJECT_S))
+            await traces.put(f"{capture_id}/", manifest)
+        except CaptureError:
+            raise
+        except (APIError, OSError) as error:
+            if isinstance(error, APIError) and error.err_code == FULL:
+                transfer.say("waiting for room on the hub, which is full of other traces")
+                # (of two that are there in part, neither would ever find room for the rest)
+                for info in sent:
+                    with contextlib.suppress(Exception):
+                        await self._hub.js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.{info.nuid}")
+                return False
+            if isinstance(error, APIError) and error.code != 404 and (error.code or 500) < 500:
+                raise
+            if isinstance(error, OSError) and not isinstance(error, (TimeoutError, ConnectionError)):
+                raise
+            log.debug("a trace was not sent", exc_info=True)
+            return False
+        except Exception:
+            log.debug("a trace was not sent", exc_info=True)
+            return False
+        return True
+
+
+async def _outgoing(js: JetStreamContext, bucket: str) -> ObjectStore:
+    """The bucket of traces for whom it is one way: nothing in it may be read by an agent, nor has to be."""
+    from nats.js.errors import ObjectNotFoundError
+    from nats.js.object_store import ObjectStore
+
+    class Outgoing(ObjectStore):
+        async def get_info(self, *_: Any) -> Any:
+            raise ObjectNotFoundError
+
+    await js.stream_info(f"OBJ_{bucket}")
+    return Outgoing(bucket, f"OBJ_{bucket}", js)
+
+
+def _check_room(size_bytes: int, most_bytes: int) -> None:
+    """Refuse what would never find room on the hub.
+
+    Raises:
+        CaptureError: it would not; the message says what to do.
+    """
+    if size_bytes > most_bytes:
+        why = f"its {size(size_bytes)} are more than the hub takes ({size(most_bytes)})"
+        raise CaptureError(f"{why}: give the job a --store, or capture fewer steps")
+
+
+PATIENCE_S, AGAIN_S = 900.0, 2.0
+LOST_S = 30.0
+"""For how long a capture may not be there at all: a hub may have lost it, and its host sends it again then."""
+MAX_FILES, MAX_FILE_BYTES = 32, 8 << 30
+_FOLDER = "fetch-"
+"""What the name of a folder begins with that a capture is fetched into."""
+
+Take = Callable[[bytes, Mapping[str, Path], bool], int]
+"""Takes a capture's manifest and its files, checked; how many bytes they are. With True, those are in the run's store.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """Fetches captures of a ``run`` into a ``spool``, from where they are taken."""
+
+    take: Take
+    spool: Path
+    run: RunName = NO_NAME
+
+    def sweep(self) -> None:
+        """Remove what a controller that was killed while it fetched has left; for the one that leads now."""
+        for folder in self.spool.glob(f"{_FOLDER}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def fetched(
+        self, hub: Hub, bucket: str, report: Report, tell: Tell, missing: Callable[[], None] = lambda: None
+    ) -> Report:
+        """What a report of a stored capture comes to: its files are fetched and taken, or it has failed.
+
+        Progress is told, and that they are ``missing`` on the hub.
+        """
+        from nats.js.errors import NotFoundError
+
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + PATIENCE_S
+        capture_id = report.result.capture_id
+        problem: Exception
+        while True:
+            try:
+                with tempfile.TemporaryDirectory(prefix=_FOLDER, dir=self.spool) as folder:
+                    coming = _files(hub, bucket, report, Path(folder), tell)
+                    manifest, files = await asyncio.wait_for(coming, PATIENCE_S)
+                    stored_bytes = await loop.run_in_executor(None, self.take, manifest, files, report.elsewhere)
+                await _forget(hub, bucket, capture_id, files)
+                return replace(report, stored_bytes=stored_bytes)
+            except SftriageError as error:
+                problem = error
+                break
+            except NotFoundError as error:
+                problem, deadline_s = error, min(deadline_s, loop.time() + LOST_S)
+                missing()
+            except Exception as error:
+                problem = error
+                if _is_for_good(error):
+                    break
+                log.debug("capture %s was not fetched", capture_id, exc_info=True)
+            if loop.time() > deadline_s:
+                break
+            await asyncio.sleep(AGAIN_S)
+        why = f"it is stored on its host, and could not be fetched from there: {str(problem) or type(problem).__name__}"
+        return replace(report, result=replace(report.result, state="failed", detail=why))
+
+
+def taker(store: LocalStore, run: RunName, near: Callable[[Manifest], bool] = lambda _: False) -> Take:
+    """Who takes fetched captures into the store of a run.
+
+    Of one that is in the run's store elsewhere, no more is taken than its manifest, and word of where its files are;
+    and the files too, from there, where it is to be ``near``.
+    """
+
+    def take(data: bytes, files: Mapping[str, Path], elsewhere: bool = False) -> int:
+        # (an agent learns the run's id with the first orders)
+        manifest = Manifest.from_json(data, "the manifest").model_copy(update={"run": run.run_id})
+        size_bytes = sum(one.size_bytes for one in manifest.artefacts)
+        if manifest.capture_id in store.ids():
+            # Whoever put it there ended before it could say so.
+            return size_bytes
+        if elsewhere:
+            _take_elsewhere(store, run, manifest, near=near(manifest))
+            return size_bytes
+        named = {one.name: one for one in manifest.artefacts}
+        if set(named) != set(files):
+            raise CaptureError(f"capture {manifest.capture_id}: its files are not those of its manifest")
+        _put(store, manifest, files, None)
+        return size_bytes
+
+    return take
+
+
+def _take_elsewhere(store: LocalStore, run: RunName, manifest: Manifest, *, near: bool) -> None:
+    """Take a capture whose host has put it into the run's store, from which it may be read here, or not."""
+    capture_id = manifest.capture_id
+    if not run.store:
+        raise CaptureError(f"capture {capture_id} is said to be in a store, and its run has none")
+    with tempfile.TemporaryDirectory(prefix="near-") as folder:
+        files: dict[str, Path] = {}
+        try:
+            remote = RemoteStore.open(run.store, job=run.job, run=run.run_id)
+            there, condition = remote.look(capture_id)
+            if not condition.whole or there.artefacts != manifest.artefacts:
+                raise CaptureError(f"capture {capture_id} is not in {run.store} as its host says: {condition.problem}")
+            for one in manifest.artefacts if near else ():
+                files[one.name] = remote.get(capture_id, one.name, Path(folder) / one.name)
+        except (StoreError, UsageError) as error:
+            # (its host has read all of it back; whoever fetches it later may read that store)
+            log.warning("capture %s is in %s, which was not read from here: %s", capture_id, run.store, error)
+            files.clear()
+        sha256 = hashlib.sha256(manifest.to_json()).hexdigest()
+        now = datetime.now(timezone.utc)
+        upload = Upload(url=run.store, state="stored", verified_at=now, manifest_sha256=sha256)
+        _put(store, manifest, files, upload)
+
+
+def _put(store: LocalStore, manifest: Manifest, files: Mapping[str, Path], upload: Upload | None) -> None:
+    media_types = {one.name: one.media_type for one in manifest.artefacts}
+
+    def checked(found: tuple[Artefact, ...]) -> Manifest:
+        if not set(found) <= set(manifest.artefacts):
+            raise CaptureError(f"capture {manifest.capture_id}: it was damaged on its way")
+        return manifest
+
+    some = [FileToStore(path, name, media_types[name], compress=False) for name, path in files.items()]
+    store.put_files(manifest.capture_id, some, checked, upload)
+
+
+class _Bounded(io.BufferedIOBase):
+    """What is written goes on, as far as it may: how much is sent is not told by what is said of it."""
+
+    def __init__(self, file: io.BufferedIOBase, most_bytes: int) -> None:
+        self._file, self._left_bytes = file, most_bytes
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        self._left_bytes -= memoryview(data).nbytes
+        if self._left_bytes < 0:
+            raise CaptureError("more comes than its manifest says")
+        return self._file.write(data)
+
+
+def _is_for_good(error: Exception) -> bool:
+    """Whether it would be so again: what is there is not as it says."""
+    from nats.errors import Error
+    from nats.js.errors import BadObjectMetaError, DigestMismatchError
+
+    if isinstance(error, (BadObjectMetaError, DigestMismatchError)):
+        return True
+    return not isinstance(error, (Error, OSError, asyncio.TimeoutError))
+
+
+async def _info(traces: ObjectStore, name: str) -> ObjectInfo:
+    info = await traces.get_info(name)
+    if info.is_link() or info.name != name:
+        raise CaptureError("it is kept under another one's name")
+    return info
+
+
+async def _files(hub: Hub, bucket: str, report: Report, folder: Path, tell: Tell) -> tuple[bytes, dict[str, Path]]:
+    traces, capture_id = await hub.js.object_store(bucket), report.result.capture_id
+    await _info(traces, f"{capture_id}/")
+    buffer = io.BytesIO()
+    await traces.get(f"{capture_id}/", writeinto=_Bounded(buffer, MAX_MANIFEST_BYTES))
+    data = buffer.getvalue()
+    manifest = Manifest.from_json(data, "its manifest")
+    is_its = (manifest.capture_id, manifest.capture.rank) == (capture_id, report.result.rank)
+    if not is_its or len(manifest.artefacts) > MAX_FILES:
+        raise CaptureError("its manifest is another's")
+    files: dict[str, Path] = {}
+    if report.elsewhere:
+        return data, files
+    total_bytes = sum(one.size_bytes for one in manifest.artefacts)
+    transfer = Transfer(report.result, f"fetching from {manifest.capture.host}:", total_bytes, tell)
+    for number, artefact in enumerate(manifest.artefacts):
+        name = f"{capture_id}/{artefact.name}"
+        info = await _info(traces, name)
+        if info.size != artefact.size_bytes or artefact.size_bytes > MAX_FILE_BYTES:
+            raise CaptureError(f"{artefact.name} has {info.size} bytes; its manifest says {artefact.size_bytes}")
+        files[artefact.name] = folder / str(number)
+        log.info("fetching %s of capture %s: %d bytes", artefact.name, capture_id, artefact.size_bytes)
+        with files[artefact.name].open("wb") as file:
+            await traces.get(name, writeinto=_Bounded(transfer.writing(file), artefact.size_bytes))
+    return data, files
+
+
+async def _forget(hub: Hub, bucket: str, capture_id: str, files: Mapping[str, Path]) -> None:
+    """Make room on the hub."""
+    try:
+        traces = await hub.js.object_store(bucket)
+        for name in ("", *files):
+            await traces.delete(f"{capture_id}/{name}")
+    except Exception as error:
+        log.debug("capture %s is still on the hub, and goes by itself: %s", capture_id, error)

@@ -19,14 +19,13 @@ from sftriage.base.files import write_atomically
 from sftriage.base.notes import Note
 from sftriage.controller.policies import PolicyFiles, files_of
 from sftriage.errors import UsageError
-from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.generations import Generations, Known
-from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, Places
+from sftriage.fleet.hosts import RollCall
+from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, LogLeader, Places
 from sftriage.fleet.leading import Leader, Lease, make_places, remove_places
 from sftriage.fleet.messages import RunName
 from sftriage.fleet.over_nats import NatsFleet
-from sftriage.fleet.roll_call import RollCall
-from sftriage.fleet.speaking import Speaker
+from sftriage.fleet.transfers import Fetching, taker
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
 from sftriage.runs.liveness import holding
 from sftriage.runtime.annotating import quick
@@ -158,7 +157,7 @@ class JobController:
         remember(self.directory)
         self._triage.start()
         over_since_s, looked_s, roll_call = None, 0.0, RollCall()
-        speaker = Speaker(host_directory(job_of(self.directory.path), SPEAKER, os.environ))
+        log_leader = LogLeader(host_directory(job_of(self.directory.path), SPEAKER, os.environ))
         while over_since_s is None or time.monotonic() < min(over_since_s + OVER_S, self._deadline_s):
             time.sleep(POLL_S)
             if (signum := told()) is not None:
@@ -172,9 +171,9 @@ class JobController:
                 away = "" if self._hub.connected_s is not None else self._hub.unreachable()
                 if away:
                     # (no host need say it too)
-                    speaker.may_speak()
+                    log_leader.should_log()
                 else:
-                    speaker.done()
+                    log_leader.release()
                 for line in roll_call.look(self._fleet.hosts, away, looked_s):
                     say(line)
             if not self._fleet.over:

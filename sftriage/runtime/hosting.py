@@ -20,10 +20,9 @@ from sftriage.base.files import write_atomically
 from sftriage.base.notes import Note
 from sftriage.base.process import BOOT_ID
 from sftriage.errors import SftriageError, UsageError
-from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, Places, agent_file, token
+from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, LogLeader, Places, agent_file, token
 from sftriage.fleet.messages import RunName
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.transfers import Transfer
 from sftriage.profiling.spool import SPOOL
 from sftriage.recorder import find_rings
@@ -237,7 +236,7 @@ class Host:
             raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
         store = HostCaptures(directory, copies)
         self._disk = Disk(root=directory)
-        self._speaker = Speaker(directory.with_name(SPEAKER))
+        self._log_leader = LogLeader(directory.with_name(SPEAKER))
         steps = directory / "steps"
         nsys = place_in(RunDirectory(directory))
         # (names that are a launcher's or a person's are no part of what a server reads)
@@ -246,7 +245,7 @@ class Host:
         places, agent_token = Places.of(job_id), token(name)
         mine = address.of(agent_file(agent_token), AGENTS_FILE)
         hub = Hub(mine, f"sftriage agent {agent_token}", places.inbox(agent_token))
-        self._end = HostEnd(agent, hub, places, name, boot_id, rings_id, directory / "begun", store, self._speaker)
+        self._end = HostEnd(agent, hub, places, name, boot_id, rings_id, directory / "begun", store, self._log_leader)
 
     def start(self) -> None:
         """Begin."""
@@ -287,7 +286,7 @@ class Host:
     def finish(self, patience_s: float = FLUSH_S, *, says: bool = True) -> bool:
         """The job is over here: send what is left; whether that was done, which it ``says`` where it was not."""
         done = self._end.finish(patience_s)
-        if not done and says and self._speaker.may_speak():
+        if not done and says and self._log_leader.should_log():
             log.warning("the hub does not answer: the last of what the job has recorded stays where it was recorded")
         return done
 

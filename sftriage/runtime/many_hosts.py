@@ -21,8 +21,7 @@ from pathlib import Path
 from sftriage.base.files import refusing
 from sftriage.controller.controller import shape_of
 from sftriage.errors import SftriageError, UsageError
-from sftriage.fleet.hub import CA_FILE, PORT, HubAddress, hosts_of
-from sftriage.fleet.speaking import Speaker
+from sftriage.fleet.hub import CA_FILE, PORT, HubAddress, LogLeader, hosts_of
 from sftriage.policy.schema import Detection
 from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
@@ -250,7 +249,7 @@ class HostRun:
             self._rings = make_rings_directory(f"{file_name(options.job_id)}-{file_name(self._name)}-{os.getpid()}")
             self._held.callback(remove_rings_directory, self._rings)
             directory = host_directory(options.job_id, self._name, os.environ, new=True).absolute()
-            self._directory, self._speaker = directory, Speaker(directory.with_name(SPEAKER))
+            self._directory, self._log_leader = directory, LogLeader(directory.with_name(SPEAKER))
             with refusing(f"{directory} cannot be made"):
                 (directory / "spool").mkdir(mode=0o700, parents=True)
             note_steps(self._rings, directory / "steps")
@@ -329,13 +328,13 @@ class HostRun:
         except SftriageError as error:
             self._say(str(error))
             return
-        self._speaker.done()
+        self._log_leader.release()
         host.start()
         self._held.callback(host.close)
         self._host = host
 
     def _say(self, problem: str) -> None:
-        if problem != self._said and self._speaker.may_speak():
+        if problem != self._said and self._log_leader.should_log():
             log.warning("the job runs unwatched, until this is mended: %s", problem)
         self._said = problem
 

@@ -15,12 +15,11 @@ import pytest
 
 from sftriage import __version__
 from sftriage.decisions import CaptureResult, Report
-from sftriage.fleet.fetching import Fetching, taker
-from sftriage.fleet.hub import Hub, HubAddress, Places
+from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Places
 from sftriage.fleet.leading import make_places, taken_up
 from sftriage.fleet.messages import Orders, RunName
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.speaking import Speaker
+from sftriage.fleet.transfers import Fetching, taker
 from sftriage.fleet.wire import VERSION, decode_orders, encode
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.hub_server import HubServer, make_secret
@@ -203,7 +202,7 @@ def test_a_host_of_another_version_is_refused_in_words(tmp_path, environment):
 
 def test_an_agent_says_once_that_its_controller_is_of_another_version(hub, tmp_path, caplog):
     # GIVEN an agent, and a controller whose messages are of other versions
-    end = HostEnd(None, hub, PLACES, "node-a", "boot", "1", tmp_path / "begun", None, Speaker(tmp_path / "speaker"))
+    end = HostEnd(None, hub, PLACES, "node-a", "boot", "1", tmp_path / "begun", None, LogLeader(tmp_path / "speaker"))
     whole = encode(Orders(7, agent="node-a"))
     for version in (VERSION + 1, VERSION - 1, VERSION + 1, VERSION, 255):
         hub.call(end._heard(SimpleNamespace(data=whole[:3] + bytes([version]) + whole[4:])), LONG_S)

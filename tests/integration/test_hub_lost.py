@@ -12,14 +12,13 @@ import pytest
 
 from sftriage.agent.agent import Agent
 from sftriage.fleet import over_nats
-from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import Generations
-from sftriage.fleet.hub import Hub, HubAddress, Places
+from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Places
 from sftriage.fleet.leading import Leader, Lease, make_places
 from sftriage.fleet.messages import Shipment
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.speaking import Speaker
+from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import encode
 from sftriage.recorder import Monitor
 from sftriage.records import GpuFindings
@@ -213,7 +212,7 @@ def test_steps_that_a_hub_has_lost_are_told_again(told, tmp_path, others_tell):
     with (
         contextlib.closing(link),
         Monitor(("data",), sync=(), rank=0, world_size=1, rings=places[0]) as monitor,
-        contextlib.closing(HostEnd(agent, hub, *where, None, Speaker(tmp_path / "speaker"))) as end,
+        contextlib.closing(HostEnd(agent, hub, *where, None, LogLeader(tmp_path / "speaker"))) as end,
     ):
 
         def train(n_steps):

@@ -5,9 +5,8 @@ import contextlib
 import pytest
 
 from sftriage.agent.agent import Agent
-from sftriage.fleet.hub import Hub, HubAddress
+from sftriage.fleet.hub import Hub, HubAddress, LogLeader
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.speaking import Speaker
 from sftriage.mitigate.switch_state import UNLIKE, Setting
 from sftriage.recorder import Monitor
 from sftriage.traces.store import LocalStore
@@ -34,7 +33,7 @@ class Job:
         agent = Agent(rings, kept, kept, LocalStore(kept), job="job", run="run-1")
         hub = Hub(HubAddress(f"nats://127.0.0.1:{self.hub.port}", self.directory / "secret"), f"host-{number}")
         about = PLACES, f"host-{number}", f"boot-{number}", "1", self.directory / f"begun-{number}"
-        end = HostEnd(agent, hub, *about, None, Speaker(self.directory / "speaker"))
+        end = HostEnd(agent, hub, *about, None, LogLeader(self.directory / "speaker"))
         end.start()
         return end
 

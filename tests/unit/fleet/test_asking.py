@@ -6,9 +6,9 @@ import pytest
 
 from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.fleet.asking import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, Asking
-from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Places
 from sftriage.fleet.incoming import Message, Refusals
+from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import decode_orders
 from sftriage.mitigate.switch_state import Setting
 

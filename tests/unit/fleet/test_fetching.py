@@ -4,9 +4,8 @@ import pytest
 
 from sftriage.decisions import CaptureResult
 from sftriage.errors import CaptureError, SftriageError
-from sftriage.fleet.fetching import taker
 from sftriage.fleet.messages import RunName
-from sftriage.fleet.transfers import Transfer
+from sftriage.fleet.transfers import Transfer, taker
 from sftriage.runtime.hosting import Copies, HostCaptures
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
 from sftriage.fleet import hub
-from sftriage.fleet.hub import HubAddress, Places, token
+from sftriage.fleet.hub import HubAddress, LogLeader, Places, token
 from sftriage.runtime.many_hosts import HubOptions
 
 
@@ -127,3 +127,13 @@ def test_which_host_leads(monkeypatch):
     assert not own.leads
     monkeypatch.setenv("SLURM_NODEID", "0")
     assert own.leads
+
+
+def test_one_of_those_that_share_a_file_logs_until_it_releases_it(tmp_path):
+    one, other = LogLeader(tmp_path / "speaker"), LogLeader(tmp_path / "speaker")
+    assert (one.should_log(), other.should_log(), one.should_log()) == (True, False, True)
+    one.release()
+    assert (other.should_log(), one.should_log()) == (True, False)
+    other.release()
+    # AND where nothing can be shared, each logs
+    assert LogLeader(tmp_path / "none" / "speaker").should_log()

@@ -1,6 +1,6 @@
 """Which hosts are there is said once for all that come or go together, and not while it still changes."""
 
-from sftriage.fleet.roll_call import AWAY_S, SETTLE_S, HostLook, RollCall
+from sftriage.fleet.hosts import AWAY_S, SETTLE_S, HostLook, RollCall
 
 HERE, SILENT, OVER = HostLook(2), HostLook(2, silent=True), HostLook(2, over=True)
 AWAY = "the hub cannot be reached: is its host up?"

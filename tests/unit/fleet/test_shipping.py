@@ -4,10 +4,9 @@ import pytest
 
 from sftriage.decisions import CaptureResult, Report
 from sftriage.fleet import shipping
-from sftriage.fleet.hub import Places
+from sftriage.fleet.hub import LogLeader, Places
 from sftriage.fleet.messages import Order, Orders
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import encode
 from sftriage.mitigate.switch_state import Setting
 from sftriage.windows.shipped import ReadCounts
@@ -65,7 +64,7 @@ class Ended(HostEnd):
     def __init__(self, directory):
         self.agent = Agent()
         about = Places("job"), "node-b", "boot", "1", directory / "begun"
-        super().__init__(self.agent, Nowhere(), *about, None, Speaker(directory / "speaker"))
+        super().__init__(self.agent, Nowhere(), *about, None, LogLeader(directory / "speaker"))
         self._outbox.append(b"not sent yet")
         self._has_read = True
         self.orders((Order(WANTED),))

@@ -1,7 +1,6 @@
 """How far a trace is on its way is told every so often, and not of what is quick."""
 
 from sftriage.decisions import CaptureResult
-from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.transfers import TELL_S, Transfer
 
 RESULT = CaptureResult("c-1", 3, "stored")
@@ -26,13 +25,3 @@ def test_a_transfer_that_takes_its_time_is_told_of_with_what_has_moved(tmp_path)
     assert (report.result.capture_id, report.result.rank, report.result.state) == ("c-1", 3, "running")
     assert report.result.detail == "fetching from node-b: 12.0 MiB of 48.0 MiB"
     assert target.stat().st_size == 11 << 20
-
-
-def test_one_speaks_for_all_that_share_a_file_until_it_is_done(tmp_path):
-    one, other = Speaker(tmp_path / "speaker"), Speaker(tmp_path / "speaker")
-    assert (one.may_speak(), other.may_speak(), one.may_speak()) == (True, False, True)
-    one.done()
-    assert (other.may_speak(), one.may_speak()) == (True, False)
-    other.done()
-    # AND where nothing can be shared, each speaks for itself
-    assert Speaker(tmp_path / "none" / "speaker").may_speak()

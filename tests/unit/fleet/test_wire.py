@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sftriage.counters import COUNTERS
 from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.errors import SftriageError
-from sftriage.fleet import columns, wire
+from sftriage.fleet import wire
 from sftriage.fleet.messages import Block, Incarnation, Order, Orders, RunName, Shipment
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
@@ -284,12 +284,12 @@ def changed(**changes):
 def with_word(at, value):
     made = steps((0, 1), 0, 3)
     made.slots_BW[2, at] = value
-    return columns.packed(made)
+    return wire.packed(made)
 
 
 def counting(value):
-    made = columns.packed(steps((0, 1), 0, 3))
-    return msgspec.structs.replace(made, counted=columns.shuffled(np.full((len(COUNTERS), 6), value)))
+    made = wire.packed(steps((0, 1), 0, 3))
+    return msgspec.structs.replace(made, counted=wire.shuffled(np.full((len(COUNTERS), 6), value)))
 
 
 @pytest.mark.parametrize(
@@ -309,8 +309,8 @@ def counting(value):
         {"steps": with_word(DURATIONS, 2**60)},
         {"steps": with_word(READY, -2)},
         {"steps": with_word(WORK, -1)},
-        {"steps": columns.Columns(b"\0" * 4, b"")},
-        {"steps": columns.Columns(b"", b"", b"\0" * 8)},
+        {"steps": wire.Columns(b"\0" * 4, b"")},
+        {"steps": wire.Columns(b"", b"", b"\0" * 8)},
         {"steps": counting(-1.0)},
         {"steps": counting(float("inf"))},
     ],
