@@ -7,16 +7,28 @@ as ``other``.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sftriage import __version__
-from sftriage.decisions import ENDED, CaptureRequest, Clock, Decision, Label, Profiler, Regression, Suspect
+from sftriage.decisions import (
+    ENDED,
+    CaptureRequest,
+    CaptureResult,
+    Clock,
+    Decision,
+    Label,
+    Profiler,
+    Regression,
+    Suspect,
+)
 from sftriage.events import (
     CaptureChanged,
     CauseFound,
@@ -34,12 +46,119 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.records import OTHER, Window
+from sftriage.frontier.accounting import by_step
+from sftriage.records import OTHER, JobStatus, Window
 from sftriage.sinks.exposition import Exposed, Exposition
-from sftriage.sinks.per_rank import Counters, Gauges, PerRank
 from sftriage.sinks.stream import Sink, window_of
-from sftriage.sinks.tally import StepTally
 from sftriage.words.decisions import reasons_of
+
+
+class StepTally:
+    """Takes windows in order, and tells of each the steps that are new; an attempt that is over is forgotten.
+
+    A step counts as the first window that had it saw it.
+    """
+
+    def __init__(self) -> None:
+        self._attempt = -1
+        self._last: Window | None = None
+        self._clock: Clock = "host"
+
+    def last_step(self, attempt: int) -> int | None:
+        """The last step of an attempt that has been counted; None where there is none."""
+        return self._last.last_step if self._last is not None and attempt == self._attempt else None
+
+    def take(self, window: Window, clock: Clock = "host") -> tuple[NDArray[np.float64], NDArray[np.bool_]] | None:
+        """What `by_step` says of the last steps of a window, which none before it had; None where there are none.
+
+        ``clock`` is the one that it was judged on.
+        """
+        if window.attempt < self._attempt:
+            return None
+        if window.attempt > self._attempt:
+            self._attempt, self._last = window.attempt, None
+        window = on_clock(window, clock)
+        before = self._last
+        next_step = window.first_step if before is None else max(window.first_step, before.last_step + 1)
+        if next_step > window.last_step:
+            return None
+        same_clock, self._clock = clock == self._clock, clock
+        self._last = window.steps(window.last_step, window.last_step)
+        whole = window
+        if before is not None and before.last_step + 1 == window.first_step and same_clock and _alike(before, whole):
+            whole = Window.joined((before, whole))
+        elif next_step > window.first_step:
+            # The step before the first new one is in the window.
+            whole = window.steps(next_step - 1, window.last_step)
+        advances_NS, complete_N = by_step(whole)
+        new = next_step - whole.first_step
+        return advances_NS[new:], complete_N[new:]
+
+
+def on_clock(window: Window, clock: Clock) -> Window:
+    """A window's times on a clock, as far as the accounting reads them.
+
+    The last ready gradient is left out: it splits a stage, and the parts are credited to that stage all the same.
+    """
+    if clock == "device" and window.device_NRS is not None:
+        times = (window.device_NRS, window.device_outside_NRG, window.device_between_NR)
+    else:
+        times = (window.durations_NRS, window.outside_NRG, window.between_NR)
+    return Window(window.schema, window.first_step, *times, attempt=window.attempt)
+
+
+def _alike(before: Window, after: Window) -> bool:
+    """Whether two windows have the same ranks, stages and refinements."""
+
+    def kind(one: Window) -> tuple[object, ...]:
+        return one.schema, one.durations_NRS.shape[1:], one.outside_NRG is None, one.between_NR is None
+
+    return kind(before) == kind(after)
+
+
+Counters: TypeAlias = "partial[Counter]"
+Gauges: TypeAlias = "partial[Gauge]"
+"""Make a family of metrics of a name, a help text and the names of its labels."""
+
+
+class PerRank:
+    """Series of single ranks: as many as the job has ranks, and those of its suspects' stages. They are asked for."""
+
+    def __init__(self, counter: Counters, gauge: Gauges) -> None:
+        self._suspected = counter(
+            "sftriage_rank_suspect_verdicts", "Verdicts whose suspect is this rank, or holds it.", ["rank", "stage"]
+        )
+        self._gain = gauge(
+            "sftriage_rank_suspect_gain_seconds",
+            "What mending the newest verdict's suspect would save in each step, for each rank of it. Absent while "
+            "nobody is suspected.",
+            ["rank", "stage"],
+        )
+        self._captures = counter("sftriage_rank_captures", "Captures of a rank that have ended.", ["rank"])
+        self._step = gauge("sftriage_rank_step", "The number of the step that a rank is in.", ["rank"])
+        self._alive = gauge(
+            "sftriage_rank_alive", "1 while a rank's process is there, NaN where that cannot be told.", ["rank"]
+        )
+
+    def suspected(self, named: Suspect | None, label_of: Callable[[str | None], str]) -> None:
+        """This one is suspected now, or nobody."""
+        self._gain.clear()
+        if named is None:
+            return
+        for rank in named.ranks:
+            self._suspected.labels(str(rank), label_of(named.stage)).inc()
+            self._gain.labels(str(rank), label_of(named.stage)).set(named.gain_s)
+
+    def captured(self, result: CaptureResult) -> None:
+        """A capture has ended."""
+        self._captures.labels(str(result.rank)).inc()
+
+    def looked(self, job: JobStatus) -> None:
+        """What the ranks are doing."""
+        for one in job.ranks:
+            self._step.labels(str(one.rank)).set(one.step)
+            self._alive.labels(str(one.rank)).set(math.nan if one.alive is None else one.alive)
+
 
 MAX_STAGE_LABELS = 64
 """Stages that get a series of their own: a step has 32 at most, and a job that starts again may have others."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sftriage.frontier.accounting import anchored, by_step
 from sftriage.records import StageSchema, Window
-from sftriage.sinks.tally import StepTally
+from sftriage.sinks.metrics import StepTally
 
 from ..frontier.strategies import windows
 

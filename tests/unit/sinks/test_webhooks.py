@@ -17,9 +17,8 @@ from sftriage.decisions import Decision, Suspect, Trigger, Verdict
 from sftriage.events import CauseFound, Place, PolicyChanged, RemedyChanged, WindowJudged
 from sftriage.policy.schema import Rule, Webhook
 from sftriage.sinks import webhooks
-from sftriage.sinks.messages import cloud_event, slack_message
 from sftriage.sinks.stream import Stream
-from sftriage.sinks.webhooks import RETRY, Webhooks
+from sftriage.sinks.webhooks import RETRY, Webhooks, cloud_event, slack_message
 from tests.unit.sinks.hooks import DEADLINE_S, hooked
 
 SUSPECT = Suspect("rank", (2,), "data", 0.02, 0.2, 0.9, rank=2)
