@@ -198,7 +198,6 @@ class Asking:
             time.sleep(LOOK_S)
 
     def _ask(self, wanted: WantedCapture, now_s: float) -> _Asked:
-        """Take up a capture that is wanted."""
         request, begin_s = wanted.request, None
         if wanted.expires_s is not None:
             begin_s = now_s + wanted.expires_s + BEGIN_GRACE_S
@@ -214,13 +213,12 @@ class Asking:
         self._reports.append((Report(result), None, True))
 
     def _pending(self, asked: _Asked) -> bool:
-        """Whether a report of it has come that is not told yet."""
+        """Whether a report of it waits, or its files are on their way."""
         capture_id = asked.request.capture_id
         told = any(report.result.capture_id == capture_id for report, *_ in list(self._reports))
         return told or capture_id in self._under_way
 
     def _fetch_once(self, report: Report, message: Message | None) -> None:
-        """Fetch what was stored: it counts once its files are here."""
         capture_id = report.result.capture_id
         if capture_id not in self._under_way:
             self._under_way.add(capture_id)
@@ -238,11 +236,10 @@ class Asking:
         self._under_way.discard(report.result.capture_id)
 
     def _tell(self, report: Report) -> None:
-        """Something of a capture that goes on."""
         self._reports.append((report, None, True))
 
     def _document(self, agent: str, orders: Sequence[Order], switches: Mapping[str, Setting] = {}) -> None:
-        """Have it written down what is wanted of an agent, if that is news, or else every so often."""
+        """Have the orders of an agent written, if they changed, or else every `REFRESH_S`."""
         # An age changes with every look, and is news to nobody.
         ageless = [replace(one, wanted=replace(one.wanted, expires_s=None)) for one in orders]
         same = msgspec.msgpack.encode((ageless, switches))
@@ -274,7 +271,7 @@ class Asking:
 
 
 def _unfit(asked: _Asked | None, report: Report, agent: str, known: bool) -> str:
-    """Why a report of an agent is not taken; "" where it is."""
+    """Why a report is refused; "" if it is not."""
     if asked is None:
         return f"it reports on capture {report.result.capture_id}, which nobody asked for" if known else ""
     if asked.agent not in ("", agent):

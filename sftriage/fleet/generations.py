@@ -63,7 +63,6 @@ class _Generation:
             self.first_s, self.last_s = min(self.first_s, member.began_s), max(self.last_s, member.began_s)
 
     def apart_s(self, began_s: float) -> float:
-        """By how much a process that began then did so before, or after, all others."""
         return max(self.first_s - began_s, began_s - self.last_s, 0.0)
 
 
@@ -162,7 +161,7 @@ class Generations:
         return changed
 
     def _moved(self, member: Member) -> bool:
-        """A rank takes steps though others have started again long ago: it is together with these now."""
+        """Count a rank that still takes steps, long after others restarted, as one of the newest generation."""
         newest = self._generations[self.newest]
         other = newest.members.get(member.one.rank)
         if other is not None:
@@ -174,7 +173,7 @@ class Generations:
         return True
 
     def _place(self, sender: ReportingAgent, info: RingInfo, one: Incarnation) -> bool:
-        """Have a process that was never seen join the others of its generation; whether it has any."""
+        """Have an unknown process join its generation; whether it has one."""
         began_s = info.started_mono_ns / 1e9 + sender.ahead_s
         new = Member(one, self.newest, sender.host, info.attempt, info.world_size, began_s)
         fitting = [number for number in sorted(self._generations, reverse=True) if self._fits(new, number)]
@@ -190,7 +189,6 @@ class Generations:
         return True
 
     def _fits(self, new: Member, number: int) -> bool:
-        """Whether a process can be of a generation."""
         generation, before = self._generations[number], self._generations.get(number - 1)
         if new.one.rank in generation.members or new.world_size != generation.world_size:
             return False
@@ -217,7 +215,6 @@ class Generations:
             self._starts.setdefault(member.host, {})[member.start] = member.generation
 
     def _say_two(self, one: Member, other: Member) -> None:
-        """Two processes are one rank, and both go on."""
         hosts = one.host.partition(":")[0], other.host.partition(":")[0]
         if hosts[0] != hosts[1] and hosts not in self._said:
             self._said.add(hosts)

@@ -120,5 +120,5 @@ class Groups:
         self.wanted = {agent: {name: to_ask[name] for name in some} for agent, some in names.items() if some}
 
     def _of_now(self) -> Mapping[str, Sequence[SwitchStatus]]:
-        """What is told by agents that count: what a host told last that is gone by now may have another one's name."""
+        """Groups by agents that take part: a host that is gone may have had one of the same name."""
         return {agent: told for agent, told in self._told.items() if told and self._takes_part(agent)}

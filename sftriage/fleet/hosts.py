@@ -159,7 +159,6 @@ class Host:
         return now_s - max(self.seen_s, connected_s)
 
     def _still(self, block: Block, generations: Generations) -> Sequence[Members] | None:
-        """The members of a block, if it has those that were found before."""
         known = self._known.get(block.rows.generation)
         if known is None or (known.boot_id, known.changes) != (self.boot_id, generations.changes):
             return None
@@ -173,7 +172,7 @@ def status_of_all(hosts: Iterable[Host], generations: Generations, now_s: float)
 
 
 def _ahead_s(host: Host, shipment: Shipment, sent_s: float) -> float:
-    """What the hub's clock is ahead of a host's: no more than the message that was quickest there says."""
+    """By how much the hub's clock is ahead of a host's: no more than its quickest message says."""
     return min(sent_s - shipment.mono_ns / 1e9, host.ahead_s + (sent_s - host.sent_s) * CLOCK_DRIFT)
 
 

@@ -175,7 +175,6 @@ class Incoming:
         return await taken_up(self._hub, self._places, max(1, first))
 
     async def _make_again(self) -> None:
-        """The hub has lost all that it had."""
         if self.ended:
             return
         log.warning("the hub has lost what it had of this job; what was on its way is lost, and the job is watched on")
@@ -199,7 +198,6 @@ class Incoming:
         self._waiting.append((message, received.data, sent_s, self._clock()))
 
     def _shipment(self, agent: str, data: bytes) -> Shipment | None:
-        """What an agent has sent, if it is what agents send."""
         try:
             shipment = decode_shipment(data)
             if shipment.agent != agent:

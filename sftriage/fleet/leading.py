@@ -71,7 +71,7 @@ class Lease:
                 self._hub.call(self._remove(), RENEW_S)
 
     async def _take(self) -> None:
-        """Take it; one that is held is waited for, until it would have gone by itself."""
+        """Take the lease; one that is held may run out first."""
         from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 
         bucket = await _bucket(self._hub.js, self._places.lease, ttl=TTL_S)
@@ -97,7 +97,7 @@ class Lease:
         return UsageError(f"another job has this --job-id: run {other.run_id!r} on {where}; give each job its own")
 
     async def _hold_from(self, revision: int) -> None:
-        """It is ours since that revision; the hub says when that was, which no later holder has."""
+        """Hold it since a revision. The hub says when that was, which no later holder has."""
         stored = await self._hub.js.get_msg(f"KV_{self._places.lease}", seq=revision)
         at_us = 0 if stored.time is None else int(stored.time.timestamp() * 1e6)
         self._revision, self.epoch = revision, max(self.epoch + 1, at_us)
@@ -124,7 +124,7 @@ class Lease:
                 log.debug("the lease was not renewed: %s", error)
 
     async def _retake(self) -> None:
-        """It has gone while the hub was away, or with all that it had: it is ours unless somebody has been quicker."""
+        """Take the lease again, after the hub was away or lost it, unless another one did."""
         from nats.js.errors import KeyWrongLastSequenceError
 
         bucket = await _bucket(self._hub.js, self._places.lease, ttl=TTL_S)
@@ -150,7 +150,6 @@ class Lease:
 
 
 def _leader(value: bytes | None) -> Leader | None:
-    """Who leads by a lease; None where it says nothing of the sort."""
     try:
         found = msgspec.json.decode(value or b"", type=Leader)
     except (ValueError, RecursionError):
@@ -184,7 +183,6 @@ async def make_places(hub: Hub, places: Places, run_id: str) -> None:
 
 
 async def _make(js: JetStreamContext, places: Places, run_id: str) -> None:
-    """Make what is not there of a run's places."""
     from nats.js.api import DiscardPolicy, RePublish, StorageType, StreamConfig
     from nats.js.errors import NotFoundError
 

@@ -252,7 +252,6 @@ class NatsFleet:
         return True
 
     def _take_in(self) -> None:
-        """Take what has come, in the order of the stream."""
         for arrived in self._incoming.taken():
             message, shipment = arrived.message, arrived.shipment
             self._unsettled.append(message)
@@ -287,7 +286,7 @@ class NatsFleet:
             self._add(agent, block, some, message)
 
     def _add(self, agent: str, block: Block, members: Members, message: Message) -> None:
-        """Add the rows of some ranks, which are of one generation, but for those that have come before."""
+        """Add rows of one generation that were not added before."""
         rows, of = block.rows, members.of
         steps, device = self._dedup.new(rows.steps, of), rows.device_steps
         whole = len(of) == len(rows.ranks)
@@ -314,19 +313,18 @@ class NatsFleet:
         return self._rows.holds(message.agent, message.sequence)
 
     def _place(self, wanted: WantedCapture) -> tuple[str, Incarnation | None]:
-        """The agent that a capture is asked of, and which process its rank has to be."""
         newest = self._generations.newest
         agent, one = self._who_has(wanted.request.rank, newest if wanted.generation is None else wanted.generation)
         return agent, None if wanted.generation is None else one
 
     def _gone(self, agent: str, one: Incarnation | None) -> bool:
-        """Whether the job goes on without a host, which had this process: nothing is heard of it any more."""
+        """Whether the job has started again without the host that had this process."""
         generation = None if one is None else self._generations.of(one)
         started_again = generation is not None and generation < self._generations.newest
         return started_again and self._is_silent(self._hosts[agent])
 
     def _who_has(self, rank: int, generation: int) -> tuple[str, Incarnation | None]:
-        """The agent that has a rank of a generation, and its process there; "" where none has."""
+        """The agent that has a rank of a generation, and its process there; "" if none has."""
         for agent, host in self._hosts.items():
             one = host.process_of(rank, generation, self._generations)
             if one is not None:
@@ -341,7 +339,6 @@ class NatsFleet:
             return GpuFindings(time.time(), problem=f"host {agent} does not say: {type(error).__name__}")
 
     def _acknowledge(self) -> None:
-        """Tell the hub up to where everything is on record."""
         settled, position = [], self._keep.position
         while self._unsettled and not self._unsettled[0].rows and self._unsettled[0].reports <= 0:
             if position is not None and self._unsettled[0].sequence >= position:

@@ -179,7 +179,7 @@ class HostEnd:
             self._fill()
 
     def _tell_all_again(self) -> None:
-        """What is to be sent is read once more too: nobody takes older steps of a process after newer ones."""
+        """Read the rings again, as another process: older steps of the same one would be passed over."""
         world_size = max((info.world_size for info in self._agent.rings), default=1)
         self._agent.rewind(REWOUND_ROWS // world_size)
         self._process = secrets.token_hex(8)
@@ -187,7 +187,7 @@ class HostEnd:
         self._lost = False
 
     def _wanted(self, wanted: WantedCapture, of: Incarnation | None) -> WantedCapture:
-        """What is wanted, in the host's own count of starts. What was begun before this process is gone on with."""
+        """A capture in the host's own count of starts; one begun before this process is resumed."""
         capture_id = wanted.request.capture_id
         if capture_id in self._begun_before:
             wanted = replace(wanted, resumed=True)
@@ -199,7 +199,7 @@ class HostEnd:
         return replace(wanted, generation=next(its, NO_GENERATION))
 
     def _note_begun(self, request: CaptureRequest) -> None:
-        """Note that a capture begins. Where that cannot be, it is refused: the next agent might begin it again."""
+        """Note that a capture begins, or refuse it: the next agent might begin it again."""
         capture_id = request.capture_id
         try:
             with self._begun_file.open("a", encoding="ascii") as file:
@@ -213,7 +213,6 @@ class HostEnd:
                 self._tell(Report(CaptureResult(capture_id, request.rank, "refused", why)))
 
     def _tell(self, report: Report) -> None:
-        """Have the controller told, of what is stored once that has it within its reach."""
         if report.result.state == "stored":
             self._sending += 1
             self._hub.start(self._send(report))
@@ -226,7 +225,7 @@ class HostEnd:
         self._reports.append(report)
 
     def _tell_again(self, wanted: Mapping[str, bool]) -> None:
-        """Tell what has become of captures that are wanted still, unless that was heard."""
+        """Report captures again that are still wanted, unless the controller has heard."""
         for capture_id, (report, told_s) in list(self._told.items()):
             if capture_id not in wanted:
                 del self._told[capture_id]
@@ -343,7 +342,7 @@ class HostEnd:
         return True
 
     async def _sent(self, message: Shipment) -> bool:
-        """Whether the hub has a message for certain. One that it may have is sent again, and known by its steps."""
+        """Whether the hub certainly has a message. One that it may have is sent again: its steps are known."""
         since_s = self._hub.connected_s
         if since_s is None:
             return False
@@ -371,7 +370,7 @@ class HostEnd:
         return True
 
     async def _look(self) -> None:
-        """Ask what is wanted, every so often: a change may have been told while nobody listened."""
+        """Read the orders regularly: a change may have been published while the connection was down."""
         from nats.js.errors import KeyNotFoundError
 
         while True:
@@ -419,7 +418,7 @@ class HostEnd:
             self._orders = orders
 
     async def _send(self, report: Report) -> None:
-        """Have a capture that is stored here where the controller finds it, and report it then."""
+        """Bring a stored capture to where the controller finds it, and report it then."""
         run = RunName() if self._orders is None else self._orders.run
         try:
             self._queue(await self._traces.sent(report, run))
@@ -427,7 +426,7 @@ class HostEnd:
             self._sending -= 1
 
     def _say(self, problem: str, kind: str = "") -> None:
-        """What is so for a while, once; or the first of its kind."""
+        """Log a problem once, or the first of its kind."""
         if (kind or problem) not in self._said:
             self._said.add(kind or problem)
             # (what all hosts say goes into one output, under SLURM)

@@ -160,7 +160,7 @@ class Sending:
             return replace(report, result=replace(report.result, state="failed", detail=why))
 
     async def _put(self, capture_id: str, manifest: bytes, files: dict[str, Path], transfer: Transfer) -> bool:
-        """Put a capture onto the hub; False where that is to be tried again."""
+        """Put a capture onto the hub; False if it has to be tried again."""
         from nats.js.errors import APIError
 
         if self._hub.connected_s is None:
@@ -200,7 +200,7 @@ class Sending:
 
 
 async def _outgoing(js: JetStreamContext, bucket: str) -> ObjectStore:
-    """The bucket of traces for whom it is one way: nothing in it may be read by an agent, nor has to be."""
+    """The bucket of traces for those who may not read it."""
     from nats.js.errors import ObjectNotFoundError
     from nats.js.object_store import ObjectStore
 
@@ -314,7 +314,7 @@ def taker(store: LocalStore, run: RunName, near: Callable[[Manifest], bool] = la
 
 
 def _take_elsewhere(store: LocalStore, run: RunName, manifest: Manifest, *, near: bool) -> None:
-    """Take a capture whose host has put it into the run's store, from which it may be read here, or not."""
+    """Take a capture that its host has put into the run's store."""
     capture_id = manifest.capture_id
     if not run.store:
         raise CaptureError(f"capture {capture_id} is said to be in a store, and its run has none")
@@ -350,7 +350,7 @@ def _put(store: LocalStore, manifest: Manifest, files: Mapping[str, Path], uploa
 
 
 class _Bounded(io.BufferedIOBase):
-    """What is written goes on, as far as it may: how much is sent is not told by what is said of it."""
+    """Refuses more bytes than announced."""
 
     def __init__(self, file: io.BufferedIOBase, most_bytes: int) -> None:
         self._file, self._left_bytes = file, most_bytes
@@ -363,7 +363,6 @@ class _Bounded(io.BufferedIOBase):
 
 
 def _is_for_good(error: Exception) -> bool:
-    """Whether it would be so again: what is there is not as it says."""
     from nats.errors import Error
     from nats.js.errors import BadObjectMetaError, DigestMismatchError
 
@@ -407,7 +406,6 @@ async def _files(hub: Hub, bucket: str, report: Report, folder: Path, tell: Tell
 
 
 async def _forget(hub: Hub, bucket: str, capture_id: str, files: Mapping[str, Path]) -> None:
-    """Make room on the hub."""
     try:
         traces = await hub.js.object_store(bucket)
         for name in ("", *files):

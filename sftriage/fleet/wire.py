@@ -77,7 +77,7 @@ def unpacked(columns: Columns, schema: StageSchema, here: Set[int]) -> StepArray
 
 @lru_cache(maxsize=64)
 def _bounds(schema: StageSchema) -> tuple[IntArray, IntArray]:
-    """The least and the most that each word of a slot can be (W, 1), but for its checksum."""
+    """The least and the most of each word of a slot (W, 1), except its checksum."""
     least_W, most_W = np.zeros(slot_words(schema) - 1, np.int64), np.full(slot_words(schema) - 1, MAX_NS - 1)
     least_W[SEQ], least_W[READY] = 1, UNKNOWN
     least_W[STEP], most_W[[SEQ, STEP, START]] = 1 - MAX_COUNT, MAX_COUNT - 1
@@ -381,7 +381,7 @@ def _printable(text: str) -> str:
 
 
 def _tame(value: Any, depth: int = 0) -> Any:
-    """A value of which nothing is known, with texts that may be printed and numbers that JSON has."""
+    """A value of any shape, with printable texts and finite numbers."""
     if depth > MAX_DEPTH or (isinstance(value, list | dict) and len(value) > MAX_TOLD):
         raise WireError("a value that goes too far")
     if isinstance(value, int | float) and not abs(value) < MAX_COUNT:
@@ -455,7 +455,6 @@ def _checked_block(found: _Block) -> Block:
 def _rings(
     as_sent: bytes, world_size: int, generation: int, schema: StageSchema
 ) -> tuple[Mapping[int, RingInfo], Mapping[int, RankLocation]]:
-    """The rings of some ranks, and where these are."""
     # (the same with every message, and much to check)
     rings = _RINGS.decode(as_sent)
     if len(rings) > MAX_RINGS:

@@ -148,7 +148,7 @@ def removal(body: Body, now_s: float) -> Removal:
 
 
 def _ends_s(body: Body) -> float:
-    """When a capture that is being deleted has ended, whatever happens: seconds since the epoch."""
+    """When a capture that is being deleted has ended at the latest, in seconds since the epoch."""
     spec, _ = capture_of(dict(body))
     box_s = TraceCaptureSpec.model_fields["max_seconds"].default if spec is None else spec.max_seconds
     asked = datetime.fromisoformat(str(body["metadata"]["deletionTimestamp"]).replace("Z", "+00:00"))

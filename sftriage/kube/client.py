@@ -186,7 +186,7 @@ def _event(line: bytes) -> dict[str, Any]:
 
 
 def _configured(context: str | None) -> str:
-    """Take over the credentials that there are; the namespace they are for."""
+    """Load the credentials; the namespace of their context."""
     from kubernetes import config
 
     kube: Any = config
@@ -209,7 +209,6 @@ def _configured(context: str | None) -> str:
 
 
 def _answer(error: Any) -> str:
-    """What the server said, in a line."""
     try:
         said = json.loads(error.body)["message"]
     except (TypeError, ValueError, KeyError):

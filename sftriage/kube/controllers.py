@@ -275,7 +275,7 @@ class Controllers:
         log.info("%s: its controller is %s", job.job_id, "started" if made_of is None else "as is wanted now")
 
     def _owners(self, job: JobRef) -> list[dict[str, str]]:
-        """The object that a job is, as what it owns refers to it; nothing where there is none, or it cannot be read."""
+        """The owner reference to the object of a job; none if it is missing or unreadable."""
         if job.owner is None:
             return []
         version, kind, name = job.owner
@@ -306,7 +306,7 @@ class Controllers:
         self._objects.put_status(REPORTS, body, {**status, "conditions": [*others, now.plain()]})
 
     def _unless(self, status: int, method: str, path: str, body: Any = None) -> None:
-        """Ask for something that may have been done already, as the server says by a status."""
+        """Ask for something that may be done already, which the server answers with a status."""
         try:
             self._objects.ask(method, path, body)
         except AnsweredError as error:
@@ -328,7 +328,6 @@ class Controllers:
         self._look_at(before, now)
 
     def _namespace(self, before: str | None, now: str | None) -> None:
-        """A namespace is labelled, or is not any more; from one thread."""
         if now is not None and now not in self._labelled:
             selector, keep = f"!{INJECT_LABEL},!{JOB_LABEL}", pod_seen
             seen = partial(self._pod, "namespace")

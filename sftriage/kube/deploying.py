@@ -108,7 +108,6 @@ def _made(version: str, kind: str, about: Body, **rest: Any) -> Made:
 
 
 def _reached(job: JobRef, said: InjectionSettings, about: Body) -> list[Made]:
-    """Who reaches the controller's pod: the job's own pods its hub, and whoever has the token its metrics."""
     port = {"name": "hub", "port": PORT, "targetPort": "hub", "protocol": "TCP"}
     # (no address of its own: a cluster has a few hundred of these, or thousands, and may have more jobs)
     service = _made("v1", "Service", about, spec={"clusterIP": "None", "selector": _selector(job), "ports": [port]})
@@ -172,7 +171,7 @@ def _selector(job: JobRef) -> dict[str, str]:
 
 
 def _pod(job: JobRef, settings: ControllerSettings) -> Body:
-    """The pod's specification, as the strictest of the pod security standards has it."""
+    """The pod, as the standard *restricted* demands."""
     said = settings.injection
     volumes, mounts = _volumes(job, settings)
     container: Body = {

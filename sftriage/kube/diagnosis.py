@@ -205,7 +205,6 @@ def _certificate(seen: Snapshot) -> Iterator[Finding]:
 
 
 def _deployment(seen: Snapshot, part: str, without: str) -> Iterator[Finding]:
-    """Whether a part of sftriage itself runs, and what comes of it where it does not."""
     found = [one for one in seen.deployments if labels_of(one).get(PART_LABEL) == f"sftriage-{part}"]
     if not found and "elsewhere" in seen.unread:
         says = f"no {part} can be seen in {seen.system}, and you may not look at other namespaces"
@@ -394,13 +393,11 @@ _CHECKS: Sequence[Callable[[Snapshot], Iterator[Finding]]] = (
 
 
 def _training(seen: Snapshot) -> list[Body]:
-    """Pods of training jobs that have not ended."""
     going = [one for one in seen.pods if status_of(one).get("phase") not in ("Succeeded", "Failed")]
     return [one for one in going if job_of(one, seen.namespace) is not None]
 
 
 def _watched_jobs(seen: Snapshot) -> list[JobRef]:
-    """The jobs of injected pods, but for those that have only begun."""
     injected = [one for one in _training(seen) if annotations_of(one).get(STATUS_ANNOTATION) == INJECTED]
     found = (job_of(one, seen.namespace) for one in injected if age_s(seen, one) > PATIENCE_S)
     return list(dict.fromkeys(one.job for one in found if one is not None))
@@ -416,7 +413,7 @@ def _unanswered(body: Body) -> bool:
 
 
 def _labelled_s(body: Body) -> float | None:
-    """When somebody last wrote the label of an object, as far as its server kept that."""
+    """When the label of an object was last written, if its server kept that."""
     found = []
     for one in items(mapping(body, "metadata"), "managedFields"):
         labels: Mapping[str, Any] = mapping(one, "fieldsV1", "f:metadata", "f:labels")

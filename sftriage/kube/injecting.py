@@ -111,7 +111,7 @@ def applied(pod: Pod, patch: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _left_alone(pod: Pod, job: JobRef | None, server: Version | None) -> str | None:
-    """Why a pod is left as it is, in words; None where it is not."""
+    """Why a pod is left alone, in words; None if it is not."""
     spec = mapping(pod, "spec")
     if job is None:
         return left_alone("no_job")
@@ -132,7 +132,7 @@ def _left_alone(pod: Pod, job: JobRef | None, server: Version | None) -> str | N
 
 
 def _taken(spec: Mapping[str, Any]) -> Iterator[str]:
-    """What of a pod that is not ours has a name or a place of ours."""
+    """Names and paths of ours that something else in a pod has."""
     own = {f"/{name}" for name in (sidecar.CARRIED, sidecar.RINGS, sidecar.SPOOL, sidecar.NSYS)}
     for container in items(spec, "containers"):
         if text(container, "name") in (sidecar.CARRY, sidecar.AGENT, sidecar.NSYS):
@@ -149,7 +149,7 @@ def _taken(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _trainers(pod: Pod) -> tuple[list[int], tuple[str, ...]]:
-    """Which containers are watched, and what is to be said of those that are not."""
+    """The containers to watch, and warnings about the others."""
     containers = list(items(mapping(pod, "spec"), "containers"))
     named = [name.strip() for name in annotations_of(pod).get(CONTAINERS_ANNOTATION, "").split(",") if name.strip()]
     missing = sorted(set(named) - {text(one, "name") for one in containers})
@@ -165,7 +165,6 @@ def _trainers(pod: Pod) -> tuple[list[int], tuple[str, ...]]:
 
 
 def _watched(container: Mapping[str, Any], at: str, job: JobRef, said: Mapping[str, str]) -> Iterator[Operation]:
-    """What a container that trains gets; PYTHONPATH with ours first, before what is there or the image has."""
     nsys = bool(said.get(NSYS_ANNOTATION))
     environment, found = sidecar.trainer_environment(job, nsys=nsys), _variable(container, PATH)
     if found is None:
@@ -187,7 +186,6 @@ def _first(rest: str) -> str:
 
 
 def _variable(container: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """The entry that decides what a variable is: the last of its name."""
     found = None
     for one in items(container, "env"):
         found = one if one.get("name") == name else found
@@ -210,7 +208,7 @@ def _warnings(pod: Pod, trains: Sequence[int]) -> Iterator[str]:
 
 
 def _guaranteed(spec: Mapping[str, Any]) -> bool:
-    """Whether all containers ask for as much as they may take, so that the pod's cores are its own."""
+    """Whether all containers ask for as much as they may take, so that the pod has its cores to itself."""
     for container in items(spec, "containers"):
         limits, requests = (mapping(container, "resources", name) for name in ("limits", "requests"))
         for resource in ("cpu", "memory"):
@@ -221,7 +219,6 @@ def _guaranteed(spec: Mapping[str, Any]) -> bool:
 
 
 def _texts(pod: Pod, name: str, wanted: Mapping[str, str]) -> Iterator[Operation]:
-    """Labels or annotations that are missing."""
     metadata = pod.get("metadata")
     if not isinstance(metadata, Mapping):
         if name == "labels":
@@ -239,7 +236,6 @@ def _texts(pod: Pod, name: str, wanted: Mapping[str, str]) -> Iterator[Operation
 def _appended(
     holder: Mapping[str, Any], at: str, name: str, wanted: Sequence[Mapping[str, Any]]
 ) -> Iterator[Operation]:
-    """What of a list is missing, by its names."""
     there = {text(one, "name") for one in items(holder, name)}
     missing = [dict(one) for one in wanted if one["name"] not in there]
     if missing and not isinstance(holder.get(name), list):
@@ -326,7 +322,6 @@ def injected(body: Mapping[str, Any], namespace: str, settings: InjectionSetting
 
 
 def _job(body: Mapping[str, Any], template: Mapping[str, Any], namespace: str) -> JobRef | None:
-    """Which job the pods of a template will be of; None where they are of none."""
     metadata = mapping(body, "metadata")
     where = text(metadata, "namespace") or namespace
     if named := labels_of(template).get(NAME_LABEL):
@@ -352,7 +347,7 @@ def _job(body: Mapping[str, Any], template: Mapping[str, Any], namespace: str) -
 
 
 def _places(holder: Any, path: Sequence[str]) -> Iterator[tuple[Any, Any]]:
-    """Where the things at a path are held, and under which key; None for the object itself."""
+    """The holders and keys of what is at a path; None for the object itself."""
     if not path:
         yield None, None
         return

@@ -140,7 +140,6 @@ class _Told:
     pod_name: str
 
     def number(self, *names: str) -> int | None:
-        """The number by the first of these names that has one: a label, an annotation or a variable."""
         for name in names:
             for told in (self.label, self.annotation, self.variable):
                 if told.get(name, "").isdecimal():
@@ -149,7 +148,6 @@ class _Told:
 
     @property
     def ordinal(self) -> int | None:
-        """The number at the end of the pod's name."""
         last = self.pod_name.rpartition("-")[2]
         return int(last) if last.isdecimal() else None
 
@@ -178,7 +176,7 @@ def job_of(pod: Pod, namespace: str = "") -> JobPod | None:
 
 
 def _trains_nothing(told: _Told) -> bool:
-    """Whether its labels say that a pod is one of a training job and does not train, or not as we could see it."""
+    """Whether labels say that a pod of a training job does not train."""
     step = told.label.get("trainer.kubeflow.org/trainjob-ancestor-step", "trainer")
     operator = told.label.get(_KUBEFLOW + "operator-name", _PYTORCHJOB)
     ray = told.label.get("ray.io/node-type", "worker") if "ray.io/cluster" in told.label else "worker"

@@ -100,7 +100,7 @@ class Leader:
                 return
 
     def _tried(self) -> bool:
-        """Take or renew it, where that may be; whether it was."""
+        """Take or renew the lease if possible; whether that was done."""
         began_s = self._now()
         try:
             try:

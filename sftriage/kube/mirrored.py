@@ -118,7 +118,6 @@ class Mirrored:
         return {"apiVersion": API_VERSION, "kind": "TraceCapture", "metadata": found, "spec": spec}
 
     def _seen(self, body: Body) -> KnownCapture | None:
-        """What is known of the capture of an object; None where nothing is to be said of it."""
         capture_id, unended = _capture_id(body), status_of(body).get("state") in _UNENDED
         if capture_id:
             if body["metadata"]["annotations"].get(RUN_ANNOTATION) == self.run_id:
@@ -176,7 +175,6 @@ def _line(text: str) -> str:
 
 
 def _spec(job: str, row: WindowRow | RequestRow, one: RequestedCapture) -> dict[str, Any]:
-    """A capture as somebody would have asked for it."""
     trigger, by = _trigger(one), row.by if isinstance(row, RequestRow) else ""
     spec: dict[str, Any] = {
         "job": job,

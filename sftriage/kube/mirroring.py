@@ -224,7 +224,7 @@ class Mirror(Sink):
             self._waiting[one.reason] += 1
 
     def _tell(self, now_s: float, problems: list[ClusterError]) -> None:
-        """Tell what is new, each reason once in a while; that it cannot be told is no reason to write it all again."""
+        """Write events, each reason once in a while."""
         for reason, one in list(self._news.items()):
             if self._told.get(reason, 0.0) + EVERY_S > now_s:
                 continue

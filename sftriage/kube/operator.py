@@ -150,7 +150,6 @@ class Reconciler:
         return [(POLICIES, dict(one.body), one.status.plain()) for one in found if one.changed]
 
     def _captures(self, namespace: str) -> list[Wanted]:
-        """Of those that nobody has answered: whether they make sense is said at once; their jobs are asked."""
         found = self._objects.list(CAPTURES, namespace)
         waits: dict[str, str] = {}
         if self.controllers is not None:
@@ -165,7 +164,6 @@ class Reconciler:
         return [(CAPTURES, one, capture_status(one, known, time.time()).plain()) for one, known in seen]
 
     def _address(self, body: dict[str, Any], job: JobRef) -> None:
-        """Put the label of its job on a capture that a person asks for."""
         about = body["metadata"]
         label = {"labels": {JOB_LABEL: job.object_name}, "resourceVersion": about["resourceVersion"]}
         path = path_of(API_VERSION, CAPTURES.plural, about["namespace"], about["name"])
@@ -187,7 +185,6 @@ class Reconciler:
 
 
 def _addressed(body: dict[str, Any]) -> bool:
-    """Whether it is yet to be said which job's controller is to answer."""
     about = body["metadata"]
     return "deletionTimestamp" not in about and JOB_LABEL not in (about.get("labels") or {})
 
@@ -276,7 +273,6 @@ def registry(
 
 
 def _delete(objects: ClusterObjects, remover: Remover, body: dict[str, Any]) -> None:
-    """Delete the trace of a capture; where it cannot be done yet, say so where people look, and try again."""
     done = remover.remove(body, time.time())
     name = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
     _log.info("TraceCapture %s is deleted: %s", name, done.words)
@@ -287,7 +283,7 @@ def _delete(objects: ClusterObjects, remover: Remover, body: dict[str, Any]) -> 
 
 
 def _tell(objects: ClusterObjects, body: dict[str, Any], words: str) -> None:
-    """Put into an object's status why it is not gone yet. That is for people: where it cannot be written, go on."""
+    """Note in the status why an object is not gone yet."""
     status = dict(status_of(body))
     others = [one for one in status.get("conditions", ()) if isinstance(one, dict) and one.get("type") != "Removed"]
     found = Now("Removed", "False", "Waiting", words)

@@ -95,7 +95,6 @@ def _conflict(in_force: tuple[LoadedPolicy, ...], policy: LoadedPolicy) -> str:
 
 
 def _lines(problems: Sequence[Problem]) -> str:
-    """Problems as `sftriage policy validate` says them, but for the file, line and column that there are not."""
     lines = [f"{one.path}: {one.message}" if one.path else one.message for one in problems[:MAX_SHOWN]]
     more = len(problems) - MAX_SHOWN
     return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)

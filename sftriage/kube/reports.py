@@ -107,7 +107,6 @@ def _verdict(row: WindowRow) -> LastVerdict:
 
 
 def _holds(held: Sequence[WindowRow]) -> Iterator[Hold]:
-    """Why nothing was started, the newest first: those that are too many are counted all the same."""
     rows: dict[tuple[str, str, tuple[str, ...]], list[WindowRow]] = {}
     for row in reversed(held):
         rows.setdefault((row.outcome, row.reason, row.reasons), []).append(row)
@@ -124,7 +123,6 @@ def _holds(held: Sequence[WindowRow]) -> Iterator[Hold]:
 
 
 def _captures(view: View) -> Iterator[ReportedCapture]:
-    """Every capture of the run, the newest first."""
     stored = {one.capture_id: one for one in view.captures if isinstance(one, Manifest)}
     for capture_id, result in reversed(list(view.states.items())):
         manifest = stored.get(capture_id)
@@ -159,7 +157,7 @@ def _advice(view: View) -> ReportedAdvice | None:
 
 
 def _remedy(view: View) -> ReportedRemedy | None:
-    """The last that is tried or kept; where there is none, the last of which anything was said."""
+    """The last remedy that is tried or kept, or else the last one mentioned."""
     told = [one for one in view.notes if isinstance(one, RemedyChanged)]
     told += [one for one in tried_in(view) if one.state != "undone"]
     if not told:

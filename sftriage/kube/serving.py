@@ -72,7 +72,6 @@ def _decided(request: Mapping[str, Any], settings: InjectionSettings, server: Ve
 
 
 def _stamped(request: Mapping[str, Any]) -> Injection:
-    """A capture with who asks for it, as the server knows them; one that is changed, with whoever asked for it."""
     spec, before = mapping(request, "object", "spec"), mapping(request, "oldObject", "spec")
     if not spec:
         return Injection()
@@ -100,7 +99,7 @@ _SAID_AGAIN_S = 60.0
 
 
 class _Rotating:
-    """What is done at the beginning of each handshake: the certificate that lies in the folder then is taken."""
+    """Uses the newest certificate of a folder from the next handshake on."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._seen = folder, _seen(folder)

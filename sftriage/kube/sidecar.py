@@ -178,7 +178,6 @@ def _resources(settings: InjectionSettings, *, guaranteed: bool) -> Made:
 
 
 def _restricted(settings: InjectionSettings, *, root: bool) -> Made:
-    """What the pod security standard "restricted" asks for; of a pod whose user is root, with a user of our own."""
     user = settings.run_as_user or (POD_UID if root else None)
     return {
         **({} if user is None else {"runAsUser": user}),

@@ -102,7 +102,6 @@ class _Reader:
         self.objects, self.unread = objects, dict[str, str]()
 
     def get(self, part: str, path: str, **query: Any) -> dict[str, Any]:
-        """The object of a path, or an empty one."""
         return dict(self.read(part, lambda: self.objects.ask("GET", path, **query), {}))
 
     def read(self, part: str, ask: Callable[[], Any], none: Any) -> Any:
@@ -115,7 +114,6 @@ class _Reader:
         return none
 
     def list(self, part: str, path: str, **query: Any) -> list[dict[str, Any]]:
-        """The objects of a path."""
         return list(self.get(part, path, limit=MAX_OBJECTS, **query).get("items") or ())
 
 
@@ -212,7 +210,6 @@ def _groups(who: str) -> list[str]:
 
 
 def _serving(reader: _Reader, hooks: Sequence[Body]) -> int | None:
-    """At how many addresses somebody answers for the webhook's service."""
     service = next((found for one in hooks for found in _services(one)), None)
     if service is None:
         return None
@@ -229,7 +226,6 @@ def _services(configuration: Body) -> Iterable[Mapping[str, Any]]:
 
 
 def _certificate(reader: _Reader, hooks: Sequence[Body], deployments: Sequence[Body]) -> Certificate | None:
-    """What the webhook serves with: the certificate in the first secret that its deployment mounts."""
     bundles = [mapping(hook, "clientConfig").get("caBundle") for one in hooks for hook in items(one, "webhooks")]
     for deployment in deployments:
         if labels_of(deployment)[PART_LABEL] == _OPERATORS:
@@ -274,7 +270,6 @@ def certificate(secret: str, encoded: str, bundles: Iterable[str]) -> Certificat
 
 
 def _stores(captures: Iterable[Body]) -> dict[str, str]:
-    """Why stores that captures name cannot be reached from here; "" where they can."""
     places = {text(found, "store"): found for one in captures if (found := mapping(status_of(one), "stored"))}
     return {url: _reached(url, str(found.get("reference"))) for url, found in list(places.items())[:_MAX_STORES]}
 

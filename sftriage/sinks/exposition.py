@@ -100,7 +100,6 @@ class TextFile:
             self._end.wait(WRITE_EVERY_S)
 
     def _write(self, registry: CollectorRegistry) -> None:
-        """The file is replaced as a whole; who reads it meanwhile has the old one."""
         try:
             write_to_textfile(str(self._path), registry)
             self._failing = False

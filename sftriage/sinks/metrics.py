@@ -108,8 +108,6 @@ def on_clock(window: Window, clock: Clock) -> Window:
 
 
 def _alike(before: Window, after: Window) -> bool:
-    """Whether two windows have the same ranks, stages and refinements."""
-
     def kind(one: Window) -> tuple[object, ...]:
         return one.schema, one.durations_NRS.shape[1:], one.outside_NRG is None, one.between_NR is None
 
@@ -481,7 +479,7 @@ class Metrics(Sink):
             self._per_rank.suspected(named, self._label_of)
 
     def _cost(self, lost_rank_s: Mapping[tuple[str, str], float]) -> None:
-        """What suspects have cost: as much as the run's records say, also of what an earlier process has judged."""
+        """What suspects have cost, by the records of the run: earlier processes are counted."""
         for named, rank_s in lost_rank_s.items():
             if len(self._suspect_labels) < MAX_SUSPECT_LABELS:
                 self._suspect_labels.add(named)
@@ -491,7 +489,6 @@ class Metrics(Sink):
             self._lost_rank_s[named] = max(before_s, rank_s)
 
     def _compared(self, found: Regression | None, attempt: int) -> None:
-        """The job against its own best."""
         self._slower.clear()
         if found is None or found.until_step is not None:
             return
@@ -502,7 +499,6 @@ class Metrics(Sink):
         self._regression = begun
 
     def _label_of(self, stage: str | None) -> str:
-        """A stage's name as a label."""
         if stage is None:
             return ALL_LOCAL
         if stage not in self._stages:
@@ -528,7 +524,7 @@ class Metrics(Sink):
 
 
 def _reason_label(decision: Decision) -> str:
-    """The code of a decision's reason; where nothing could be decided, the first of the verdict's reasons."""
+    """The code of a decision's reason, or the first reason of a verdict that names nobody."""
     if decision.reason not in ("undecided", "standstill"):
         return decision.reason
     return next(iter(reasons_of(decision)), "other")

@@ -132,7 +132,6 @@ class SpanSink(Sink):
         self._begin(decision, span.get_span_context())
 
     def _captured(self, ended: CaptureChanged) -> None:
-        """A capture has ended. One that nobody knows has no span."""
         result = ended.result
         span = self._captures.pop(result.capture_id, None)
         if span is None:
@@ -149,7 +148,6 @@ class SpanSink(Sink):
         span.end(_ns(ended.time_s))
 
     def _explained(self, found: CauseFound) -> None:
-        """Why a captured rank was slow: of that moment, below the capture's span, which has ended by then."""
         below = self._ended.get(found.capture_id)
         if below is None:
             return
@@ -208,13 +206,12 @@ class Telling(SpanExporter):
 
 
 class _RunIds(RandomIdGenerator):
-    """All traces have the run's id: it is one trace, and whoever knows the run finds it."""
+    """Gives all spans of a run one trace."""
 
     def __init__(self, run: str) -> None:
         self._run = run
 
     def generate_trace_id(self) -> int:
-        """The run's."""
         return trace_id_of(self._run)
 
 
@@ -224,7 +221,6 @@ def trace_id_of(run: str) -> int:
 
 
 def _resource(job: str, run: str) -> Resource:
-    """Who speaks: what the environment says, and what it does not."""
     resource = Resource.create({"sftriage.job": job, "sftriage.run": run})
     if str(resource.attributes.get("service.name", "unknown_service")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "sftriage"}))
@@ -236,7 +232,6 @@ def _ns(seconds: float) -> int:
 
 
 def _whole(spans: Mapping[int, Span], verdict: Verdict) -> Span | None:
-    """From the start of a verdict's first step to the end of its last one; None where either is not known."""
     first, last = spans.get(verdict.first_step), spans.get(verdict.last_step)
     return None if first is None or last is None else Span(first.start_ns, last.end_ns)
 
@@ -254,5 +249,4 @@ def _of_regression(found: Regression) -> Mapping[str, Value | None]:
 
 
 def _named(about: Mapping[str, Value | None]) -> dict[str, Value]:
-    """Attributes under the names that they go out with; what is not known is none."""
     return {f"sftriage.{name}": value for name, value in about.items() if value is not None}

@@ -113,7 +113,6 @@ class _Lane(threading.Thread):
             self._changed.notify()
 
     def give_up(self) -> int:
-        """Forget what waits; how much that was."""
         with self._changed:
             left = len(self._waiting) + self._lost
             self._waiting.clear()
@@ -127,7 +126,6 @@ class _Lane(threading.Thread):
         self._try(self.sink.close)
 
     def _next(self) -> Event | Sight | None:
-        """What is told next; None at the end."""
         with self._changed:
             # Only one who has caught up keeps up: a place in the queue is gone with the next event.
             lost, self._lost = (0, self._lost) if self._waiting else (self._lost, 0)

@@ -153,7 +153,7 @@ _Suspect: TypeAlias = "tuple[tuple[int, ...], str | None]"
 
 
 class _UndeliveredError(SftriageError):
-    """A message was not taken; ``retry`` says whether trying again may help, ``after_s`` not before when."""
+    """A message was not taken: whether to ``retry``, and not before ``after_s``."""
 
     def __init__(self, message: str, *, retry: bool, after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -161,7 +161,7 @@ class _UndeliveredError(SftriageError):
 
 
 def _address(webhook: Webhook) -> Url:
-    """Where a webhook is now: read for each attempt, for a secret may be renewed while a job runs."""
+    """The address of a webhook, read for each attempt: a secret may be renewed while a job runs."""
     try:
         if webhook.url_from_env is not None:
             text = os.environ.get(webhook.url_from_env, "")
@@ -186,7 +186,6 @@ def _address(webhook: Webhook) -> Url:
 
 
 def _http(url: Url) -> urllib3.PoolManager:
-    """What reaches a URL: the environment's proxy, where it names one."""
     proxy = getproxies().get(url.scheme or "")
     if not proxy or proxy_bypass(url.netloc or ""):
         return urllib3.PoolManager()
@@ -196,7 +195,6 @@ def _http(url: Url) -> urllib3.PoolManager:
 
 
 def _post(url: Url, body: bytes, content_type: str) -> None:
-    """One attempt; redirects are not followed."""
     headers = {"Content-Type": content_type, "User-Agent": f"sftriage/{__version__}"}
     if url.auth is not None:
         headers["Authorization"] = "Basic " + base64.b64encode(unquote(url.auth).encode()).decode()
@@ -218,7 +216,7 @@ def _post(url: Url, body: bytes, content_type: str) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """What went wrong first, without the address, which some of the exceptions quote."""
+    """What went wrong first, without the address, which some exceptions quote."""
     while error.__context__ is not None:
         error = error.__context__
     if isinstance(error, SSLCertVerificationError):
@@ -231,8 +229,6 @@ def _said(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Notice:
-    """A message: about which steps, and what makes its body, in both forms."""
-
     about: str
     event: Callable[[], bytes]
     line: Callable[[], bytes]
@@ -307,7 +303,6 @@ class Webhooks(Sink):
             self._post(decision, event, partial(cause_message, self.job, found, decision))
 
     def _remedied(self, told: RemedyChanged) -> None:
-        """Who was told of a straggler last is told what is done about it."""
         decisions = [one for (ranks, _), one in self._told.items() if ranks == (told.rank,)]
         if decisions:
             newest = max(decisions, key=lambda one: one.time_s)
@@ -315,7 +310,6 @@ class Webhooks(Sink):
             self._post(newest, event, partial(remedy_message, self.job, told))
 
     def _post(self, decision: Decision, event: Callable[[], bytes], line: Callable[[], bytes]) -> None:
-        """Have those told whom a decision was to be told to, each once."""
         for webhook in _of(self._rules(), decision.notify):
             if webhook not in self._lanes:
                 lane = _Lane(webhook, self)
@@ -339,8 +333,6 @@ class Webhooks(Sink):
 
 
 class _Lane(threading.Thread):
-    """One destination."""
-
     def __init__(self, webhook: Webhook, sink: Webhooks) -> None:
         super().__init__(name=_THREAD, daemon=True)
         self._webhook, self._sink = webhook, sink
@@ -406,12 +398,10 @@ class _Lane(threading.Thread):
 
 
 def _of(rules: Mapping[str, Rule], names: Iterable[str]) -> Iterable[Webhook]:
-    """The destinations of some rules, once each, whichever of them ask for it."""
     found = [rules[name] for name in names if name in rules]
     return dict.fromkeys(one.webhook for rule in found for one in rule.notify)
 
 
 def _named(webhook: Webhook) -> str:
-    """A webhook by where its address is kept."""
     kept = webhook.url_from_file if webhook.url_from_env is None else f"${webhook.url_from_env}"
     return f"{'slack' if webhook.format == 'slack' else 'webhook'} of {kept}"
