@@ -25,13 +25,13 @@ from sftriage.mitigate.switch_state import Setting
 log = logging.getLogger("sftriage")
 
 REFRESH_S = 20.0
-"""How often what is wanted is written again, so that it does not go by itself."""
+"""How often orders are written again, so that they do not expire."""
 BEGIN_GRACE_S = 15.0
-"""How long after it should have begun a capture's host may take to say that it has."""
+"""How long after its time a capture's host may take to report that it has begun."""
 END_GRACE_S = 480.0
-"""How long after its time-box a capture's host may take to say what has become of it."""
+"""How long after its time-box a capture's host may take to report how it ended."""
 UNHEARD_S = 60.0
-"""How long a controller that takes over waits for word of the host of a capture that is gone on with."""
+"""How long a controller that takes over waits for the host of a capture that it resumes."""
 LOOK_S, AGAIN_S, CLOSE_S = 0.05, 1.0, 2.0
 
 Place = Callable[[WantedCapture], "tuple[str, Incarnation | None]"]
@@ -55,18 +55,14 @@ class _Asked:
 
 
 class Asking:
-    """What is wanted, and what has become of it. The hub is written to by the hub's thread.
+    """The captures that are wanted, and what has become of them. The hub's thread writes the orders.
 
     Args:
-        hub: where it is written down.
-        places: of the job.
-        lease: held; an agent passes over what is older than the newest one.
-        place: of whom a capture is asked.
-        holds: whether steps are still to be told that came before a message.
-        fetching: brings what is stored on other hosts here.
-        gone: whether the job goes on without an agent's host, on others, since it had this process.
-        clock: seconds on a clock that only goes on.
-        refusals: what agents report that cannot be so.
+        hub, places, lease, fetching, clock: those of the fleet.
+        place: the agent that has the rank of a capture.
+        holds: whether steps that came before a message are still held back.
+        gone: whether the job has started again without an agent's host since that had this process.
+        refusals: counts reports that make no sense.
     """
 
     def __init__(
@@ -114,9 +110,7 @@ class Asking:
         over: Mapping[str, bool],
         switches: Mapping[str, Mapping[str, Setting]] = {},
     ) -> None:
-        """See `Fleet.want`; of all agents it is said whether the job is ``over`` on their host.
-
-        Of some, also what groups of their ranks are to have in force.
+        """See `Fleet.want`; for each agent, whether the job is ``over`` there, and the settings of its groups.
 
         What was reported before the last call is on record by now.
         """
@@ -185,12 +179,12 @@ class Asking:
         return told
 
     def write_again(self) -> None:
-        """What was written is gone with all that the hub had."""
+        """Write all orders again: the hub has lost them."""
         with self._lock:
             self._written.clear()
 
     def close(self, agents: Iterable[str]) -> None:
-        """Nothing is wanted of anybody any more; it is waited a moment until that is written."""
+        """Withdraw all orders, and wait a moment until that is written."""
         for agent in agents:
             self._document(agent, [])
         deadline_s = time.monotonic() + CLOSE_S

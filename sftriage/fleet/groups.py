@@ -82,14 +82,11 @@ def may_be(setting: Setting) -> bool:
 
 
 class Groups:
-    """What the agents of a job tell of groups, and what is wanted of these by each agent that has a part of them.
+    """The groups of a job as their agents report them, and the settings wanted of each agent (``wanted``).
 
     Args:
         takes_part: whether an agent's host has ranks in the job's newest start, as far as is known.
-        is_silent: whether an agent says nothing.
-
-    Attributes:
-        wanted: of each agent, by the names of groups, what these have not been asked for yet as far as is known.
+        is_silent: whether an agent reports nothing.
     """
 
     def __init__(self, takes_part: Callable[[str], bool], is_silent: Callable[[str], bool]) -> None:

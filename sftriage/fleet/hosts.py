@@ -75,7 +75,9 @@ class Host:
         self.seen_s, self.boot_id, self.process = at_s, shipment.boot_id, shipment.process
         self.rings_id = shipment.rings_id
         self.over, self.silent = shipment.over, False
-        self.ahead_s, self.sent_s = _ahead_s(self, shipment, sent_s), sent_s
+        # (no more than the quickest message says)
+        ahead_s = self.ahead_s + (sent_s - self.sent_s) * CLOCK_DRIFT
+        self.ahead_s, self.sent_s = min(sent_s - shipment.mono_ns / 1e9, ahead_s), sent_s
         if shipment.blocks or shipment.status is not None:
             self.counts = shipment.counts
         if shipment.status is not None:
@@ -169,11 +171,6 @@ def status_of_all(hosts: Iterable[Host], generations: Generations, now_s: float)
     """What the ranks of the newest generation are doing, on all hosts that agree on the stages; None without any."""
     found = [(status, host.status_s) for host in hosts if (status := host.doing(generations)) is not None]
     return together([status for status, _ in found], [int((now_s - at_s) * 1e9) for _, at_s in found])
-
-
-def _ahead_s(host: Host, shipment: Shipment, sent_s: float) -> float:
-    """By how much the hub's clock is ahead of a host's: no more than its quickest message says."""
-    return min(sent_s - shipment.mono_ns / 1e9, host.ahead_s + (sent_s - host.sent_s) * CLOCK_DRIFT)
 
 
 def _members(boot_id: str, infos: Mapping[int, RingInfo], generations: Generations) -> Sequence[Members]:

@@ -80,18 +80,15 @@ class Arrived:
 
 
 class Incoming:
-    """What has come, and is to be taken.
+    """Messages that have arrived.
 
     Args:
-        hub: connected.
-        places: of the job.
-        lease: while it is held.
-        lost_all: called once the hub has lost what it had of the job, and it is made anew.
-        clock: seconds on a clock that only goes on.
-        refusals: counts messages of agents that are none.
+        hub, places, lease, clock: those of the fleet.
+        lost_all: is called once the hub has lost what it had of the job, and it is made again.
+        refusals: counts messages that cannot be read.
 
     Attributes:
-        ended: nothing comes any more, and what the job had on the hub is missed by nobody.
+        ended: the job has ended; nothing else arrives.
     """
 
     def __init__(

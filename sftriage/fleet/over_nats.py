@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,10 +29,11 @@ from sftriage.fleet.rows import Deduplicator, RowBuffer
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import decode_findings, encode
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
-from sftriage.recorder.layout import RingInfo
 from sftriage.records import GpuFindings, JobStatus
-from sftriage.windows.decoding import StepArrays
 from sftriage.windows.shipped import ReadCounts, Rows
+
+if TYPE_CHECKING:
+    from sftriage.runtime.kept_rows import KeptRows
 
 SILENT_S = 10.0
 """An agent that says nothing for so long has its ranks waited for no longer."""
@@ -40,28 +41,6 @@ GONE_S = 60.0
 """After so long, the job goes on without its host, or has ended there."""
 MAX_HOSTS = 1 << 14
 GPUS_S = 10.0
-
-
-class Keep(Protocol):
-    """Keeps steps."""
-
-    def take(
-        self,
-        agent: str,
-        position: int,
-        generation: int,
-        infos: Mapping[int, RingInfo],
-        steps: StepArrays,
-        device: StepArrays | None,
-    ) -> None:
-        """Keep new steps of an agent's ranks of a generation, of its message of a position, and their device times."""
-
-    def turn(self) -> None:
-        """Have written what is due."""
-
-    @property
-    def position(self) -> int | None:
-        """The first message of which something waits to be written; None where nothing does."""
 
 
 def all_over(
@@ -86,12 +65,12 @@ class NatsFleet:
     Args:
         hub: connected; closed with this.
         places: of the job.
-        lease: held; let go with this.
-        generations: as they are known.
-        note: keeps what is known of generations, before anything is told by them.
-        keep: keeps steps.
-        fetching: brings what is stored on other hosts here.
-        clock: seconds on a clock that only goes on.
+        lease: held; released with this.
+        generations: those known.
+        note: saves generations, before anything is reported by them.
+        keep: saves steps.
+        fetching: fetches captures from other hosts.
+        clock: monotonic, in seconds.
     """
 
     def __init__(
@@ -101,7 +80,7 @@ class NatsFleet:
         lease: Lease,
         generations: Generations,
         note: Callable[[Generations], None],
-        keep: Keep,
+        keep: KeptRows,
         fetching: Fetching,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

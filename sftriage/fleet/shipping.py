@@ -23,7 +23,7 @@ from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, Report, Wan
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, HubError, LogLeader, Places, token
 from sftriage.fleet.messages import Block, Incarnation, Orders, RunName, Shipment
-from sftriage.fleet.transfers import KeptCaptures, Sending
+from sftriage.fleet.transfers import Sending
 from sftriage.fleet.wire import MAX_MESSAGE_BYTES, decode_orders, decode_ranks, encode, parts
 from sftriage.recorder.layout import RingInfo
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from sftriage.agent.agent import Agent
+    from sftriage.runtime.hosting import HostCaptures
 
 log = logging.getLogger("sftriage")
 
@@ -64,17 +65,15 @@ def ship_s(world_size: int) -> float:
 
 
 class HostEnd:
-    """Ships what an agent has, and has it do what is wanted. Between `start` and `close` it works by itself.
+    """Ships what an agent has, and carries out orders, in threads of its own between `start` and `close`.
 
     Args:
         agent: of this host; closed with this.
-        hub: where to; closed with this.
+        hub: closed with this.
         places: of the job.
-        name: of this host: another one than those of the job's other hosts.
-        boot_id: of its kernel.
-        rings_id: of the directory of its rings.
-        begun: a file in which captures are noted before they begin, so that none is begun twice.
-        kept: the captures that were stored here.
+        name, boot_id, rings_id: of this host, which its name tells from others; its kernel; its directory of rings.
+        begun: a file in which captures are noted before they begin, so that none begins twice.
+        kept: the captures stored here.
         log_leader: lets one of the job's hosts log what all of them see.
     """
 
@@ -87,7 +86,7 @@ class HostEnd:
         boot_id: str,
         rings_id: str,
         begun: Path,
-        kept: KeptCaptures,
+        kept: HostCaptures,
         log_leader: LogLeader,
     ) -> None:
         self._agent, self._hub, self._places = agent, hub, places

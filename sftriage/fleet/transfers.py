@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sftriage.decisions import CaptureResult, Report
 from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from nats.js import JetStreamContext
     from nats.js.api import ObjectInfo
     from nats.js.object_store import ObjectStore
+
+    from sftriage.runtime.hosting import HostCaptures
 
 TELL_S = 2.0
 """How long a transfer goes on before it is told of, and how often then."""
@@ -110,30 +112,20 @@ SLACK_BYTES = 1 << 20
 """What the hub needs of a bucket beside the bytes of the traces in it."""
 
 
-class KeptCaptures(Protocol):
-    """The captures that a host has stored. Whatever is asked of it may take its time."""
-
-    def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
-        """The manifest of a capture, under its run's name, and the files that it names."""
-
-    def copied(self, capture_id: str, run: RunName, transfer: Transfer) -> bool:
-        """Put a copy into the store of its run, if this host has that one; whether it is there, and verified."""
-
-
 class Sending:
     """Sends captures, and tells how far it is.
 
     Args:
-        hub: connected, or to be waited for.
+        hub: to send through; it may be away.
         places: of the job.
-        kept: what there is to send.
+        kept: the captures of this host; its methods may block.
         name: of this host, for people.
-        tell: hears of progress.
-        wanted: whether anybody waits for a capture still.
+        tell: is called with reports of progress.
+        wanted: whether a capture is still wanted.
     """
 
     def __init__(
-        self, hub: Hub, places: Places, kept: KeptCaptures, name: str, tell: Tell, wanted: Callable[[str], bool]
+        self, hub: Hub, places: Places, kept: HostCaptures, name: str, tell: Tell, wanted: Callable[[str], bool]
     ) -> None:
         self._hub, self._places, self._kept, self._name = hub, places, kept, name
         self._tell, self._wanted = tell, wanted

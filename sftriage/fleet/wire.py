@@ -33,7 +33,21 @@ from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import FLAGS, KIND, KIND_REST, READY, SEQ, START, STEP, UNKNOWN, WORK, slot_words
 from sftriage.windows.statuses import N_VALUES, bounds
 
+VERSION = 1
+MAX_MESSAGE_BYTES = 1_000_000
+"""A NATS server takes a mebibyte by default, with headers and all."""
+MAX_UNPACKED_BYTES, MAX_UNPACKED_ANSWER_BYTES = 4 << 20, 1 << 20
+"""Unpacked, and of what agents are asked and answer. What is made of it takes 64 times that at worst."""
+MAX_ROW_BYTES = 384 << 10
+"""Rows of one message before they are packed, and as much again of device times: that is under `MAX_MESSAGE_BYTES`
+even where nothing packs."""
+MAX_RINGS = 1 << 12
+MAX_BLOCKS, MAX_TOLD, MAX_TEXT, MAX_NAME, MAX_DEPTH = 64, 1024, 2000, 100, 8
+MAX_KNOWN_BYTES = 8 << 10
+"""Rings are remembered as they are packed, up to so many of one host."""
 MAX_NS = 1 << 56
+_MAGIC = b"SFT"
+_PRELUDE = struct.Struct("3sB")
 
 
 class Columns(msgspec.Struct, frozen=True, array_like=True):
@@ -110,22 +124,6 @@ def _counted(columns: Columns, n_steps: int) -> FloatArray | None:
     return np.ascontiguousarray(counted_CB.T)
 
 
-VERSION = 1
-MAX_MESSAGE_BYTES = 1_000_000
-"""A NATS server takes a mebibyte by default, with headers and all."""
-MAX_UNPACKED_BYTES, MAX_UNPACKED_ANSWER_BYTES = 4 << 20, 1 << 20
-"""Unpacked, and of what agents are asked and answer. What is made of it takes 64 times that at worst."""
-MAX_ROW_BYTES = 384 << 10
-"""Rows of one message before they are packed, and as much again of device times: that is under `MAX_MESSAGE_BYTES`
-even where nothing packs."""
-MAX_RINGS = 1 << 12
-MAX_BLOCKS, MAX_TOLD, MAX_TEXT, MAX_NAME, MAX_DEPTH = 64, 1024, 2000, 100, 8
-MAX_KNOWN_BYTES = 8 << 10
-"""Rings are remembered as they are packed, up to so many of one host."""
-_MAGIC = b"SFT"
-_PRELUDE = struct.Struct("3sB")
-
-
 class WireError(InputError):
     """A message that is none."""
 
@@ -188,6 +186,8 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     switches: tuple[groups.SwitchMessage, ...] | None = None
 
 
+_SAME = ("agent", "boot_id", "process", "reports", "over", "mono_ns", "rings_id")
+"""Fields of a `Shipment` that cross as they are."""
 _RANKS = msgspec.msgpack.Decoder(tuple[int, ...])
 _RINGS = msgspec.msgpack.Decoder(tuple[_Ring, ...])
 _FINDINGS = msgspec.msgpack.Decoder(GpuFindings)
@@ -313,19 +313,13 @@ def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_
 
 
 def _plain(message: Shipment) -> _Shipment:
-    counts = message.counts
+    counts, status = message.counts, message.status
     return _Shipment(
-        agent=message.agent,
-        boot_id=message.boot_id,
-        process=message.process,
+        **{name: getattr(message, name) for name in _SAME},
         blocks=tuple(_plain_block(block) for block in message.blocks),
-        status=None if message.status is None else _plain_status(message.status),
+        status=None if status is None else _plain_status(status),
         counts=(counts.steps, counts.missed, counts.torn),
         problems=dict(list(counts.problems.items())[:MAX_TOLD]),
-        reports=message.reports,
-        over=message.over,
-        mono_ns=message.mono_ns,
-        rings_id=message.rings_id,
         switches=None if message.switches is None else tuple(map(groups.plain, message.switches[:MAX_TOLD])),
     )
 
@@ -361,16 +355,11 @@ def _checked(found: _Shipment) -> Shipment:
         raise WireError("counts that cannot be")
     blocks = tuple(_checked_block(block) for block in found.blocks)
     return Shipment(
-        agent=found.agent,
-        boot_id=found.boot_id,
-        process=found.process,
+        **{name: getattr(found, name) for name in _SAME if name != "reports"},
         blocks=blocks,
         status=None if found.status is None else _checked_status(found.status),
         counts=ReadCounts(*found.counts, {_printable(name): _printable(why) for name, why in found.problems.items()}),
         reports=tuple(_checked_report(one) for one in found.reports),
-        over=found.over,
-        mono_ns=found.mono_ns,
-        rings_id=found.rings_id,
         switches=None if found.switches is None else tuple(map(groups.checked, found.switches)),
     )
 

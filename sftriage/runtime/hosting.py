@@ -152,7 +152,10 @@ class HostCaptures:
         self._said: set[str] = set()
 
     def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
-        """See `KeptCaptures`. Which run a capture is of, a host knows once it is asked for one."""
+        """The manifest of a capture, under its run's name, and the files that it names.
+
+        A host learns the run with the first orders.
+        """
         manifest = self.local.manifest(capture_id)
         named = manifest.model_copy(update={"job": run.job or manifest.job, "run": run.run_id or manifest.run})
         if named != manifest:
@@ -161,7 +164,7 @@ class HostCaptures:
         return named.to_json(), {name: path for name, path in paths if path.exists()}
 
     def copied(self, capture_id: str, run: RunName, transfer: Transfer) -> bool:
-        """See `KeptCaptures`. What the store does not take goes through the hub, and is sent there from its host."""
+        """Copy a capture into the store of its run; whether it is there and verified, or else goes through the hub."""
         url = self._copies.store
         if url is None:
             return False

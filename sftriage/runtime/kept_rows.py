@@ -47,7 +47,7 @@ class _Held:
 
 
 class KeptRows:
-    """Keeps steps: see `sftriage.fleet.over_nats.Keep`.
+    """Keeps steps of all ranks for `sftriage.fleet.over_nats.NatsFleet`.
 
     Args:
         steps: the directory of the logs, which nobody else writes to.
