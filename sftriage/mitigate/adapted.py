@@ -1,13 +1,12 @@
-"""Pipelines of ``torch.distributed.pipelining`` whose stages run as far ahead as is planned. Runs in the trainer.
+"""Pipelines of ``torch.distributed.pipelining`` whose stages run as far ahead as planned. Runs in the trainer.
 
     schedule = adapted_schedule(stage, n_microbatches, loss_fn, ahead_S)
     schedule.step(...)
     adapt(schedule, other_ahead_S)   # between two steps, on all ranks
 
-What a pipeline computes is the same whatever the order. Sends hold nothing up: each computation waits for what it
-receives, and all that was sent is waited for at the end of a step. How far ahead which stages are best is worked out in
-`sftriage.mitigate.pipelines`. torch's runtime of such orders is not public: where it has another shape than in torch
-2.13, that is said before anything runs.
+The results are the same whatever the order. Each computation waits for what it receives; a step ends when all that was
+sent has arrived. `sftriage.mitigate.pipelines` plans how far ahead. torch's runtime of such orders is not public: one
+of another shape than in torch 2.13 is refused before anything runs.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ def adapted_schedule(
 ) -> Any:
     """A schedule of one stage a rank, to `step` as torch's own; ``options`` are those of torch's schedules.
 
-    Raises:
-        UsageError: this torch has no such runtime, or stages would wait for each other.
+    Raises UsageError where this torch has no such runtime, or stages would wait for each other.
     """
     runtime, _ = _private("_PipelineScheduleRuntime"), _private("_Action")
     schedule = runtime([stage], n_microbatches, loss_fn=loss_fn, **options)
@@ -38,11 +36,7 @@ def adapted_schedule(
 
 
 def adapt(schedule: Any, ahead_S: Sequence[int]) -> None:
-    """Have stages run as far ahead from the next step on. On all ranks, between the same two steps.
-
-    Raises:
-        UsageError: as for `adapted_schedule`.
-    """
+    """Have stages run as far ahead from the next step on: on all ranks, between the same two steps."""
     n_stages = schedule._num_stages
     if len(ahead_S) != n_stages or list(ahead_S) != sorted(ahead_S, reverse=True) or ahead_S[-1] < 1:
         raise UsageError(f"{n_stages} stages ahead by {list(ahead_S)}: each is as far ahead as the next, at least")

@@ -33,10 +33,8 @@ class Link:
 class UnderStraggler:
     """StragglAR's cost among n ranks, one of them late.
 
-    Attributes:
-        early_s: what the others take to share out their sums, which they can while they wait.
-        after_s: the rounds once the straggler is there.
-        ring_s: what an all-reduce in a ring takes, all of it once the straggler is there.
+    ``early_s`` is what the others take to share out their sums while they wait, ``after_s`` the rounds once the
+    straggler is there, ``ring_s`` an all-reduce in a ring, all of it once the straggler is there.
     """
 
     early_s: float
@@ -111,10 +109,10 @@ def tells(label: str, reasons: Iterable[str]) -> bool:
 
 
 def straggler_in(recent: Sequence[Chronic | None], n_ranks: int) -> Straggler | None:
-    """Who has been slow for long, and is still, by the last `RECENT_WINDOWS` windows that `tells`; None for nobody.
+    """The rank that has been slow for long, and is still, by the last `RECENT_WINDOWS` windows that `tells`; or None.
 
-    ``recent`` has for each of these the first suspect if that is a chronic one. Half of them name it, or the last
-    `MIN_WINDOWS` do.
+    ``recent`` has the first suspect of each if that is a chronic one. Half of them name it, or the last `MIN_WINDOWS`
+    do.
     """
     last = list(recent)[-MIN_WINDOWS:]
     if None not in last and len({one.ranks for one in last if one is not None}) == 1:
@@ -128,10 +126,7 @@ def straggler_in(recent: Sequence[Chronic | None], n_ranks: int) -> Straggler | 
 
 
 def is_settled(recent: Sequence[Chronic | None]) -> bool:
-    """Whether the windows that `straggler_in` looks at say who it is, or that there is none.
-
-    They do not while they are few, nor where the last ones begin to name somebody: another one may be slow now.
-    """
+    """Whether the windows of `straggler_in` decide: not while they are few, nor where the last begin to name a rank."""
     last = list(recent)[-MIN_WINDOWS:]
     begins = None in last and last[-1] is not None
     return len(recent) == RECENT_WINDOWS and (straggler_in(recent, 0) is not None or not begins)
@@ -149,11 +144,8 @@ class Messages:
 class Remedy:
     """Something to do.
 
-    Attributes:
-        code: what.
-        saves_s: of a step; None where that cannot be said, and below nothing where it would cost.
-        pays_from_s: how late the straggler, or how long the delay must be for it to pay; None where it never does.
-        numbers: what it was worked out from, by name.
+    It saves ``saves_s`` of a step (None: unknown; negative: it costs), and pays from a lateness or a delay of
+    ``pays_from_s`` on (None: never). ``numbers`` are what that was worked out from, by name.
     """
 
     code: RemedyCode
@@ -172,9 +164,9 @@ class SlowLink(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The remedies, the most useful first, and for whom; ``step_s`` is a step without any.
+    """The remedies, the most useful first; ``step_s`` is a step without any.
 
-    ``tried`` is what the job itself has come to of those that a policy allows, of each group of ranks the last.
+    ``tried`` is the last outcome, for each group of ranks, of those that a policy allows.
     """
 
     step_s: float | None
@@ -197,9 +189,9 @@ def advice_of(
     pipeline: Pipeline | None,
     measured: UnderStraggler | None = None,
 ) -> Advice:
-    """What would help against a straggler, and of a pipeline with slow links.
+    """What would help against a straggler, and a pipeline with slow links.
 
-    ``measured`` is what an all-reduce takes by the job's own measurement, for where no ``messages`` are named.
+    Without ``messages``, ``measured`` is what an all-reduce takes by the job's own measurement.
     """
     found: list[Remedy] = []
     now_s = None if straggler is None else straggler.step_s

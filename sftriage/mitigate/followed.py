@@ -2,8 +2,8 @@
 
     schedule = attach(Schedule1F1B(stage, n_microbatches, loss_fn), most=12)   # on all ranks, before the first step
 
-Each rank notes what a microbatch takes it, and on its way there: from the end of the computation of what is sent, by
-the clock that ranks of a host share, to where it could be computed with. Only a rank that waited for it knows that.
+Each rank notes what a microbatch takes it, and on its way there: from the end of the computation that sends it, by the
+clock that ranks of a host share, to where it could be used. Only a rank that waited for it knows that.
 """
 
 from __future__ import annotations
@@ -38,12 +38,9 @@ _COMPUTES = ("forward_one_chunk", "backward_one_chunk")
 def attach(schedule: Any, most: int) -> Any:
     """The schedule to step in the place of torch's ``Schedule1F1B``: the same until a policy has it run further ahead.
 
-    It is the same object where sftriage does not watch the job; and, with a warning, where ranks of the pipeline are on
-    several hosts, stages on a GPU, or it is another schedule, or torch.
-
-    Args:
-        schedule: of this rank; all ranks of the pipeline take theirs in at the same time, before the first step.
-        most: of how many microbatches this stage has room for the activations. It is never further ahead.
+    It is the same object where sftriage does not watch the job; and, with a warning, where the pipeline spans hosts or
+    has stages on a GPU, or it is another schedule, or an unknown torch. All ranks call this before the first step. This
+    stage has room for the activations of ``most`` microbatches.
     """
     if type(schedule) is not Schedule1F1B or not is_known():
         if RINGS_ENV in os.environ:

@@ -1,9 +1,8 @@
 """The closed loop: a remedy that a policy allows is tried on a straggler that stays, and kept or undone. Pure.
 
-A remedy is tried in four parts of as many steps, with it and without in turn, for a job's steps drift. It is kept where
-the typical step is shorter with it: by the least that the policy asks for, and by more than chance. From there on, and
-meanwhile, it is undone where what it was for is no longer so. Each group of ranks may have one that is kept; one at a
-time is tried, for a trial's steps are to differ by nothing else.
+A job's steps drift, so a trial has four parts of as many steps, with the remedy and without in turn. It is kept where
+the typical step is shorter with it: by the least that the policy asks for, and by more than chance; and undone where
+its reason is gone. Each group of ranks keeps one remedy at most, and one trial runs at a time.
 """
 
 from __future__ import annotations
@@ -43,11 +42,9 @@ _MIN_RANKS = 4
 class JobNow:
     """What is known now.
 
-    Attributes:
-        last_step: the last of the job's steps that was seen, and ``step_s`` what those took that nothing disturbs.
-        switches: the groups of ranks that a remedy can be switched on.
-        straggler: who has been slow for long, and is still, as far as ``is_known``.
-        allowed: what the policy allows.
+    ``step_s`` are the steps that nothing disturbs. ``switches`` are the groups of ranks that a remedy can be switched
+    on. The ``straggler`` has been slow for long, and is still, as far as ``is_known``. ``allowed`` is what the policy
+    allows.
     """
 
     time_s: float
@@ -62,14 +59,14 @@ class JobNow:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A remedy that is being tried, or kept, as ``told`` last.
+    """A remedy that is being tried, or kept, as last ``told``.
 
     Attributes:
         steps: of each part.
-        parts: the first whole step of each part that has begun; of them all but the last are over.
-        asked_s: when what is wanted now was first so.
+        parts: the first whole step of each part that has begun; all but the last are over.
+        asked_s: since when the present setting is wanted.
         is_over: the last part is over, and the next one is wanted.
-        interrupted: it is not to be gone on with: it is an earlier controller's, or the steps changed meanwhile.
+        interrupted: it cannot go on: it is an earlier controller's, or the steps changed meanwhile.
     """
 
     told: RemedyChanged
@@ -114,11 +111,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What is done about stragglers: remedies that are kept or tried, and when those that were undone were, for whom.
+    """What is done about stragglers: remedies that are kept or tried, and when others were undone.
 
-    ``trials`` are by the names of their groups. ``advised`` is what was said of those of an attempt for whom there is
-    no more than advice, and ``looked_s`` when it was last worked out what would help whom. ``slow_since`` is the step
-    since which a group has had the same slow link, by the group's name and the link's first rank.
+    ``trials`` are by the names of their groups. ``advised`` is the advice of an attempt where no more can be done,
+    ``looked_s`` the time of the last planning. ``slow_since`` is the step since which a group has had the same slow
+    link, by the group's name and the link's first rank.
     """
 
     trials: Mapping[str, Trial] = field(default_factory=dict)

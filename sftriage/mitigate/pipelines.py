@@ -2,7 +2,7 @@
 
 After Adaptra (arXiv 2504.19232). In 1F1B, stage i of S starts S - i microbatches before it goes back and forth, one
 more than the next stage: any delay between the two is waited for again and again. Further ahead, it is absorbed, at the
-price of the activations held meanwhile. Simulated with the replay of `sftriage.whatif.graph`. Axes: S stages, L links.
+price of the activations held meanwhile. Simulated with `sftriage.whatif.graph`. Axes: S stages, L links.
 """
 
 from __future__ import annotations
@@ -32,13 +32,10 @@ NEARLY = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What a microbatch takes.
+    """What a microbatch takes: seconds of a computation of each stage (S), and on each link (L).
 
-    Attributes:
-        forward_S, backward_S: seconds of a computation of each stage.
-        delay_L: seconds from the end of a computation at a stage to where the next one can have its output, each way.
-        microbatches: of a step.
-        most_S: of how many microbatches each stage can hold the activations; None for any number.
+    A delay is, either way, from the end of a computation to where its output can be used. Stage i holds the activations
+    of ``most_S[i]`` microbatches (None: any).
     """
 
     forward_S: tuple[float, ...]
@@ -64,7 +61,7 @@ class Pipeline:
 def slow_link(pipeline: Pipeline) -> int | None:
     """The link that delays most, by the number of the stage before it; None where none stands out.
 
-    A stage that is slow delays nothing on its way: a delay counts from the end of what is sent.
+    A slow stage is no slow link: a delay counts from the end of the computation that is sent.
     """
     if not any(pipeline.delay_L):
         return None
@@ -103,7 +100,7 @@ def absorbing(pipeline: Pipeline) -> tuple[int, ...]:
 def planned(pipeline: Pipeline) -> tuple[int, ...]:
     """How far ahead each stage best is within its memory: the one that holds least of those that are about the fastest.
 
-    Looked at are what absorbs all delays, and what is ahead of delayed links alone, by as much or less: down to 1F1B.
+    Candidates absorb all delays, or are ahead of delayed links alone, by as much or less: down to 1F1B.
     """
     slack_L = _slack(pipeline)
     candidates = {absorbing(pipeline)}
@@ -130,10 +127,9 @@ def _bounded(pipeline: Pipeline, slack_L: Sequence[int]) -> tuple[int, ...]:
 
 
 def step_s(pipeline: Pipeline, ahead_S: Sequence[int]) -> float:
-    """Seconds of a step's computations and what they wait for: from the first begin to the last end.
+    """Seconds of a step, from the first begin to the last end.
 
-    Raises:
-        UsageError: a stage would wait for one that waits for it: it is less ahead than the next.
+    Raises UsageError where a stage is less ahead than the next: they would wait for each other.
     """
     fits = len(ahead_S) == len(pipeline.forward_S) and ahead_S[-1] >= 1
     if not fits or any(one < after for one, after in pairwise(ahead_S)):
@@ -172,10 +168,9 @@ def blocked(pipeline: Pipeline) -> Pipeline:
 
 
 def pipeline_of(operations: Operations) -> Pipeline | None:
-    """A recorded pipeline: medians of what was measured. None for one stage; of model chunks a stage has one.
+    """A recorded pipeline, by the medians of what was measured; None for one stage.
 
-    Raises:
-        UsageError: its stages are of several model chunks, for which there is no such schedule.
+    Raises UsageError where its stages are of several model chunks, for which there is no such schedule.
     """
     stages = operations.pp_ranks
     kinds = {one.name: index for index, one in enumerate(operations.types)}

@@ -30,12 +30,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What follows once the straggler, rank ``n - 1``, is there.
+    """What follows once the straggler, rank ``n - 1``, is there: the whole sums that are sent in each round.
 
-    Attributes:
-        n: the ranks.
-        rounds: what is sent in each, of whole sums. In round i < n - 1, rank i and the straggler exchange their parts
-            of chunk i besides. No rank sends, or receives, more than one chunk in a round.
+    In round i < n - 1, rank i and the straggler exchange their parts of chunk i besides. No rank sends, or receives,
+    more than one chunk in a round.
     """
 
     n: int
@@ -49,11 +47,7 @@ def fewest_rounds(n: int) -> int:
 
 @lru_cache(maxsize=64)
 def schedule_of(n: int) -> Schedule:
-    """The schedule for n ranks, the same wherever it is worked out.
-
-    Raises:
-        UsageError: there are no two ranks.
-    """
+    """The schedule for n ranks, the same on all of them; raises UsageError below 2."""
     if n < 2:
         raise UsageError(f"{n} ranks: an all-reduce is of two or more")
     best: tuple[tuple[Send, ...], ...] = ()

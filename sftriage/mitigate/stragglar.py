@@ -38,17 +38,12 @@ _MOST.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
 
 
 class Stragglar:
-    """Who the straggler is, and the group and the thread of its own in which gradients are reduced.
+    """The straggler, and the group and the thread of its own in which gradients are reduced.
 
     Buckets are reduced one after the other while backward goes on. If one fails, so does the backward that waits for
-    it, as with torch's own all-reduce: after ``timeout`` at the latest.
-
-    Args:
-        group: the ranks that share gradients; all of them make their `Stragglar` at the same time. The default is all.
-        timeout: how long an exchange may wait for a rank. torch's default is half an hour, whatever the job's own is.
-
-    Attributes:
-        straggler: who is late, as a rank of the group; None while nobody is named.
+    it, as with torch's own all-reduce: after ``timeout`` at the latest (torch's default is half an hour, whatever the
+    job's is). All ranks of the ``group`` (default: all) make theirs at the same time. ``straggler`` is a rank of the
+    group, or None.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
@@ -92,10 +87,9 @@ class Stragglar:
         return counted
 
     def switch(self, straggler: int | None) -> None:
-        """Name the straggler, or nobody: between two steps, on all ranks. What the first rank says holds for all.
+        """Name the straggler, or None: between two steps, on all ranks. What the first rank says holds for all.
 
-        Raises:
-            UsageError: there is no such rank.
+        Raises UsageError where there is no such rank.
         """
         said = torch.tensor([straggler is not None, straggler or 0], device="cpu")
         dist.broadcast(said, self._ranks[0], group=self.group)
@@ -139,12 +133,11 @@ def stragglar_hook(
 
 
 def attach(model: torch.nn.Module, timeout: timedelta | None = None) -> Stragglar | None:
-    """Take the hook in, so that a policy's ``mitigate`` may have gradients reduced around a straggler. On all ranks.
+    """Register the hook, so that a policy's ``mitigate`` may have gradients reduced around a straggler. On all ranks.
 
-    Nothing is done, and None returned, where sftriage does not watch the job; nor, with a warning, where gradients are
-    on a GPU, it does not watch all of the group's ranks, or the model is no `DistributedDataParallel`, or has a hook of
-    its own. Where ranks are on several hosts, votes are exchanged: 24 bytes about every second, and in no backward more
-    than once.
+    Returns None where sftriage does not watch the job; and, with a warning, where gradients are on a GPU, it does not
+    watch all of the group's ranks, or the model is no `DistributedDataParallel`, or has a hook of its own. Where ranks
+    are on several hosts, votes are exchanged: 24 bytes about every second, and in no backward more than once.
     """
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         if RINGS_ENV in os.environ:

@@ -15,7 +15,7 @@ ROUNDS_AHEAD = 3
 
 
 class Request(NamedTuple):
-    """A value that is to be in force from a round on; ``number`` tells requests apart.
+    """A value to be in force from a round on; ``number`` tells requests apart.
 
     Both are 0 where the ranks are on several hosts: it is to be in force once all see it.
     """
@@ -67,20 +67,20 @@ class StageTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SwitchStatus:
-    """How a group stands, as far as one host knows; of one on several hosts, the whole is by `whole_groups`.
+    """The state of a group, as far as one host knows; `whole_groups` has the whole of a group on several hosts.
 
     Attributes:
-        name: of its file; of a group on several hosts, what all of its files call it.
+        name: of its file; on several hosts, what all of its files call it.
         ranks: the job's ranks in it, in the group's order.
         round: the newest that a rank has begun; ``all_begun`` is the newest that all have.
-        value: what is in force on all ranks; None while they are between two rounds with different ones.
-        since_step: the job's step from which on it is, by the last of them; -1 where that is not known.
+        value: in force on all ranks; None while they are between two rounds with different ones.
+        since_step: the job's step from which on it is, by the last of them; -1 where unknown.
         request: the last one; `UNLIKE` while hosts have different ones.
-        exchange_s: what an exchange takes that waits for nobody, with nothing in force; 0 where none has been.
-        exchanged_bytes: how much of it there is.
+        exchange_s: duration of an exchange without waiting and with nothing in force, of ``exchanged_bytes``; 0: none
+            yet.
         stages: what microbatches take, of a pipeline.
         microbatches: of its step; 0 of no pipeline.
-        here: of a group on several hosts, the places of the ranks that this is told by; empty on one host.
+        here: on several hosts, the places of the ranks of this host; empty on one host.
     """
 
     name: str
@@ -149,11 +149,9 @@ def as_range(numbers: Sequence[int]) -> tuple[tuple[int, ...], bool]:
 
 
 def numbers_of(short: Sequence[int], is_range: bool, below: int) -> Sequence[int]:
-    """The numbers that `as_range` has made short: a range takes no room, however long it is.
+    """The numbers that `as_range` has shortened: a range takes no room, however long it is.
 
-    Raises:
-        ValueError: they are not all different and from 0 up to what they are to be ``below``, or are more than a group
-            has ranks.
+    Raises ValueError where they are not distinct, not in 0 up to ``below``, or more than a group has ranks.
     """
     if not all(type(one) is int for one in short) or (is_range and len(short) != 3):
         raise ValueError(f"{len(short)} numbers that are no ranks")

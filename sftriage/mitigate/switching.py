@@ -88,17 +88,10 @@ _WORD = struct.Struct("=q")
 
 
 class Switch:
-    """A rank's end of the file of its group; driven as each round begins, on one thread.
+    """A rank's end of the file of its group, by its ``place`` there; driven as each round begins, on one thread.
 
-    Args:
-        path: of the file.
-        place: of the rank in its group.
-
-    Attributes:
-        ahead_S: how far ahead stages of a pipeline are, by the value in force; empty where it says nothing of that.
-
-    Raises:
-        RingError: it is no such file.
+    ``ahead_S`` is how far ahead stages of a pipeline are, by the value in force, if that says so. Raises RingError
+    where the file is none of these.
     """
 
     def __init__(self, path: Path, place: int) -> None:
@@ -183,18 +176,15 @@ class Switch:
 class MultiHostSwitch(Switch):
     """The same for a rank of a group on several hosts, each of which has a file of its own. It has no pipeline's plan.
 
-    Rounds are over long before a word comes from one host to the others, so that a request is for none: it says what is
-    to be in force, and stands. As round T begins, each rank votes for what it sees asked for; votes are exchanged among
+    Rounds are over long before a word comes from one host to the others, so a request is for none: it says what is to
+    be in force, and stands. As round T begins, each rank votes for the request that it sees; votes are exchanged among
     all ranks while that round goes on, and counted as the next one begins. What all have voted for is in force from
-    there on, and else what was before: all ranks count the same votes. Nobody waits for them, for round T, which is
-    over, ended on none before all had voted.
+    there on, and else what was before: all ranks count the same votes, and none waits, for round T ended on none before
+    all had voted.
 
-    With its vote each rank says what a round takes it. By the longest all know, and agree on, in which round the next
-    vote is: an exchange costs more than all else of a round, and what is asked for comes once in a while.
-
-    Attributes:
-        cast: exchanges votes; to be there before the first round.
-        clock: nanoseconds on a clock that only goes on.
+    With its vote each rank says what a round takes it. By the longest, all agree in which round the next vote is: an
+    exchange costs more than all else of a round, and requests are rare. ``cast`` exchanges votes; set it before the
+    first round.
     """
 
     cast: Cast
@@ -225,11 +215,7 @@ class MultiHostSwitch(Switch):
 
 
 class SwitchFile(files.OpenFile):
-    """Who asks: the file of a group, read and written as one.
-
-    Raises:
-        RingError: it is no such file. Every method raises it where it has become so.
-    """
+    """The file of a group, read and written as one by who asks; methods raise RingError where it is none."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, os.O_RDWR)
@@ -306,18 +292,16 @@ class SwitchFile(files.OpenFile):
 def make_switch(
     directory: Path, ranks: Sequence[int], microbatches: int = 0, *, group: str = "", here: Sequence[int] = ()
 ) -> Path:
-    """Make the file of a group, with a higher number than all there are; those that gone ones have left are removed.
+    """Make the file of a group, numbered above all there are, and remove those of groups that are gone.
 
     Args:
         directory: that of the rings.
         ranks: of the group, in its order.
         microbatches: of a step, where the group is a pipeline of a stage a rank.
-        group: what it is called on all of its hosts, where these are several.
-        here: then, the places in it of the ranks that are.
+        group: its name on all of its hosts, where these are several.
+        here: then, the places in it of the ranks on this host.
 
-    Raises:
-        OSError: the directory is missing or full, or may not be written.
-        RingError: the group has more ranks than a file has room for.
+    Raises OSError where the directory is missing, full or read-only, RingError where the group has too many ranks.
     """
     short, is_range = as_range(ranks)
     lines, first = (len(here), ranks[here[0]]) if group else (len(ranks), ranks[0])
@@ -359,7 +343,7 @@ def find_switches(directory: Path, first: int | str = "*") -> list[Path]:
 
 
 def newest_of_each(found: Iterable[SwitchFile]) -> list[SwitchFile]:
-    """Of files, those of groups as they are now: ranks that have joined again have another one than before.
+    """The files of groups as they are now: ranks that have joined again have another one than before.
 
     A rank may be the first one of several groups, as of a pipeline's and of those that have copies of its stage.
     """

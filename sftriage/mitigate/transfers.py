@@ -2,10 +2,9 @@
 
     HostTransfers(stage)   # on all ranks of the pipeline, before its first step
 
-Where what is sent stands in one queue with what is computed next, a slow link holds both up. Here each result leaves in
-a thread of its own, over a group of its own (arXiv 2504.19232, section 5). What torch asks a stage for is not public:
-where it has another shape than in torch 2.13, that is said before anything runs. Tried with stages on the CPU over
-Gloo, and refused elsewhere: a copy from a device beside its queue is yet to be made.
+In one queue with the next computation, a slow link would hold both up. Here each result leaves in a thread of its own,
+over a group of its own (arXiv 2504.19232, section 5). How torch asks a stage for its transfers is not public: another
+shape than in torch 2.13 is refused before anything runs, and so are stages that are not on the CPU.
 """
 
 from __future__ import annotations
@@ -28,12 +27,9 @@ _SENDS, _RECEIVES = ("get_fwd_send_ops", "get_bwd_send_ops"), ("get_fwd_recv_ops
 class HostTransfers:
     """What one stage sends and receives, once this is made; an exchange that fails does so at a later one, or `finish`.
 
-    Args:
-        stage: of ``torch.distributed.pipelining``; all ranks of its group make theirs at the same time.
-        timeout: how long an exchange may wait for a rank. torch's default is half an hour, whatever the job's own is.
-
-    Raises:
-        UsageError: the stage is not on the CPU, or torch's stages are made in another way.
+    All ranks of the stage's group make theirs at the same time. An exchange may wait for a rank for ``timeout``
+    (torch's default is half an hour). Raises UsageError where the stage is not on the CPU, or torch makes stages in
+    another way.
     """
 
     def __init__(self, stage: Any, timeout: timedelta | None = None) -> None:

@@ -1,9 +1,8 @@
-"""Why a stage took so long: from what filled it in the trace, and from the stacks that were sampled meanwhile. Pure.
+"""Why a stage took so long: from what filled it in the trace, and from the sampled stacks. Pure.
 
-A cause is looked for in what the stage took *longer* than beside the control. First what the system says, by what the
-kernel counted and by what was sampled: a thread that waits for a core is held up by no line of its own. Then operators,
-where the trace has them; else the line of the program at which the thread stood, and what it did there, told by whether
-it ran and by what it had called. A rank that is slow in all its local stages alike has no such line.
+A cause accounts for what the stage took *longer* than on the control. What the system did to the rank comes first, by
+the kernel's counters and the samples; then operators, where the trace has them; else the line of the program where the
+thread stood, and what it did there. A rank that is slow in all its local stages alike has no such line.
 """
 
 from __future__ import annotations
@@ -63,13 +62,12 @@ def cause_of(
 
     Args:
         findings: what filled it.
-        suspect: the stacks that were sampled on the suspect; None where none were.
+        suspect: the suspect's sampled stacks; None where there are none.
         control: those of the control rank.
         fault_steps: the steps that have the fault; none where that is not known.
-        over_s: by how much the recorded steps have the stage longer than on the suspect's peers, in seconds a step;
-            None where they do not say. No place in it took these longer than their whole stage, so that it can be
-            told from a capture of the suspect alone.
-        on_device: that is so by the devices' clock, which the host need not have waited for.
+        over_s: by how much the stage is longer than on the suspect's peers, in seconds a step; None where that is not
+            known. No place in it took these longer than their whole stage.
+        on_device: ``over_s`` is by the devices' clock, which the host need not have waited for.
     """
     return _Search(findings, suspect, control, fault_steps, over_s, on_device).cause()
 
@@ -426,14 +424,10 @@ def cause_of_rank(
     operator: str = "",
     counted: Mapping[str, float] | None = None,
 ) -> CauseInfo:
-    """Why a rank is slow in all its local stages alike: no line of its own can be why, what is done to it can.
+    """Why a rank is slow in all its local stages alike, by ``over_s`` seconds a step over its peers.
 
-    Args:
-        rank: the rank.
-        operator: what took the most of its longest stage, "" where that is no operator.
-        sampled: the stacks that were sampled on it; None where none were.
-        over_s: by how much it is over its peers, in seconds a step.
-        counted: what the kernel counted of it over its peers', a step, of what is known.
+    ``operator`` took the most of its longest stage ("": no operator did). ``counted`` is what the kernel counted of the
+    rank over its peers', a step, as far as known.
     """
     if over_s <= 0.0:
         return unsure(f"Rank {rank} was no slower than its peers while it was captured.")
@@ -479,10 +473,8 @@ def _done_to_rank(
 ) -> tuple[CauseCode, float, float] | None:
     """What kept a whole rank from running, for how long a step, and for how long of that for certain.
 
-    Args:
-        seconds: what a fraction of each place's time comes to, a step.
-        over_s: by how much the rank is over its peers, in seconds a step.
-        on_record: how long it waited for a core is known beside its peers': on a busy host everybody waits.
+    ``seconds`` makes seconds a step of a fraction of each place's time. ``on_record``: how long the rank waited for a
+    core is known beside its peers', and on a busy host every rank waits.
     """
     gil_s = seconds(lambda one: one.gil_fraction)
     by = {code: (seconds(fraction_of),) * 2 for code, fraction_of in BY_SYSTEM.items()}

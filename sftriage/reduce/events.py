@@ -1,7 +1,7 @@
-"""A trace in memory: the events that matter, packed, whatever file they came from, and unpacked part by part.
+"""The packed events of a trace, whatever file they came from, unpacked part by part.
 
-Columns of whole numbers are kept in as few bytes as they take: that lets the events of a trace of any size stay in
-memory. Axes: E events, P pieces of time.
+Columns of whole numbers take as few bytes as they need, so that a trace of any size fits into memory. Axes: E events,
+P pieces of time.
 """
 
 from __future__ import annotations
@@ -52,10 +52,7 @@ Chosen = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventQuery:
-    """Which events are wanted: of kinds, names and tracks that are (None: of any), begun at a time that is.
-
-    ``names`` and ``tracks`` say of each of the trace's whether it is wanted.
-    """
+    """Selects events by kind, name, track (None: any) and begin; ``names`` and ``tracks`` are masks."""
 
     kinds: Collection[int] | None = None
     names: Chosen | None = None
@@ -127,15 +124,7 @@ class Packed:
 class EventBlock:
     """Some ten thousand events that stood together in a file, packed.
 
-    The shorter the text of events is, the less their columns take: a file's events take a part of its size.
-
-    Attributes:
-        start: when they began.
-        duration: how long they took.
-        kind: what they are, as the constants above.
-        name: their names, as numbers.
-        track: their threads, as numbers.
-        link: ties a device's work to the call that launched it; -1 where nothing does.
+    Names and threads are numbers; ``link`` ties a device's work to the call that launched it (-1: nothing does).
     """
 
     start: Packed
@@ -177,16 +166,8 @@ class EventBlock:
 class Trace:
     """The events of one process. Times are nanoseconds: since the Unix epoch if ``absolute``, else from some moment.
 
-    Attributes:
-        source: the file, and what in it.
-        blocks: its events in the order of the file, packed; names and tracks as numbers.
-        names: the names of events, by number.
-        tracks: process and thread (or device and stream), by number.
-        rank: its rank, where the trace says so.
-        world_size: ranks of the job, where the trace says so.
-        job: the job, where sftriage recorded it.
-        capture_id: the capture, where sftriage made it.
-        notes: what a reader should know about how it was read.
+    ``blocks`` has them in the order of the file, with numbers of ``names`` and of ``tracks``: process and thread, or
+    device and stream. The file may not say a rank, world size, job or capture. ``notes`` says how it was read.
     """
 
     source: str
@@ -216,14 +197,10 @@ class Trace:
                 yield found
 
     def slabs(self, wanted: EventQuery) -> Iterator[tuple[int, Events]]:
-        """The events that are wanted in slabs of time, one after the other, none with more than about `SLAB_EVENTS`.
+        """The selected events in slabs of time, none with more than about `SLAB_EVENTS`.
 
-        Yields:
-            When the slab ends (`ALWAYS_NS` for the last), and the events that began in it, in the order of the file.
-            They may end in a later one.
-
-        Raises:
-            InputError: too many of them begin in one moment.
+        Yields when the slab ends (`ALWAYS_NS` for the last) and the events that began in it, in the order of the file.
+        Raises InputError where too many begin in one moment.
         """
         n_events, sampled, early = 0, [], []
         for part in self.parts(wanted):
@@ -245,11 +222,7 @@ class Trace:
 
 
 def gathered(parts: Iterable[Events], most: int, problem: str) -> Events:
-    """Parts as one.
-
-    Raises:
-        InputError: they have more than ``most`` events, which is the problem.
-    """
+    """Parts as one; raises InputError with ``problem`` where they have more than ``most`` events."""
     found, n_found = [], 0
     for part in parts:
         found.append(part)
@@ -262,19 +235,11 @@ def gathered(parts: Iterable[Events], most: int, problem: str) -> Events:
 def self_time_slices(
     trace: Trace, wanted: EventQuery, inside: Intervals | None = None
 ) -> Iterator[tuple[int, Events, Pieces]]:
-    """Split the time of events among those of each thread, slab by slab: of those open, the one that began last has it.
+    """Split the time of the selected events among those of each thread: of those open, the one that began last has it.
 
-    Args:
-        trace: the trace.
-        wanted: the events.
-        inside: only events that are in some of this time count.
-
-    Yields:
-        When the slab begins; the events that are open in it, those that began earlier first; and the pieces of its
-        time, thread by thread, each with the place of its event among them.
-
-    Raises:
-        InputError: too many are open at once.
+    Yields, slab by slab, when the slab begins; the events that are open in it, those that began earlier first; and the
+    pieces of its time, thread by thread, each with the place of its event. Only events that are in ``inside`` count.
+    Raises InputError where too many are open at once.
     """
     still_open, since_ns = Events.joined([]), -ALWAYS_NS
     for until_ns, begun in trace.slabs(wanted):
@@ -368,11 +333,7 @@ class Columns:
     _n_waiting: int = 0
 
     def track_id(self, process: str, thread: str) -> int:
-        """The number of a thread, new or known.
-
-        Raises:
-            InputError: there are too many.
-        """
+        """The number of a thread, new or known; raises InputError beyond `MAX_TRACKS`."""
         number = self.track_ids.setdefault((process, thread), len(self.track_ids))
         if number >= MAX_TRACKS:
             raise InputError(f"{self.source}: more than {MAX_TRACKS} threads")
@@ -388,15 +349,7 @@ class Columns:
         return True
 
     def add_all(self, possible_E: NDArray[np.bool_], *columns: NDArray[np.integer]) -> int:
-        """Take those events whose times can be.
-
-        Args:
-            possible_E: which they are.
-            columns: what the events have, in the order of `EventBlock`.
-
-        Returns:
-            How many were not taken.
-        """
+        """Take the events whose times are possible, in the columns of `EventBlock`; the number of the others."""
         n_impossible = int(np.count_nonzero(~possible_E))
         if n_impossible:
             columns = tuple(column[possible_E] for column in columns)
@@ -408,12 +361,7 @@ class Columns:
         return n_impossible
 
     def trace(self, base_ns: int = 0, notes: tuple[str, ...] = ()) -> Trace:
-        """All that was taken, as a trace; no more is to be added.
-
-        Args:
-            base_ns: what the times are from, since the Unix epoch; 0 where that is not known.
-            notes: what a reader should know about how it was read.
-        """
+        """All that was taken, as a trace; nothing is added after that. Times are from ``base_ns`` (0: unknown)."""
         self._take_singles()
         if self._waiting:
             self._pack()
@@ -441,17 +389,10 @@ class Columns:
 
 
 def pair_halves(halves: Columns, whole: Columns) -> int:
-    """Put beginnings and ends together by their nesting, once all are there: they are in no order.
+    """Pair beginnings and ends by their nesting; the number of halves that are left over.
 
-    Args:
-        halves: both, of no duration, with `ENDS` in the kind of an end; names and tracks are numbers of the others.
-        whole: takes the events that come of them.
-
-    Returns:
-        How many halves are left over.
-
-    Raises:
-        InputError: too many are open at once.
+    ``halves`` have no duration, and `ENDS` in the kind of an end; their names and tracks are numbers of ``whole``,
+    which takes the pairs. Raises InputError where too many are open at once.
     """
     n_left = 0
     open_halves: dict[int, list[tuple[int, int, int]]] = {}

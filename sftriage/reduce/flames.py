@@ -1,7 +1,7 @@
 """Where a stage's time went, as a tree of the functions that called each other, beside another rank's. Pure.
 
 A function is the same wherever in it the sampler found it; the lines at which it stood itself are leaves below it. So
-what a function took is what its leaves took, and what is drawn of it is as wide as what is drawn below it.
+a function takes what its leaves take.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ Kind = Literal["root", "function", "line"]
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a thread did in a stage.
-
-    Attributes:
-        stacks_ns: what each stack stands for, the outermost function first, in all ``steps`` together.
-        samples: how many were taken.
-    """
+    """What a thread did in a stage: what each stack stands for in all ``steps``, and the number of samples."""
 
     stacks_ns: Sequence[tuple[tuple[Frame, ...], int]]
     samples: int
@@ -53,12 +48,9 @@ class Folded:
 class Flame:
     """A function where it was called, or a line at which it stood itself; the root is the stage.
 
-    Attributes:
-        path: a name that no other one of its tree has, and that the same one has in every tree.
-        frame: the function, at the line where it was met the most; of the root, nothing.
-        took_s: what it took a step, with all that it called; of the root that is the stage, sampled or not.
-        beside_s: the same of what it is compared with; 0.0 where it was not met there.
-        children: what it called, and where it stood, the longest first.
+    ``path`` is unique in a tree, and the same in every tree. ``frame`` is at the line where it was met the most.
+    ``took_s`` is a step's, with all that it called; ``beside_s`` the same of what it is compared with. ``children`` are
+    the longest first.
     """
 
     kind: Kind
@@ -109,11 +101,9 @@ def fold(
 
 
 def flames(*sides: tuple[Folded, float | None]) -> Flame:
-    """The tree of what a stage was spent on, a step.
+    """The tree of what a stage was spent on, a step: on the suspect, and on what it is compared with.
 
-    Args:
-        sides: what was sampled on the suspect, and beside it where there is something to compare with; each with how
-            long the stage took a step where that was measured, in seconds: the samples are its parts.
+    Each side has its samples, and the measured seconds of the stage a step (None: unknown), which they are parts of.
     """
     root = _Node()
     for side, (folded, measured_s) in enumerate(sides):
@@ -164,10 +154,7 @@ def _below(path: str, *names: str) -> str:
 
 
 def collapsed(samples: StackSamples) -> Iterator[str]:
-    """The samples as Brendan Gregg's collapsed stacks: a line each, ``thread;stage;function (file:line);... µs``.
-
-    What a stack stands for is in microseconds. flamegraph.pl, inferno and speedscope read it.
-    """
+    """The samples as Brendan Gregg's collapsed stacks, in microseconds, for flamegraph.pl, inferno and speedscope."""
     by_stack: dict[tuple[str, str, tuple[int, ...]], int] = {}
     workers = ((f"worker {one.number} ", meanwhile(samples, one)) for one in samples.workers)
     for process, sampled in (("", samples), *workers):

@@ -54,17 +54,8 @@ def find(
 ) -> Findings:
     """What filled a stage of one rank, against the same stage of a control rank where there is one.
 
-    Steps that both have are compared; where there are none, all of each are. Where it is known which steps have the
-    fault, only those are looked at; without a control rank they are compared with the suspect's other steps.
-
-    Args:
-        suspect: the rank's trace.
-        stage: the stage.
-        control: the control rank's trace.
-        fault_steps: the numbers of the steps that have the fault; none where that is not known.
-
-    Raises:
-        InputError: the trace has no such stage.
+    Compares the steps that both have, or else all of each. With ``fault_steps`` only those count, and without a control
+    rank they are compared with the suspect's other steps. Raises InputError where the trace has no such stage.
     """
     for reduction in (suspect, control):
         if reduction is not None and stage not in reduction.schema.stages:
@@ -229,11 +220,7 @@ class Tally:
 
 
 def _on_host(trace: Trace, track: int, spans: Intervals) -> tuple[Tally, int, int]:
-    """What was done in some spans by the process that one of the trace's threads, the steps' own, is of.
-
-    Returns:
-        What was done by name, how long any thread worked, and how long any worked or waited.
-    """
+    """What the steps' process did in some spans: by name, how long any thread worked, and worked or waited."""
     names = trace.names
     idles, tells, beside = matching(names, IDLES), matching(names, _TELLING), steplike(names) | matching(names, OURS)
     waits = idles | matching(names, WAITS)
@@ -276,11 +263,7 @@ def _alike(names: Sequence[str]) -> Ints:
 
 
 def _on_device(trace: Trace, spans: Intervals) -> tuple[dict[str, int], dict[str, int]]:
-    """What was launched in some spans, whenever the device came to it.
-
-    Returns:
-        Of a `StageProfile` the counts, and the times in nanoseconds, both over all steps.
-    """
+    """What was launched in some spans: the counts of a `StageProfile`, and its times in nanoseconds, over all steps."""
     launching = matching(trace.names, ("*Launch*Kernel*", "*GraphLaunch*"))
     links = Links()
     launches = launch_ns = 0

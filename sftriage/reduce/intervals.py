@@ -84,12 +84,7 @@ _GATHERED = 100_000
 
 
 class IntervalCollector:
-    """Intervals that come in parts, put together as they come.
-
-    Args:
-        source: the trace they are of.
-        most: how many may stay apart.
-    """
+    """Intervals that come in parts. At most ``most`` may stay apart; ``source`` names their trace."""
 
     def __init__(self, source: str, most: int = MAX_SPANS) -> None:
         self._source, self._most = source, most
@@ -97,11 +92,7 @@ class IntervalCollector:
         self._n_waiting = self._n_kept = 0
 
     def add(self, start_M: Ints, end_M: Ints) -> None:
-        """Take some, in any order.
-
-        Raises:
-            InputError: too many stay apart.
-        """
+        """Take some, in any order; raises InputError where too many stay apart."""
         part = union(start_M, end_M)
         self._parts.append(part)
         self._n_waiting += len(part.start_K)
@@ -109,11 +100,7 @@ class IntervalCollector:
             self._n_kept = len(self.spans().start_K)
 
     def spans(self) -> Intervals:
-        """The time that is in at least one of them.
-
-        Raises:
-            InputError: too many stay apart.
-        """
+        """The time that is in at least one of them; raises InputError where too many stay apart."""
         found = both(*self._parts)
         self._parts, self._n_waiting = [found], 0
         if len(found.start_K) > self._most:
@@ -140,9 +127,8 @@ class Pieces:
 def self_time(start_M: Ints, end_M: Ints) -> Pieces:
     """Split the time that events cover among them: each moment belongs to the event that began last of those open.
 
-    For events that nest, which those of one thread do, that is their self time. It is as exact where they overlap
-    otherwise: the pieces of one event never exceed it, and all pieces together are the time covered, to the nanosecond.
-    Of events that begin together the longest is the outermost.
+    For events that nest, as those of one thread do, that is their self time. Pieces are exact in any case: together
+    they are the time covered. Of events that begin together the longest is the outermost.
     """
     order = np.lexsort((-end_M, start_M))
     order = order[end_M[order] > start_M[order]]

@@ -79,11 +79,7 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 
 def read_kineto(stream: IO[bytes], source: str) -> Trace:
-    """The trace in a document, which ``source`` names.
-
-    Raises:
-        InputError: it cannot be read; the message says where and why.
-    """
+    """The trace in a document, which ``source`` names; raises InputError, saying where and why it cannot be read."""
     kineto = _Kineto(source)
     reader = TraceReader(stream, source, kineto.events, kineto.odd_event, kineto.values)
     reader.read()

@@ -45,14 +45,14 @@ Took = Mapping[Launcher, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What the device did of what some time launched, in some steps.
+    """What the device did of what was launched in some steps.
 
     Attributes:
-        took: for each kernel, and copy, with who launched it, its nanoseconds and how often it ran; no collectives.
-            What overlaps on one stream counts once.
+        took: for each kernel and copy (no collectives), with its launcher, nanoseconds and how often it ran. What
+            overlaps on one stream counts once.
         own_ns: how long the device was at any of these.
-        idle_ns: how long it had nothing to do, from when it was through with what came before until it was through with
-            all of this: it waited for its host. None, as ``own_ns``, where nothing was launched, or too much.
+        idle_ns: how long it waited for its host, from the end of what came before to the end of all of this. None, as
+            ``own_ns``, where nothing was launched, or too much.
     """
 
     took: Took
@@ -63,11 +63,7 @@ class Launched:
 def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> Launched:
     """What the device did of what some spans launched, whenever it came to it.
 
-    Args:
-        trace: the trace.
-        track: one of the threads of the process, the steps' own.
-        spans: the time in which things were launched.
-        start_N: when the steps began.
+    ``track`` is a thread of the launching process, ``start_N`` is when the steps began.
     """
     calls = _calls(trace, track, spans)
     device = _device_events(trace)

@@ -86,13 +86,13 @@ LOOSE: Final[Mapping[str, tuple[str, ...]]] = {"forward": ("nn.Module: *",), "sy
 
 
 class Names(BaseModel):
-    """How steps and stages are told by names; patterns are those of a shell (``*``, ``?``, ``[abc]``).
+    """How names mark steps and stages; patterns are those of a shell (``*``, ``?``, ``[abc]``).
 
     Attributes:
-        stages: for each stage the names that mark it; None for those the field uses.
-        sync: the sync stages; None to tell them by the collectives in them.
+        stages: for each stage the names that mark it; None for those of the field.
+        sync: the sync stages; None for those with collectives in them.
         step: the names of steps; None for ``ProfilerStep#N``.
-        step_end: names each of which ends a step, for a trace whose steps have no range of their own.
+        step_end: names that end a step, where steps have no range of their own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -123,11 +123,7 @@ def _fitting(names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.bool_
 
 
 def load_names(path: Path) -> Names:
-    """Read a map of names from YAML: ``stages``, ``sync``, ``step`` and ``step_end``, all optional.
-
-    Raises:
-        InputError: it cannot be read, or is no such map.
-    """
+    """Read `Names` from YAML; raises InputError where that is not possible."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         read = Names.model_validate(values if values is not None else {})

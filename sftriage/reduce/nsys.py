@@ -1,7 +1,7 @@
-"""An Nsight Systems export in SQLite: tables that are there only when they hold something, under names that drift.
+"""An Nsight Systems export in SQLite: tables exist only when they hold something, under names that drift.
 
-Such a file holds the environment of the profiled process, with whatever keys were in it. Only the tables named here are
-read, and of the strings only those that name an event.
+Such a file holds the environment of the profiled process. Only the tables named here are read, and of the strings only
+those that name an event.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ _NAMING: Final = {"textId", "nameId", "shortName"}
 def read_nsys(path: Path) -> Iterator[Trace]:
     """The traces of an export: one a process that marked ranges or used a device, in order of process.
 
-    Raises:
-        InputError: it cannot be read, is damaged, or holds nothing that can be reduced.
+    Raises InputError where the file is damaged or holds nothing that can be reduced.
     """
     try:
         # Nobody writes to it: neither a lock nor a journal is to appear beside somebody's file.

@@ -37,10 +37,9 @@ _FOREIGN = (
 
 
 def read_traces(path: Path) -> Iterator[Trace]:
-    """The traces of a file, whatever it is: one, or as many as an archive or an export holds.
+    """The traces of a file: one, or as many as an archive or an export holds.
 
-    Raises:
-        InputError: it cannot be read; the message says what it is, where and why.
+    Raises InputError, saying what the file is, and where and why it cannot be read.
     """
     return read_nsys(path) if _is_sqlite(path) else _documents(path)
 

@@ -24,13 +24,7 @@ _NOT_SAID: frozenset[CauseCode] = frozenset({"unknown", "blocked"})
 
 @dataclass(frozen=True, slots=True)
 class SampledRank:
-    """One rank's captured steps.
-
-    Attributes:
-        source: the file of its stacks.
-        steps: of each step, by number, what its stages took, in seconds.
-        samples: its stacks.
-    """
+    """One rank's captured steps: what its stages took, in seconds, by step, and its stacks, of the file ``source``."""
 
     source: str
     rank: int
@@ -56,12 +50,10 @@ def slowest(suspect: SampledRank, control: SampledRank | None) -> str:
 def find_sampled(
     suspect: SampledRank, stage: str, control: SampledRank | None = None, fault_steps: Collection[int] = ()
 ) -> Findings:
-    """What filled a stage of one rank, as `inside.find` has it of a trace.
+    """What filled a stage of one rank, as `inside.find` does for a trace.
 
-    ``working_s`` is what the training thread ran, or could have with a core; ``waiting_s`` what it did not.
-
-    Raises:
-        InputError: the steps have no such stage, or there are none.
+    ``working_s`` is what the training thread ran, or could have with a core; ``waiting_s`` what it did not. Raises
+    InputError where the steps have no such stage, or there are none.
     """
     if not suspect.steps or (control is not None and not control.steps):
         raise InputError(f"{suspect.source}: nothing was recorded of its steps")
@@ -156,13 +148,9 @@ def in_torch(samples: StackSamples, stage: str | None) -> bool:
 
 
 def left_open(code: CauseCode, *, operators: bool, stacks: bool, torch_call: bool = False) -> LeftOpen:
-    """What a capture does not show of why its rank was slow, and another means would.
+    """What a capture leaves open of why its rank was slow, and another means would show.
 
-    Args:
-        code: the code of the cause that it told.
-        operators: whether operators and kernels were recorded.
-        stacks: whether stacks were.
-        torch_call: most of the stage is one call of torch.
+    ``operators`` and ``stacks`` were recorded, or not; most of the stage is one ``torch_call``.
     """
     if code == "python" and torch_call and not operators:
         return "operators"

@@ -33,10 +33,7 @@ _INLINE = re.compile(r"\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>$")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One function of a stack, and the line at which it stands; ``source`` is that line, "" where nobody has it.
-
-    ``main`` is whether it is of the installed package whose program this is.
-    """
+    """A function of a stack, at a line with its ``source`` ("": unknown); ``main``: of the program's own package."""
 
     function: str
     file: str
@@ -55,10 +52,9 @@ class ThreadSamples:
     """One thread at each sample.
 
     Attributes:
-        name: what it is called.
-        stacks_N: its stack, as numbers of frames, the outermost first; empty where it was not there.
-        run_ns_N, waited_ns_N: how long it had run, and waited for a core, by then; -1 where nobody knows.
-        waits_in_N: the function of the kernel that it waited in, "" where nobody knows; empty where it was not asked.
+        stacks_N: its stack, as numbers of frames, the outermost first; empty where the thread was not there.
+        run_ns_N, waited_ns_N: how long it had run, and waited for a core, by then; -1 where unknown.
+        waits_in_N: the function of the kernel that it waited in, "" where unknown; empty where never read.
         used_N: what was counted of it, or of its process, by then, by name (`sampling.stacks.USED`).
     """
 
@@ -74,10 +70,7 @@ class ThreadSamples:
 class WorkerSamples:
     """A worker of the rank's DataLoader, which has sampled itself: its rows (W) have times of their own.
 
-    Attributes:
-        number: which of its loader's workers it is, ``pid`` its process.
-        period_ns, time_ns_W: as in `StackSamples`.
-        threads: its threads, the one that makes the batches first; ``sampler`` as in `StackSamples`.
+    ``number`` is its place in the loader. The first of ``threads`` makes the batches; the rest is as in `StackSamples`.
     """
 
     number: int
@@ -93,12 +86,11 @@ class StackSamples:
     """Samples of all threads of a rank, in the order of time.
 
     Attributes:
-        frames: the functions that were met.
-        period_ns: the time from one sample to the next, where nothing keeps the sampler from it.
+        period_ns: the time from one sample to the next, unless something keeps the sampler.
         time_ns_N: when each was taken, on the host's monotonic clock.
-        step_N, stage_N: the step and the stage that the training thread was in, ``since_ns_N`` since when.
-        training: the training thread; ``others`` the others; ``sampler`` the one that samples, without its stack.
-        workers: the workers of its DataLoader that have sampled themselves; ``not_sampled`` why others have not.
+        step_N, stage_N: where the training thread was, since ``since_ns_N``.
+        sampler: the thread that samples, without its stack.
+        not_sampled: why workers beside ``workers`` have no samples.
     """
 
     frames: tuple[Frame, ...]
@@ -124,11 +116,7 @@ def own_at(frames: Sequence[Frame], stack: Sequence[int]) -> int:
 
 
 def read_samples(path: Path) -> StackSamples:
-    """The samples of a file that the recorder wrote; nothing in it is trusted.
-
-    Raises:
-        InputError: it cannot be read, or is no such file.
-    """
+    """The samples in a file; raises InputError where there are none."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -138,11 +126,7 @@ def read_samples(path: Path) -> StackSamples:
 
 
 def samples_in(data: bytes, source: str) -> StackSamples:
-    """The samples that a file's bytes hold; ``source`` is what messages call it.
-
-    Raises:
-        InputError: they hold none, or are too many.
-    """
+    """The samples in a file's bytes, which ``source`` names; raises InputError where there are none, or too many."""
     if len(data) > MAX_FILE_BYTES:
         raise InputError(f"{source}: over {MAX_FILE_BYTES} bytes of stacks")
     try:

@@ -21,22 +21,21 @@ _IDLE = re.compile(r"/(threading|queue|selectors|asyncio/[^/]*)\.py$")
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A function of the program itself, and what of a stage's samples it stands for.
+    """A function of the program itself, and the part of a stage's samples that it stands for.
 
     Attributes:
-        frame: the function, at the line that was met the most.
-        within: the stack below it, outermost first, that was met the most: the libraries' functions that it calls.
-        samples: how many were taken there, in how many ``steps``.
+        frame: the function, at its most frequent line; ``line_fraction`` is that line's part of the time.
+        within: the most frequent stack below it, outermost first: the libraries' functions that it calls.
+        samples: number of samples there, in so many ``steps``.
         weight_ns: the time that they stand for.
-        run_fraction: of that time, what the thread ran; ``waited_fraction`` what it waited for a core;
-            ``stopped_fraction`` what the whole process stood still; ``gil_fraction`` what another thread kept even the
-            sampler from the interpreter; ``beside_fraction`` what it did none of this, nor waited in a function of the
-            kernel that says for what, while another thread was busy. None where the system does not say.
-        beside: another thread, by its number among the others, that was busy most of the time; None where none was.
-        line_fraction: of that time, how much is of the one line.
-        meanwhile: where another thread of the program was most of the time, and what that thread is called; None where
-            all waited for something to do.
-        waits_in: the function of the kernel in which it waited most of that time; "" where there is none.
+        run_fraction: part of the time that the thread ran; ``waited_fraction``: waited for a core;
+            ``stopped_fraction``: the whole process stood still; ``gil_fraction``: another thread kept even the sampler
+            from the interpreter;
+            ``beside_fraction``: none of this, nor a wait for something that the kernel names, while another thread was
+                busy. None where the system does not say.
+        beside: the number of another thread that was busy most of the time; None where none was.
+        meanwhile: where another thread of the program was most of the time, and its name; None where all were idle.
+        waits_in: the function of the kernel in which it waited most of that time, or "".
         used: what was counted meanwhile of the thread, or of its process, by name (`sampling.stacks.USED`).
     """
 
@@ -123,9 +122,9 @@ def _ran(thread: ThreadSamples, at: int) -> tuple[int | None, int | None]:
 def weights(
     samples: StackSamples, stage: str | None, steps: Collection[int] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """The samples of a stage, or of all, in some steps, or in all: which of the N, and what it stands for (ns).
+    """The samples of a stage and of some steps (None: all): which of the N, and what it stands for, in nanoseconds.
 
-    That is the time since the one before, or since the stage was entered.
+    That is the time since the one before, or since the stage began.
     """
     for at, time_ns in enumerate(samples.time_ns_N):
         if stage in (None, samples.stage_N[at]) and (steps is None or samples.step_N[at] in steps):
@@ -136,7 +135,7 @@ def weights(
 
 
 def spots(samples: StackSamples, stage: str | None, steps: Collection[int] | None = None) -> list[Spot]:
-    """Where a stage, or all of them, was spent in some steps, or in all, by function of the program: longest first.
+    """Where a stage was spent in some steps (None: all), by function of the program, longest first.
 
     Of a stack, the innermost function that is not a library's counts; where all are, the innermost.
     """
@@ -296,9 +295,9 @@ def how(code: CauseCode, spot: Spot) -> str:
 
 
 def called_by(spot: Spot) -> str:
-    """What a place calls, as a program would name it: the first of a library's functions below it that has such a name.
+    """What a place calls, as a program would name it: the first public library function below it; or "".
 
-    Where what it calls has no Python of its own, it is the one call that its one line makes. "" where nobody knows.
+    Where what it calls has no Python of its own, it is the only call in its only line.
     """
     public = (one for one in spot.within if not re.search(r"<|(^|\.)_", one.function))
     first = next(public, None)

@@ -44,12 +44,9 @@ class TracedSteps:
 
 
 def find_steps(trace: Trace, names: Names) -> TracedSteps:
-    """The steps of a trace.
+    """The steps of a trace, by the host's events alone: a step's mark on a device is a copy.
 
-    A step's mark on a device is a copy of the host's, and does not count: only the host's events are looked at.
-
-    Raises:
-        InputError: it has none, or none that can be told apart; the message says what could mark them instead.
+    Raises InputError where no steps can be told apart, with what could mark them instead.
     """
     marks = _step_marks(trace, names)
     if not len(marks):
@@ -137,8 +134,8 @@ def copies_to_device(trace: Trace, steps: TracedSteps, taken: Intervals) -> Inte
 def backward_runs(trace: Trace, steps: TracedSteps) -> Intervals:
     """From the first to the last function of the autograd engine, with nothing of the training thread's own between.
 
-    The engine may run in a thread of its own while the training thread waits for it. A run lasts until the collectives
-    that began in it are over, as far as the host can see, unless the training thread went on before that.
+    The engine may run in a thread of its own. A run lasts until the collectives that began in it are over, as far as
+    the host can see, unless the training thread went on before that.
     """
     same = trace.process(steps.track)
     engine = IntervalCollector(trace.source, MAX_CALLS)
@@ -174,8 +171,7 @@ def forward_before(trace: Trace, steps: TracedSteps, backward: Intervals, ends: 
 def _next_own(trace: Trace, steps: TracedSteps, moments: Ints, outside: Intervals = NOTHING) -> Ints:
     """For each moment, when the training thread next begins something of its own; or never.
 
-    Its own is an operator other than the engine's, collectives and the steps themselves; not one that begins in the
-    spans that it is to be outside of.
+    That is an operator other than the engine's, collectives and steps, and one that does not begin in ``outside``.
     """
     beside = (*ENGINE, *COLLECTIVES, "torch.distributed.ddp.reducer*")
     names = ~(steplike(trace.names) | matching(trace.names, beside))
@@ -199,14 +195,11 @@ class Reduction:
     """A trace reduced to its stages: N steps × S stages, G of them sync stages.
 
     Attributes:
-        trace: what was reduced.
-        steps: its steps.
         schema: the stages in the order of the step, ``other`` last.
-        origin: whether sftriage marked the stages, a map of names did, or names that the field uses were recognised.
-        spans: for each stage but ``other`` the time it takes in the trace.
+        origin: who marked the stages: sftriage, a map of names, or names that the field uses.
+        spans: the time of each stage but ``other`` in the trace.
         durations_ns_NS: each stage's share of each step; a step's sum to it exactly.
         notes: what a reader should know about the reduction.
-        has_collectives: whether there is any collective in the trace.
     """
 
     trace: Trace
@@ -236,11 +229,7 @@ class Reduction:
 
 
 def reduce_trace(trace: Trace, names: Names | None = None) -> Reduction:
-    """Reduce a trace to the stages of its steps.
-
-    Raises:
-        InputError: it has no steps that can be told.
-    """
+    """Reduce a trace to the stages of its steps; raises InputError where it has none."""
     names = names or Names()
     steps = find_steps(trace, names)
     origin, spans = _stages(trace, steps, names)

@@ -25,12 +25,8 @@ MAX_WINDOW_STEPS = 100_000
 def together(reductions: Sequence[Reduction]) -> Window:
     """One window of the traces of all ranks, in the order of the ranks.
 
-    Where their clocks have a date, the ranks are lined up by it: how much later than the first a rank began its first
-    step counts as time between steps, before it.
-
-    Raises:
-        InputError: the traces are not of one job: two of one rank, of other jobs, of different worlds, or of other
-            times; or they share no step; or a rank has none.
+    Where their clocks have a date, how much later than the first a rank began its first step counts as time before it.
+    Raises InputError where the traces are not one of each rank, of one job and one time, with steps in common.
     """
     by_rank = _by_rank(reductions)
     schema = _schema(by_rank)
@@ -149,10 +145,7 @@ class StageAgreement:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Trace against signal, over the steps of one rank that both have.
-
-    ``agrees`` is ``yes`` if all stages do, ``no`` if the stage in question does not, and else ``partly``.
-    """
+    """Trace against signal, over the steps of one rank that both have: ``no`` if the stage in question disagrees."""
 
     agrees: Agrees
     rank: int
@@ -171,14 +164,9 @@ def compare(
     rank: int,
     numbers: tuple[int, ...],
 ) -> Agreement:
-    """Compare what a stage took in the mean of some steps.
+    """Compare what stages took in the mean of some steps (``numbers``) of a rank, by the trace and by the signal.
 
-    Args:
-        trace_s: by the trace; a stage it does not have took no time.
-        signal_s: by the signal, likewise.
-        stage: the stage in question; None for the one that the signal shows as the longest.
-        rank: whose steps they are.
-        numbers: the steps that were compared.
+    ``stage`` is the stage in question; None for the longest of the signal.
     """
     step_s = sum(signal_s.values())
     stages = []

@@ -25,12 +25,9 @@ _WAITED_FOR = "waited for"
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpot:
-    """A place in the workers that they are waited for at.
+    """A place in the workers that the training thread waits for.
 
-    Attributes:
-        spot: the place, with the time in which they were waited for there.
-        step_s: seconds a step that all workers together spend there, waited for or not.
-        control_s: the same of the control's workers; None where they were not sampled.
+    ``step_s`` is what all of them spend there a step, waited for or not; ``control_s`` the same of the control's.
     """
 
     spot: Spot

@@ -1,7 +1,7 @@
-"""The catalogue: an index of manifests, to be asked by job, rank, stage, step and time.
+"""An index of manifests, to find captures by job, rank, stage, step and time.
 
-It holds nothing that the manifests do not. A missing, damaged or foreign file is therefore no error: it is set aside
-and built again from the store. In a database that is shared, only the rows of one's own store are ever replaced.
+It holds nothing that the manifests do not: a damaged or foreign file is set aside and built again from the store. In a
+shared database, only the rows of one's own store are ever replaced.
 """
 
 from __future__ import annotations
@@ -49,16 +49,12 @@ class Indexed:
 class Catalogue:
     """The captures of a store, or of every store that shares the catalogue.
 
-    Args:
-        at: a file, which is this store's alone, the URL of a PostgreSQL database (see `databases`), or None: in memory.
-        store: whose captures it is asked for and told of. Without one, those of all stores are found.
+    ``at`` is a file, which is this store's alone, the URL of a PostgreSQL database, or None: in memory. Without a
+    store, the captures of all stores are found.
 
-    Every method that asks the database raises CatalogueError where that cannot be reached or written now, and
-    UsageError where it cannot be made, or is that of a newer sftriage. Those that read the store raise StoreError where
-    that cannot be reached.
-
-    Raises:
-        UsageError: the URL is not one, or PostgreSQL's driver is not installed.
+    Methods raise CatalogueError where the database cannot be reached or written now, UsageError where it cannot be made
+    or is of another version, and StoreError where the store cannot be reached. So does making one of a URL that is
+    none, or without PostgreSQL's driver (UsageError).
     """
 
     def __init__(self, at: str | os.PathLike[str] | None, store: Store | None) -> None:
@@ -92,9 +88,9 @@ class Catalogue:
         return self._ask(self._has_mark)
 
     def refresh(self, progress: Progress | None = None) -> tuple[str, ...]:
-        """Index what the store has and the catalogue has not, and forget what is gone; what is no capture, and why.
+        """Index what the catalogue lacks, and forget what is gone; what in the store is no capture, and why.
 
-        A crash between storing and indexing, or a catalogue that was away, is made good by this.
+        This makes good a crash between storing and indexing, or a catalogue that was away.
         """
         if not self.is_indexed():
             return self.reindex(progress).problems
@@ -107,10 +103,7 @@ class Catalogue:
         return problems
 
     def reindex(self, progress: Progress | None = None) -> Indexed:
-        """Build the index of the store again; what was found there.
-
-        Nobody is kept out meanwhile: what is put and added while the store is read stays.
-        """
+        """Build the index of the store again; what was found there. What is added meanwhile stays."""
         # Before the store is read: what is added from now on is no leftover.
         known = self._ask(self._references)
         found, problems = self._read(self._its_store.ids(), progress)

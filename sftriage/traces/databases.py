@@ -1,7 +1,7 @@
 """Where a catalogue is kept: a SQLite file beside the captures, or a PostgreSQL database that many jobs share.
 
-The file is one store's and private; if it is damaged or somebody else's it is set aside. The database may hold tables
-of others, of which none is touched, and may be away or slow, for which nobody waits long.
+The file is one store's and private; if it is damaged or foreign it is set aside. The database may hold tables of
+others, which are left alone, and may be away or slow, which makes no caller wait long.
 """
 
 from __future__ import annotations
@@ -57,11 +57,7 @@ class Database(ABC):
         """A connection that commits when the block ends well."""
 
     def is_current(self, connection: Connection) -> bool:
-        """Whether the tables are there; `Foreign` if they are somebody else's.
-
-        Raises:
-            UsageError: they are of another version.
-        """
+        """Whether the tables are there; raises `Foreign`, or UsageError if they are of another version."""
         return inspect(connection).has_table(schema.name) and self._is_of_this_version(connection)
 
     def _is_of_this_version(self, connection: Connection) -> bool:
@@ -92,10 +88,9 @@ class Database(ABC):
 
 
 def database_at(at: str | os.PathLike[str] | None) -> Database:
-    """The database in a file, at a URL, which is text, or in memory, where there is no place for one.
+    """The database in a file, at a URL (text), or in memory (None).
 
-    Raises:
-        UsageError: the URL is none of PostgreSQL's, or what is needed to talk to it is not installed.
+    Raises UsageError where the URL is not PostgreSQL's, or its driver is not installed.
     """
     if at is None:
         return SqliteInMemory()

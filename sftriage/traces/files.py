@@ -25,11 +25,7 @@ def chunks(source: BinaryIO) -> Iterator[bytes]:
 
 
 def verified(pieces: Iterable[bytes], artefact: Artefact, wrong: str) -> Iterator[bytes]:
-    """The pieces of an artefact, the last of them only if all together are what was stored.
-
-    Raises:
-        IntegrityError: they are not; ``wrong`` is its message.
-    """
+    """The pieces of an artefact; raises IntegrityError (``wrong``) before the last if they are not what was stored."""
     digest, size_bytes, held = hashlib.sha256(), 0, b""
     for piece in pieces:
         size_bytes += len(piece)
@@ -69,11 +65,9 @@ def copy(source: Iterable[bytes], target: BinaryIO | None, progress: Progress | 
 def copy_verified(
     source: Iterable[bytes], copy_to: Path, wanted: Artefact, name: str, progress: Progress | None = None
 ) -> None:
-    """Copy an artefact to a file that appears there only once its size and sha256 are right.
+    """Copy an artefact to a file that appears only once its size and sha256 are right.
 
-    Raises:
-        IntegrityError: what is stored is not what was put.
-        OSError: the file cannot be written.
+    Raises IntegrityError where the artefact is not what was put, OSError where the file cannot be written.
     """
     with replacing(copy_to) as target:
         size, sha256 = copy(source, target, progress)

@@ -106,15 +106,12 @@ class TraceReader:
     """Reads one trace.
 
     Args:
-        stream: the document, not compressed.
-        source: names the document in messages.
+        stream: the document, not compressed; ``source`` names it in messages.
+        source: see ``stream``.
         take: takes a list of events as JSON, or raises one of `UNDECODABLE` and takes nothing of it.
-        take_odd: takes one event that is JSON and that ``take`` did not take; False if it is no event.
-        values: the values that are wanted beside ``traceEvents``, by key; those that are there are put into it.
-        edit: called with each change that makes the document valid JSON, in its order.
-
-    Attributes:
-        damage: what was damaged in it.
+        take_odd: takes one event that is JSON and that ``take`` refused; False if it is no event.
+        values: the wanted values beside ``traceEvents``, by key, to be filled in.
+        edit: called with each change that makes the document valid JSON, in order.
     """
 
     def __init__(
@@ -134,11 +131,7 @@ class TraceReader:
         self._one_by_one: list[tuple[int, bytes]] = []
 
     def read(self) -> None:
-        """Read it all.
-
-        Raises:
-            InputError: it is not a trace, or it ends too early.
-        """
+        """Read it all; raises InputError where it is not a trace, or ends too early."""
         self._fill()
         head = self._text[:4]
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\x00" in head:
@@ -413,12 +406,10 @@ def whole(text: bytes) -> bool:
 
 
 def mended(text: bytes, keys: Collection[str] | None = None, needs: Collection[str] = ()) -> bytes | None:
-    """One JSON object with all escaped in its strings that should have been; None where it cannot be read as one.
+    """One JSON object with its strings escaped; None where it cannot be read as one.
 
-    Args:
-        text: the object, from its first bracket to its last.
-        keys: the keys that it may have; None for any. Those of the objects in it are not looked at.
-        needs: the keys that it has to have, where anything had to be mended.
+    ``keys`` are those that it may have (None: any), not those of objects in it; it has to have those that it ``needs``,
+    where anything had to be mended.
     """
     if whole(text):
         return text

@@ -1,8 +1,7 @@
 """Where a capture lies in a store of many jobs: ``job/run/capture-id``, with any job's and run's name made safe.
 
-Letters, digits and ``_.-~`` stay as they are, so that keys are read by people; everything else becomes ``%XX``, as in
-an address. One name has one way to be written, and each part of a key is one plain name: never empty, hidden, or a way
-up.
+Letters, digits and ``_.-~`` stay as they are; everything else becomes ``%XX``, as in a URL. Each name has one spelling,
+and each part of a key is one plain name: never empty, hidden, or a way up.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ class CaptureKey:
 
     @classmethod
     def of(cls, manifest: Manifest) -> CaptureKey:
-        """Where a capture belongs.
-
-        Raises:
-            InputError: its job or run cannot be part of a key.
-        """
+        """Where a capture belongs; raises InputError where its job or run cannot be part of a key."""
         for name in (manifest.job, manifest.run):
             try:
                 written(name)
@@ -43,11 +38,7 @@ class CaptureKey:
 
     @classmethod
     def parse(cls, key: str) -> CaptureKey:
-        """The place that ``job/run/capture-id`` is.
-
-        Raises:
-            InputError: it is not one, or not written as we write it.
-        """
+        """The place that ``job/run/capture-id`` is; raises InputError where it is not spelt as we write it."""
         parts = key.split("/")
         if len(parts) != 3 or not CAPTURE_ID.fullmatch(parts[2]):
             raise InputError(f"{shown(key)}: not job/run/capture-id")
@@ -60,11 +51,7 @@ class CaptureKey:
 
 
 def written(name: str) -> str:
-    """A job's or run's name as one part of a key.
-
-    Raises:
-        UsageError: there is no name, or it is too long for one.
-    """
+    """A job's or run's name as one part of a key; raises UsageError where it is empty or too long."""
     try:
         part = quote(name, safe="", errors="strict")
     except UnicodeEncodeError:
@@ -79,11 +66,7 @@ def written(name: str) -> str:
 
 
 def read(part: str) -> str:
-    """The name that a part of a key is.
-
-    Raises:
-        InputError: we would not write it so.
-    """
+    """The name that a part of a key is; raises InputError where we would not write it so."""
     try:
         name = unquote(part, errors="strict")
         if written(name) == part:

@@ -1,7 +1,7 @@
 """Objects by key, in S3, Google Cloud Storage or Azure Blob Storage, through obstore, or in a directory, without it.
 
-Credentials and endpoints come from the environment alone, as obstore reads them. Whatever goes wrong on the way is a
-`StoreError` of one line.
+Credentials and endpoints come from the environment alone, as obstore reads them. All failures are a `StoreError` of one
+line.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ _FROM_ENVIRONMENT = ("allow_http", "allow_invalid_certificates", "proxy_url", "p
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a request may take to connect, and then without an answer or more of it; how often it is sent again.
-
-    After ``retry_s`` it is not sent again at once; whoever asks may try again later.
-    """
+    """How long a request may take to connect, and then without an answer; how often it is retried, and for how long."""
 
     connect_s: float = 10.0
     idle_s: float = 120.0
@@ -50,11 +47,7 @@ class Patience:
 
 
 def checked_url(url: str) -> str:
-    """A store's URL as it is written down: a directory becomes ``file://``.
-
-    Raises:
-        UsageError: it is none that can be opened.
-    """
+    """A store's URL in its canonical form, ``file://`` for a directory; raises UsageError where it cannot be opened."""
     if "://" not in url:
         if not url:
             raise UsageError("a store's URL is empty")
@@ -86,11 +79,7 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, *, patience: Patience, create: bool = False) -> Objects:
-        """Open a store; no request is made.
-
-        Raises:
-            UsageError: there is no such store, or obstore is not installed.
-        """
+        """Open a store; no request is made. Raises UsageError where there is none, or obstore is not installed."""
         url = checked_url(url)
         scheme = urlsplit(url).scheme
         if scheme == "file":
@@ -126,11 +115,7 @@ class Objects:
             return None
 
     def stream(self, key: str) -> Iterator[bytes]:
-        """What is in an object, piece by piece.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """The content of an object, piece by piece; raises FileNotFoundError where there is none."""
         import obstore
 
         with self._told():
@@ -155,10 +140,7 @@ class Objects:
         return content[: max_bytes + 1]
 
     def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
-        """Put an object, whole or not at all: bytes in one request, pieces part by part.
-
-        Whatever the pieces raise ends it, and nothing appears.
-        """
+        """Put an object, whole or not at all: bytes in one request, pieces part by part, unless they raise."""
         import obstore
 
         try:
@@ -201,10 +183,9 @@ def _options(prefix: str, patience: Patience) -> dict[str, Any]:
 
 
 class Directory(Objects):
-    """The same in a directory that hosts may share. A file takes its name when the disk holds it.
+    """A directory that hosts may share. A file takes its name when the disk holds it.
 
-    Raises:
-        UsageError: there is no such directory, or it cannot be made.
+    Making one raises UsageError where there is no such directory, or it cannot be made.
     """
 
     def __init__(self, place: str, root: Path, *, create: bool) -> None:

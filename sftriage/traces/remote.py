@@ -6,8 +6,8 @@
     URL/<job>/<run>/<capture id>/manifest.json       put last, deleted first: without it there is no capture
     URL/<job>/<run>/<capture id>/pinned              empty: retention leaves the capture alone
 
-Anybody who may write there may have written anything. A manifest counts only where its key says it belongs, and only
-if what it names lies beside it in the size that it says; a sum is checked when an artefact is fetched.
+Others may write there. A manifest counts only where its key says it belongs, and only if what it names lies beside it
+in the right size; a sum is checked when an artefact is fetched.
 """
 
 from __future__ import annotations
@@ -44,12 +44,9 @@ _Names = dict[str, int]
 
 
 class RemoteStore(Store):
-    """Captures elsewhere: those of one run, or of all jobs and runs that are kept there.
+    """Captures elsewhere: those of one run, known by their ids alone, or of all jobs and runs.
 
-    With ``job`` and ``run``, only captures of that run, which are then known by their ids alone.
-
-    Raises:
-        UsageError: the job's or run's name cannot be part of a key.
+    Making one raises UsageError where the job's or run's name cannot be part of a key.
     """
 
     def __init__(self, objects: Objects, *, job: str | None = None, run: str | None = None) -> None:
@@ -60,11 +57,7 @@ class RemoteStore(Store):
 
     @classmethod
     def open(cls, url: str, *, job: str | None = None, run: str | None = None, create: bool = False) -> RemoteStore:
-        """Open the store of a URL; no request is made.
-
-        Raises:
-            UsageError: there is no such store, or what opens it is not installed.
-        """
+        """Open the store of a URL; no request is made. Raises UsageError as `Objects.open` does."""
         return cls(Objects.open(url, patience=Patience(), create=create), job=job, run=run)
 
     @property
@@ -150,11 +143,7 @@ class RemoteStore(Store):
     # What an upload does, step by step: see `sftriage.traces.uploading`.
 
     def key_of(self, manifest: Manifest) -> str:
-        """Where a capture belongs.
-
-        Raises:
-            InputError: it is not of this store's job and run, or their names cannot be part of a key.
-        """
+        """Where a capture belongs; raises InputError where it is not of this store's job and run."""
         key = CaptureKey.of(manifest).key
         if self._scope and not key.startswith(f"{self._scope}/"):
             raise InputError(f"capture {manifest.capture_id} is of {key.rpartition('/')[0]}, not of {self._scope}")
@@ -183,11 +172,7 @@ class RemoteStore(Store):
             return False
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """Put a manifest, and see that it is there.
-
-        Raises:
-            StoreError: something else is read back.
-        """
+        """Put a manifest and read it back; raises StoreError where that differs."""
         key, content = f"{self.key_of(manifest)}/{MANIFEST_NAME}", manifest.to_json()
         self._objects.put(key, content)
         if self._objects.read(key, MAX_MANIFEST_BYTES) != content:

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
-    """Captures older than ``age_s`` seconds go, and the oldest of those that are more than ``max_bytes`` together.
-
-    None: no such limit.
-    """
+    """Captures older than ``age_s`` go, and the oldest of those above ``max_bytes`` together; None: no such limit."""
 
     age_s: float | None = None
     max_bytes: int | None = None
@@ -67,11 +64,7 @@ def due(store: Store, retention: RetentionLimits, now_s: float) -> tuple[Kept, .
 
 
 def outlook(store: Store, retention: RetentionLimits, now_s: float, *, unfit: bool = False) -> Due:
-    """Those of a store that go now, and those that are left alone, and why.
-
-    Raises:
-        OSError, StoreError: the store cannot be read.
-    """
+    """The captures that go now, and those that are left alone, and why; raises OSError or StoreError."""
     pinned, listing = store.pinned(), store.manifests()
     captures = []
     for one in listing.manifests:
@@ -97,9 +90,8 @@ def outlook(store: Store, retention: RetentionLimits, now_s: float, *, unfit: bo
 def remove(store: Store, catalogue: Catalogue, captures: Sequence[Kept]) -> tuple[tuple[Kept, ...], str | None]:
     """Remove captures from the catalogue and the store, each as one; those that went, and why the rest did not.
 
-    The row goes first: what is listed is there. One that a full disk does not let go is passed over: whoever lists
-    captures compares the catalogue with the store. A copy elsewhere of what was removed here goes as soon as it can be
-    reached: see `sftriage.traces.uploading`.
+    The row goes first: what is listed is there. A full catalogue is passed over. A copy elsewhere of what was removed
+    here goes as soon as it can be reached: see `sftriage.traces.uploading`.
     """
     gone: list[Kept] = []
     for one in captures:

@@ -30,11 +30,10 @@ FOLLOW_UP_LABEL = "follow-up"
 
 @dataclass(frozen=True, slots=True)
 class CaptureRow:
-    """One capture as the catalogue knows it; the size and sha256 are those of the trace. ``created_at`` is in UTC.
+    """A capture in the catalogue; the size and sha256 are those of the trace, ``created_at`` is in UTC.
 
-    A capture's id is its own within its run. ``label`` is what led to it, or `CONTROL_LABEL`, or `FOLLOW_UP_LABEL`.
-    ``onset_step`` is where its suspect's fault began; ``cause`` is why its rank was slow, as JSON, where that is known.
-    ``store`` is where the capture is kept, and ``reference`` what it is known by there.
+    An id is unique in its run. ``label`` is what led to the capture, or `CONTROL_LABEL`, or `FOLLOW_UP_LABEL`.
+    ``cause`` is why its rank was slow, as JSON, where known. ``reference`` is its name in its ``store``.
     """
 
     capture_id: str
@@ -123,11 +122,10 @@ def _label(manifest: Manifest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CaptureQuery:
-    """Which captures are asked for: those that meet every condition given.
+    """Selects captures that meet every condition given, mostly the value of the row's field of that name.
 
-    Most conditions are the value of the row's field of that name. ``prefix`` is how the capture's id begins, ``since``
-    the earliest time at which it was made. ``steps`` are a first and a last step, inclusive: captures that measured
-    one of these steps, or whose triggering window holds one.
+    ``prefix`` is how the id begins, ``since`` the earliest time of capture. ``steps`` (first and last): captures that
+    measured one of them, or whose triggering window holds one.
     """
 
     job: str | None = None

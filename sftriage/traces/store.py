@@ -9,9 +9,8 @@
     ROOT/captures/<capture id>/manifest.json
     ROOT/captures/<capture id>/upload.json         where a copy is, if one is kept elsewhere too
 
-A capture is written and synced in a hidden directory that one rename then publishes, so that it is there whole or not
-at all, whenever the process or the machine stops. Once a verified copy is elsewhere, its artefacts may go from here;
-the manifest stays.
+A capture is written and synced in a hidden directory that one rename publishes: it is there whole or not at all,
+whenever the process or the machine stops. Once a verified copy is elsewhere, its artefacts may go; the manifest stays.
 """
 
 from __future__ import annotations
@@ -66,12 +65,7 @@ class FileToStore:
 
 
 class LocalStore(Store):
-    """Captures in a directory of this host, readable by its owner alone.
-
-    Args:
-        root: the run directory.
-        changed: called once something was changed here that a copy elsewhere has to follow.
-    """
+    """Captures in a run directory of this host, private; calls ``changed`` when a copy elsewhere has to follow."""
 
     def __init__(self, root: str | os.PathLike[str], changed: Callable[[], None] | None = None) -> None:
         self._root = Path(root)
@@ -100,12 +94,9 @@ class LocalStore(Store):
     ) -> Manifest:
         """Store copies of the files of a capture, the main one first, with its manifest.
 
-        ``build`` makes the manifest, once the artefacts are written and their sizes and sums are known. Where
-        ``upload`` says that a verified copy is elsewhere, files may be missing.
-
-        Raises:
-            CaptureError: a file is empty or unreadable, the capture is there already, or the disk is full. Nothing of
-                it is kept.
+        ``build`` makes the manifest from the artefacts as written. If ``upload`` says that a verified copy is
+        elsewhere, files may be missing. Raises CaptureError, and keeps nothing, where a file is empty or unreadable,
+        the capture is there already, or the disk is full.
         """
         check_id(capture_id)
         try:
@@ -201,11 +192,7 @@ class LocalStore(Store):
         return frozenset(name for name in self._names() if not name.startswith("."))
 
     def path(self, capture_id: str, artefact: str) -> Path:
-        """Where an artefact of a capture lies; its size is right, its content is not verified.
-
-        Raises:
-            UsageError: it lies elsewhere; and what `manifest` and `Manifest.artefact` raise.
-        """
+        """Where an artefact lies, in its right size, unverified; raises UsageError where it lies elsewhere."""
         wanted = self.manifest(capture_id).artefact(artefact)
         if (url := self._elsewhere(capture_id, wanted)) is not None:
             raise UsageError(f"{wanted.name} of capture {capture_id} is in {url}: sftriage traces get {capture_id}")
@@ -240,10 +227,7 @@ class LocalStore(Store):
         return remote.get(capture_id, artefact, destination, force=force, progress=progress)
 
     def remove(self, capture_id: str) -> None:
-        """See `Store.remove`: one rename hides it, and what a crash leaves is swept.
-
-        Of one that may be elsewhere too, a note is left, with which whoever uploads removes it there.
-        """
+        """See `Store.remove`: one rename hides it. If a copy may be elsewhere, a note for the uploader stays."""
         directory = self._directory(capture_id)
         with refusing(f"capture {capture_id} cannot be removed"), self._lock():
             try:
@@ -277,10 +261,9 @@ class LocalStore(Store):
         return frozenset(name for name in self.ids() if (self._captures / name / PIN_NAME).exists())
 
     def sweep(self) -> int:
-        """Remove what crashes have left half written; how many there were. Does nothing while a put is under way.
+        """Remove what crashes have left half written, unless a put is in progress; the number of leftovers.
 
-        Raises:
-            UsageError: the store belongs to somebody else, or cannot be written.
+        Raises UsageError where the store cannot be written.
         """
         if not self._captures.is_dir():
             return 0

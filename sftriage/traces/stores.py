@@ -1,9 +1,8 @@
-"""What every store of captures does, whether it is a directory of this host or a bucket far away.
+"""What every store of captures does, whether it is a directory of this host or a bucket.
 
-A capture has an id that is its own within a run; two runs may each have a capture of one id. A store therefore knows a
-capture by its *reference*: in the store of one run that is the id itself, in one of many jobs it is ``job/run/id``,
-with job and run as they are written in keys (`sftriage.traces.keys`). Where a method takes a reference, a store of many
-jobs takes a bare id too, as long as only one capture has it.
+A capture's id is unique in its run. A store knows a capture by its *reference*: the id in the store of one run,
+``job/run/id`` in one of many jobs, as keys spell them (`sftriage.traces.keys`). There a bare id serves too, as long as
+only one capture has it.
 """
 
 from __future__ import annotations
@@ -113,9 +112,9 @@ Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | RecordedSteps | Remar
 class Store(ABC):
     """Captures, each its artefacts and its manifest.
 
-    Every method that takes a reference raises UsageError where there is no such capture, and each that changes
-    something where the store cannot be written; InputError where what lies there is no capture; and all of them
-    StoreError where the store is elsewhere and cannot be reached.
+    Methods that take a reference raise UsageError where there is no such capture, InputError where what lies there is
+    none; those that write, UsageError where the store cannot be written; all of them, StoreError where it cannot be
+    reached.
     """
 
     @property
@@ -128,11 +127,7 @@ class Store(ABC):
         """What this store knows a capture by; `ids` holds it, and every method takes it."""
 
     def manifest(self, capture_id: str) -> Manifest:
-        """The manifest of a capture that is there whole: its artefacts exist and have the right size.
-
-        Raises:
-            IntegrityError: an artefact is missing or of another size.
-        """
+        """The manifest of a whole capture; raises IntegrityError if an artefact is missing or of another size."""
         manifest, condition = self.look(capture_id)
         if not condition.whole:
             raise IntegrityError(condition.problem)
@@ -166,19 +161,13 @@ class Store(ABC):
     ) -> Path:
         """Copy an artefact out of the store, verified. Into a directory it goes under its own name.
 
-        Raises:
-            UsageError: the destination exists (and ``force`` is not set) or cannot be written.
-            InputError: the manifest names no such artefact.
-            IntegrityError: what is stored is not what was put; nothing is left at the destination.
+        Raises UsageError where the destination exists (without ``force``) or cannot be written, InputError where there
+        is no such artefact, IntegrityError, leaving nothing, where it is not what was put.
         """
 
     @abstractmethod
     def note(self, capture_id: str, noted: Noted) -> Manifest:
-        """Put what a capture shows, or has cost, into its manifest, in place of what was noted of that before.
-
-        Raises:
-            IntegrityError: as `manifest` does.
-        """
+        """Put a finding into a capture's manifest, over an earlier one; raises IntegrityError as `manifest` does."""
 
     @abstractmethod
     def remove(self, capture_id: str) -> None:
@@ -198,11 +187,7 @@ class Store(ABC):
 
 
 def beside(store: Store, reference: str, manifest: Manifest) -> list[tuple[str, Manifest]]:
-    """The captures of the other role that were asked for together with one, and recorded some of its steps.
-
-    Raises:
-        SftriageError: the store cannot be reached, or holds a manifest that cannot be read.
-    """
+    """The captures of the other role, with the same trigger, of some of the same steps; raises SftriageError."""
     window = manifest.trigger.window
     begins = f"{reference.removesuffix(manifest.capture_id)}w{window.first_step}-{window.last_step}-r"
     others = ((one, store.manifest(one)) for one in sorted(store.ids()) if one.startswith(begins))
@@ -242,10 +227,9 @@ def check_id(capture_id: str) -> str:
 
 
 def destination_of(name: str, destination: str | os.PathLike[str], *, force: bool) -> Path:
-    """The file that an artefact is copied to: under its own name, where a directory is given.
+    """The file that an artefact is copied to: under its own name in a directory.
 
-    Raises:
-        UsageError: it exists, and ``force`` is not set; or it is a device or a pipe, whose place a file would take.
+    Raises UsageError where it exists (without ``force``), or is a device or a pipe.
     """
     target = Path(destination)
     if target.is_dir():

@@ -60,9 +60,8 @@ class Sender:
     def bring(self, capture_id: str, now: datetime, *, changes_only: bool = False) -> bool:
         """Have a capture there as it is here; whether it is.
 
-        Raises:
-            StoreError: the store cannot be reached.
-            SftriageError: it cannot be there, or not yet. That is noted beside the capture.
+        Raises StoreError where the store cannot be reached, SftriageError where the capture cannot be there, or not
+        yet: that is noted beside the capture.
         """
         before = self.outbox.noted(capture_id) or Upload(url=self.url, state="waiting")
         if changes_only and before.verified_at is None:
@@ -103,12 +102,7 @@ class Sender:
         return self.outbox.note(capture_id, wanted.model_copy(update={"verified_at": noted.verified_at or now}))
 
     def remove(self, removal: Removal) -> None:
-        """Have a capture that was removed here removed there.
-
-        Raises:
-            StoreError: the store cannot be reached.
-            UsageError: it is in another store.
-        """
+        """Remove there what was removed here; raises StoreError, or UsageError where it is in another store."""
         if removal.upload.url != self.url:
             raise UsageError(f"capture {removal.capture_id} was removed here, and may still be in {removal.upload.url}")
         if self.remote.names(removal.capture_id):
@@ -218,9 +212,9 @@ class Uploader:
     Args:
         root: the run directory.
         remote: where the run's captures go.
-        url: its URL, as it is noted beside each capture.
-        keep_local: artefacts stay here once they are verified there. Otherwise they go, after `release`.
-        changes_only: of captures that are there already; no other is sent.
+        url: its URL, to note beside each capture.
+        keep_local: keep artefacts here. Otherwise they go once they are verified there, after `release`.
+        changes_only: only update captures that are there already.
         tries: turns in a row that may have failures; by default any number.
     """
 

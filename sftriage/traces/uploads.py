@@ -6,8 +6,7 @@
     RUN/captures/<capture id>/upload.json      where it goes, and how far it is
     RUN/captures/.removing-xxxx/<capture id>/  removed here, and still to be removed there
 
-Nothing here talks to another machine: it is what programs beside the uploader read, and what it finds again after a
-crash.
+Programs beside the uploader read these files, and the uploader itself after a crash.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ UploadState = Literal["waiting", "uploading", "stored", "failed"]
 
 
 class Upload(DocumentModel):
-    """How far a capture is.
+    """How far a capture is on its way to the store at ``url``; what has failed is retried.
 
-    It goes to the store at ``url``. What has failed is tried again. ``verified_at`` is when all of it was read back
-    from there and found to be right; ``manifest_sha256`` and ``pinned`` are of what is there.
+    ``verified_at`` is when all of it was read back and found right; ``manifest_sha256`` and ``pinned`` are as it is
+    there.
     """
 
     version: Literal[1] = 1

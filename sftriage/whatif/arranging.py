@@ -43,10 +43,7 @@ RANK = {"rank": "rank_E"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Operations in any order (E); times in seconds, ``start_E`` since some moment of the step.
-
-    ``optype_E`` are indices into ``optypes``.
-    """
+    """Operations in any order (E), their types as indices into ``optypes``; seconds since some moment of the step."""
 
     optypes: Sequence[str]
     optype_E: NDArray[Any]
@@ -70,8 +67,7 @@ class Rows:
 def arranged(rows: Rows) -> Operations:
     """The operations of all steps that every worker went through with the same operations.
 
-    Raises:
-        InputError: there are none, or they are no step of hybrid-parallel training.
+    Raises InputError where there are none, or they are no step of hybrid-parallel training.
     """
     _check(rows)
     (steps, step_E), (dps, dp_E) = _places(rows.step_E), _places(rows.dp_E)

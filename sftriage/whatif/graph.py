@@ -2,8 +2,7 @@
 
 T operations make up a step of one column of workers; the graph between them is the same in every step (N) and every
 column (W, the data-parallel ranks). An operation begins when all that it depends on have ended. One alone ends its work
-later. Those of one group, a point-to-point transfer or a collective, move data only once the last of them has begun:
-each ends its work after that.
+later; those of a group, a transfer or a collective, end their work after the last of them has begun.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ class Level:
 
     Attributes:
         ops: the operations (L).
-        before: what each waits for (L × most that one waits for), one repeated where it waits for fewer; None at the
-            start of a step.
-        groups: where in ``ops`` each group begins, the groups first; after them ``n_grouped``, the operations alone.
+        before: what each waits for, padded by repetition (L × the most); None at the start of a step.
+        groups: where in ``ops`` each group begins, the groups first; after ``n_grouped`` come the operations alone.
         joined: of the groups, those that span all columns.
     """
 
@@ -62,17 +60,14 @@ def graph_of(
     joined: Sequence[bool],
     names: Callable[[int], str] = str,
 ) -> Graph:
-    """Put operations into levels.
+    """Put operations into levels; raises InputError where they wait for one another in a circle.
 
     Args:
         n_ops: how many there are.
         dependencies: (earlier, later).
         groups: operations that wait for one another; no operation is in two.
         joined: of each group, whether its operations wait for those of all other columns too.
-        names: how an operation is called, should it wait for itself.
-
-    Raises:
-        InputError: operations wait for one another in a circle.
+        names: what an operation is called in the error.
     """
     group_T, joined_T = np.full(n_ops, -1, dtype=np.intp), np.zeros(n_ops, dtype=np.bool_)
     for group, (ops, is_joined) in enumerate(zip(groups, joined, strict=True)):

@@ -1,9 +1,8 @@
-"""Which kinds of stragglers a job has: told by what mending them alone would recover, and by how they look.
+"""Which kinds of stragglers a job has, by what mending them alone would recover, and by how they look.
 
 Kinds after arXiv 2505.05713: a worker that is slow in all it computes; a last stage that has more to compute than the
-others; microbatches that take long forward and backward alike, for their sequences are long; forward computations that
-stall now here, now there, as Python's garbage collector makes them; transfers that take longer than usual. Whom a
-verdict names comes first.
+others; microbatches with long sequences, which take long forward and backward alike; forward computations that stall
+now here, now there, for Python's garbage collector; slow transfers. The ranks of a verdict come first.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ class Kind:
     """A kind of stragglers that the job has.
 
     ``share`` of the slowdown would go if it were mended alone; shares of several kinds overlap. ``numbers`` decided.
-    ``workers`` (dp, pp) are those it is about; ``part`` is the type of operation in which it shows most. ``hidden_by``
-    are the kinds that have to be mended first, for it to be seen.
+    ``workers`` (dp, pp) have it; it shows most in operations of type ``part``, once the kinds in ``hidden_by`` are
+    mended.
     """
 
     code: Code
@@ -70,10 +69,7 @@ class _Candidate:
 
 
 def kinds_of(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
-    """The kinds, what accounts for most first; none where the slowdown is too small to be shared out.
-
-    Whom a verdict names comes first, with what that says.
-    """
+    """The kinds, first those of a verdict, then what accounts for most; none where the slowdown is small."""
     kinds, named = _seen(operations, found), operations.named
     if named is None or found.m_w is None:
         return kinds
@@ -83,11 +79,7 @@ def kinds_of(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
 
 
 def _seen(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
-    """The kinds that the operations show.
-
-    One kind hides another: as long as one worker is slow, even microbatches on all others gain nothing. So what
-    accounts for most is mended, and what is left is looked at anew.
-    """
+    """The kinds that operations show: one hides another, so what accounts for most is mended before the next look."""
     named: dict[str, Kind] = {}
     mended: set[str] = set()
     lost_s = found.lost_s
@@ -119,8 +111,7 @@ def _candidates(operations: Operations, found: Slowdown) -> Iterator[_Candidate]
 def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterator[_Candidate]:
     """A slow worker, and a last stage that is slow also where its workers are not the slowest ones.
 
-    Where durations vary from microbatch to microbatch, somebody is always the worst. There a place has to be slow in
-    what it mostly takes, too.
+    Where durations vary from microbatch to microbatch, some worker is always the worst: it has to be slow mostly, too.
     """
     assert found.m_w is not None
     assert found.m_s is not None

@@ -21,11 +21,10 @@ class OpType:
 
     Attributes:
         name: of which all operations have one ideal duration.
-        part: under which name its share of the slowdown is told: a transfer's two ends go together.
+        part: the name of its share of the slowdown: a transfer's two ends go together.
         communication: its ideal is the median; that of computing is the mean.
         phase: whether it is a forward or a backward computation, "" for neither.
-        of_peers: its ideal is what its worker's peers mostly take instead. Of few workers, a straggler is much of the
-            mean.
+        of_peers: its ideal is what its worker's peers mostly take, as a straggler is much of the mean of few workers.
         mixed: communication that has what workers compute meanwhile in it.
     """
 
@@ -39,10 +38,10 @@ class OpType:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Whom a verdict names: ``workers`` (dp, pp), slow in ``part`` (all of them: "").
+    """The verdict's ``workers`` (dp, pp), slow in ``part`` ("": in all).
 
-    Mending them saves ``saves_s`` of the ``step_s`` of a step that they slow down. Where they are ``held_back`` by the
-    system, what they add to communication is in there too.
+    Mending them saves ``saves_s`` of the ``step_s`` of a step that they slow down. Where the system holds them back
+    (``held_back``), what they add to communication is in there too.
     """
 
     workers: tuple[tuple[int, int], ...]
@@ -58,17 +57,15 @@ class Operations:
 
     Attributes:
         graph: what they wait for.
-        types: of operations; ``type_T`` says which is which.
-        work_TNW: seconds that each takes by itself: a computation from begin to end, a transfer from when the last of
-            its group began.
-        dp_TW, pp_TW: whose they are, each T × W or what broadcasts to that.
-        steps: the number of each step.
-        measured_N: seconds that each step took.
+        types: of operations, by ``type_T``.
+        work_TNW: seconds that each takes by itself; a transfer, from when the last of its group began.
+        dp_TW, pp_TW: their workers, each T × W or what broadcasts to that.
+        steps, measured_N: the number of each step, and the seconds that it took.
         chunk_T, microbatch_T: which part of the stage's layers it is of, and which microbatch; -1 for neither.
         final_T: operations that end a step.
         notes: what of the recording was left out, in words.
         ranks: the global rank of each worker (dp, pp), where it is known.
-        named: whom the verdict on these steps names, if it does.
+        named: the verdict on these steps, if there is one.
     """
 
     graph: Graph
@@ -104,9 +101,9 @@ class Operations:
 
     @cached_property
     def ideal_T(self) -> FloatArray:
-        """What each operation would take without stragglers: its type's mean for computing, its median else.
+        """The ideal duration of each operation: its type's mean for computing, its median else.
 
-        What peers mostly take is the lower median of those of one stage: of two workers, it is the faster one's.
+        What peers mostly take is the lower median of a stage: of two workers, the faster one's.
         """
         ideal_T = np.empty(len(self.type_T))
         for index, of_type in enumerate(self.types):
@@ -135,10 +132,7 @@ class Operations:
         return np.where(mended_TW[:, None, :], self.ideal_T.astype(self.work_TNW.dtype)[:, None, None], self.work_TNW)
 
     def replay(self, kept_TW: BoolArray, work_TNW: AnyFloat | None = None) -> Spans:
-        """Replay all steps: what is in ``kept_TW`` as it was measured, all else at its ideal.
-
-        ``work_TNW`` takes the place of what was measured.
-        """
+        """Replay all steps: what is in ``kept_TW`` as measured (or as in ``work_TNW``), all else at its ideal."""
         n_ops, n_steps, n_columns = self.shape
         measured_TNW = self.work_TNW if work_TNW is None else work_TNW
         kept_TW = np.broadcast_to(kept_TW, (n_ops, n_columns))
@@ -159,10 +153,7 @@ class Operations:
         return float(spans(self.graph, fill, 1, 1, self.final_T).finish_N[0])
 
     def each_column_alone(self) -> FloatArray:
-        """Seconds of each step (N) with one column (W) as measured and all others at their ideal.
-
-        The others are all alike, so one of them stands for all.
-        """
+        """Seconds of each step (N) with one column (W) as measured and all others, which are alike, at their ideal."""
         n_ops, n_steps, n_columns = self.shape
         if n_columns == 1:
             return self.replay(np.ones((1, 1), dtype=np.bool_)).finish_N[:, None]

@@ -1,10 +1,9 @@
 """The dependencies of synchronous hybrid-parallel training, from one recorded step of one data-parallel rank.
 
-What is recorded are begin and end of operations; which waits for which follows from how such a job is run, as arXiv
-2505.05713 and its analyser have it. On each worker the computations go in the order in which they began, and so do the
-transfers of each type. A forward or backward computation waits for what it receives, and what it sends waits for it. A
-send and its receive are a group, and so are the members of a collective. After the last backward computation come the
-gradients' collectives, clipping and the optimizer, one after the other.
+Operations have a begin and an end; which waits for which follows from how such a job is run (arXiv 2505.05713). On each
+worker the computations go in the order in which they began, and so do the transfers of each type. A computation waits
+for what it receives, and what it sends waits for it. A send and its receive are a group, and so are the members of a
+collective. After the last backward computation come the gradients' collectives, clipping and the optimizer.
 """
 
 from __future__ import annotations
@@ -56,14 +55,10 @@ _PEERS = {
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operation of the step that shows the order; seconds.
+    """An operation of the step that shows the order, with its index among the T operations; seconds.
 
-    Attributes:
-        index: its number among the T operations.
-        kind: its type's name; ``order`` sorts types where all else is equal.
-        seq: its number among those of its type on its worker.
-        pp: its worker's stage.
-        chunk, model_chunk: which part of the stage's layers, and of the model's, a computation is of.
+    ``order`` sorts types where all else is equal, ``seq`` counts those of a type on a worker, ``pp`` is its stage. A
+    computation is of a ``chunk`` of the stage's layers, and of a ``model_chunk``.
     """
 
     index: int
@@ -101,8 +96,7 @@ class _Stage:
 def pipeline_graph(ops: Sequence[Op]) -> Graph:
     """The graph of one step of one data-parallel rank; its collectives span all ranks.
 
-    Raises:
-        InputError: it is no such step: a stage computes nothing, or a transfer has no computation or no other end.
+    Raises InputError where a stage computes nothing, or a transfer has no computation or no other end.
     """
     stages = [_Stage(pp, (op for op in ops if op.pp == pp)) for pp in range(1 + max(op.pp for op in ops))]
     for stage in stages:

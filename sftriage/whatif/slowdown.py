@@ -1,8 +1,8 @@
 """How much time stragglers cost, and whose: the figures of arXiv 2505.05713, equations 1 to 5.
 
-A step is replayed with the durations that were measured (T_ori) and with ideal ones (T_ideal). S is the one over the
-other. Keeping only one group's durations as measured shows what that group costs; giving it ideal ones and keeping all
-others (T_rem), what mending it would recover: (T_ori - T_rem) / (T_ori - T_ideal).
+A step is replayed with the measured durations (T_ori) and with ideal ones (T_ideal); S is the one over the other. One
+group's measured durations alone show what it costs; all others (T_rem), what mending it would recover:
+(T_ori - T_rem) / (T_ori - T_ideal).
 """
 
 from __future__ import annotations
@@ -37,11 +37,9 @@ class Slowdown:
     """What stragglers cost a job; seconds are of a step.
 
     Attributes:
-        steps, measured_N, replayed_N: each step as it was recorded, and replayed without the gaps that no operation
-            accounts for: data loading, launches.
+        steps, measured_N, replayed_N: each step as recorded, and replayed without the gaps of no operation.
         ideal_s: any step without stragglers.
-        by_part_N, by_dp_N, by_pp_N: each step's slowdown if only they were as measured; None where S is too small to be
-            shared out.
+        by_part_N, by_dp_N, by_pp_N: each step's slowdown if only they were as measured; None where S is too small.
         worst: the workers (dp, pp) that M_W is of, the worst first.
         m_w, m_s: what mending these, and what mending the last stage would recover.
     """
@@ -101,11 +99,7 @@ def _means(slowdowns: dict[Key, FloatArray] | None) -> dict[Key, float]:
 
 
 def slowdown_of(operations: Operations) -> Slowdown:
-    """Work out all figures.
-
-    Raises:
-        InputError: the steps take no time.
-    """
+    """Work out all figures; raises InputError where the steps take no time."""
     everything = np.ones((1, 1), dtype=np.bool_)
     replayed_N, ideal_s = operations.replay(everything).whole_N, operations.ideal_step_s()
     if not (ideal_s > 0.0 and replayed_N.mean() > 0.0):
