@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Table, delete, select
 from sqlalchemy.exc import DBAPIError
 
-from sftriage.errors import CatalogueError, InputError, UsageError
+from sftriage.errors import CatalogueError, UsageError
 from sftriage.traces.databases import Foreign, database_at, distance, reason
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureQuery, CaptureRow, captures, conditions, key_of, stores, written
@@ -117,31 +117,19 @@ class Catalogue:
         self, references: Collection[str], progress: Progress | None
     ) -> tuple[list[tuple[str, Manifest]], tuple[str, ...]]:
         found: list[tuple[str, Manifest]] = []
-        problems: list[str] = []
-        refused: dict[str, str] = {}
+        unfit: dict[str, Condition] = {}
         with ThreadPoolExecutor(_READERS) as readers:
-            looked_at = readers.map(self._look, ordered := sorted(references))
-            for done, (reference, manifest) in enumerate(zip(ordered, looked_at, strict=True), 1):
-                if isinstance(manifest, Manifest):
+            seen = readers.map(self._its_store.seen, ordered := sorted(references))
+            for done, (reference, (manifest, condition)) in enumerate(zip(ordered, seen, strict=True), 1):
+                if manifest is not None and condition.whole:
                     found.append((reference, manifest))
-                elif isinstance(manifest, UsageError):
-                    refused[reference] = str(manifest)
                 else:
-                    problems.append(f"capture {reference} {manifest.words}")
+                    unfit[reference] = condition
                 if progress is not None:
                     progress(done, len(ordered))
-        # What was removed while we looked is no problem.
-        still = self._its_store.ids() if refused else frozenset()
-        return found, (*problems, *(said for reference, said in refused.items() if reference in still))
-
-    def _look(self, reference: str) -> Manifest | Condition | UsageError:
-        try:
-            manifest, condition = self._its_store.look(reference)
-        except UsageError as error:
-            return error
-        except (InputError, OSError) as error:
-            return Condition.after(error)
-        return manifest if condition.whole else condition
+        # What was removed meanwhile is no problem.
+        still = self._its_store.ids() if unfit else frozenset()
+        return found, tuple(f"capture {one} {condition.words}" for one, condition in unfit.items() if one in still)
 
     def _insert(self, found: Sequence[tuple[str, Manifest]]) -> None:
         rows = [CaptureRow.of(manifest, self._its_name, reference) for reference, manifest in found]

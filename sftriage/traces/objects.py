@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from sftriage.base.files import replacing, sync_directory
 from sftriage.errors import StoreError, UsageError
-from sftriage.traces.files import CHUNK_BYTES
+from sftriage.traces.files import CHUNK_BYTES, chunks
 from sftriage.traces.keys import shown
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def checked_url(url: str) -> str:
 
 
 class Objects:
-    """The objects below one prefix."""
+    """The objects below one prefix; subclasses have other means than obstore."""
 
     def __init__(self, store: ObjectStore | None, place: str) -> None:
         self.place = place
@@ -95,37 +95,27 @@ class Objects:
             raise UsageError(f"{url} cannot be opened: {said(error)}") from error
 
     def sizes(self, prefix: str | None = None) -> dict[str, int]:
-        """The keys below a prefix, and how many bytes each has."""
-        import obstore
-
-        found: dict[str, int] = {}
+        """The keys below a prefix, and the bytes of each."""
         with self._told():
-            for page in obstore.list(self._store, prefix, chunk_size=1000):
-                found.update((one["path"], one["size"]) for one in page)
-        return found
+            return dict(self._list(prefix))
 
     def size(self, key: str) -> int | None:
-        """How many bytes an object has; None where there is none."""
-        import obstore
-
+        """The bytes of an object; None where there is none."""
         try:
             with self._told():
-                return obstore.head(self._store, key)["size"]
+                return self._size(key)
         except FileNotFoundError:
             return None
 
     def stream(self, key: str) -> Iterator[bytes]:
         """The content of an object, piece by piece; raises FileNotFoundError where there is none."""
-        import obstore
-
-        with self._told():
-            pieces = iter(obstore.get(self._store, key).stream(min_chunk_size=CHUNK_BYTES))
+        pieces = self._pieces(key)
         while True:
             with self._told():
                 piece = next(pieces, None)
             if piece is None:
                 return
-            yield bytes(piece)
+            yield piece
 
     def read(self, key: str, max_bytes: int) -> bytes | None:
         """What is in a small object, and no more than a byte beyond ``max_bytes`` of it; None where there is none."""
@@ -141,30 +131,55 @@ class Objects:
 
     def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
         """Put an object, whole or not at all: bytes in one request, pieces part by part, unless they raise."""
-        import obstore
-
         try:
             with self._told():
-                obstore.put(self._store, key, content, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+                self._put(key, content)
         except FileNotFoundError as error:
             raise StoreError(f"{self.place}: {said(error)}") from error
 
     def delete(self, key: str) -> None:
         """Delete an object. One that is not there changes nothing."""
+        with suppress(FileNotFoundError), self._told():
+            self._delete(key)
+
+    def _list(self, prefix: str | None) -> Iterator[tuple[str, int]]:
         import obstore
 
-        with suppress(FileNotFoundError), self._told():
-            obstore.delete(self._store, key)
+        for page in obstore.list(self._store, prefix, chunk_size=1000):
+            yield from ((one["path"], one["size"]) for one in page)
+
+    def _size(self, key: str) -> int:
+        import obstore
+
+        return obstore.head(self._store, key)["size"]
+
+    def _pieces(self, key: str) -> Iterator[bytes]:
+        import obstore
+
+        yield from map(bytes, obstore.get(self._store, key).stream(min_chunk_size=CHUNK_BYTES))
+
+    def _put(self, key: str, content: bytes | Iterator[bytes]) -> None:
+        import obstore
+
+        obstore.put(self._store, key, content, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+
+    def _delete(self, key: str) -> None:
+        import obstore
+
+        obstore.delete(self._store, key)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        from obstore.exceptions import BaseError
+        errors: tuple[type[Exception], ...] = (OSError,)
+        if self._store is not None:
+            from obstore.exceptions import BaseError
 
+            errors = BaseError, OSError
         try:
             yield
         except FileNotFoundError:
             raise
-        except (BaseError, OSError) as error:
+        except errors as error:
             raise StoreError(f"{self.place}: {said(error)}") from error
 
 
@@ -200,75 +215,37 @@ class Directory(Objects):
         if not root.is_dir():
             raise UsageError(f"{shown(str(root))}: no such directory")
 
-    def sizes(self, prefix: str | None = None) -> dict[str, int]:
-        """See `Objects.sizes`."""
-        found: dict[str, int] = {}
-        with self._told():
-            for folder, _, names in os.walk(self._root / (prefix or ""), onerror=_refuse, followlinks=True):
-                for name in names:
-                    path = Path(folder, name)
-                    # (what is on its way begins with a dot; what has gone since it was listed is not there)
-                    if not name.startswith("."):
-                        with suppress(FileNotFoundError):
-                            found[path.relative_to(self._root).as_posix()] = path.stat().st_size
-        return found
+    def _list(self, prefix: str | None) -> Iterator[tuple[str, int]]:
+        for folder, _, names in os.walk(self._root / (prefix or ""), onerror=_refuse, followlinks=True):
+            for name in names:
+                path = Path(folder, name)
+                # (what is on its way begins with a dot; what has gone since it was listed is not there)
+                if not name.startswith("."):
+                    with suppress(FileNotFoundError):
+                        yield path.relative_to(self._root).as_posix(), path.stat().st_size
 
-    def size(self, key: str) -> int | None:
-        """See `Objects.size`."""
-        try:
-            with self._told():
-                return (self._root / key).stat().st_size
-        except FileNotFoundError:
-            return None
+    def _size(self, key: str) -> int:
+        return (self._root / key).stat().st_size
 
-    def stream(self, key: str) -> Iterator[bytes]:
-        """See `Objects.stream`."""
-        with self._told():
-            file = (self._root / key).open("rb")
-        with file:
-            while True:
-                with self._told():
-                    piece = file.read(CHUNK_BYTES)
-                if not piece:
-                    return
-                yield piece
+    def _pieces(self, key: str) -> Iterator[bytes]:
+        with (self._root / key).open("rb") as file:
+            yield from chunks(file)
 
-    def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
-        """See `Objects.put`."""
+    def _put(self, key: str, content: bytes | Iterator[bytes]) -> None:
         path = self._root / key
-        pieces = iter([content]) if isinstance(content, bytes) else content
-        try:
-            with ExitStack() as whole:
-                with self._told():
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    file = whole.enter_context(replacing(path, 0o666))
-                for piece in pieces:
-                    with self._told():
-                        file.write(piece)
-                with self._told():
-                    whole.close()
-                    sync_directory(path.parent)
-        except FileNotFoundError as error:
-            raise StoreError(f"{self.place}: {said(error)}") from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, 0o666) as file:
+            file.writelines([content] if isinstance(content, bytes) else content)
+        sync_directory(path.parent)
 
-    def delete(self, key: str) -> None:
-        """See `Objects.delete`; and of the directories above it those that are empty then."""
-        with suppress(FileNotFoundError), self._told():
-            (self._root / key).unlink()
+    def _delete(self, key: str) -> None:
+        (self._root / key).unlink(missing_ok=True)
         with suppress(OSError):
+            # Directories above that are empty now go too.
             for above in (self._root / key).parents:
                 if above == self._root:
                     break
                 above.rmdir()
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise StoreError(f"{self.place}: {said(error)}") from error
 
 
 def _refuse(error: OSError) -> None:

@@ -76,8 +76,8 @@ class RemoteStore(Store):
     def manifests(self) -> Listing:
         listed = sorted(self._listed().items())
         with ThreadPoolExecutor(_READERS) as readers:
-            found = readers.map(lambda one: self._whole(*one), listed)
-        return Listing.of([(self._reference(key), one) for (key, _), one in zip(listed, found, strict=True)])
+            found = readers.map(lambda one: self._seen(*one), listed)
+        return Listing.of((self._reference(key), one) for (key, _), one in zip(listed, found, strict=True))
 
     def leftovers(self) -> tuple[str, ...]:
         return tuple(
@@ -126,14 +126,12 @@ class RemoteStore(Store):
             self._objects.delete(f"{key}/{name}")
 
     def pin(self, capture_id: str) -> None:
-        key = self._key(capture_id)
-        self._names(key)
-        self._objects.put(f"{key}/{PIN_NAME}", b"")
+        self._names(self._key(capture_id))
+        self.mark_pinned(capture_id, pinned=True)
 
     def unpin(self, capture_id: str) -> None:
-        key = self._key(capture_id)
-        self._names(key)
-        self._objects.delete(f"{key}/{PIN_NAME}")
+        self._names(self._key(capture_id))
+        self.mark_pinned(capture_id, pinned=False)
 
     def pinned(self) -> frozenset[str]:
         return frozenset(
@@ -252,14 +250,13 @@ class RemoteStore(Store):
                 return manifest, Condition("damaged", problem)
         return manifest, WHOLE
 
-    def _whole(self, key: str, names: _Names) -> Manifest | Condition | None:
+    def _seen(self, key: str, names: _Names) -> tuple[Manifest | None, Condition] | None:
         try:
-            manifest, condition = self._look(key, names)
+            return self._look(key, names)
         except UsageError:
-            return None
+            return None  # removed meanwhile
         except InputError as error:
-            return Condition.after(error)
-        return manifest if condition.whole else condition
+            return None, Condition.after(error)
 
 
 def _is_place(key: str) -> bool:

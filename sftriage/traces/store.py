@@ -27,7 +27,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from sftriage.base.files import private, refusing, regular, replacing, sync, sync_directory, write_atomically
+from sftriage.base.files import private, refusing, regular, sync, sync_directory, write_atomically
 from sftriage.base.process import locked
 from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
 from sftriage.traces.documents import first_problem
@@ -99,46 +99,36 @@ class LocalStore(Store):
         the capture is there already, or the disk is full.
         """
         check_id(capture_id)
+        final = self._captures / capture_id
         try:
             with self._lock():
-                return self._put(capture_id, files, build, upload)
+                if final.exists():
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+                staging = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{capture_id}-", dir=self._captures))
+                try:
+                    artefacts = tuple(_take(file, staging / file.name) for file in files)
+                    manifest = build(artefacts)
+                    if manifest.capture_id != capture_id or not set(artefacts) <= set(manifest.artefacts):
+                        raise ValueError("the manifest is not that of this capture")
+                    with private(staging / MANIFEST_NAME) as file:
+                        file.write(manifest.to_json())
+                        sync(file)
+                    if upload is not None:
+                        write_atomically(staging / UPLOAD_NAME, upload.model_dump_json() + "\n")
+                    sync_directory(staging)
+                    staging.rename(final)
+                except BaseException:
+                    shutil.rmtree(staging, ignore_errors=True)
+                    raise
+                sync_directory(self._captures)
+                return manifest
+        except ValidationError as error:
+            raise CaptureError(f"capture {capture_id} has no valid manifest: {first_problem(error)}") from error
         except OSError as error:
             # Renaming a directory onto one that is not empty.
             taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
             reason = "it is stored already" if taken else error.strerror
             raise CaptureError(f"capture {capture_id} could not be stored: {reason}") from error
-
-    def _put(
-        self,
-        capture_id: str,
-        files: Sequence[FileToStore],
-        build: Callable[[tuple[Artefact, ...]], Manifest],
-        upload: Upload | None,
-    ) -> Manifest:
-        final = self._captures / capture_id
-        if final.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        staging = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{capture_id}-", dir=self._captures))
-        try:
-            artefacts = tuple(_take(file, staging / file.name) for file in files)
-            try:
-                manifest = build(artefacts)
-            except ValidationError as error:
-                raise CaptureError(f"capture {capture_id} has no valid manifest: {first_problem(error)}") from error
-            if manifest.capture_id != capture_id or not set(artefacts) <= set(manifest.artefacts):
-                raise ValueError("the manifest is not that of this capture")
-            with private(staging / MANIFEST_NAME) as file:
-                file.write(manifest.to_json())
-                sync(file)
-            if upload is not None:
-                write_atomically(staging / UPLOAD_NAME, upload.model_dump_json() + "\n")
-            sync_directory(staging)
-            staging.rename(final)
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
-        sync_directory(self._captures)
-        return manifest
 
     def look(self, capture_id: str) -> tuple[Manifest, Condition]:
         """See `Store.look`. Artefacts of which a verified copy is elsewhere may be there alone."""
@@ -161,17 +151,6 @@ class LocalStore(Store):
                 return manifest, Condition("damaged", f"{path}: {size} bytes; it had {artefact.size_bytes}")
         return manifest, WHOLE
 
-    def seen(self, capture_id: str) -> tuple[Manifest | None, Condition]:
-        """What `look` tells, of any capture: without a manifest where that cannot be read."""
-        try:
-            return self.look(capture_id)
-        except (InputError, UsageError, OSError) as error:
-            return None, Condition.after(error)
-
-    def _whole(self, capture_id: str) -> Manifest | Condition:
-        manifest, condition = self.seen(capture_id)
-        return manifest if manifest is not None and condition.whole else condition
-
     def copy_elsewhere(self, capture_id: str) -> str | None:
         """The store elsewhere that has a verified copy of a capture, if one has."""
         upload = read_upload(self._captures / check_id(capture_id))
@@ -180,13 +159,13 @@ class LocalStore(Store):
     def note(self, capture_id: str, noted: Noted) -> Manifest:
         manifest = noting(self.manifest(capture_id), noted)
         path = self._captures / capture_id / MANIFEST_NAME
-        with refusing(f"{path} cannot be written"), self._lock(), replacing(path) as file:
-            file.write(manifest.to_json())
+        with refusing(f"{path} cannot be written"), self._lock():
+            write_atomically(path, manifest.to_json())
         self._changed()
         return manifest
 
     def manifests(self) -> Listing:
-        return Listing.of([(name, self._whole(name)) for name in sorted(self.ids())])
+        return Listing.of((name, self.seen(name)) for name in sorted(self.ids()))
 
     def ids(self) -> frozenset[str]:
         return frozenset(name for name in self._names() if not name.startswith("."))
@@ -252,9 +231,8 @@ class LocalStore(Store):
         self._changed()
 
     def unpin(self, capture_id: str) -> None:
-        directory = self._directory(capture_id)
         with refusing(f"capture {capture_id} cannot be unpinned"):
-            (directory / PIN_NAME).unlink(missing_ok=True)
+            (self._directory(capture_id) / PIN_NAME).unlink(missing_ok=True)
         self._changed()
 
     def pinned(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -92,11 +92,16 @@ class Listing:
     unfit: Mapping[str, Condition]
 
     @classmethod
-    def of(cls, found: Sequence[tuple[str, Manifest | Condition | None]]) -> Listing:
-        """Of what lies under each reference: a capture that is whole, what is the matter with it, or nothing."""
+    def of(cls, found: Iterable[tuple[str, tuple[Manifest | None, Condition] | None]]) -> Listing:
+        """Of what lies under each reference: a manifest, where it can be read, and its condition; or nothing."""
+        listed = [(reference, *one) for reference, one in found if one is not None]
         return cls(
-            tuple(one for _, one in found if isinstance(one, Manifest)),
-            {reference: one for reference, one in found if isinstance(one, Condition)},
+            tuple(manifest for _, manifest, condition in listed if manifest is not None and condition.whole),
+            {
+                reference: condition
+                for reference, manifest, condition in listed
+                if manifest is None or not condition.whole
+            },
         )
 
     @property
@@ -136,6 +141,13 @@ class Store(ABC):
     @abstractmethod
     def look(self, capture_id: str) -> tuple[Manifest, Condition]:
         """The manifest of a capture, and whether its artefacts are there in the right size."""
+
+    def seen(self, capture_id: str) -> tuple[Manifest | None, Condition]:
+        """What `look` finds, without a manifest where that cannot be read. Raises StoreError alone."""
+        try:
+            return self.look(capture_id)
+        except (InputError, UsageError, OSError) as error:
+            return None, Condition.after(error)
 
     @abstractmethod
     def manifests(self) -> Listing:
