@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from sftriage.counters import MAJOR_FAULTS, Account, accounting, runs_for_faults
 from sftriage.reduce.samples import Frame, StackSamples
@@ -90,19 +91,19 @@ def by_account(said: str, account: Account, longer_s: float, rest: str = "") -> 
     )
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        findings: Findings,
-        suspect: StackSamples | None,
-        control: StackSamples | None,
-        fault_steps: Collection[int],
-        over_s: float | None,
-        on_device: bool,
-    ) -> None:
-        self.findings, self.sampled, self.beside = findings, suspect, control
+    findings: Findings
+    sampled: StackSamples | None
+    beside: StackSamples | None
+    fault_steps: Collection[int]
+    over_s: float | None
+    on_device: bool
+
+    def __post_init__(self) -> None:
+        findings, over_s, on_device, suspect = self.findings, self.over_s, self.on_device, self.sampled
         stage, beside = findings.stage, findings.control
-        self.steps = steps = frozenset(fault_steps) or None
+        self.steps = steps = frozenset(self.fault_steps) or None
         self.stage_s = findings.suspect.stage_s
         # What the whole stage took those that it is compared with.
         peers_s = None if over_s is None else min(self.stage_s, max(0.0, self.stage_s - over_s))
@@ -123,10 +124,10 @@ class _Search:
         self.account = accounting(self.counted, self.longer_s)
         self.spots = [] if suspect is None else spots(suspect, stage, steps)
         if findings.beside == "steps":
-            its = set(() if suspect is None else suspect.step_N) - set(fault_steps)
+            its = set(() if suspect is None else suspect.step_N) - set(self.fault_steps)
             self.others = [] if suspect is None or not its else spots(suspect, stage, its)
         else:
-            self.others = [] if control is None else spots(control, stage, steps) or spots(control, stage)
+            self.others = (self.beside and (spots(self.beside, stage, steps) or spots(self.beside, stage))) or []
         self.samples = sum(one.samples for one in self.spots)
         self.weight_ns = sum(one.weight_ns for one in self.spots)
 
@@ -166,21 +167,19 @@ class _Search:
         return self.stage_s * spot.weight_ns / self.weight_ns if self.weight_ns else 0.0
 
     def _control_s(self, spot: Spot) -> float | None:
+        same = (spot.frame.function, spot.frame.file)
+        return self._beside_s(lambda one: (one.frame.function, one.frame.file) == same)
+
+    def _beside_s(self, fraction_of: Callable[[Spot], float | None]) -> float | None:
         beside, weight_ns = self.findings.control, sum(one.weight_ns for one in self.others)
         if beside is None or not weight_ns:
             return None
-        same = (spot.frame.function, spot.frame.file)
-        its_ns = sum(one.weight_ns for one in self.others if (one.frame.function, one.frame.file) == same)
-        return beside.stage_s * its_ns / weight_ns
+        return beside.stage_s * sum(one.weight_ns * (fraction_of(one) or 0.0) for one in self.others) / weight_ns
 
     def _system(self) -> CauseInfo | None:
         for code, fraction_of in BY_SYSTEM.items():
             took_s = sum(self._seconds(one) * (fraction_of(one) or 0.0) for one in self.spots)
-            beside, weight_ns = self.findings.control, sum(one.weight_ns for one in self.others)
-            control_s = None
-            if beside is not None and weight_ns:
-                control_s = sum(one.weight_ns * (fraction_of(one) or 0.0) for one in self.others)
-                control_s *= beside.stage_s / weight_ns
+            control_s = self._beside_s(fraction_of)
             enough = took_s - (control_s or 0.0) >= MAIN_FRACTION * self.longer_s
             if enough and not (code == "descheduled" and (self._works_more() or self._queues_as_others())):
                 said = f"{self._subject()}: for {_of(took_s, self.stage_s)} {DOES[code]}"
@@ -189,10 +188,7 @@ class _Search:
 
     def _collected(self) -> CauseInfo | None:
         took_s = sum(self._seconds(one) * one.collected_fraction for one in self.spots)
-        beside, weight_ns = self.findings.control, sum(one.weight_ns for one in self.others)
-        control_s = None
-        if beside is not None and weight_ns:
-            control_s = beside.stage_s * sum(one.weight_ns * one.collected_fraction for one in self.others) / weight_ns
+        control_s = self._beside_s(lambda one: one.collected_fraction)
         if took_s - (control_s or 0.0) < MAIN_FRACTION * self.longer_s:
             return None
         spot = max(self.spots, key=lambda one: one.weight_ns * one.collected_fraction)
