@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from sftriage.commands.options import JsonOption, meant
+from sftriage.commands.options import JsonOption, argument, meant, option
 from sftriage.commands.output import print_json, write
 from sftriage.errors import InputError, UsageError
 from sftriage.mitigate.advice import Link, Messages
@@ -20,23 +18,12 @@ from sftriage.runtime.whatif_inputs import load_operations
 
 
 def advise(
-    run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Run directory.", show_default="the newest run started here")
-    ] = None,
-    gradients: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="What ranks all-reduce in a step: 500Mi.", show_default=False)
-    ] = None,
-    bandwidth: Annotated[
-        float, typer.Option(metavar="GB/S", min=1e-6, max=1e6, help="Of a rank's link, each way.")
-    ] = 25.0,
-    latency: Annotated[
-        float, typer.Option(metavar="US", min=0.0, max=1e9, help="Of a message, in microseconds.")
-    ] = 10.0,
+    run: Annotated[Path | None, argument("RUN", "Run directory.", "the newest run started here")] = None,
+    gradients: Annotated[str | None, option("SIZE", "What ranks all-reduce in a step: 500Mi.", False)] = None,
+    bandwidth: Annotated[float, option("GB/S", "Of a rank's link, each way.", min=1e-6, max=1e6)] = 25.0,
+    latency: Annotated[float, option("US", "Of a message, in microseconds.", min=0.0, max=1e9)] = 10.0,
     pipeline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TRACE.parquet", help="The operations of its pipeline (as for whatif).", show_default=False
-        ),
+        Path | None, option("TRACE.parquet", "The operations of its pipeline (as for whatif).", False)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

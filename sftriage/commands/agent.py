@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from sftriage.commands.job_options import DropLocalOption, copies_of
-from sftriage.commands.options import HubChoice
+from sftriage.commands.options import HubChoice, option
 from sftriage.errors import UsageError
 
 GRACE_S = 3.0
@@ -21,30 +21,19 @@ GRACE_S = 3.0
 def agent(
     *,
     hub: HubChoice,
-    rings: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the trainers' rings are.", show_default="$SFTRIAGE_RINGS")
-    ] = None,
-    directory: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="For what is this host's own.", show_default="one under sftriage-runs"),
-    ] = None,
+    rings: Annotated[Path | None, option("DIR", "Where the trainers' rings are.", "$SFTRIAGE_RINGS")] = None,
+    directory: Annotated[Path | None, option("DIR", "For what is this host's own.", "one under sftriage-runs")] = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Of this host, among those of the job.", show_default="its own, and $NODE_RANK"
-        ),
+        str | None, option("NAME", "Of this host, among those of the job.", "its own, and $NODE_RANK")
     ] = None,
-    job: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the job, for people.", show_default="the --job-id")
-    ] = None,
+    job: Annotated[str | None, option("NAME", "Name of the job, for people.", "the --job-id")] = None,
     store: Annotated[
         str | None,
-        typer.Option(
-            "--store",
-            metavar="URL",
-            help="Upload this host's captures from here, to the --store of the job's controller. Credentials come from "
+        option(
+            "--store URL",
+            "Upload this host's captures from here, to the --store of the job's controller. Credentials come from "
             "the environment.",
-            show_default="they go through the hub",
+            "they go through the hub",
         ),
     ] = None,
     drop_local: DropLocalOption = False,

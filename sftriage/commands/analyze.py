@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sftriage.commands.options import argument, option
 from sftriage.commands.output import print_json, results, say, tell
 from sftriage.controller.controller import settings_of, shape_of
 from sftriage.controller.replay import verdicts_and_pauses
@@ -19,17 +18,10 @@ from sftriage.words.verdicts import verdict_sentence
 
 
 def analyze(
-    path: Annotated[
-        Path,
-        typer.Argument(metavar="RUN|FILE.npz", help="A run directory, or an .npz with durations_s, stages and sync."),
-    ],
-    window: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Steps in a window.", show_default="50, or the run's")
-    ] = None,
-    stride: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Steps between windows.", show_default="10, or the run's")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One object a window, a line each.")] = False,
+    path: Annotated[Path, argument("RUN|FILE.npz", "A run directory, or an .npz with durations_s, stages and sync.")],
+    window: Annotated[int | None, option("N", "Steps in a window.", "50, or the run's", min=1)] = None,
+    stride: Annotated[int | None, option("N", "Steps between windows.", "10, or the run's", min=1)] = None,
+    as_json: Annotated[bool, option("--json", "One object a window, a line each.")] = False,
 ) -> None:
     """Say where the time of a recording went, window by window, and who is to be looked at.
 

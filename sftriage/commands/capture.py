@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sftriage.commands.grouping import arguments
-from sftriage.commands.options import RunOption, meant
+from sftriage.commands.options import RunOption, meant, option
 from sftriage.commands.output import notices, print_json, say, write
 from sftriage.decisions import ManualRequest, ProfilerChoice
 from sftriage.errors import CaptureError, UsageError
@@ -35,21 +35,14 @@ class TorchOptions:
     """What torch.profiler records beside operators and kernels."""
 
     sample_stacks: Annotated[
-        Switch,
-        typer.Option(
-            "--sample-stacks/--no-sample-stacks", help="torch: sample Python stacks beside.", show_default="sampled"
-        ),
+        Switch, option("--sample-stacks/--no-sample-stacks", "torch: sample Python stacks beside.", "sampled")
     ] = None
-    record_shapes: Annotated[
-        Switch, typer.Option("--record-shapes", help="torch: the shapes of operators' inputs.")
-    ] = None
+    record_shapes: Annotated[Switch, option("--record-shapes", "torch: the shapes of operators' inputs.")] = None
     with_stack: Annotated[
         Switch,
-        typer.Option(
-            "--with-stack", help="torch: trace every Python call: exact, and several times slower where there are many."
-        ),
+        option("--with-stack", "torch: trace every Python call: exact, and several times slower where there are many."),
     ] = None
-    profile_memory: Annotated[Switch, typer.Option("--profile-memory", help="torch: allocations.")] = None
+    profile_memory: Annotated[Switch, option("--profile-memory", "torch: allocations.")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +50,13 @@ class NsysOptions:
     """What Nsight Systems records."""
 
     nsys_trace: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="The interfaces whose calls are recorded.",
-            show_default="what the ranks were launched with",
-        ),
+        str | None, option("LIST", "The interfaces whose calls are recorded.", "what the ranks were launched with")
     ] = None
-    nsys_sample: Annotated[
-        Literal["none", "cpu"] | None, typer.Option(help="Sample the process's stacks (cpu).", show_default="none")
-    ] = None
+    nsys_sample: Annotated[Literal["none", "cpu"] | None, option("", "Sample the process's stacks (cpu).", "none")] = (
+        None
+    )
     nsys_sqlite: Annotated[
-        Switch,
-        typer.Option(
-            "--nsys-sqlite/--no-nsys-sqlite", help="Export the report to SQLite too.", show_default="exported"
-        ),
+        Switch, option("--nsys-sqlite/--no-nsys-sqlite", "Export the report to SQLite too.", "exported")
     ] = None
 
 
@@ -80,45 +65,43 @@ class StacksOptions:
     """What a look from outside has beside Python's frames."""
 
     native: Annotated[
-        Switch,
-        typer.Option("--native", help="stacks: the frames of C and C++ too; one look from outside, and of no steps."),
+        Switch, option("--native", "stacks: the frames of C and C++ too; one look from outside, and of no steps.")
     ] = None
     flight_recorder: Annotated[
         Switch,
-        typer.Option(
+        option(
             "--flight-recorder",
-            help="stacks: the flight recorder of torch.distributed too; one look from outside, and of no steps.",
+            "stacks: the flight recorder of torch.distributed too; one look from outside, and of no steps.",
         ),
     ] = None
 
 
 def capture(
-    rank: Annotated[list[int], typer.Option(metavar="N", min=0, help="A rank to capture. Repeatable.")],
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; it goes into the manifest.")],
+    rank: Annotated[list[int], option("N", "A rank to capture. Repeatable.", min=0)],
+    reason: Annotated[str, option("TEXT", "Why; it goes into the manifest.")],
     run: RunOption = None,
     profiler: Annotated[
         ProfilerChoice,
-        typer.Option(
-            help="auto: operators and Python stacks, or from outside where the rank takes no steps. torch: operators "
-            "and kernels, and stacks beside. stacks: Python stacks alone. nsys: Nsight Systems."
+        option(
+            "",
+            "auto: operators and Python stacks, or from outside where the rank takes no steps. torch: operators "
+            "and kernels, and stacks beside. stacks: Python stacks alone. nsys: Nsight Systems.",
         ),
     ] = "auto",
-    steps: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Steps to record.")] = 5,
+    steps: Annotated[int, option("N", "Steps to record.", min=1, max=1000)] = 5,
     warmup_steps: Annotated[
-        int, typer.Option(metavar="N", min=0, max=100, help="Steps the profiler runs before those; stacks need none.")
+        int, option("N", "Steps the profiler runs before those; stacks need none.", min=0, max=100)
     ] = 1,
-    max_seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, max=3600, help="When it ends, whatever happens.")
-    ] = 60.0,
+    max_seconds: Annotated[float, option("SECONDS", "When it ends, whatever happens.", min=1, max=3600)] = 60.0,
     samples_per_second: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="How often stacks are sampled over the steps, at most.")
+        int, option("N", "How often stacks are sampled over the steps, at most.", min=1, max=1000)
     ] = 200,
-    max_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Size over which a trace is not kept.")] = "512Mi",
+    max_bytes: Annotated[str, option("SIZE", "Size over which a trace is not kept.")] = "512Mi",
     *,
     torch: TorchOptions,
     nsys: NsysOptions,
     stacks: StacksOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+    as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
 ) -> None:
     """Capture ranks of a job that runs, under the same limits and with the same record as any capture.
 

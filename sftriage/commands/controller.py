@@ -23,7 +23,7 @@ from sftriage.commands.job_options import (
     say_begun,
     say_summary,
 )
-from sftriage.commands.options import CatalogueOption, HubChoice
+from sftriage.commands.options import CatalogueOption, HubChoice, option
 from sftriage.commands.output import notices
 from sftriage.errors import UsageError
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, read_info
@@ -43,19 +43,16 @@ def controller(
     *,
     hub: HubChoice,
     run: Annotated[
-        Path | None,
-        typer.Option("--run", metavar="DIR", help="Go on with this run, whose controller has ended before its job."),
+        Path | None, option("--run DIR", "Go on with this run, whose controller has ended before its job.")
     ] = None,
     out: OutOption = None,
-    job: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the job, for people.", show_default="the --job-id")
-    ] = None,
+    job: Annotated[str | None, option("NAME", "Name of the job, for people.", "the --job-id")] = None,
     policy: PoliciesOption = None,
     keep: KeepingOptions,
     catalogue: CatalogueOption = None,
     metrics: MetricsOptions,
     nsys: Annotated[
-        bool, typer.Option("--nsys", help="The ranks run under Nsight Systems: sftriage run --nsys started them.")
+        bool, option("--nsys", "The ranks run under Nsight Systems: sftriage run --nsys started them.")
     ] = False,
 ) -> None:
     """Watch a job on many hosts: judge what its agents ship to the hub, and ask them for captures.

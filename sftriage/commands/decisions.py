@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from sftriage.commands.options import RunOption
+from sftriage.commands.options import RunOption, option
 from sftriage.commands.output import lists, notices, print_json
 from sftriage.reports.tables import decisions_table
 from sftriage.runs.directory import find_run
 
 
 def decisions(
-    run: RunOption = None, as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False
+    run: RunOption = None, as_json: Annotated[bool, option("--json", "One array on stdout.")] = False
 ) -> None:
     """List the decision taken on each window, captures and hold-offs alike, with its reason."""
     from sftriage.runs.decisions import decisions_of, pauses_of

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from sftriage.commands.options import option
 from sftriage.commands.output import notices, print_json, results, write
 from sftriage.demo.faults import CAUSES, FAULT_STAGES, CausedFault, Fault, parse_cause, parse_fault
 from sftriage.errors import UsageError
@@ -25,32 +26,27 @@ FAULT_AFTER_FRACTION = 0.4
 def demo(
     cause: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME[:RANK]",
-            help="Make a rank slow, part-way through, by what slows down real jobs; without RANK one drawn by chance. "
+        option(
+            "NAME[:RANK]",
+            "Make a rank slow, part-way through, by what slows down real jobs; without RANK one drawn by chance. "
             "Repeatable; `list` says which there are.",
-            show_default=DEFAULT_CAUSE,
+            DEFAULT_CAUSE,
         ),
     ] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="STAGE:RANK:MS",
-            help=f"Delay a stage ({', '.join(FAULT_STAGES)}) of a rank by MS in every step, part-way through. "
+        option(
+            "STAGE:RANK:MS",
+            f"Delay a stage ({', '.join(FAULT_STAGES)}) of a rank by MS in every step, part-way through. "
             "Repeatable; `none` for a healthy run.",
-            show_default=False,
+            False,
         ),
     ] = None,
-    ranks: Annotated[int, typer.Option(metavar="N", min=2, max=64, help="Ranks of the job.")] = 4,
-    steps: Annotated[int, typer.Option(metavar="N", min=10, max=1_000_000, help="Steps to train.")] = DEFAULT_STEPS,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Run directory to make.", show_default="a new one under sftriage-runs"),
-    ] = None,
-    policy: Annotated[
-        str, typer.Option(metavar="POLICY", help="A policy file, or the name of one that ships with sftriage.")
-    ] = "default",
-    as_json: Annotated[bool, typer.Option("--json", help="One object as the last line of stdout.")] = False,
+    ranks: Annotated[int, option("N", "Ranks of the job.", min=2, max=64)] = 4,
+    steps: Annotated[int, option("N", "Steps to train.", min=10, max=1_000_000)] = DEFAULT_STEPS,
+    out: Annotated[Path | None, option("DIR", "Run directory to make.", "a new one under sftriage-runs")] = None,
+    policy: Annotated[str, option("POLICY", "A policy file, or the name of one that ships with sftriage.")] = "default",
+    as_json: Annotated[bool, option("--json", "One object as the last line of stdout.")] = False,
 ) -> None:
     """Train a small Transformer with DDP over Gloo, make one rank slow, and watch sftriage find it.
 

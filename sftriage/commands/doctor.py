@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from sftriage.commands.options import argument, option
 from sftriage.commands.output import print_json, results, write
 from sftriage.runtime.doctor import examine
 from sftriage.words.amounts import counted
@@ -21,15 +22,15 @@ _STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 def doctor(
     command: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="COMMAND",
-            help="A launcher and its arguments, after --: some steps of it are run, as by `sftriage run --auto`.",
-            show_default=False,
+        argument(
+            "COMMAND",
+            "A launcher and its arguments, after --: some steps of it are run, as by `sftriage run --auto`.",
+            False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="What was found, on stdout.")] = False,
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of COMMAND that each rank takes.")] = 20,
-    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="After so long COMMAND is ended anyway.")] = 180.0,
+    as_json: Annotated[bool, option("--json", "What was found, on stdout.")] = False,
+    steps: Annotated[int, option("N", "Steps of COMMAND that each rank takes.", min=1)] = 20,
+    seconds: Annotated[float, option("S", "After so long COMMAND is ended anyway.", min=1)] = 180.0,
 ) -> None:
     """Look at this machine: which form of the recorder runs, where rings go, which profilers are there.
 

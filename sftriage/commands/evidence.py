@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from sftriage.agent.gpus import DEADLINE_S, gather
-from sftriage.commands.options import RunOption
+from sftriage.commands.options import RunOption, option
 from sftriage.commands.output import print_json, results, say, write
 from sftriage.reports.gpus import gpus_table
 from sftriage.runs.directory import find_run
@@ -16,10 +14,8 @@ from sftriage.runs.liveness import running_ranks
 
 def evidence(
     run: RunOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
-    deadline_s: Annotated[
-        float, typer.Option("--deadline", metavar="SECONDS", help="Seconds to wait for NVML.", min=0.1)
-    ] = DEADLINE_S,
+    as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
+    deadline_s: Annotated[float, option("--deadline SECONDS", "Seconds to wait for NVML.", min=0.1)] = DEADLINE_S,
 ) -> None:
     """Ask the NVIDIA driver about the GPUs of a job's ranks: clocks and what limits them, errors, memory.
 

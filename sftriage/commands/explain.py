@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-import typer
 
-from sftriage.commands.options import RunOption
+from sftriage.commands.options import RunOption, argument, option
 from sftriage.commands.output import print_json, write
 from sftriage.reports.explanation import explanation_lines, resolves
 from sftriage.runs.decisions import remedies_by, window_of
@@ -18,11 +17,9 @@ from sftriage.words.explaining import explain
 
 
 def explain_decision(
-    what: Annotated[
-        str, typer.Argument(metavar="WINDOW|CAPTURE", help="A step of the window, its FIRST-LAST, or a capture's id.")
-    ],
+    what: Annotated[str, argument("WINDOW|CAPTURE", "A step of the window, its FIRST-LAST, or a capture's id.")],
     run: RunOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+    as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
 ) -> None:
     """Say why: the numbers against their thresholds, the runner-up, and what would have changed the label.
 

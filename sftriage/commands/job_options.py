@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from sftriage.commands.options import meant
+from sftriage.commands.options import meant, option
 from sftriage.commands.output import uploading
 from sftriage.errors import UsageError
 from sftriage.words.amounts import counted, place
@@ -25,54 +23,45 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 TOKEN_VARIABLE = "SFTRIAGE_METRICS_TOKEN"
-_METRICS_PANEL = "Metrics and traces"
-_STEPS_PANEL = "Recorded steps"
 MIN_KEPT_BYTES, MIN_KEPT_S = 1 << 20, 60.0
 
 PoliciesOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--policy",
-        metavar="POLICY",
-        help="A policy file, or the name of one that ships with sftriage. Repeatable: the rules of all are tried, "
+    option(
+        "--policy POLICY",
+        "A policy file, or the name of one that ships with sftriage. Repeatable: the rules of all are tried, "
         "in order, under the strictest limits. A file that changes while the job runs takes effect.",
-        show_default="default",
+        "default",
     ),
 ]
-OutOption = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="Run directory to make.", show_default="a new one under sftriage-runs"),
-]
+OutOption = Annotated[Path | None, option("--out DIR", "Run directory to make.", "a new one under sftriage-runs")]
 AutoOption = Annotated[
     bool,
-    typer.Option(
+    option(
         "--auto",
-        help="Find the stages of a training script that does not use sftriage.Monitor, from what torch says of them.",
+        "Find the stages of a training script that does not use sftriage.Monitor, from what torch says of them.",
     ),
 ]
 CopiesOption = Annotated[
     str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        help="Keep copies of the captures in s3://, gs:// or az:// with bucket and prefix, or in a directory. They "
+    option(
+        "--store URL",
+        "Keep copies of the captures in s3://, gs:// or az:// with bucket and prefix, or in a directory. They "
         "are uploaded while the job runs. Credentials come from the environment.",
-        show_default="captures stay in the run directory",
+        "captures stay in the run directory",
     ),
 ]
 DropLocalOption = Annotated[
-    bool, typer.Option("--drop-local", help="Remove traces here once their copy in the store is verified.")
+    bool, option("--drop-local", "Remove traces here once their copy in the store is verified.")
 ]
 MetricsPortOption = Annotated[
     int | None,
-    typer.Option(
-        "--metrics-port",
-        metavar="PORT",
+    option(
+        "--metrics-port PORT",
+        "Serve Prometheus metrics on this port while the job runs; 0 is any that is free.",
+        "nothing listens",
         min=0,
         max=65535,
-        help="Serve Prometheus metrics on this port while the job runs; 0 is any that is free.",
-        show_default="nothing listens",
-        rich_help_panel=_METRICS_PANEL,
     ),
 ]
 
@@ -85,22 +74,14 @@ class KeepingOptions:
     drop_local: DropLocalOption = False
     keep_steps: Annotated[
         str,
-        typer.Option(
-            "--keep-steps",
-            metavar="SIZE",
-            help="How much is kept of the steps of all ranks together. What is older than the newest that find room "
+        option(
+            "--keep-steps SIZE",
+            "How much is kept of the steps of all ranks together. What is older than the newest that find room "
             "is thinned, one step in eight, and then removed.",
-            rich_help_panel=_STEPS_PANEL,
         ),
     ] = "16Gi"
     keep_steps_for: Annotated[
-        str,
-        typer.Option(
-            "--keep-steps-for",
-            metavar="DURATION",
-            help="Steps so much older than the newest are removed.",
-            rich_help_panel=_STEPS_PANEL,
-        ),
+        str, option("--keep-steps-for DURATION", "Steps so much older than the newest are removed.")
     ] = "30d"
 
     def of(self, job: str, directory: Path | None = None) -> Keeping:
@@ -127,42 +108,23 @@ class MetricsOptions:
 
     metrics_port: MetricsPortOption = None
     metrics_host: Annotated[
-        str,
-        typer.Option(
-            "--metrics-host",
-            metavar="ADDRESS",
-            help="Address to serve them on. Any but this machine's own wants a token.",
-            rich_help_panel=_METRICS_PANEL,
-        ),
+        str, option("--metrics-host ADDRESS", "Address to serve them on. Any but this machine's own wants a token.")
     ] = LOOPBACK
     metrics_token_file: Annotated[
         Path | None,
-        typer.Option(
-            "--metrics-token-file",
-            metavar="FILE",
-            help=f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
-            rich_help_panel=_METRICS_PANEL,
+        option(
+            "--metrics-token-file FILE",
+            f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
         ),
     ] = None
     metrics_file: Annotated[
         Path | None,
-        typer.Option(
-            "--metrics-file",
-            metavar="FILE.prom",
-            help="Write the metrics into a file, for node_exporter's textfile collector.",
-            rich_help_panel=_METRICS_PANEL,
-        ),
+        option("--metrics-file FILE.prom", "Write the metrics into a file, for node_exporter's textfile collector."),
     ] = None
-    metrics_per_rank: Annotated[
-        bool, typer.Option("--metrics-per-rank", help="Metrics of single ranks too.", rich_help_panel=_METRICS_PANEL)
-    ] = False
+    metrics_per_rank: Annotated[bool, option("--metrics-per-rank", "Metrics of single ranks too.")] = False
     otel: Annotated[
         bool,
-        typer.Option(
-            "--otel",
-            help="Send OpenTelemetry spans of windows and captures, as the standard OTEL_* variables say.",
-            rich_help_panel=_METRICS_PANEL,
-        ),
+        option("--otel", "Send OpenTelemetry spans of windows and captures, as the standard OTEL_* variables say."),
     ] = False
 
     def metering(self) -> Metering:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from sftriage.commands.kube_options import ContextOption, EverywhereOption, NamespaceOption, connected, within
-from sftriage.commands.options import JsonOption
+from sftriage.commands.options import JsonOption, option
 from sftriage.commands.output import lists, print_json, say
 from sftriage.errors import UsageError
 from sftriage.kube.client import ClusterObjects
@@ -25,7 +24,7 @@ from sftriage.kube.settings import read_settings
 from sftriage.policy.loading import shipped
 from sftriage.traces.objects import checked_url
 
-_CONTROLLERS, DAY_S = "Controllers of jobs", 86_400.0
+DAY_S = 86_400.0
 
 
 def policies(
@@ -90,36 +89,26 @@ class ControllersOptions:
 
     settings: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Start a controller for each job whose pods sftriage is in, with the image and the store of these "
+        option(
+            "FILE",
+            "Start a controller for each job whose pods sftriage is in, with the image and the store of these "
             "settings, which are the webhook's. In that store traces of deleted captures are deleted, too.",
-            show_default="none are started",
-            rich_help_panel=_CONTROLLERS,
+            "none are started",
         ),
     ] = None
     runs_claim: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A PersistentVolumeClaim in jobs' namespaces, in which their runs are kept.",
-            show_default="they go with the pod",
-            rich_help_panel=_CONTROLLERS,
+        option(
+            "NAME", "A PersistentVolumeClaim in jobs' namespaces, in which their runs are kept.", "they go with the pod"
         ),
     ] = None
-    grace_seconds: Annotated[
-        float,
-        typer.Option(
-            metavar="N", min=0, help="How long a controller outlives its job's pods.", rich_help_panel=_CONTROLLERS
-        ),
-    ] = 300.0
+    grace_seconds: Annotated[float, option("N", "How long a controller outlives its job's pods.", min=0)] = 300.0
     report_days: Annotated[
         float,
-        typer.Option(
-            metavar="N",
+        option(
+            "N",
+            "How long the report of a job of plain pods, which goes with no object, stays after its last news.",
             min=0,
-            help="How long the report of a job of plain pods, which goes with no object, stays after its last news.",
-            rich_help_panel=_CONTROLLERS,
         ),
     ] = 7.0
 
@@ -131,25 +120,21 @@ class ControllersOptions:
 
 def operate(
     store: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="A store in which traces of deleted captures may be deleted. Repeatable."),
+        list[str] | None, option("URL", "A store in which traces of deleted captures may be deleted. Repeatable.")
     ] = None,
     namespace: Annotated[
-        list[str] | None,
-        typer.Option("--namespace", "-n", metavar="NAME", help="Only this namespace. Repeatable.", show_default="all"),
+        list[str] | None, option("--namespace -n NAME", "Only this namespace. Repeatable.", "all")
     ] = None,
     *,
     of_jobs: ControllersOptions,
     lease: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAMESPACE/NAME",
-            help="Work only while this Lease is held: of several operators one works.",
-            show_default="no other is asked",
+        option(
+            "NAMESPACE/NAME", "Work only while this Lease is held: of several operators one works.", "no other is asked"
         ),
     ] = None,
     watch_seconds: Annotated[
-        int, typer.Option(metavar="N", min=1, max=3600, help="How long a watch lasts before it is begun again.")
+        int, option("N", "How long a watch lasts before it is begun again.", min=1, max=3600)
     ] = 300,
 ) -> None:
     """Run the operator: it says which policies of a cluster are in force, and deletes traces of deleted captures.

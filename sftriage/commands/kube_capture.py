@@ -9,7 +9,7 @@ import typer
 
 from sftriage.commands.capture import INTERRUPTED
 from sftriage.commands.kube_options import ContextOption, NamespaceOption, connected, within
-from sftriage.commands.options import JsonOption
+from sftriage.commands.options import JsonOption, argument, option
 from sftriage.commands.output import notices, print_json, say, write
 from sftriage.decisions import ProfilerChoice
 from sftriage.errors import CaptureError, UsageError
@@ -25,33 +25,18 @@ ANSWER_S = 60.0
 
 
 def capture(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job, as `sftriage kube status` shows it.")],
-    rank: Annotated[int, typer.Option(metavar="N", min=0, help="The rank to capture.")],
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; it goes into the manifest.")],
-    profiler: Annotated[
-        ProfilerChoice | None, typer.Option(help="torch, stacks, nsys, or what suits.", show_default="auto")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=1000, help="Steps to record.", show_default="5")
-    ] = None,
+    job: Annotated[str, argument("JOB", "Name of the job, as `sftriage kube status` shows it.")],
+    rank: Annotated[int, option("N", "The rank to capture.", min=0)],
+    reason: Annotated[str, option("TEXT", "Why; it goes into the manifest.")],
+    profiler: Annotated[ProfilerChoice | None, option("", "torch, stacks, nsys, or what suits.", "auto")] = None,
+    steps: Annotated[int | None, option("N", "Steps to record.", "5", min=1, max=1000)] = None,
     warmup_steps: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, max=100, help="Steps the profiler runs before those.", show_default="1"),
+        int | None, option("N", "Steps the profiler runs before those.", "1", min=0, max=100)
     ] = None,
-    max_seconds: Annotated[
-        int | None,
-        typer.Option(metavar="S", min=1, max=3600, help="When it ends, whatever happens.", show_default="60"),
-    ] = None,
-    max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Size over which a trace is not kept.", show_default="512Mi")
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait for its end, or print the object's name and leave.")
-    ] = True,
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="S", min=1.0, help="How long to wait.", show_default="its time-box and ten minutes"),
-    ] = None,
+    max_seconds: Annotated[int | None, option("S", "When it ends, whatever happens.", "60", min=1, max=3600)] = None,
+    max_bytes: Annotated[str | None, option("SIZE", "Size over which a trace is not kept.", "512Mi")] = None,
+    wait: Annotated[bool, option("--wait/--no-wait", "Wait for its end, or print the object's name and leave.")] = True,
+    timeout: Annotated[float | None, option("S", "How long to wait.", "its time-box and ten minutes", min=1.0)] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     as_json: JsonOption = False,

@@ -12,8 +12,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sftriage.commands.job_options import (
     LOOPBACK,
     TOKEN_VARIABLE,
@@ -23,7 +21,7 @@ from sftriage.commands.job_options import (
     finish,
     say_summary,
 )
-from sftriage.commands.options import NatsOption, TlsOption
+from sftriage.commands.options import NatsOption, TlsOption, option
 from sftriage.commands.output import notices
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import CA_FILE, PORT, HubAddress
@@ -44,21 +42,14 @@ KEPT_RUNS = 3
 
 
 def controller(
-    job_id: Annotated[
-        str, typer.Option("--job-id", metavar="NAMESPACE/SYSTEM/NAME", help="The job, as its pods are annotated.")
-    ],
-    policies: Annotated[
-        Path, typer.Option(metavar="DIR", help="A folder with policies; what changes there takes effect.")
-    ],
-    run: Annotated[Path, typer.Option(metavar="DIR", help="For its runs, and what its hub keeps.")],
+    job_id: Annotated[str, option("--job-id NAMESPACE/SYSTEM/NAME", "The job, as its pods are annotated.")],
+    policies: Annotated[Path, option("DIR", "A folder with policies; what changes there takes effect.")],
+    run: Annotated[Path, option("DIR", "For its runs, and what its hub keeps.")],
     creds: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", help="USER:PASSWORD of its hub, or what --nats lets it in by, as of a controller."
-        ),
+        Path, option("FILE", "USER:PASSWORD of its hub, or what --nats lets it in by, as of a controller.")
     ],
     nats: NatsOption = None,
-    port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="Where its hub listens.")] = PORT,
+    port: Annotated[int, option("N", "Where its hub listens.", min=1, max=65535)] = PORT,
     tls: TlsOption = None,
     metrics_port: MetricsPortOption = None,
     *,

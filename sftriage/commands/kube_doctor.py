@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sftriage.commands.kube_options import ContextOption, NamespaceOption, connected
-from sftriage.commands.options import JsonOption
+from sftriage.commands.options import JsonOption, option
 from sftriage.commands.output import print_json, results
 from sftriage.kube.diagnosis import diagnose
 from sftriage.kube.snapshot import gather
@@ -23,11 +23,7 @@ def doctor(
     namespace: NamespaceOption = None,
     operator_namespace: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The namespace that sftriage is installed in.",
-            show_default="looked for in all that you may look at",
-        ),
+        option("NAME", "The namespace that sftriage is installed in.", "looked for in all that you may look at"),
     ] = None,
     context: ContextOption = None,
     as_json: JsonOption = False,

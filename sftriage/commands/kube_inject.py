@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 import yaml
 
+from sftriage.commands.options import argument, option
 from sftriage.commands.output import say
 from sftriage.commands.webhook import ServerVersionOption, SettingsOption, version_option
 from sftriage.errors import InputError, UsageError
@@ -18,12 +18,9 @@ from sftriage.kube.serving import KeptSettings
 
 
 def inject(
-    file: Annotated[
-        list[str], typer.Option("--filename", "-f", metavar="FILE", help="A file with objects; - is stdin. Repeatable.")
-    ],
+    file: Annotated[list[str], option("--filename -f FILE", "A file with objects; - is stdin. Repeatable.")],
     namespace: Annotated[
-        str,
-        typer.Option("--namespace", "-n", metavar="NAME", help="Where objects go that do not say so themselves."),
+        str, option("--namespace -n NAME", "Where objects go that do not say so themselves.")
     ] = "default",
     settings: SettingsOption = None,
     server_version: ServerVersionOption = None,
@@ -59,16 +56,13 @@ def _objects(name: str) -> Iterator[dict[str, Any]]:
 
 
 def carry(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where it goes.")],
-    spool: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A directory for traces to make, open to any user of the pod.")
-    ] = None,
+    folder: Annotated[Path, argument("DIR", "Where it goes.")],
+    spool: Annotated[Path | None, option("DIR", "A directory for traces to make, open to any user of the pod.")] = None,
     nsys: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The nsys of the pod: ranks start armed under it, by DIR/nsys-rank."),
+        Path | None, option("FILE", "The nsys of the pod: ranks start armed under it, by DIR/nsys-rank.")
     ] = None,
     nsys_armed: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="What the reports of armed ranks are called, up to their rank.")
+        Path | None, option("PATH", "What the reports of armed ranks are called, up to their rank.")
     ] = None,
 ) -> None:
     """Copy what a trainer needs into a directory: what an injected pod's first container does.

@@ -16,7 +16,7 @@ from sftriage.commands.kube_options import (
     within,
 )
 from sftriage.commands.opening import Showing, shown_in_program
-from sftriage.commands.options import JsonOption
+from sftriage.commands.options import JsonOption, argument, option
 from sftriage.commands.output import lists, print_json, say, tell, write
 from sftriage.commands.traces import Copying, copied_out
 from sftriage.errors import IntegrityError, UsageError
@@ -40,35 +40,27 @@ from sftriage.traces.remote import RemoteStore
 from sftriage.words.amounts import span
 
 JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="Name of the job: that of the TrainJob, JobSet, PyTorchJob, Job and so on.")
+    str, argument("JOB", "Name of the job: that of the TrainJob, JobSet, PyTorchJob, Job and so on.")
 ]
 CaptureArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="CAPTURE", help="Name of a TraceCapture, as `sftriage kube traces` shows it.", show_default=False
-    ),
+    str | None, argument("CAPTURE", "Name of a TraceCapture, as `sftriage kube traces` shows it.", False)
 ]
-JobOption = Annotated[
-    str | None, typer.Option("--job", metavar="JOB", help="The trace of this job that tells most, rather than CAPTURE.")
-]
-StepOption = Annotated[
-    int | None, typer.Option("--step", metavar="N", min=0, help="Of captures of this step, or made because of it.")
-]
-RankOption = Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Of captures of this rank.")]
+JobOption = Annotated[str | None, option("--job JOB", "The trace of this job that tells most, rather than CAPTURE.")]
+StepOption = Annotated[int | None, option("--step N", "Of captures of this step, or made because of it.", min=0)]
+RankOption = Annotated[int | None, option("--rank N", "Of captures of this rank.", min=0)]
 SeenFromHereOption = Annotated[
     str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        help="The store as it is reached from here, where that is not as the cluster names it. Credentials come from "
+    option(
+        "--store URL",
+        "The store as it is reached from here, where that is not as the cluster names it. Credentials come from "
         "the environment.",
-        show_default="as the capture says",
+        "as the capture says",
     ),
 ]
 
 
 def status(
-    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Only this job.", show_default=False)] = None,
+    job: Annotated[str | None, argument("JOB", "Only this job.", False)] = None,
     namespace: NamespaceOption = None,
     everywhere: EverywhereOption = False,
     context: ContextOption = None,
@@ -110,10 +102,8 @@ def _number(title: str) -> Column:
 
 def traces(
     job: JobArgument,
-    step: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Only captures of this step, or made because of it.")
-    ] = None,
-    rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only captures of this rank.")] = None,
+    step: Annotated[int | None, option("N", "Only captures of this step, or made because of it.", min=0)] = None,
+    rank: Annotated[int | None, option("N", "Only captures of this rank.", min=0)] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     as_json: JsonOption = False,

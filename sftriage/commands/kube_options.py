@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from sftriage.commands.options import option
 from sftriage.errors import UsageError
 from sftriage.kube.client import ClusterObjects
 
-NamespaceOption = Annotated[
-    str | None,
-    typer.Option("--namespace", "-n", metavar="NAME", help="The namespace.", show_default="the context's"),
-]
-EverywhereOption = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Those of all namespaces.")]
-ContextOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A context of the kubeconfig.", show_default="the current one")
-]
+NamespaceOption = Annotated[str | None, option("--namespace -n NAME", "The namespace.", "the context's")]
+EverywhereOption = Annotated[bool, option("--all-namespaces -A", "Those of all namespaces.")]
+ContextOption = Annotated[str | None, option("NAME", "A context of the kubeconfig.", "the current one")]
 
 
 def connected(namespace: str | None, context: str | None, *, everywhere: bool = False) -> tuple[ClusterObjects, str]:

@@ -5,23 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sftriage.commands.options import option
 from sftriage.errors import UsageError
 from sftriage.runs.directory import DEFAULT_ROOT
 
 
 def mcp(
-    runs: Annotated[
-        Path, typer.Option("--runs", metavar="DIR", help="The directory of the runs, or one run directory.")
-    ] = Path(DEFAULT_ROOT),
+    runs: Annotated[Path, option("--runs DIR", "The directory of the runs, or one run directory.")] = Path(
+        DEFAULT_ROOT
+    ),
     store: Annotated[
         str | None,
-        typer.Option(
-            "--store",
-            metavar="URL",
-            help="A store of captures beside them: s3://, gs:// or az:// with bucket and prefix, or a directory.",
-            show_default=False,
+        option(
+            "--store URL",
+            "A store of captures beside them: s3://, gs:// or az:// with bucket and prefix, or a directory.",
+            False,
         ),
     ] = None,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.options import CapturesChoice
+from sftriage.commands.options import CapturesChoice, option
 from sftriage.commands.output import copying, ending_on_sigterm, print_json, say, write
 from sftriage.commands.traces import CaptureArgument, captures_of
 from sftriage.commands.ui import serve_page
@@ -35,28 +35,17 @@ class Showing:
         UsageError: the options contradict one another.
     """
 
-    artefact: Annotated[
-        str | None,
-        typer.Option("--artefact", metavar="NAME", help="Which file of it.", show_default="the trace itself"),
-    ] = None
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Start a browser, or print the link.")] = True
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Open sftriage's own page at the capture: it asks no other host.")
-    ] = False
-    port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="PORT", min=1, max=65535, help="Port to serve on.", show_default="9001"),
-    ] = None
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="PATH", help="Leave a copy of the trace in this file or directory.", show_default=False
-        ),
-    ] = None
-    wait: Annotated[
-        float, typer.Option("--wait", min=1.0, metavar="SECONDS", help="How long the file waits to be fetched.")
-    ] = PATIENCE_S
-    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout: where what is.")] = False
+    artefact: Annotated[str | None, option("--artefact NAME", "Which file of it.", "the trace itself")] = None
+    browser: Annotated[bool, option("--browser/--no-browser", "Start a browser, or print the link.")] = True
+    offline: Annotated[bool, option("--offline", "Open sftriage's own page at the capture: it asks no other host.")] = (
+        False
+    )
+    port: Annotated[int | None, option("--port PORT", "Port to serve on.", "9001", min=1, max=65535)] = None
+    out: Annotated[Path | None, option("--out PATH", "Leave a copy of the trace in this file or directory.", False)] = (
+        None
+    )
+    wait: Annotated[float, option("--wait SECONDS", "How long the file waits to be fetched.", min=1.0)] = PATIENCE_S
+    as_json: Annotated[bool, option("--json", "One object on stdout: where what is.")] = False
 
     def __post_init__(self) -> None:
         """Say so before anything is looked for."""

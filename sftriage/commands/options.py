@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,40 +15,52 @@ from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
 if TYPE_CHECKING:
     from sftriage.runtime.many_hosts import HubOptions
 
-RunOption = Annotated[
-    Path | None, typer.Option("--run", metavar="DIR", help="Run directory.", show_default="the newest run started here")
-]
+
+def option(spec: str, text: str, shown: str | bool = True, **limits: Any) -> Any:
+    """An option of a command.
+
+    Args:
+        spec: its names and what it takes, as its help shows them: ``--namespace -n NAME``; by default the parameter's.
+        text: what its help says.
+        shown: its default as its help shows it.
+        limits: ``min`` and ``max``.
+    """
+    names, metavar = _names(spec)
+    return typer.Option(*names, metavar=metavar, help=text, show_default=shown, **limits)
+
+
+def argument(spec: str, text: str, shown: str | bool = True, **more: Any) -> Any:
+    """An argument of a command, as `option` has it."""
+    return typer.Argument(metavar=spec, help=text, show_default=shown, **more)
+
+
+def _names(spec: str) -> tuple[list[str], str | None]:
+    words = spec.split(" ")
+    names = [word for word in words if word.startswith("-")]
+    return names, " ".join(words[len(names) :]) or None
+
+
+RunOption = Annotated[Path | None, option("--run DIR", "Run directory.", "the newest run started here")]
 CatalogueOption = Annotated[
     str | None,
-    typer.Option(
-        "--catalogue",
-        metavar="URL",
-        help="A catalogue that many jobs share: postgresql+psycopg://USER@HOST/DATABASE. With a password in it, it "
+    option(
+        "--catalogue URL",
+        "A catalogue that many jobs share: postgresql+psycopg://USER@HOST/DATABASE. With a password in it, it "
         f"belongs into ${URL_VARIABLE}, or into the file that ${FILE_VARIABLE} names.",
-        show_default="that of the run or store",
+        "that of the run or store",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
-_HOSTS_PANEL = "Many hosts"
+JsonOption = Annotated[bool, option("--json", "JSON on stdout.")]
 TlsOption = Annotated[
     Path | None,
-    typer.Option(
-        "--tls",
-        metavar="DIR",
-        help="Encrypt what the hosts tell each other: ca.pem is there, and on the host of --hub cert.pem and key.pem.",
-        show_default=False,
-        rich_help_panel=_HOSTS_PANEL,
+    option(
+        "--tls DIR",
+        "Encrypt what the hosts tell each other: ca.pem is there, and on the host of --hub cert.pem and key.pem.",
+        False,
     ),
 ]
 NatsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--nats",
-        metavar="URL",
-        help="A NATS server with JetStream that is there already: nats:// or tls://.",
-        show_default=False,
-        rich_help_panel=_HOSTS_PANEL,
-    ),
+    str | None, option("--nats URL", "A NATS server with JetStream that is there already: nats:// or tls://.", False)
 ]
 
 
@@ -59,12 +71,11 @@ class CapturesChoice:
     run: RunOption = None
     store: Annotated[
         str | None,
-        typer.Option(
-            "--store",
-            metavar="URL",
-            help="Captures of a store rather than of a run on this machine: s3://, gs:// or az:// with bucket and "
+        option(
+            "--store URL",
+            "Captures of a store rather than of a run on this machine: s3://, gs:// or az:// with bucket and "
             "prefix, or a directory. Credentials come from the environment.",
-            show_default=False,
+            False,
         ),
     ] = None
     catalogue: CatalogueOption = None
@@ -76,34 +87,28 @@ class HubChoice:
 
     job_id: Annotated[
         str | None,
-        typer.Option(
-            "--job-id",
-            metavar="ID",
-            help="A name that no other job on the same hub has, and all hosts of this one: $SLURM_JOB_ID.",
-            show_default=False,
-            rich_help_panel=_HOSTS_PANEL,
+        option(
+            "--job-id ID",
+            "A name that no other job on the same hub has, and all hosts of this one: $SLURM_JOB_ID.",
+            False,
         ),
     ] = None
     hub: Annotated[
         str | None,
-        typer.Option(
-            "--hub",
-            metavar="HEAD[:PORT]",
-            help="The host that the others connect to: it starts a NATS server, on port 7422, and the controller.",
-            show_default=False,
-            rich_help_panel=_HOSTS_PANEL,
+        option(
+            "--hub HEAD[:PORT]",
+            "The host that the others connect to: it starts a NATS server, on port 7422, and the controller.",
+            False,
         ),
     ] = None
     nats: NatsOption = None
     creds: Annotated[
         Path | None,
-        typer.Option(
-            "--creds",
-            metavar="FILE",
-            help="What lets us in there: USER:PASSWORD, a token, the seed of an nkey, or what nsc or sftriage hub "
+        option(
+            "--creds FILE",
+            "What lets us in there: USER:PASSWORD, a token, the seed of an nkey, or what nsc or sftriage hub "
             "account makes. By default the host of --hub makes a password, in a file under sftriage-runs.",
-            show_default=False,
-            rich_help_panel=_HOSTS_PANEL,
+            False,
         ),
     ] = None
     tls: TlsOption = None

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from sftriage.commands.options import argument, option
 from sftriage.commands.output import print_json, results, tell, write
 from sftriage.errors import UsageError
 from sftriage.policy.document import PolicyError, Problem
@@ -21,12 +22,10 @@ from sftriage.policy.schema import TriagePolicy
 from sftriage.reports.replay import ReplayReport
 from sftriage.runtime.replaying import replay_recording
 
-Files = Annotated[list[str], typer.Argument(metavar="POLICY", help="Policy files, or names of shipped policies.")]
+Files = Annotated[list[str], argument("POLICY", "Policy files, or names of shipped policies.")]
 
 
-def validate(
-    files: Files, as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False
-) -> None:
+def validate(files: Files, as_json: Annotated[bool, option("--json", "One array on stdout.")] = False) -> None:
     """Check policies; every mistake is shown with its file, line, column and field."""
     checked = [_checked(name) for name in files]
     if as_json:
@@ -41,8 +40,8 @@ def validate(
 
 
 def show(
-    file: Annotated[str, typer.Argument(metavar="POLICY", help="A policy file, or the name of a shipped policy.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+    file: Annotated[str, argument("POLICY", "A policy file, or the name of a shipped policy.")],
+    as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
 ) -> None:
     """Print a policy with every default filled in."""
     document = load(find(file)).policy.filled()
@@ -67,28 +66,15 @@ def list_policies() -> None:
 
 def try_out(
     files: Files,
-    on: Annotated[
-        Path,
-        typer.Option(
-            "--on", metavar="RUN|FILE.npz", help="A run directory, or an .npz as `sftriage analyze` takes it."
-        ),
-    ],
+    on: Annotated[Path, option("--on RUN|FILE.npz", "A run directory, or an .npz as `sftriage analyze` takes it.")],
     expect: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Compare with an outcome that was saved; if it differs, show how and exit 1."
-        ),
+        Path | None, option("FILE", "Compare with an outcome that was saved; if it differs, show how and exit 1.")
     ] = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the outcome, to compare with later.")] = None,
+    save: Annotated[Path | None, option("FILE", "Save the outcome, to compare with later.")] = None,
     start: Annotated[
-        datetime | None,
-        typer.Option(
-            metavar="TIME",
-            help="When the recording began, in UTC; matters to `active`.",
-            show_default="the run's, or 2000",
-        ),
+        datetime | None, option("TIME", "When the recording began, in UTC; matters to `active`.", "the run's, or 2000")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+    as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
 ) -> None:
     """Replay a recording: what would have been captured, held or throttled under these policies, and why.
 

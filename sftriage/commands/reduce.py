@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from sftriage.commands.options import argument, option
 from sftriage.commands.output import print_json, results, say
 from sftriage.controller.controller import settings_of
 from sftriage.errors import InputError, UsageError
@@ -39,29 +38,16 @@ from sftriage.words.verdicts import verdict_sentence
 
 
 def reduce(
-    traces: Annotated[
-        list[Path], typer.Argument(metavar="TRACE...", help="Kineto JSON (.gz, .tar.gz) or nsys SQLite.")
-    ],
+    traces: Annotated[list[Path], argument("TRACE...", "Kineto JSON (.gz, .tar.gz) or nsys SQLite.")],
     against: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="A run directory, or a capture's manifest.json in one: does the trace agree?"
-        ),
+        Path | None, option("PATH", "A run directory, or a capture's manifest.json in one: does the trace agree?")
     ] = None,
-    control: Annotated[
-        Path | None, typer.Option(metavar="TRACE", help="The trace of a healthy rank, to lay beside a single one.")
-    ] = None,
-    names: Annotated[
-        Path | None, typer.Option("--map", metavar="FILE", help="YAML that says which names mark steps and stages.")
-    ] = None,
-    rank: Annotated[
-        list[str] | None, typer.Option(metavar="FILE=RANK", help="The rank of a trace that says none.")
-    ] = None,
-    stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The stage to look into.", show_default="the suspect's")
-    ] = None,
-    save: Annotated[bool, typer.Option("--save", help="Note the findings in the capture's manifest.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    control: Annotated[Path | None, option("TRACE", "The trace of a healthy rank, to lay beside a single one.")] = None,
+    names: Annotated[Path | None, option("--map FILE", "YAML that says which names mark steps and stages.")] = None,
+    rank: Annotated[list[str] | None, option("FILE=RANK", "The rank of a trace that says none.")] = None,
+    stage: Annotated[str | None, option("NAME", "The stage to look into.", "the suspect's")] = None,
+    save: Annotated[bool, option("--save", "Note the findings in the capture's manifest.")] = False,
+    as_json: Annotated[bool, option("--json", "One JSON object on stdout.")] = False,
 ) -> None:
     """Reduce heavy traces to the coarse stages of each step, and say what they show.
 

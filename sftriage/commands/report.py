@@ -7,10 +7,8 @@ import time
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from sftriage import __version__
-from sftriage.commands.options import CapturesChoice
+from sftriage.commands.options import CapturesChoice, argument, option
 from sftriage.commands.output import results, write
 from sftriage.commands.traces import captures_of, complete_capture
 from sftriage.errors import UsageError
@@ -25,23 +23,20 @@ from sftriage.words.amounts import clock_time, place
 def report(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN|CAPTURE",
-            help="A run directory, or the id of a capture or its beginning.",
+        argument(
+            "RUN|CAPTURE",
+            "A run directory, or the id of a capture or its beginning.",
+            "the newest run started here",
             autocompletion=complete_capture,
-            show_default="the newest run started here",
         ),
     ] = "",
     *,
     of: CapturesChoice,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write it.", show_default="stdout")
-    ] = None,
+    out: Annotated[Path | None, option("--out -o FILE", "Where to write it.", "stdout")] = None,
     form: Annotated[
-        Literal["html", "md"] | None,
-        typer.Option("--format", help="One file of HTML, or Markdown.", show_default="by FILE's name, or md"),
+        Literal["html", "md"] | None, option("--format", "One file of HTML, or Markdown.", "by FILE's name, or md")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, option("--force", "Overwrite a file that is there.")] = False,
 ) -> None:
     """Write a report to hand on: what was found, since when, how sure, what it cost, what to do, and the traces.
 

@@ -6,9 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
-from sftriage.commands.options import CapturesChoice, JsonOption, meant
+from sftriage.commands.options import CapturesChoice, JsonOption, meant, option
 from sftriage.commands.output import counting, notices, print_json, say, tell, write
 from sftriage.commands.traces import CaptureArgument, captures_of
 from sftriage.errors import CatalogueError, UsageError
@@ -38,20 +36,14 @@ def unpin_trace(capture_id: CaptureArgument, *, of: CapturesChoice) -> None:
 def prune_traces(
     *,
     of: CapturesChoice,
-    age: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Remove captures older than this, such as 14d.")
-    ] = None,
+    age: Annotated[str | None, option("DURATION", "Remove captures older than this, such as 14d.")] = None,
     total: Annotated[
-        str | None,
-        typer.Option(
-            "--bytes", metavar="SIZE", help="Remove the oldest captures beyond this size together, such as 50Gi."
-        ),
+        str | None, option("--bytes SIZE", "Remove the oldest captures beyond this size together, such as 50Gi.")
     ] = None,
     damaged: Annotated[
-        bool,
-        typer.Option("--damaged", help="Remove captures whose trace or manifest is gone, or another than was put."),
+        bool, option("--damaged", "Remove captures whose trace or manifest is gone, or another than was put.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Say what would go, and remove nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove old captures, oldest first: trace, manifest and row as one.

@@ -23,7 +23,7 @@ from sftriage.commands.job_options import (
     say_begun,
     say_summary,
 )
-from sftriage.commands.options import CatalogueOption, HubChoice, RunOption
+from sftriage.commands.options import CatalogueOption, HubChoice, RunOption, argument, option
 from sftriage.commands.output import notices
 from sftriage.errors import UsageError
 from sftriage.runs.directory import find_run
@@ -34,31 +34,23 @@ if TYPE_CHECKING:
     from sftriage.runtime.local import Keeping, UnderNsys
     from sftriage.runtime.supervisor import Triaged
 
-_NSYS_PANEL = "Nsight Systems"
-
 
 @dataclass(frozen=True, slots=True)
 class NsysOptions:
     """Whether the ranks run under Nsight Systems, and what it traces."""
 
     nsys: Annotated[
-        bool, typer.Option("--nsys", help="Start every rank under Nsight Systems, for policies that capture with it.")
+        bool, option("--nsys", "Start every rank under Nsight Systems, for policies that capture with it.")
     ] = False
     nsys_armed: Annotated[
         bool,
-        typer.Option(
+        option(
             "--nsys-armed",
-            help="As --nsys, for ranks whose session cannot be reached from here, as in another container: nsys waits "
+            "As --nsys, for ranks whose session cannot be reached from here, as in another container: nsys waits "
             "for a range that the trainer opens. The run directory has to be theirs too.",
-            rich_help_panel=_NSYS_PANEL,
         ),
     ] = False
-    nsys_trace: Annotated[
-        str,
-        typer.Option(
-            metavar="LIST", help="What nsys traces; it has to be known at the start.", rich_help_panel=_NSYS_PANEL
-        ),
-    ] = "cuda,nvtx,osrt"
+    nsys_trace: Annotated[str, option("LIST", "What nsys traces; it has to be known at the start.")] = "cuda,nvtx,osrt"
 
     def under(self) -> UnderNsys | None:
         """How the ranks are started; None where they are so without it."""
@@ -68,18 +60,13 @@ class NsysOptions:
 
 
 def run(
-    command: Annotated[
-        list[str],
-        typer.Argument(metavar="COMMAND", help="The launcher and its arguments, after --.", show_default=False),
-    ],
+    command: Annotated[list[str], argument("COMMAND", "The launcher and its arguments, after --.", False)],
     policy: PoliciesOption = None,
     out: OutOption = None,
-    job: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the job.", show_default="the script's")
-    ] = None,
+    job: Annotated[str | None, option("NAME", "Name of the job.", "the script's")] = None,
     auto: AutoOption = False,
     required: Annotated[
-        bool, typer.Option("--required", help="Do not start the job where it cannot be watched; say why instead.")
+        bool, option("--required", "Do not start the job where it cannot be watched; say why instead.")
     ] = False,
     *,
     nsys: NsysOptions,
@@ -195,10 +182,10 @@ def attach(
     run: RunOption = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="POLICY",
-            help="A policy file, or the name of one that ships with sftriage. Repeatable.",
-            show_default="those that the run started with",
+        option(
+            "POLICY",
+            "A policy file, or the name of one that ships with sftriage. Repeatable.",
+            "those that the run started with",
         ),
     ] = None,
     catalogue: CatalogueOption = None,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sftriage.base.files import refusing, replacing
-from sftriage.commands.options import CapturesChoice, JsonOption
+from sftriage.commands.options import CapturesChoice, JsonOption, argument, option
 from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
 from sftriage.decisions import Profiler
 from sftriage.errors import SftriageError, UsageError
@@ -55,14 +55,12 @@ def complete_capture(context: typer.Context, incomplete: str) -> Iterable[str]:
 
 CaptureArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="CAPTURE",
-        help="Capture id, as `sftriage traces list` shows it, or its beginning.",
-        autocompletion=complete_capture,
+    argument(
+        "CAPTURE", "Capture id, as `sftriage traces list` shows it, or its beginning.", autocompletion=complete_capture
     ),
 ]
-JobOption = Annotated[str | None, typer.Option("--job", metavar="NAME", help="Only captures of this job.")]
-RunIdOption = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Only captures of the run of this id.")]
+JobOption = Annotated[str | None, option("--job NAME", "Only captures of this job.")]
+RunIdOption = Annotated[str | None, option("--run-id ID", "Only captures of the run of this id.")]
 
 
 def captures_of(meant: CapturesChoice) -> CatalogueCaptures:
@@ -78,28 +76,20 @@ def list_traces(
     of: CapturesChoice,
     job: JobOption = None,
     run_id: RunIdOption = None,
-    rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only captures of this rank.")] = None,
-    stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only captures whose suspect was in this stage.")
-    ] = None,
+    rank: Annotated[int | None, option("N", "Only captures of this rank.", min=0)] = None,
+    stage: Annotated[str | None, option("NAME", "Only captures whose suspect was in this stage.")] = None,
     step: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N or A..B", help="Only captures that recorded one of these steps, or were made because of one."
-        ),
+        str | None, option("N or A..B", "Only captures that recorded one of these steps, or were made because of one.")
     ] = None,
     since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHEN", help="Only captures made since: 2h, 3d, 2026-11-20, or 2026-11-20T08:30:00Z. UTC."
-        ),
+        str | None, option("WHEN", "Only captures made since: 2h, 3d, 2026-11-20, or 2026-11-20T08:30:00Z. UTC.")
     ] = None,
     reproduced: Annotated[
         Literal["yes", "no", "partly"] | None,
-        typer.Option(help="Only captures in which the fault was still there, was not, or partly."),
+        option("", "Only captures in which the fault was still there, was not, or partly."),
     ] = None,
-    profiler: Annotated[Profiler | None, typer.Option(help="Only captures of this profiler.")] = None,
-    host: Annotated[str | None, typer.Option(metavar="NAME", help="Only captures on this host.")] = None,
+    profiler: Annotated[Profiler | None, option("", "Only captures of this profiler.")] = None,
+    host: Annotated[str | None, option("NAME", "Only captures on this host.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List captures, oldest first: those of a run, of a store, or of a catalogue that many jobs share."""
@@ -147,7 +137,7 @@ def _none(captures: CatalogueCaptures, wanted: CaptureQuery) -> str:
 
 
 def traces_for_step(
-    step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="A step of the job.")],
+    step: Annotated[int, argument("STEP", "A step of the job.", min=0)],
     *,
     of: CapturesChoice,
     job: JobOption = None,
@@ -245,19 +235,16 @@ class Copying:
         UsageError: the options contradict one another, or a directory is meant that is not there.
     """
 
-    out: Annotated[
-        str, typer.Option("--out", metavar="PATH", help="File or directory to copy to; of several files, a directory.")
-    ] = "."
+    out: Annotated[str, option("--out PATH", "File or directory to copy to; of several files, a directory.")] = "."
     artefact: Annotated[
         list[str] | None,
-        typer.Option(
-            "--artefact",
-            metavar="NAME",
-            help="Which file, rather than the main one; repeatable. stacks.folded: the sampled stacks, collapsed.",
+        option(
+            "--artefact NAME",
+            "Which file, rather than the main one; repeatable. stacks.folded: the sampled stacks, collapsed.",
         ),
     ] = None
-    every: Annotated[bool, typer.Option("--all", help="Every file of the capture.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False
+    every: Annotated[bool, option("--all", "Every file of the capture.")] = False
+    force: Annotated[bool, option("--force", "Overwrite a file that is there.")] = False
 
     def __post_init__(self) -> None:
         """Say so before anything is fetched."""

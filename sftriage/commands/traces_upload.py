@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from sftriage.commands.options import RunOption
+from sftriage.commands.options import RunOption, option
 from sftriage.commands.output import ending_on_sigterm, print_json, tell, uploading, write
 from sftriage.errors import StoreError, UsageError
 from sftriage.runs.directory import find_run, read_info
@@ -20,18 +18,15 @@ def upload_traces(
     run: RunOption = None,
     store: Annotated[
         str | None,
-        typer.Option(
-            "--store",
-            metavar="URL",
-            help="Where to: s3://, gs:// or az:// with bucket and prefix, or a directory. Credentials come from the "
+        option(
+            "--store URL",
+            "Where to: s3://, gs:// or az:// with bucket and prefix, or a directory. Credentials come from the "
             "environment. The run keeps it in mind.",
-            show_default="the run's own",
+            "the run's own",
         ),
     ] = None,
-    drop_local: Annotated[
-        bool, typer.Option("--drop-local", help="Remove traces here once they are verified there.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    drop_local: Annotated[bool, option("--drop-local", "Remove traces here once they are verified there.")] = False,
+    as_json: Annotated[bool, option("--json", "JSON on stdout.")] = False,
 ) -> None:
     """Upload the captures of a run that are not in its store yet, each verified by reading it back.
 

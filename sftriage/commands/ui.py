@@ -10,9 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from sftriage.commands.options import CapturesChoice
+from sftriage.commands.options import CapturesChoice, option
 from sftriage.commands.output import print_json, tell, write
 from sftriage.errors import UsageError
 from sftriage.runs.directory import RunDirectory
@@ -34,23 +32,20 @@ FOUND_EVERY_S = 1.0
 def ui(
     *,
     of: CapturesChoice,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on. Any but this machine's own wants a token.")
-    ] = ("127.0.0.1"),
-    port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen on; 0 is any that is free.")
-    ] = 0,
+    host: Annotated[str, option("ADDRESS", "Address to listen on. Any but this machine's own wants a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, option("PORT", "Port to listen on; 0 is any that is free.", min=0, max=65535)] = 0,
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=f"File with the token that a browser gives as password. ${TOKEN_VARIABLE} holds the token itself.",
+        option(
+            "FILE", f"File with the token that a browser gives as password. ${TOKEN_VARIABLE} holds the token itself."
         ),
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A name under which browsers reach the page. Repeatable.")
+        list[str] | None, option("NAME", "A name under which browsers reach the page. Repeatable.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout: where the page is.")] = False,
+    as_json: Annotated[bool, option("--json", "One object on stdout: where the page is.")] = False,
 ) -> None:
     """Show a run as a web page: is the job healthy, since when not, which stage and rank, and what was done.
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from sftriage.commands.options import RunOption
+from sftriage.commands.options import RunOption, option
 from sftriage.commands.output import print_json, results, say, write
 from sftriage.errors import UsageError
 from sftriage.reports.watch_changes import WatchPosition, all_of, closing, events, news, opening
@@ -29,9 +29,9 @@ FOOTER = "Ctrl-C or q ends only the watching"
 
 def watch(
     run: RunOption = None,
-    once: Annotated[bool, typer.Option("--once", help="Show how the run stands now, and end.")] = False,
+    once: Annotated[bool, option("--once", "Show how the run stands now, and end.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One object a line: every window, and every capture that has ended.")
+        bool, option("--json", "One object a line: every window, and every capture that has ended.")
     ] = False,
 ) -> None:
     """Watch a job: whether it is healthy and since when, where its time goes, who is at fault, and what was done.

@@ -8,39 +8,27 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sftriage.commands.options import option
 from sftriage.commands.output import say
 from sftriage.errors import UsageError
 from sftriage.kube.client import ClusterObjects
 from sftriage.kube.serving import KeptSettings, Webhook, version_of_cluster, wait_for_certificate
 from sftriage.kube.serving import serve as answer_until_stopped
 
-ServerVersionOption = Annotated[
-    str | None, typer.Option(metavar="MAJOR.MINOR", help="The cluster's version.", show_default="the one that it tells")
-]
+ServerVersionOption = Annotated[str | None, option("MAJOR.MINOR", "The cluster's version.", "the one that it tells")]
 SettingsOption = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="What goes into pods: image, store, sizes. A file that changes takes effect.",
-        show_default="defaults",
-    ),
+    option("FILE", "What goes into pods: image, store, sizes. A file that changes takes effect.", "defaults"),
 ]
 
 
 def serve(
-    cert: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Directory with tls.crt and tls.key; new ones are taken up as they come."),
-    ],
-    port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="Where to listen.")] = 8443,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="On which address.")] = "0.0.0.0",
+    cert: Annotated[Path, option("DIR", "Directory with tls.crt and tls.key; new ones are taken up as they come.")],
+    port: Annotated[int, option("PORT", "Where to listen.", min=1, max=65535)] = 8443,
+    host: Annotated[str, option("ADDRESS", "On which address.")] = "0.0.0.0",
     settings: SettingsOption = None,
     server_version: ServerVersionOption = None,
-    cert_seconds: Annotated[
-        float, typer.Option(metavar="N", min=0, help="How long the certificate may be in coming.")
-    ] = 300.0,
+    cert_seconds: Annotated[float, option("N", "How long the certificate may be in coming.", min=0)] = 300.0,
 ) -> None:
     """Answer an API server's reviews: pods of training jobs get what has them watched, captures who asked for them.
 
@@ -70,17 +58,12 @@ def version_option(said: str | None) -> tuple[int, int] | None:
 
 
 def certificates(
-    namespace: Annotated[
-        str, typer.Option("--namespace", "-n", metavar="NAME", help="Where the webhook is.")
-    ] = "sftriage-system",
+    namespace: Annotated[str, option("--namespace -n NAME", "Where the webhook is.")] = "sftriage-system",
     secret: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="The Secret that the webhook's certificate goes into; it has to be there."),
+        str, option("NAME", "The Secret that the webhook's certificate goes into; it has to be there.")
     ] = "sftriage-webhook-tls",
-    service: Annotated[str, typer.Option(metavar="NAME", help="The webhook's Service.")] = "sftriage-webhook",
-    configuration: Annotated[
-        str, typer.Option(metavar="NAME", help="The MutatingWebhookConfiguration that is to trust it.")
-    ] = "sftriage",
+    service: Annotated[str, option("NAME", "The webhook's Service.")] = "sftriage-webhook",
+    configuration: Annotated[str, option("NAME", "The MutatingWebhookConfiguration that is to trust it.")] = "sftriage",
 ) -> None:
     """Make the webhook's certificate, and have the API server trust it; where both are so already, do nothing.
 

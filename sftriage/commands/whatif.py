@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sftriage.commands.options import argument, option
 from sftriage.commands.output import print_json, results, say, write
 from sftriage.errors import InputError, UsageError
 from sftriage.reports.whatif import whatif_tables
@@ -19,20 +18,18 @@ from sftriage.runtime.whatif_inputs import load_operations
 def whatif(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="TRACE.parquet|RUN|FILE.npz|TRACE...",
-            help="A recording of all ranks, or the heavy traces of all of them (as for sftriage reduce).",
+        argument(
+            "TRACE.parquet|RUN|FILE.npz|TRACE...",
+            "A recording of all ranks, or the heavy traces of all of them (as for sftriage reduce).",
         ),
     ],
     timeline: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.json[.gz]",
-            help="Write a typical step, as measured and without stragglers, for Perfetto's viewer.",
-            show_default=False,
+        option(
+            "FILE.json[.gz]", "Write a typical step, as measured and without stragglers, for Perfetto's viewer.", False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Annotated[bool, option("--json", "One JSON object on stdout.")] = False,
 ) -> None:
     """Say what a job would run at without stragglers, whose they are, and of which kind.
 
