@@ -267,10 +267,14 @@ def _chosen(given: Mapping[str, Parameter]) -> str:
     return f"; {choice_words(cast('ChoiceReason', chosen), cast('Profiler', profiler), stage)}"
 
 
+_MOST = 2**63
+"""Of a number to be shown as one."""
+
+
 def _shown(name: str, value: Parameter) -> str:
     if isinstance(value, (tuple, list)):
         return ", ".join(map(str, value))
-    if name in _NUMBERS and isinstance(value, (int, float)):
+    if name in _NUMBERS and (isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST)):
         return _NUMBERS[name](value)
     return str(value)
 
