@@ -299,7 +299,7 @@ def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
     from rich.console import Console
 
     from sftriage.events import CauseFound, JobSeen, Received, RemedyChanged, WindowJudged
-    from sftriage.sinks.messages import (
+    from sftriage.sinks.webhooks import (
         cause_event,
         cause_message,
         cloud_event,
