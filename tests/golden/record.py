@@ -32,6 +32,26 @@ INLINE = "td|th|dt|dd|span|a|title|code|strong|label|input|button|rect|path|div"
 """Elements that begin no line."""
 MOST = 12
 """Elements of a list that are shown: of a longer one the first, the middle and the last."""
+READ = """
+    decisions --run RUN
+    watch --run RUN --once
+    explain 60 --run RUN
+    explain 200 --run RUN
+    advise RUN --gradients 100MB --bandwidth 1
+    whatif RUN
+    report RUN --format md
+    traces list --run RUN
+    traces for-step 122 --run RUN
+    analyze RUN
+    reduce TRACE --against RUN
+""".strip().splitlines()
+OF_CAPTURES = """
+    traces show CAPTURE --run RUN
+    traces get CAPTURE --all --out got-CAPTURE --run RUN
+    report CAPTURE --run RUN --format md
+    traces prune --run RUN --age 10m --dry-run
+""".strip().splitlines()
+"""Commands that only read, of a run and of each of its captures."""
 NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{5,}(?:e-?\d+)?(?![\w.])")
 """Where machines may differ in the last digits of a sum."""
 
@@ -50,23 +70,26 @@ def main() -> int:
         root = Path(made).resolve()
         os.environ.update(XDG_STATE_HOME=str(root / "state"), XDG_CACHE_HOME=str(root / "cache"), HOME=str(root))
         texts = {name: normal(text, root) for name, text in record(root) if options.only in name}
-    return accept(texts) if options.accept else compare(texts, options.only)
+    known = {path for path in RECORDED.glob("*.txt") if options.only in path.name}
+    return accept(texts, known) if options.accept else compare(texts, known)
 
 
-def accept(texts: dict[str, str]) -> int:
-    """Record the texts."""
+def accept(texts: dict[str, str], known: set[Path]) -> int:
+    """Record the texts, and forget those that there are no more."""
     RECORDED.mkdir(exist_ok=True)
+    for path in known:
+        path.unlink()
     for name, text in texts.items():
         (RECORDED / name).write_text(text, encoding="utf-8")
     return 0
 
 
-def compare(texts: dict[str, str], only: str) -> int:
+def compare(texts: dict[str, str], known: set[Path]) -> int:
     """Print what differs from the recorded texts; 1 if anything does."""
-    known = {path.name: path.read_text(encoding="utf-8") for path in sorted(RECORDED.iterdir()) if only in path.name}
+    recorded = {path.name: path.read_text(encoding="utf-8") for path in known}
     lines, differ = list[str](), 0
-    for name in sorted({*known, *texts}):
-        before, after = known.get(name, "").splitlines(), texts.get(name, "").splitlines()
+    for name in sorted({*recorded, *texts}):
+        before, after = recorded.get(name, "").splitlines(), texts.get(name, "").splitlines()
         diff = list(difflib.unified_diff(before, after, f"recorded/{name}", f"now/{name}", lineterm=""))
         differ, lines = differ + bool(diff), lines + diff
     if differ:
@@ -103,10 +126,10 @@ def record(root: Path) -> Iterator[tuple[str, str]]:
             watched[name] = []
             made = make(root / name, watched[name].append)
             yield f"run-{name}.txt", "\n".join(texts_of(made))
-            yield f"run-{name}-json.txt", "\n".join(values_of(made))
+            yield f"run-{name}-json.txt", "\n".join(texts_of(made, as_json=True))
             yield f"journal-{name}.txt", journal(made)
-            if made.annotations.store.manifests().manifests:
-                yield f"manifests-{name}.txt", manifests(made)
+            newest = sorted((root / name).glob("captures/*/manifest.json"))[-1]
+            yield f"manifest-{name}.txt", fitted(json.loads(newest.read_text(encoding="utf-8")))
         yield from pages(root)
         yield from sinks(watched)
         yield "windows.txt", "\n".join(windows(root))
@@ -177,64 +200,28 @@ def shown(several: list[Any]) -> list[Any]:
 def helps(path: tuple[str, ...]) -> Iterator[str]:
     """The help of a command and of all below it."""
     text = sftriage(*path, "--help")
-    yield text.replace("\n\n", "\n")
+    yield re.sub(r"\n\n|\n  -h, --help .*\n", "\n", text)
     _, _, listed = text.partition("\nCommands:\n")
     for name in re.findall(r"^  (\S+)", listed, re.M):
         yield from helps((*path, name))
 
 
-def captures_of(made: Any) -> list[str]:
-    return sorted(path.name for path in (made.directory.path / "captures").glob("[!.]*") if path.is_dir())
-
-
-def texts_of(made: Any) -> Iterator[str]:
-    """What the commands that only read print of a run."""
-    run = made.directory.path.name
-    named = "--run", run
-    yield sftriage("decisions", *named)
-    yield sftriage("watch", *named, "--once")
-    for step in (60, 115):
-        yield sftriage("explain", step, *named)
-    yield sftriage("advise", run, "--gradients", "100MB", "--bandwidth", "1")
-    yield sftriage("whatif", run)
-    yield sftriage("report", run, "--format", "md")
-    yield sftriage("traces", "list", *named)
-    yield sftriage("traces", "for-step", 122, *named)
-    if run != "slow":
-        return
-    yield sftriage("analyze", run)
-    yield sftriage("traces", "for-step", 5, *named)
-    yield sftriage("traces", "prune", *named, "--age", "10m", "--dry-run")
-    for capture in captures_of(made):
-        yield sftriage("traces", "show", capture, *named)
-        yield sftriage("traces", "get", capture, "--all", "--out", f"got-{capture}", *named)
-        yield sftriage("report", capture, *named, "--format", "md")
-    yield sftriage("traces", "show", "none", *named)
-    for trace in sorted((made.directory.path / "captures").glob("*/*.json.gz"))[:1]:
-        path = trace.relative_to(made.directory.path.parent)
-        yield sftriage("reduce", path)
-        yield sftriage("reduce", path, "--against", run)
-
-
-def values_of(made: Any) -> Iterator[str]:
-    """The same as programs get it."""
-    run = made.directory.path.name
-    named = "--run", run, "--json"
-    commands: list[tuple[object, ...]] = [("explain", 115, *named), ("watch", *named, "--once"), ("decisions", *named)]
-    if run == "slow":
-        commands += [
-            ("analyze", run, "--json"),
-            ("advise", run, "--gradients", "100MB", "--bandwidth", "1", "--json"),
-            ("whatif", run, "--json"),
-            ("traces", "list", *named),
-            ("traces", "for-step", 122, *named),
-            ("traces", "show", captures_of(made)[0], *named),
-        ]
-        for trace in sorted((made.directory.path / "captures").glob("*/*.json.gz"))[:1]:
-            path = trace.relative_to(made.directory.path.parent)
-            commands.append(("reduce", path, "--against", run, "--json"))
-    for command in commands:
-        yield f"$ sftriage {' '.join(map(str, command))}\n" + values(sftriage(*command, quiet=True))
+def texts_of(made: Any, *, as_json: bool = False) -> Iterator[str]:
+    """What the commands that only read print of a run, or as JSON; of one run all that they can."""
+    directory = made.directory.path
+    commands = READ if directory.name == "slow" or not as_json else READ[:4]
+    for capture in sorted(path.parent.name for path in directory.glob("captures/*/manifest.json")):
+        if directory.name == "slow":
+            commands = [*commands, *(one.replace("CAPTURE", capture) for one in OF_CAPTURES)]
+    for one in commands:
+        trace = next(directory.glob("captures/*/trace.json.gz"), None)
+        if trace is None and "TRACE" in one:
+            continue
+        line = one.replace("RUN", directory.name).replace("TRACE", str(trace and trace.relative_to(Path.cwd())))
+        if not as_json:
+            yield sftriage(*line.split())
+        elif not re.search(r"--format|--out|prune", line):
+            yield f"$ sftriage {line} --json\n" + values(sftriage(*line.split(), "--json", quiet=True))
 
 
 def journal(made: Any) -> str:
@@ -253,11 +240,6 @@ def journal(made: Any) -> str:
     return "\n".join(lines)
 
 
-def manifests(made: Any) -> str:
-    paths = sorted((made.directory.path / "captures").glob("*/manifest.json"))[-1:]
-    return "\n".join(f"# {path.parent.name}\n{fitted(json.loads(path.read_text()))}" for path in paths)
-
-
 def pages(root: Path) -> Iterator[tuple[str, str]]:
     """The pages of the runs, as a browser gets them."""
     from sftriage.runs.directory import RunDirectory
@@ -267,6 +249,7 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
     from sftriage.web.run_page import RunPage
     from tests.golden.runs import NOW_S
     from tests.unit.web.asking import ask
+    from tests.unit.web.stored import shelf_at
 
     access = Access.to("127.0.0.1", None, "")
     # (a machine that is busy may take longer to draw a map than a page waits for it)
@@ -283,12 +266,16 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
         return RunPage(RunSource(lambda: RunDirectory(root / name)), access, lambda: NOW_S).app
 
     slow, hosts = app("slow"), app("hosts")
-    capture = next(one.name for one in sorted((root / "slow" / "captures").iterdir()) if one.name.startswith("w"))
+    (capture,) = (root / "slow").glob("captures/w*")
     yield "page-overview.txt", html(slow, "/")
     yield "page-hosts.txt", html(hosts, "/?last=100")
     yield "page-decisions.txt", html(hosts, "/decisions")
-    yield "page-capture.txt", html(slow, f"/captures/{capture}")
+    yield "page-capture.txt", html(slow, f"/captures/{capture.name}")
     yield "page-whatif.txt", html(slow, "/whatif")
+    sftriage("traces", "upload", "--run", "slow", "--store", root / "share")
+    shelf = shelf_at(root / "share", root / "catalogue.db")
+    shelf.look()
+    yield "page-store.txt", html(shelf.app, "/")
 
 
 def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
@@ -379,7 +366,7 @@ def windows(root: Path) -> Iterator[str]:
         verdicts = [json.loads(line) for line in sftriage("analyze", "job.npz", "--json", quiet=True).splitlines()]
         onset = next(at for at, verdict in enumerate(verdicts) if verdict["last_step"] >= one.onset + 20)
         yield f"# job {number}: {one.fault.stage} of rank {one.fault.rank}, {one.course} from step {one.onset} on"
-        yield fitted(there(verdicts[onset]))
+        yield fitted({**there(verdicts[onset]), "numbers": len(verdicts[onset]["numbers"])})
         yield fitted(there(verdicts[-1]))
         yield " ".join(verdict["label"] for verdict in verdicts)
 
@@ -399,7 +386,7 @@ def policies(root: Path) -> Iterator[str]:
         yield sftriage("policy", "validate", path.stem, "--json")
         if path.stem == "default":
             yield sftriage("policy", "show", path.stem)
-        for run in ("slow", "hosts", "device") if path.stem == "default" else ("slow", "hosts"):
+        for run in ("slow", "hosts", "device") if path.stem == "default" else ("slow",):
             yield sftriage("policy", "test", path.stem, "--on", run)
     yield values(sftriage("policy", "test", "default", "--on", "slow", "--json", quiet=True))
 
@@ -408,19 +395,17 @@ def kube() -> Iterator[str]:
     """Custom resources, and what the webhook makes of jobs."""
     import yaml
 
-    from tests.unit.kube.test_inject_command import WORKLOADS
-
     for definition in yaml.safe_load_all(sftriage("kube", "crds", quiet=True)):
         version = definition["spec"]["versions"][0]
         yield f"# {definition['metadata']['name']} {version['name']}"
         yield from fields(version["schema"]["openAPIV3Schema"], "")
-    bodies = {"k8s/samples/job.yaml": (REPO / "k8s/samples/job.yaml").read_text()}
-    bodies |= {name: yaml.safe_dump(WORKLOADS[name][0]) for name in ("PyTorchJob", "RayJob")}
-    for name, text in bodies.items():
-        Path("object.yaml").write_text(text)
-        yield f"# {name}"
-        for made in yaml.safe_load_all(sftriage("kube", "inject", "-n", "ml", "-f", "object.yaml", quiet=True)):
-            yield fitted(made)
+    blocks = re.findall(r"```yaml\n(.*?)```", (REPO / "docs/kubernetes.md").read_text(encoding="utf-8"), re.DOTALL)
+    Path("job.yaml").write_text(next(one for one in blocks if "kind: Job" in one), encoding="utf-8")
+    Path("settings.yaml").write_text(next(one for one in blocks if "pull_policy:" in one), encoding="utf-8")
+    sample, documented = ("-f", REPO / "k8s/samples/job.yaml"), ("--settings", "settings.yaml", "-f", "job.yaml")
+    for options in (sample, documented):
+        yield f"# {' '.join(map(str, options))}"
+        yield from map(fitted, yaml.safe_load_all(sftriage("kube", "inject", *options, quiet=True)))
 
 
 def fields(schema: dict[str, Any], path: str) -> Iterator[str]:
@@ -472,12 +457,12 @@ def assistants(root: Path) -> Iterator[str]:
 def store(root: Path) -> Iterator[str]:
     """Captures in a shared store: uploaded, listed, shown."""
     shared = root / "share"
-    shared.mkdir()
     yield sftriage("traces", "upload", "--run", "slow", "--store", shared)
     yield sftriage("traces", "list", "--store", shared)
     yield values(sftriage("traces", "list", "--store", shared, "--json", quiet=True))
     yield sftriage("traces", "reindex", "--run", "slow")
-    yield sftriage("traces", "pin", "w90", "--run", "slow")
+    yield sftriage("traces", "pin", "w70", "--run", "slow")
+    yield sftriage("traces", "unpin", "w70", "--run", "slow")
     yield values(sftriage("traces", "schema", quiet=True))
     yield " ".join(one["what"] for one in json.loads(sftriage("doctor", "--json", quiet=True)))
 
