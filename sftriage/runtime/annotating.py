@@ -68,14 +68,10 @@ class Annotations:
         attempt: int = 0,
         gpu_slowed: float | None = None,
     ) -> None:
-        """A capture is in the store: note what is known of it, and look into it. Whatever fails, the capture is there.
+        """Note what is known of a stored capture, and look into it. Whatever fails here, the capture stays.
 
-        Args:
-            capture_id: the capture.
-            found: whether its fault is in it, where that can be told.
-            remarks: what the GPU of its rank says of itself.
-            attempt: which start of the job it is of.
-            gpu_slowed: by how much lower the clock of its GPU is than the others', as a fraction, where it is slow.
+        ``found`` says whether its fault is in it, ``remarks`` is what its rank's GPU says, ``gpu_slowed`` the fraction
+        by which that GPU's clock is below the others', where it is slow.
         """
         if gpu_slowed is not None:
             self._gpu_slowed[capture_id] = gpu_slowed
@@ -124,10 +120,9 @@ class Annotations:
         self._do(note, "notes", Counted("notes on captures"))
 
     def _look_into(self, manifest: Manifest, attempt: int) -> None:
-        """Note what filled the suspect stage in the trace, beside the control's, if that is quickly said.
+        """Note what filled the suspect stage beside the control's, for small traces.
 
-        Whichever of the two is stored last has the suspect looked into. A trace that says nothing is as good as before:
-        `sftriage reduce` tells what is the matter with it.
+        Whichever of the two is stored last starts it. `sftriage reduce` explains a trace that says nothing.
         """
         if not quick(manifest):
             return

@@ -29,10 +29,9 @@ _BINARY = "_moments.abi3.so"
 
 
 def carry(folder: Path) -> Path:
-    """Copy into a folder what trainers need; what belongs on their PYTHONPATH.
+    """Copy what trainers need into a folder; return the entry for their PYTHONPATH.
 
-    The recorder's binary goes there under the name of this machine's architecture: what machines of several
-    architectures have put into a folder goes with all of them.
+    The recorder's binary carries the architecture in its name, so machines of several architectures share a folder.
 
     Raises:
         UsageError: it cannot be written.

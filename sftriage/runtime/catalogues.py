@@ -26,14 +26,10 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class CatalogueCaptures:
-    """The captures that are meant.
+    """The captures that the options select.
 
-    Attributes:
-        catalogue: who is asked.
-        store: where they are; None where they may be in any store that shares the catalogue.
-        run: the run on this machine whose they are, if they are one's.
-        of: the conditions that they all meet.
-        problems: what is to be known of the store and the catalogue, a sentence each.
+    ``store`` is None where they may be in any store of a shared catalogue, ``run`` None where they are not one local
+    run's. ``of`` holds the conditions they all meet, ``problems`` a sentence for each problem with store or catalogue.
     """
 
     catalogue: Catalogue
@@ -110,10 +106,10 @@ def _run_of(row: CaptureRow) -> str:
 def captures_of(
     run: Path | None, store: str | None, catalogue: str | None, progress: Callable[[int, int], None]
 ) -> CatalogueCaptures:
-    """The captures that the options mean: of a run (the newest, if nothing is said), of a store, or of a catalogue.
+    """The captures that the options select: of a run (by default the newest), of a store, or of a catalogue.
 
-    What the store has and the catalogue does not know yet is indexed first; ``progress`` is told how many manifests of
-    how many have been read. Where a catalogue of its own cannot be written, it is made in memory.
+    Indexes first what the store has and the catalogue does not know; ``progress`` gets the manifests read and their
+    total. A catalogue of its own that cannot be written is made in memory.
 
     Raises:
         UsageError: there is no such run, or a URL is none.

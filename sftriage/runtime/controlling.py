@@ -72,14 +72,8 @@ class Beginning:
 class JobController:
     """The controller of a job; to be closed.
 
-    Args:
-        directory: of the run; with ``beginning`` it is made, and without it is gone on with.
-        job_id: the job's name on the hub, which it has to itself.
-        address: of the hub.
-        sinks: makes the subscribers to what happens.
-        beginning: what is new.
-        catalogue: one that many jobs share, and that is told of the job's captures; by default none.
-        policies: files that a run which is gone on with is under, instead of those that it began with.
+    With ``beginning`` it makes the run directory, without it it resumes the run there, under other ``policies`` if some
+    are given. ``catalogue`` is the URL of a shared one.
 
     Raises:
         UsageError: another controller leads the job, or something of this cannot be used.
@@ -145,10 +139,10 @@ class JobController:
             held.pop_all()
 
     def watch(self, say: Callable[[str], None], told: Callable[[], int | None] = lambda: None) -> bool:
-        """Triage the job to its end on all of its hosts, and ``say`` which of these are there.
+        """Triage the job to its end on all of its hosts; whether it was watched to its end.
 
-        ``told`` says which signal has told this to end: by SIGTERM whoever ends a job ends its hosts too, in the same
-        moment, and has that seen. Whether the job was watched to its end.
+        ``say`` prints a line about the hosts, ``told`` returns the signal that ends this process. SIGTERM also ends the
+        hosts, so their end is awaited for a while.
 
         Raises:
             UsageError: another controller leads it by now.
@@ -198,7 +192,7 @@ class JobController:
         remove_rings_directory(self._rings)
 
     def _wait_for_directory(self) -> None:
-        """Wait until nobody holds the run: one that was killed may take a moment, and one that was cut off knows late.
+        """Wait until nobody holds the run: a killed controller may take a moment to go.
 
         Raises:
             UsageError: somebody holds it for longer than that.

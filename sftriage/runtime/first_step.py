@@ -32,25 +32,11 @@ ROOM_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a job, and of how it ended where it has.
+    """What is known of a job, and how it ended.
 
-    Attributes:
-        auto: its stages are found by seams; otherwise the script makes a Monitor.
-        steps: steps that are recorded.
-        rings: ranks that record, or are about to.
-        torch: processes that were seen to have torch loaded.
-        hidden: why what looks for steps is not in processes that have torch: a flag of Python as "-I", or the name of
-            a variable of their environment that is not as it was given.
-        fired: how often each seam saw something, over all processes that train.
-        failed: why seams were switched off, by their name.
-        by_hand: the script makes a Monitor itself.
-        compiling: torch compiles just now, or did when it was last seen.
-        free_bytes: the least room that was seen where rings are; None where that is not known.
-        place: that place.
-        over: the job has ended.
-        status: with which exit status; None where it was ended for having had its time.
-        told: the signal by which somebody has told it to end; None for none.
-        seconds: after how long its time was up; None where it had no such time.
+    ``hidden`` says why the seams are missing in processes that have torch: a flag of Python such as "-I", or a variable
+    of their environment. ``fired`` and ``failed`` are by seam. ``status`` is None for a job ended because its time of
+    ``seconds`` was up; ``told`` is the signal that ended it.
     """
 
     auto: bool
@@ -176,15 +162,12 @@ _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
 
 
 class Processes:
-    """What is seen in /proc of the processes that a launcher has started, and of itself.
-
-    Args:
-        given: what was added to its environment.
+    """What /proc shows of a launcher and the processes that it has started; ``given`` was added to their environment.
 
     Attributes:
-        torch: those that were seen to have torch loaded.
-        hidden: see `Facts`; only what is so of all of them, but for launchers. (Workers that compile for torch have a
-            PYTHONPATH of their own.)
+        torch: the processes that had torch loaded.
+        hidden: as in `Facts`; what is true of all of them but launchers. (torch's compile workers have a PYTHONPATH of
+            their own.)
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -276,15 +259,10 @@ def facts_of(reports: Sequence[Mapping[str, Any]], *, auto: bool) -> Facts:
 
 
 class FirstStep:
-    """Says when a job's first steps are recorded, and while they are not, once a minute why.
+    """Says when a job's first steps are recorded, and once a minute why they are not.
 
-    Args:
-        rings: directory of the job's rings.
-        given: what was added to the job's environment.
-        auto: whether its stages are found by seams.
-        shape: how windows are cut.
-        say: says a line.
-        note: is given the reason whenever it has become another one, and "" once a step is recorded.
+    ``given`` was added to the job's environment, ``auto`` says whether seams find its stages. ``note`` gets the reason
+    whenever it changes, and "" once a step is recorded.
     """
 
     def __init__(

@@ -198,16 +198,10 @@ class HostCaptures:
 
 
 class Host:
-    """This host's part of a job. A hub that cannot be reached is waited for; the job goes on meanwhile.
+    """This host's part of a job. It waits for a hub that cannot be reached, while the job goes on.
 
-    Args:
-        rings: directory of the trainers' rings.
-        directory: for what is this host's own; see `host_directory`.
-        job: the job's name for people.
-        job_id: its name on the hub.
-        address: of the hub.
-        name: of this host.
-        copies: where this host puts copies of its captures; by default nowhere.
+    ``directory`` is this host's own (see `host_directory`), ``job`` the job's name for people, ``job_id`` its name on
+    the hub, ``copies`` where this host puts copies of its captures.
 
     Raises:
         UsageError: the directory cannot be used, or another agent uses it.

@@ -65,12 +65,9 @@ class HubServer:
 
     Args:
         address: host and port.
-        store: a directory for what it keeps.
+        store: directory for its files.
         secret: a file with ``USER:PASSWORD``, or a token.
-        tls: a directory with ``cert.pem``, ``key.pem`` and ``ca.pem``; by default what it is told is not encrypted.
-
-    Attributes:
-        store: that directory.
+        tls: a directory with ``cert.pem``, ``key.pem`` and ``ca.pem``; by default connections are not encrypted.
 
     Raises:
         UsageError: it cannot be started; the message says why.

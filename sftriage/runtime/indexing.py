@@ -33,16 +33,10 @@ CLOSE_S = 10.0
 
 
 class SharedIndexing(Sink):
-    """Keeps a shared catalogue as a run's store is.
+    """Keeps a shared catalogue up to date with a run's store.
 
-    Nothing is remembered to be told: what the store holds is compared with what the catalogue was last known to hold.
-    What was missed while the catalogue was away, or while nobody ran, is made good by the next comparison.
-
-    Args:
-        root: the run directory.
-        url: the catalogue.
-        look_s: how often the store is looked at.
-        retry_s: how long a catalogue that is away is left alone.
+    It compares what the store holds with what the catalogue was last known to hold, so the next comparison makes good
+    what was missed while the catalogue was away.
 
     Raises:
         UsageError: the URL is none, or what is needed to talk to it is not installed.

@@ -28,11 +28,11 @@ class KeptChild:
 
     Args:
         what: its name, for people.
-        start: starts it, and when it is true, again. May raise an OSError.
-        is_due: whether it is to be started again, by what it ended with; by default in any case.
+        start: starts it; its argument is true for a restart. May raise an OSError.
+        is_due: whether to start it again, by its exit status; by default always.
         end_s: how long it may take to end.
         where: where it says why it has ended.
-        is_stuck: whether it lives and has to be started again all the same; asked now and then.
+        is_stuck: whether to restart it though it lives; called now and then.
 
     Raises:
         OSError: it cannot be started.

@@ -47,14 +47,9 @@ class _Held:
 
 
 class KeptRows:
-    """Keeps steps of all ranks for `sftriage.fleet.over_nats.NatsFleet`.
+    """Keeps steps of all ranks for `sftriage.fleet.over_nats.NatsFleet`; nothing else writes to the logs' directory.
 
-    Args:
-        steps: the directory of the logs, which nobody else writes to.
-        kept: how much of them is kept; by default all.
-        disk: who writes.
-        say: told of what cannot be kept at all.
-        clock: seconds on a clock that only goes on.
+    ``say`` gets what cannot be kept at all; ``clock`` is monotonic, in seconds.
     """
 
     def __init__(

@@ -30,16 +30,16 @@ _HARMLESS = {signal.SIGCONT, signal.SIGWINCH, signal.SIGURG, signal.SIGTSTP}
 class Launcher:
     """Runs a command in a process group of its own, in the foreground where there is a terminal.
 
-    From when this is made until `close`, signals are the job's: those that come before it is started are kept, and all
-    others passed on. What we were started to ignore, as SIGHUP under ``nohup``, the job begins by ignoring too.
-    A handler never raises: it passes on, or leaves a note. If we die, the job goes on.
+    Until `close`, signals are the job's: those that come before it starts are kept, the others passed on. What we
+    ignore from the start, such as SIGHUP under ``nohup``, the job ignores too. A handler never raises. If we die, the
+    job goes on.
 
     Attributes:
-        told: what has told the job to end: the last of INT, TERM, HUP and QUIT; None for none.
-        told_s: since when it is told by SIGTERM, on the monotonic clock.
+        told: the last of INT, TERM, HUP and QUIT that told the job to end; None for none.
+        told_s: time of its first SIGTERM, on the monotonic clock.
         ended: set once the job has ended.
-        status: with which exit status, as a shell gives it (128 + a signal); None while it runs.
-        hurried: somebody has asked, since it ended, that nothing more is waited for (Ctrl-C).
+        status: its exit status as a shell gives it (128 + a signal); None while it runs.
+        hurried: Ctrl-C has come since it ended: wait for nothing more.
     """
 
     def __init__(self) -> None:
@@ -68,12 +68,10 @@ class Launcher:
         return self._process.pid
 
     def start(self, command: tuple[str, ...], environment: Mapping[str, str], output: int | None = None) -> None:
-        """Start the job. Every signal that has come by then, and while it starts, reaches it.
+        """Start the job. Signals that have come by then reach it.
 
-        Args:
-            command: the program and its arguments.
-            environment: added to the environment.
-            output: descriptor for its standard output and error; by default they go where ours do.
+        ``environment`` is added to ours; ``output`` is the descriptor for its standard output and error, by default
+        ours.
 
         Raises:
             UsageError: it cannot be started.

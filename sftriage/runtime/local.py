@@ -60,13 +60,12 @@ MakeSinks = Callable[[RunInfo], Sequence[Sink]]
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Where what is found is kept.
+    """Where a run's results are kept.
 
     Attributes:
         out: the run directory to make; by default a new one under ``sftriage-runs`` here.
-        store: where copies of its captures are kept; by default nowhere.
-        drop_local: the artefacts go from here once they are there.
-        catalogue: one that many jobs share, and that is told of its captures; by default none.
+        store: URL for copies of its captures; with ``drop_local`` the local artefacts go once they are there.
+        catalogue: URL of a catalogue that many jobs share.
         steps: how much is kept of the job's steps; by default all.
     """
 
@@ -183,17 +182,7 @@ class _Watched:
 
 
 class LocalRun(_Watched):
-    """One run of a job on this host.
-
-    Args:
-        command: the launcher and its arguments.
-        job: the job's name.
-        policies: files of the policies that are in force together; while the job runs, they are watched for others.
-        sinks: makes the subscribers to what happens.
-        keeping: where what is found is kept.
-        nsys: how the ranks start under Nsight Systems; by default they do not.
-        auto: the stages of the trainers' steps are found from what torch says of them.
-        say: says a line of the job's first steps.
+    """One run of a job on this host. It watches its policy files for changes; with ``auto`` seams find the stages.
 
     Raises:
         PolicyError: a policy cannot be used.
@@ -251,9 +240,7 @@ class LocalRun(_Watched):
     def execute(self, environment: Mapping[str, str] | None = None, output: int | None = None) -> int:
         """Run the job to its end; its exit status.
 
-        Args:
-            environment: added to the trainers' environment.
-            output: descriptor for the job's standard output and error, if they are not to go where ours do.
+        ``environment`` is added to the trainers'; ``output`` is a descriptor for the job's standard output and error.
 
         Raises:
             UsageError: the launcher cannot be started.

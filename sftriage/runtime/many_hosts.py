@@ -67,14 +67,14 @@ SEE_OFF_S, END_S = 11.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class HubOptions:
-    """How a person says where a job's hub is.
+    """Where a job's hub is.
 
     Attributes:
         job_id: the job's name there, the same on all of its hosts.
-        hub: the name or address of the host that starts it, with a port after a colon or without one.
-        nats: URL of a NATS server that is there already.
-        credentials: a file with what lets us in, or a directory of such files, of the controller and of agents (see
-            `sftriage.fleet.hub.HubAddress`); by default a file that the host that starts the hub makes.
+        hub: the host that starts it, with a port after a colon or without one.
+        nats: URL of a NATS server that runs already.
+        credentials: a file with them, or a directory of such files (see `sftriage.fleet.hub.HubAddress`); by default a
+            file that the host that starts the hub makes.
         tls: a directory with ``ca.pem``, and on the host that starts the hub ``cert.pem`` and ``key.pem``.
     """
 
@@ -199,19 +199,9 @@ class HubOptions:
 class HostRun:
     """A job's part on this host; and on the one that leads, its hub and its controller.
 
-    A hub that cannot be started or reached, or not yet, is said in one line and tried again while the job runs.
-
-    Args:
-        command: the launcher and its arguments.
-        job: the job's name for people.
-        options: where the hub is.
-        out: the run directory, where the controller is.
-        controlling: what the controller is told beside that, as options of its command.
-        copies: where this host puts copies of its captures.
-        nsys: how its ranks start under Nsight Systems; by default they do not.
-        detection: of the controller's policy.
-        auto: the stages of the trainers' steps are found from what torch says of them.
-        required: the hub has to be there before the job starts.
+    Logs once that a hub cannot be started or reached, and tries again while the job runs. ``out`` is the run directory
+    where the controller is, ``controlling`` are further options of its command; with ``required`` the hub has to be
+    there before the job starts.
 
     Raises:
         UsageError: something of this cannot be used, or, where it is required, the hub is not there.

@@ -43,13 +43,12 @@ class NsysLaunch:
 
     Args:
         run_id: names the sessions: ``sft-<run>-<rank>.<attempt>``.
-        traces: what nsys is to trace, as its ``--trace`` has it; it cannot be told later.
-        directory: a private directory; it gets one for what is temporary, if programs may run there.
+        traces: value of nsys's ``--trace``, fixed from the start.
+        directory: a private directory; it gets one for temporary files, if programs may run there.
         armed: every rank waits for a range that its trainer opens, and nobody has to reach its session.
 
     Raises:
-        UsageError: there is no nsys, it is too old or it hangs, or a trace that it does not know; or ranks that are
-            armed on a range are not to trace any.
+        UsageError: nsys is missing, too old or hangs, does not know a trace, or armed ranks do not trace nvtx.
     """
 
     def __init__(self, run_id: str, traces: str, directory: Path, *, armed: bool = False) -> None:

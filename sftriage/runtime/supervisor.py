@@ -34,13 +34,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Triaged:
-    """A job that triage is ready for.
+    """A job that triage is ready for: what to start, and what is added to its environment.
 
-    Attributes:
-        command: what is to be started.
-        environment: added to the job's environment.
-        watch: watches the job that has been started, to its end, and does what is left to do then.
-        abandon: undoes what was made ready; called where the job was not started.
+    ``watch`` watches the started job to its end; ``abandon`` undoes the preparation where it was not started.
     """
 
     command: tuple[str, ...]
@@ -63,12 +59,11 @@ def supervise(
         launcher: starts the job.
         command: the job, as it runs without triage.
         prepare: gets triage ready.
-        required: the job is not to start without triage. It is so in any case where a person has asked for something
-            that cannot be, as by a bad option: that is refused.
-        output: descriptor for the job's standard output and error, if they are not to go where ours do.
+        required: start no job without triage. A person's mistake, such as a bad option, is refused in any case.
+        output: descriptor for the job's standard output and error; by default ours.
 
     Raises:
-        UsageError: the job cannot be started, or what was asked for makes no sense.
+        UsageError: the job cannot be started, or an option makes no sense.
         SftriageError: triage is required, and cannot watch the job.
     """
     preparing: Future[Triaged] = Future()

@@ -75,18 +75,10 @@ class Clock:
 
 
 class Triage:
-    """What is done about a job while it runs, and just after.
+    """Triage of a job while it runs, and just after. It closes ``fleet`` and ``disk``.
 
-    Args:
-        directory: the run.
-        info: what is run.
-        policy: the policy, several that are in force together, or files that are watched for other ones.
-        fleet: the job's agents; closed with this.
-        sinks: subscribers to what happens.
-        resume: go on from where an earlier triage of this run has left it.
-        reads_s: how often steps are asked for at least.
-        clock: the time.
-        disk: who writes into the run directory; closed with this.
+    ``policy`` may be files that are watched for changes. With ``resume`` it continues what an earlier triage of this
+    run has left. ``reads_s`` is the longest time between two readings of steps.
 
     Raises:
         UsageError: another process does it already, or the run directory cannot be written.
@@ -237,11 +229,10 @@ class Triage:
             self._wants.resume(request, trigger, left.attempts[capture_id])
 
     def turn(self, *, ended: bool = False, reads: bool = True) -> None:
-        """One turn: what has come in is judged, what is asked for is started, what has ended is noted.
+        """One turn: judge what has come in, start captures, note what has ended.
 
-        Without ``reads``, steps are read only where a capture goes on or has just ended.
-
-        A part that fails (see `Failures`) does not end the turn: the other parts go on, and the next turn tries again.
+        Without ``reads``, it reads steps only where a capture goes on or has just ended. A part that fails (see
+        `Failures`) does not end the turn.
         """
         self._reads = reads or ended
         # Captures that have ended are taken before the rings are read: these have all of their steps then.
@@ -433,12 +424,7 @@ STARTING_S = 10.0
 
 
 class ManualRequests:
-    """The requests that are left in a run directory.
-
-    Args:
-        directory: the run.
-        do: who reads and writes there, one thing after the other.
-    """
+    """The requests that are left in a run directory; ``do`` reads and writes there."""
 
     def __init__(self, directory: RunDirectory, do: Do) -> None:
         self._directory, self._do = directory, do
@@ -449,12 +435,10 @@ class ManualRequests:
     def due(
         self, statuses: Callable[[], JobStatus | None], now_s: float, *, ended: bool
     ) -> Iterator[tuple[ManualRequest, JobStatus | None]]:
-        """Those to be decided now, oldest first, with what the ranks are doing; one that was taken is gone.
+        """Requests to decide now, oldest first, with what the ranks are doing. A request that was taken is removed.
 
-        Args:
-            statuses: what the ranks are doing now; asked only where there are requests.
-            now_s: on a clock that only goes on.
-            ended: whether the job has ended: no rank starts any more.
+        ``statuses`` is called only where there are requests; once the job has ``ended``, none waits for a rank to
+        start.
         """
         self._do(self._find, latest=True)
         while self._found:
@@ -486,15 +470,10 @@ MAX_LOG_BYTES = 64 << 10
 
 
 class Failures:
-    """What fails, and whether it works again. A part that fails does not end the loop: the next turn tries again.
+    """Runs the parts of a turn, and shows triage as off while one fails. The next turn tries again.
 
-    Args:
-        path: gets the traceback of each failure that differs from those before, up to `MAX_LOG_BYTES`.
-        rings: where pages and `sftriage watch` find that triage is off.
-        do: writes the file.
-
-    Attributes:
-        count: failures so far.
+    ``path`` gets the traceback of each new failure, up to `MAX_LOG_BYTES`; ``rings`` is where pages and `sftriage
+    watch` find that triage is off.
     """
 
     def __init__(self, path: Path, rings: Path, do: Do = at_once) -> None:

@@ -57,9 +57,8 @@ class CaptureWorks:
 class JobFound:
     """What some steps of a job have shown.
 
-    ``stages`` has the part that each takes of the steps, ``cohorts`` how many ranks each has, ``writer`` the form of
-    the recorder ("" where nothing was recorded). ``collectives`` counts calls by what was called in which stage.
-    ``by_hand``: the script makes a Monitor of its own, which is used.
+    ``stages`` has each stage's share of the steps, ``cohorts`` the ranks of each, ``writer`` the form of the recorder
+    ("" where nothing was recorded), ``collectives`` calls by function and stage. ``by_hand``: the script has a Monitor.
     """
 
     seams: tuple[SeamFound, ...]
@@ -288,11 +287,9 @@ class Missing:
 class Observed:
     """What a job's rings and processes have shown.
 
-    ``fired`` counts what each seam saw, ``failed`` says why one was switched off. ``trainers`` is how many processes
-    look like ranks, ``training`` how many of them were seen to train. ``shares`` has the part of the steps that each
-    stage takes, ``steps`` those of each rank. ``misuse`` counts calls that the recorder could make no sense of.
-    ``status`` is the exit status of a job that ended by itself, None of one that was ended. ``nothing`` is why no step
-    is recorded; None where one is.
+    ``fired`` counts what each seam saw, ``failed`` says why one was switched off. ``training`` is how many processes
+    train, ``shares`` each stage's share of the steps, ``misuse`` the calls that made no sense to the recorder.
+    ``status`` is None for a job that was ended; ``nothing`` is why no step is recorded.
     """
 
     fired: Mapping[str, int]
