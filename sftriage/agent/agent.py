@@ -32,10 +32,8 @@ log = logging.getLogger("sftriage")
 class Switches:
     """The files of groups in a directory of rings.
 
-    Args:
-        rings: the directory.
-        writes: whether a process, by its id and when it started, writes a ring there: one of another container, whose
-            id says nothing here, is known by its ring's lock.
+    ``writes`` says whether a process, by its id and start time, writes a ring there: of another container the id says
+    nothing here, but its ring's lock does.
     """
 
     def __init__(self, rings: Path, writes: Callable[[int, int], bool]) -> None:
@@ -89,19 +87,10 @@ STORING_S = 60.0
 
 
 class Agent:
-    """What a controller needs of one host. Nothing here waits: it is asked again and again by whoever owns the loop.
+    """What a controller needs of one host. Nothing here waits; its owner calls it again and again.
 
-    Args:
-        rings: directory of the trainers' rings and mailboxes.
-        steps: directory where steps are kept.
-        spool: directory where trainers leave traces.
-        store: where traces are kept.
-        job: the job's name.
-        run: the run's id.
-        nsys: how the trainers were launched under nsys, if they were.
-        kept: how much of the steps is kept; by default all.
-        do: who writes into the directories of steps, of the spool and of the store.
-        clock: the time on a clock that only goes on, in seconds.
+    ``rings`` has the trainers' rings and mailboxes, ``spool`` the traces that they leave; ``do`` writes steps, spool
+    and store; ``clock`` is monotonic, in seconds.
     """
 
     def __init__(

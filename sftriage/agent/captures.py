@@ -49,13 +49,12 @@ def executor_for(request: CaptureRequest, info: RingInfo, places: Places, look: 
 
 
 def adopted(request: CaptureRequest, info: RingInfo, places: Places) -> Executor:
-    """The executor of a request that was handed to its rank before, by an agent that is no more.
+    """The executor of a request that an agent which is gone handed to its rank.
 
-    The trainer works by itself, and its answer waits in the mailbox. What worked outside ended with that agent: what
-    it left is ended, too.
+    The trainer works by itself, and its answer waits in the mailbox. What worked from outside is ended.
 
     Raises:
-        CaptureError: it cannot be gone on with; the message is the reason.
+        CaptureError: it cannot be resumed; the message is the reason.
     """
     mailbox = places.rings / info.file_name("mailbox")
     if not request.takes_steps:

@@ -36,18 +36,16 @@ _Index = Annotated[int, msgspec.Meta(ge=0, lt=64)]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of the host. Each None is something it did not say.
+    """One GPU of the host. None is what it did not say.
 
     Attributes:
         index: NVML's number of it, in the order of the PCI bus.
         uuid: its UUID, or ``#`` and the index where it did not even say that.
-        name: its model.
-        pci_bus_id: what the kernel's log calls it, in Xid messages for one.
         clock_reasons: why its clocks were limited, with the fraction of the samples in which that was so.
         sm_clock_mhz: the median of the samples.
         ecc_uncorrected, ecc_corrected: errors since the driver was loaded.
         pids: processes with a CUDA context; in a container the driver may show those of another namespace.
-        problems: errors by NVML's own names, such as GPU_IS_LOST; ``NO_ANSWER`` where a call did not come back, and
+        problems: errors by NVML's names, such as GPU_IS_LOST; ``NO_ANSWER`` where a call did not come back, and
             ``NOT_ASKED`` where that kept this one from being asked.
     """
 
@@ -89,11 +87,9 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def parse_reading(said: str, *, ended: bool) -> Reading:
-    """What the lines of `nvml_child` come to. A line that is none is left out.
+    """What the lines of `nvml_child` come to. ``said`` may break off anywhere; what is no line is left out.
 
-    Args:
-        said: its standard output, which may break off anywhere.
-        ended: it ended of itself; otherwise it was killed at its deadline.
+    ``ended`` is false for a child that was killed at its deadline.
     """
     driver, problem, done, asking, count = None, "", False, None, 0
     gpus: dict[int, Gpu] = {}
@@ -148,16 +144,11 @@ class _UntoldError(Exception):
 def locate(
     rank: RingInfo, environment: Mapping[str, str] | str, gpus: Sequence[Gpu], container: str | None = None
 ) -> RankGpu:
-    """The GPU of one rank.
+    """The GPU of one rank. ``environment`` is its process's, or why that is not known.
 
-    The driver's list of processes settles it where it has the rank's own on exactly one GPU that the environment
-    allows: a script may choose another than its local rank.
-
-    Args:
-        rank: the rank.
-        environment: its process's, or why that is not known.
-        gpus: all GPUs of the host.
-        container: this process's own ``NVIDIA_VISIBLE_DEVICES``: whoever has the same sees the same GPUs.
+    The driver's list of processes settles it where it has the rank's process on exactly one GPU that the environment
+    allows: a script may choose another than its local rank. Who has the same ``container`` (``NVIDIA_VISIBLE_DEVICES``)
+    as this process sees the same GPUs.
     """
 
     def at(gpu: str | None, how: str) -> RankGpu:

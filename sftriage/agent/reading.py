@@ -31,16 +31,9 @@ BROKEN = {"steps": "steps are judged but not kept", LOG_KIND: "device times are 
 
 
 class RankLog:
-    """One log of a rank, of its steps or of its device times.
+    """One log of a rank, of its steps or of its device times (``kind``).
 
-    Args:
-        steps: where it lies.
-        info: the ring's.
-        kind: which of the two.
-        kept: how much of it is kept; by default all.
-        do: who writes.
-        say: told of what cannot be kept at all.
-        there: its files, where they are known (see `StepLog`).
+    ``say`` gets what cannot be kept at all; ``there`` are its files, where they are known (see `StepLog`).
 
     Attributes:
         info: the ring's; with the stages that an earlier agent's log of it has, if that could be opened.
@@ -142,13 +135,7 @@ class _Rank:
 
 
 class RankRings:
-    """The rings of the ranks on one host, as they appear and end. Every step is written into the directory ``steps``.
-
-    Args:
-        rings: where they are.
-        steps: where steps are kept.
-        kept: how much of them is; by default all.
-        do: who writes there.
+    """The rings of the ranks on one host, as they appear and end. ``do`` writes every step into directory ``steps``.
 
     Attributes:
         telemetry: what has come in so far.

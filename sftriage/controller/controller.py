@@ -111,14 +111,14 @@ class Controller:
     """Turns windows, and what the ranks are doing now, into decisions under ``policies``; ``now_s`` is of the epoch.
 
     What it must not forget (cooldowns, captures made and running) is in ``state_file`` before a decision is handed out,
-    so that a controller that starts again goes on where it stopped; in memory alone while the disk takes nothing.
+    so that a restarted controller resumes there; in memory alone while the disk takes nothing.
 
     Args:
-        policy: the policy, several that are in force together, or files that are watched for other ones.
-        records: where everything goes on record.
-        state_file: where the engine's state is kept.
-        publish: told of everything that went on record, and of each window before it is judged.
-        left: what an earlier controller of the run has left: windows that it has decided are only learnt from.
+        policy: the policy, several that are in force together, or files that are watched for changes.
+        records: the journal.
+        state_file: file of the engine's state.
+        publish: gets everything that went on record, and each window before it is judged.
+        left: what an earlier controller left: windows that it has decided are only learnt from.
         nsys: whether the job runs under nsys.
 
     Attributes:

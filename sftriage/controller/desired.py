@@ -24,11 +24,10 @@ EXPIRES_S = 60.0
 
 
 class DesiredCaptures:
-    """Desired state.
+    """Captures that the agents should have.
 
-    The capture of a healthy peer that begins before its suspects are known to have come to nothing is called off all
-    the same: what it has recorded by then compares with nothing, and the rest of it would cost the job. One whose trace
-    is being written is kept.
+    The capture of a healthy peer is called off once its suspects' have come to nothing: it would compare with nothing,
+    and cost the job. One whose trace is being written is kept.
     """
 
     def __init__(self) -> None:
@@ -94,13 +93,10 @@ class DesiredCaptures:
 
 @dataclass(slots=True)
 class Corroboration:
-    """Has the GPUs asked about those that a verdict names, and never waits for them. It decides nothing.
-
-    A suspect's GPU is always asked, and that of a window that cannot be decided where the policy says so
-    (``on_needs_evidence.gather``).
+    """Asks the GPUs of suspects, and of undecided windows where the policy says so; never waits, decides nothing.
 
     Attributes:
-        remarks: what was last said of each rank's GPU.
+        remarks: the last remarks on each rank's GPU.
         slowed: by how much lower its clock was than the others', of those that were slow.
     """
 
@@ -133,17 +129,10 @@ class Corroboration:
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """What was done, and what was begun.
+    """What was done, and what was begun, by attempt, capture or request.
 
-    Attributes:
-        decided: for each attempt, the last step of the last window that was decided.
-        judged: and the first and the last step of that window.
-        losses: what stragglers have cost by then.
-        remedies: what was done about them.
-        unended: captures that were asked for and have not ended, with why they exist, by id.
-        attempts: of which attempt's ranks these, and others, were asked.
-        request_ids: the manual requests that were decided.
-        n_windows, n_stored: how many windows were judged, and captures stored.
+    ``decided`` has the last step of the last window that was decided, ``judged`` its first and last step; ``unended``
+    captures come with their triggers; ``attempts`` is the attempt that each capture is of.
     """
 
     decided: Mapping[int, int] = field(default_factory=dict)

@@ -63,18 +63,16 @@ _CUTS = ("window_steps", "stride_steps", "warmup_steps")
 
 
 class PolicyFiles:
-    """The policies of some files, in the order of the files.
+    """The policies of some files, in order; a directory stands for all ``*.yaml`` in it, by name.
 
-    Args:
-        paths: the files; a directory stands for all ``*.yaml`` in it, by their names, that are there when it is looked.
-        now: seconds since the epoch, on the clock that dates files.
+    ``now`` is the clock that dates files, in seconds of the epoch.
 
     Attributes:
         current: the policies that are in force.
-        do: who looks at the files once they are in force: nobody waits for a disk that hangs.
+        do: reads the files once they are in force, so that a slow disk delays nobody.
 
     Raises:
-        PolicyError: one of them cannot be used, or not with the others. To begin with, all have to be good.
+        PolicyError: one of them cannot be used, or not with the others.
         UsageError: one of them is not there.
     """
 

@@ -29,11 +29,8 @@ Kept = Callable[[int, int, int], "Window | None"]
 class WindowAssembly:
     """Puts windows together, of every generation until another one has followed it.
 
-    Args:
-        shape: how windows are cut.
-        kept: steps that are held no longer.
-        judged: of each generation that an earlier controller has judged windows of, the first and the last step of the
-            last one.
+    ``kept`` gives steps that are held no longer. ``judged`` has the first and last step of the last window that an
+    earlier controller has judged, by generation.
     """
 
     def __init__(

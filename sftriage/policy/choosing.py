@@ -24,13 +24,8 @@ ranks wait for each other in it."""
 class Situation:
     """What there is to see.
 
-    Attributes:
-        stage: where the suspect is slow; None for all its local stages, or where nobody is suspected.
-        sync: the stages in which ranks wait for each other.
-        clock: the clock that the verdict stands on.
-        nsys: whether the job runs under nsys.
-        stands_still: the rank takes no steps.
-        left_open: what an earlier capture of the same suspect does not show.
+    ``stage`` is None for all local stages, or without a suspect. ``sync`` are the stages in which ranks wait for each
+    other. ``left_open`` is what an earlier capture of the same suspect does not show.
     """
 
     stage: str | None

@@ -49,14 +49,8 @@ def decide(
     decides. Where none may, the first that something kept from it is put on record; where only rules without a capture
     match, the first of them.
 
-    Args:
-        verdict: the window's verdict.
-        policies: the policies in force.
-        state: what the run has done so far.
-        now_s: seconds on a clock that a restart does not reset (the Unix epoch).
-        peers: ranks to compare a suspect with, the most typical of its cohort first.
-        nsys: whether the job runs under nsys.
-        losses: what stragglers have cost since the run began, with this window.
+    ``now_s`` is of the Unix epoch, ``peers`` are ranks to compare a suspect with, the most typical of its cohort first,
+    ``losses`` what stragglers have cost since the run began, with this window.
     """
     due, state = regressions_due(policies.rules, verdict, opened(state, now_s), now_s)
     suspect = verdict.suspects[0] if verdict.suspects else None

@@ -48,16 +48,8 @@ def decide_manual_request(
 ) -> tuple[Decision, State]:
     """What to do about a capture that a person asks for, and the state to pass to the next call.
 
-    Args:
-        manual: what is asked for.
-        policies: the policies in force.
-        state: what the run has done so far.
-        now_s: as in `engine.decide`.
-        ranks: the ranks that there are.
-        step: the last one that is known of.
-        attempt: which start of the job this is.
-        still: the ranks that take no steps now.
-        case: what is known of the job. Nobody is suspected: ``auto`` takes what shows both operators and lines.
+    ``ranks`` are all there are, of which ``still`` take no steps now; ``step`` is the last one known. Without a
+    suspect, ``auto`` takes what shows both operators and lines.
     """
     state = opened(state, now_s)
     bounds = policies.limits

@@ -106,17 +106,16 @@ class State:
     """What a run has done so far. Times are seconds of the clock that `decide` is given.
 
     Attributes:
-        captures: captures made in this run, and those under way; not those that were refused or failed.
-        asked: captures ever asked for, whatever became of them.
-        fired_s: for each rule and suspect (`key_of`), when the last capture was asked for that was made, or was lost.
-        reproductions: for each profiler and suspect, the last capture that holds its fault.
+        captures: made in this run or under way; not those that were refused or failed.
+        asked: captures ever asked for; ``asked_s`` is when, within the last day.
+        fired_s: by rule and suspect (`key_of`), when the last capture was asked for that was made, or was lost.
+        reproductions: by profiler and suspect, the last capture that holds its fault.
         running: captures under way, by capture id.
-        asked_s: when captures were asked for, within the last day.
-        failures: for each rule and suspect whose last captures failed or were refused, what is known of that.
-        notified_s: for each rule and suspect, when notifications were last due.
-        streak: whom the last window suspected, if a rule waits for it to last.
-        largest_gain_s: the most that any suspect was worth of whom a capture was asked for, in seconds a step.
-        started_s: when the first decision was taken.
+        failures: by rule and suspect, those whose last captures failed or were refused.
+        notified_s: by rule and suspect, when notifications were last due.
+        streak: the suspect of the last window, if a rule waits for it to last.
+        largest_gain_s: the largest gain for which a capture was asked for, in seconds a step.
+        started_s: time of the first decision.
         spent_s: what captures have cost the job.
     """
 
