@@ -113,14 +113,14 @@ class ClusterObjects:
         """
         return self.ask("GET", path_of(API_VERSION, kind.plural, namespace, quote(name, safe="")))
 
-    def apply(self, body: Mapping[str, Any], plural: str, manager: str) -> dict[str, Any]:
-        """Have an object be as ``body`` says, whatever it was: its fields become those of ``manager``.
+    def apply(self, body: Mapping[str, Any], manager: str) -> dict[str, Any]:
+        """Make an object as ``body`` says, whatever it was: its fields become those of ``manager``.
 
         Raises:
-            ClusterError: it was not done; `AnsweredError` where the server says why.
+            ClusterError: it failed; `AnsweredError` if the server refuses.
         """
         about = body["metadata"]
-        path = path_of(body["apiVersion"], plural, about.get("namespace"), about["name"])
+        path = path_of(body["apiVersion"], plural_of(body["kind"]), about.get("namespace"), about["name"])
         # (a body in JSON is one in YAML too)
         return self.ask("PATCH", path, json.dumps(body), as_=APPLY, fieldManager=manager, force="true")
 
@@ -166,6 +166,27 @@ class ClusterObjects:
         except (HTTPError, OSError) as error:
             raise ClusterError(f"the cluster cannot be reached: {_short(str(error))}") from error
         return response
+
+
+def ask_unless(objects: ClusterObjects, status: int, *request: Any) -> dict[str, Any] | None:
+    """Send a request, see `ClusterObjects.ask`; None if the server answers with this status."""
+    try:
+        return objects.ask(*request)
+    except AnsweredError as error:
+        if error.status != status:
+            raise
+    return None
+
+
+def get_or_create(objects: ClusterObjects, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The object of a name, created if it is missing."""
+    found = ask_unless(objects, NOT_FOUND, "GET", f"{path}/{body['metadata']['name']}")
+    return objects.ask("POST", path, body) if found is None else found
+
+
+def plural_of(kind: str) -> str:
+    """The plural by which a server has a built-in kind."""
+    return f"{kind.lower().removesuffix('y')}ies" if kind.endswith("y") else f"{kind.lower()}s"
 
 
 def path_of(api_version: str, plural: str, namespace: str | None = None, name: str = "", sub: str = "") -> str:

@@ -16,7 +16,16 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, ObjectWatch, path_of
+from sftriage.kube.client import (
+    NOT_FOUND,
+    STALE,
+    AnsweredError,
+    ClusterObjects,
+    ObjectWatch,
+    ask_unless,
+    get_or_create,
+    path_of,
+)
 from sftriage.kube.deploying import (
     COMPONENT_LABEL,
     CONTROLLER,
@@ -127,17 +136,15 @@ def _name(body: Mapping[str, Any]) -> str:
 
 
 class Controllers:
-    """The controllers of the jobs of a cluster, or of some namespaces.
+    """The controllers of the jobs of a cluster, or of some ``namespaces``.
 
     Args:
         objects: the cluster.
         settings: how they run.
-        look: is told that a job is to be looked at; from any thread.
-        namespaces: those that are looked after; none means all.
-        grace_s: how long a job may be without pods.
-        keep_s: how long the report of plain pods stays after the last news of it.
-        watch_s: how long one watch lasts.
-        now: seconds on a clock that only goes on.
+        look: is called, in any thread, with a job that has to be reconciled.
+        namespaces: none means all.
+        grace_s, keep_s, watch_s: see `sftriage.kube.operator.Looked`.
+        now: monotonic, in seconds.
     """
 
     def __init__(
@@ -159,39 +166,23 @@ class Controllers:
         self._gone_s: dict[JobRef, float] = {}
         self._watches: list[ObjectWatch[Any]] = []
         self._unneeded: set[ObjectWatch[Any]] = set()
-        labelled = {
-            "labelled": f"{INJECT_LABEL}={ENABLED}",
-            "injected": f"{JOB_LABEL},{COMPONENT_LABEL}!={CONTROLLER}",
-        }
-        for namespace in namespaces or ("",):
-            for name, selector in labelled.items():
-                self._watch("v1", "pods", namespace, selector, pod_seen, partial(self._pod, name), watch_s)
-            selector = f"{JOB_LABEL},{COMPONENT_LABEL}={CONTROLLER}"
-            self._watch("apps/v1", "deployments", namespace, selector, _deployed, self._deployment, watch_s)
-        # Of a namespace that is labelled, the pods that the webhook has missed have no label of ours.
-        self._labelled: dict[str, ObjectWatch[PodSeen]] = {}
         self._watch_s = watch_s
+        labelled, ours = f"{INJECT_LABEL}={ENABLED}", f"{JOB_LABEL},{COMPONENT_LABEL}"
+        for namespace in namespaces or ("",):
+            pods, deployments = path_of("v1", "pods", namespace), path_of("apps/v1", "deployments", namespace)
+            self._watch(pods, labelled, pod_seen, partial(self._pod, "labelled"))
+            self._watch(pods, f"{ours}!={CONTROLLER}", pod_seen, partial(self._pod, "injected"))
+            self._watch(deployments, f"{ours}={CONTROLLER}", _deployed, self._deployment)
+        # In a namespace that is labelled, the pods that the webhook has missed have no label of ours.
+        self._labelled: dict[str, ObjectWatch[PodSeen]] = {}
         if not namespaces:
-            self._watch("v1", "namespaces", "", labelled["labelled"], _name, self._namespace, watch_s, needed=False)
+            # Whoever may not list these starts controllers all the same.
+            self._unneeded.add(self._watch(path_of("v1", "namespaces"), labelled, _name, self._namespace))
 
-    def _watch(
-        self,
-        version: str,
-        plural: str,
-        namespace: str,
-        selector: str,
-        keep: Any,
-        changed: Any,
-        watch_s: int,
-        *,
-        needed: bool = True,
-    ) -> ObjectWatch[Any]:
-        path = path_of(version, plural, namespace)
-        found = ObjectWatch(self._objects, path, keep, changed, query={"labelSelector": selector}, watch_s=watch_s)
+    def _watch(self, path: str, selector: str, keep: Any, changed: Any) -> ObjectWatch[Any]:
+        query = {"labelSelector": selector}
+        found = ObjectWatch(self._objects, path, keep, changed, query=query, watch_s=self._watch_s)
         self._watches.append(found)
-        if not needed:
-            # Whoever may not see these starts controllers all the same.
-            self._unneeded.add(found)
         return found
 
     def begin(self) -> None:
@@ -236,7 +227,7 @@ class Controllers:
         if left_s > 0:
             return left_s
         for version, plural, name in removed(job):
-            self._unless(NOT_FOUND, "DELETE", path_of(version, plural, job.namespace, name))
+            ask_unless(self._objects, NOT_FOUND, "DELETE", path_of(version, plural, job.namespace, name))
         log.info("%s: its pods are gone, and so is its controller", job.job_id)
         return None
 
@@ -257,21 +248,21 @@ class Controllers:
             # (one that has changed meanwhile is news)
             only = {"preconditions": {"uid": about["uid"], "resourceVersion": about["resourceVersion"]}}
             path = path_of(API_VERSION, REPORTS.plural, about["namespace"], about["name"])
-            self._unless(STALE, "DELETE", path, only)
+            ask_unless(self._objects, STALE, "DELETE", path, only)
             log.info("%s: its report is removed, which was the last of it", job.job_id)
         return SWEEP_S
 
     def _make(self, job: JobRef, owners: list[dict[str, str]], made_of: str | None) -> None:
         found = standings(self._objects.list(POLICIES, job.namespace), time.time())
         made = wanted(job, self._settings, policy_files(found), owners)
-        if made[-1].body["metadata"]["annotations"][WANTED_ANNOTATION] == made_of:
+        if made[-1]["metadata"]["annotations"][WANTED_ANNOTATION] == made_of:
             return
         if not self._settings.injection.nats:
             now = datetime.now(timezone.utc)
             first = secret(job, self._settings.injection, secrets.token_urlsafe(32), now)
-            self._unless(STALE, "POST", path_of("v1", first.plural, job.namespace), first.body)
+            ask_unless(self._objects, STALE, "POST", path_of("v1", "secrets", job.namespace), first)
         for one in made:
-            self._objects.apply(one.body, one.plural, MANAGER)
+            self._objects.apply(one, MANAGER)
         log.info("%s: its controller is %s", job.job_id, "started" if made_of is None else "as is wanted now")
 
     def _owners(self, job: JobRef) -> list[dict[str, str]]:
@@ -290,12 +281,7 @@ class Controllers:
 
     def _report(self, job: JobRef, pods: JobPods, owners: list[dict[str, str]]) -> None:
         path = path_of(API_VERSION, REPORTS.plural, job.namespace)
-        try:
-            body = self._objects.ask("GET", f"{path}/{job.object_name}")
-        except AnsweredError as error:
-            if error.status != NOT_FOUND:
-                raise
-            body = self._objects.ask("POST", path, report_body(job, owners))
+        body = get_or_create(self._objects, path, report_body(job, owners))
         status = dict(status_of(body))
         before = readable(status.get("conditions"))
         generation = body["metadata"].get("generation")
@@ -304,14 +290,6 @@ class Controllers:
             return
         others = [one.plain() for one in before if one.type != now.type]
         self._objects.put_status(REPORTS, body, {**status, "conditions": [*others, now.plain()]})
-
-    def _unless(self, status: int, method: str, path: str, body: Any = None) -> None:
-        """Ask for something that may be done already, which the server answers with a status."""
-        try:
-            self._objects.ask(method, path, body)
-        except AnsweredError as error:
-            if error.status != status:
-                raise
 
     def _pod(self, watch: str, before: PodSeen | None, now: PodSeen | None) -> None:
         with self._lock:
@@ -329,9 +307,8 @@ class Controllers:
 
     def _namespace(self, before: str | None, now: str | None) -> None:
         if now is not None and now not in self._labelled:
-            selector, keep = f"!{INJECT_LABEL},!{JOB_LABEL}", pod_seen
-            seen = partial(self._pod, "namespace")
-            self._labelled[now] = self._watch("v1", "pods", now, selector, keep, seen, self._watch_s)
+            pods, selector = path_of("v1", "pods", now), f"!{INJECT_LABEL},!{JOB_LABEL}"
+            self._labelled[now] = self._watch(pods, selector, pod_seen, partial(self._pod, "namespace"))
             self._labelled[now].start()
         elif now is None and before is not None and (watch := self._labelled.pop(before, None)) is not None:
             watch.end()

@@ -52,23 +52,9 @@ class ControllerSettings:
     runs_bytes: str = "20Gi"
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """An object, and where a server has its kind."""
-
-    plural: str
-    body: Body
-
-    @property
-    def place(self) -> tuple[str, str, str, str]:
-        """API version, plural, namespace and name."""
-        about = self.body["metadata"]
-        return self.body["apiVersion"], self.plural, about["namespace"], about["name"]
-
-
 def wanted(
     job: JobRef, settings: ControllerSettings, policies: Mapping[str, str], owners: Sequence[Mapping[str, str]] = ()
-) -> list[Made]:
+) -> list[Body]:
     """All objects of a job's controller but its secret, in the order in which they are made.
 
     Args:
@@ -97,17 +83,16 @@ def wanted(
         },
     }
     deployment = _made("apps/v1", "Deployment", about, spec=spec)
-    digest = hashlib.sha256(json.dumps([one.body for one in (*made, deployment)]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([*made, deployment]).encode()).hexdigest()[:16]
     annotations = {**about["annotations"], WANTED_ANNOTATION: digest}
-    return [*made, Made(deployment.plural, {**deployment.body, "metadata": {**about, "annotations": annotations}})]
+    return [*made, {**deployment, "metadata": {**about, "annotations": annotations}}]
 
 
-def _made(version: str, kind: str, about: Body, **rest: Any) -> Made:
-    plural = "networkpolicies" if kind == "NetworkPolicy" else f"{kind.lower()}s"
-    return Made(plural, {"apiVersion": version, "kind": kind, "metadata": about, **rest})
+def _made(version: str, kind: str, about: Body, **rest: Any) -> Body:
+    return {"apiVersion": version, "kind": kind, "metadata": about, **rest}
 
 
-def _reached(job: JobRef, said: InjectionSettings, about: Body) -> list[Made]:
+def _reached(job: JobRef, said: InjectionSettings, about: Body) -> list[Body]:
     port = {"name": "hub", "port": PORT, "targetPort": "hub", "protocol": "TCP"}
     # (no address of its own: a cluster has a few hundred of these, or thousands, and may have more jobs)
     service = _made("v1", "Service", about, spec={"clusterIP": "None", "selector": _selector(job), "ports": [port]})
@@ -121,7 +106,7 @@ def _reached(job: JobRef, said: InjectionSettings, about: Body) -> list[Made]:
     return [policy] if said.nats else [service, policy]
 
 
-def secret(job: JobRef, settings: InjectionSettings, password: str, now: datetime.datetime) -> Made:
+def secret(job: JobRef, settings: InjectionSettings, password: str, now: datetime.datetime) -> Body:
     """What lets a job's pods in to its hub, made once. Nothing owns it: no job of that name that comes soon is without.
 
     Where the hub is encrypted, its certificate is in it too, for as long as any job lasts.

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from sftriage.errors import ClusterError
-from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, path_of
+from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, ask_unless, path_of
 
 log = logging.getLogger(__name__)
 
@@ -103,13 +103,9 @@ class Leader:
         """Take or renew the lease if possible; whether that was done."""
         began_s = self._now()
         try:
-            try:
-                body = self._objects.ask("GET", f"{self._where}/{self._name}")
-            except AnsweredError as error:
-                if error.status != NOT_FOUND:
-                    raise
-                about = {"name": self._name, "namespace": self._namespace}
-                body = {"apiVersion": API, "kind": "Lease", "metadata": about}
+            about = {"name": self._name, "namespace": self._namespace}
+            missing: dict[str, Any] = {"apiVersion": API, "kind": "Lease", "metadata": about}
+            body = ask_unless(self._objects, NOT_FOUND, "GET", f"{self._where}/{self._name}") or missing
             spec = body.get("spec") or {}
             self._seen = self._seen.after(spec, began_s)
             duration_s = float(spec.get("leaseDurationSeconds") or DURATION_S)

@@ -25,7 +25,16 @@ from sftriage.events import (
     Sight,
     WindowJudged,
 )
-from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, ObjectWatch, path_of
+from sftriage.kube.client import (
+    NOT_FOUND,
+    STALE,
+    AnsweredError,
+    ClusterObjects,
+    ObjectWatch,
+    ask_unless,
+    get_or_create,
+    path_of,
+)
 from sftriage.kube.fields import status_of
 from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.mirrored import Mirrored, report_body
@@ -209,14 +218,7 @@ class Mirror(Sink):
         self._tell(now_s, problems)
 
     def _served_report(self, body: dict[str, Any]) -> dict[str, Any]:
-        name, namespace = self._job.object_name, self._job.namespace
-        path = path_of(API_VERSION, REPORTS.plural, namespace)
-        try:
-            return self._objects.ask("GET", f"{path}/{name}")
-        except AnsweredError as error:
-            if error.status != NOT_FOUND:
-                raise
-        return self._objects.ask("POST", path, body)
+        return get_or_create(self._objects, path_of(API_VERSION, REPORTS.plural, self._job.namespace), body)
 
     def _hear(self, before: dict[str, Any], status: dict[str, Any]) -> None:
         for one in news(before, status):
@@ -238,11 +240,6 @@ class Mirror(Sink):
     def _put_event(self, one: News, now_s: float) -> None:
         report = self._served_report(report_body(self._job))
         path = path_of("v1", "events", self._job.namespace, event_name(self._job, one.reason))
-        before: dict[str, Any] = {}
-        try:
-            before = self._objects.ask("GET", path)
-        except AnsweredError as error:
-            if error.status != NOT_FOUND:
-                raise
+        before = ask_unless(self._objects, NOT_FOUND, "GET", path) or {}
         body = event_body(self._job, report, one, before, self._waiting[one.reason], now_s)
-        self._objects.apply(body, "events", MANAGER)
+        self._objects.apply(body, MANAGER)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError
+from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, plural_of
 from sftriage.kube.controllers import Controllers, JobPods, PodSeen, _deployed, pod_seen
 from sftriage.kube.deploying import ControllerSettings
 from sftriage.kube.jobs import JobRef
@@ -82,8 +82,8 @@ class Server:
         self.kept[where] = body
         return body
 
-    def apply(self, body, plural, manager):
-        self.kept[f"{plural}/{body['metadata']['name']}"] = body
+    def apply(self, body, manager):
+        self.kept[f"{plural_of(body['kind'])}/{body['metadata']['name']}"] = body
 
     def list(self, kind, namespace):
         return []

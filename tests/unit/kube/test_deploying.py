@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.kube.certificates import good_until
+from sftriage.kube.client import plural_of
 from sftriage.kube.deploying import WANTED_ANNOTATION, ControllerSettings, policy_files, removed, secret, wanted
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.policies import standings
@@ -22,7 +23,7 @@ OWNER = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "pr
 
 
 def made(settings=SETTINGS, policies=None, owners=(OWNER,)):
-    return {one.body["kind"]: one.body for one in wanted(JOB, settings, policies or {"a.yaml": "a"}, owners)}
+    return {one["kind"]: one for one in wanted(JOB, settings, policies or {"a.yaml": "a"}, owners)}
 
 
 NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
@@ -41,8 +42,8 @@ def test_all_of_it_is_the_job_s():
         assert about["labels"]["sftriage.dev/job"] == JOB.object_name
     # AND all that is made is removed, the Deployment last: by it the others are found
     secrets = [secret(JOB, InjectionSettings(hub_tls=one), "x", NOW) for one in (False, True)]
-    places = {one.place for one in (*wanted(JOB, SETTINGS, {}), *secrets)}
-    assert {(version, plural, name) for version, plural, _, name in places} == set(removed(JOB))
+    made_ = (*wanted(JOB, SETTINGS, {}), *secrets)
+    assert {(one["apiVersion"], plural_of(one["kind"]), one["metadata"]["name"]) for one in made_} == set(removed(JOB))
     assert removed(JOB)[-1] == ("apps/v1", "deployments", JOB.object_name)
 
 
@@ -81,7 +82,7 @@ def test_settings_are_followed():
 def test_a_hub_that_is_encrypted_has_its_certificate_beside_its_password():
     """GIVEN hub_tls THEN one Secret, made once, has what the controller serves by; agents get less of it"""
     said = InjectionSettings(hub_tls=True)
-    found = secret(JOB, said, "x", NOW).body
+    found = secret(JOB, said, "x", NOW)
     data = found["stringData"]
     assert set(data) == {"hub", "ca.pem", "cert.pem", "key.pem"}
     names = {f"{JOB.object_name}.ml.svc", "127.0.0.1"}
@@ -97,7 +98,7 @@ def test_a_hub_that_is_encrypted_has_its_certificate_beside_its_password():
     (served,) = (one for one in spec["volumes"] if one["name"] == "hub")
     assert served["secret"]["secretName"] == hub["secret"]["secretName"] == found["metadata"]["name"]
     # AND a job whose Secret was made without is not left with that
-    assert found["metadata"]["name"] != secret(JOB, InjectionSettings(), "x", NOW).body["metadata"]["name"]
+    assert found["metadata"]["name"] != secret(JOB, InjectionSettings(), "x", NOW)["metadata"]["name"]
 
 
 def test_with_a_nats_server_that_all_share_no_hub_is_started():
@@ -147,4 +148,4 @@ def test_the_policies_in_force_are_files_in_their_order_and_of_none_the_default(
 def test_whatever_a_job_is_called_its_objects_are_names_that_a_server_takes(name):
     job = JobRef("job", name, "ml")
     assert len(job.object_name) <= 63
-    assert all(one.body["metadata"]["name"] == job.object_name for one in wanted(job, SETTINGS, {}))
+    assert all(one["metadata"]["name"] == job.object_name for one in wanted(job, SETTINGS, {}))

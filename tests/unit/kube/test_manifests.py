@@ -95,7 +95,7 @@ def test_what_the_operator_makes_for_a_job_is_valid():
     tls, nats = InjectionSettings(hub_tls=True, metrics_secret="m"), InjectionSettings(nats="tls://nats:4222")
     for settings in (*map(ControllerSettings, (SETTINGS, tls, nats)), ControllerSettings(InjectionSettings(), "claim")):
         for one in (*wanted(job, settings, {"a.yaml": "a"}, [owner]), secret(job, settings.injection, "x", NOW)):
-            validate(one.body)
+            validate(one)
 
 
 def test_a_shared_hub_has_the_certificate_that_its_address_and_its_pod_want():

@@ -13,7 +13,7 @@ from sftriage.decisions import CaptureResult, ManualRequest
 from sftriage.errors import ClusterError
 from sftriage.events import CaptureChanged
 from sftriage.kube import client, mirroring
-from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError
+from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, plural_of
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.mirroring import Mirror
 from sftriage.runs.asks import left
@@ -49,10 +49,10 @@ class Server:
             self.made[body["kind"]] += 1
             return self._keep(where, {**body, "metadata": {**body["metadata"], "uid": where, "generation": 1}})
 
-    def apply(self, body, plural, manager):
+    def apply(self, body, manager):
         with self.lock:
             self._check()
-            return self._keep(f"/api/v1/namespaces/ml/{plural}/{body['metadata']['name']}", dict(body))
+            return self._keep(f"/api/v1/namespaces/ml/{plural_of(body['kind'])}/{body['metadata']['name']}", dict(body))
 
     def put_status(self, kind, body, status):
         with self.lock:

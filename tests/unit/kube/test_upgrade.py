@@ -32,8 +32,8 @@ def test_its_pods_are_known(pod):
 
 def test_its_agents_find_the_hub_that_the_operator_has_made_now(pod):
     """GIVEN a pod of before WHEN the controller is one of now THEN address, Secret and key are those its agent has"""
-    made = {one.body["kind"]: one.body for one in wanted(JOB, ControllerSettings(SETTINGS), {})}
-    held = secret(JOB, SETTINGS, "x", datetime(2027, 1, 15, tzinfo=timezone.utc)).body
+    made = {one["kind"]: one for one in wanted(JOB, ControllerSettings(SETTINGS), {})}
+    held = secret(JOB, SETTINGS, "x", datetime(2027, 1, 15, tzinfo=timezone.utc))
     (agent,) = (one for one in pod["spec"]["initContainers"] if one["name"] == "sftriage-agent")
     command = agent["command"]
     name, _, port = command[command.index("--hub") + 1].partition(":")
