@@ -26,6 +26,17 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 
+log = logging.getLogger(__name__)
+
+PAGE = 500
+"""So many objects are read at once: those of a large cluster are never in memory together."""
+WATCH_S = 300
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+
+Kept = TypeVar("Kept")
+Key = tuple[str, str]
+"""Namespace and name."""
+
 
 class AnsweredError(ClusterError):
     """The server has answered, and refuses; ``status`` is HTTP's."""
@@ -242,32 +253,19 @@ def _short(text: str) -> str:
     return line if len(line) <= _MAX_SAID else f"{line[: _MAX_SAID - 1]}…"
 
 
-log = logging.getLogger(__name__)
-
-PAGE = 500
-"""So many objects are read at once: those of a large cluster are never in memory together."""
-WATCH_S = 300
-_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-
-Kept = TypeVar("Kept")
-Key = tuple[str, str]
-"""Namespace and name."""
-
-
 class ObjectWatch(threading.Thread, Generic[Kept]):
-    """Some objects of a kind, in a thread of its own that lists them, and then watches what becomes of them.
+    """Lists some objects of a kind in a thread of its own, and then watches them.
 
-    Where the server has forgotten what was before, or a connection broke, they are listed anew: what is missing then
-    has gone. A server that is away is waited for, and what was seen last stays until it is back.
+    After a break, or where the server has forgotten what was before, they are listed again: what is missing then has
+    gone. While the server is away, what was seen last stays.
 
     Args:
         objects: the server.
-        path: where they are, see `client.path_of`.
-        keep: what is kept of each.
-        changed: is told what was kept of one and what is now; None where it was or is not there. From that thread.
-        about: what a list leaves out of each, its ``apiVersion`` and ``kind``.
+        path: of the objects, see `path_of`.
+        keep: what to keep of each.
+        changed: is called in the thread with what was kept of an object and what is now; None while there is none.
         query: selectors, as the server has them.
-        watch_s: how long one watch lasts before it is begun again; a network that drops it in silence is noticed then.
+        watch_s: how long a watch lasts before the next; a network that drops it in silence is noticed then.
     """
 
     def __init__(
@@ -277,13 +275,12 @@ class ObjectWatch(threading.Thread, Generic[Kept]):
         keep: Callable[[dict[str, Any]], Kept],
         changed: Callable[[Kept | None, Kept | None], None],
         *,
-        about: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
         watch_s: int = WATCH_S,
     ) -> None:
         super().__init__(name=f"sftriage-watch-{path.rpartition('/')[2]}", daemon=True)
         self._objects, self._path, self._keep, self._changed = objects, path, keep, changed
-        self._about, self._query, self._watch_s = dict(about or {}), dict(query or {}), watch_s
+        self._query, self._watch_s = dict(query or {}), watch_s
         self._kept: dict[Key, Kept] = {}
         self._lock, self._ending = threading.Lock(), threading.Event()
         self._said = ""
@@ -325,7 +322,7 @@ class ObjectWatch(threading.Thread, Generic[Kept]):
             page = self._objects.ask("GET", self._path, **query)
             for body in page.get("items") or ():
                 seen.add(_key(body))
-                self._put({**self._about, **body})
+                self._put(body)
             token = page["metadata"].get("continue")
             if not token:
                 break
@@ -344,7 +341,7 @@ class ObjectWatch(threading.Thread, Generic[Kept]):
             if event["type"] == "DELETED":
                 self._drop(_key(body))
             elif event["type"] in ("ADDED", "MODIFIED"):
-                self._put({**self._about, **body})
+                self._put(body)
         return version
 
     def _put(self, body: dict[str, Any]) -> None:

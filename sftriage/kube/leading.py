@@ -39,23 +39,10 @@ class Observed:
 
 
 class Leader:
-    """One who would lead.
-
-    Args:
-        objects: the cluster.
-        namespace: where the lease is.
-        name: of the lease.
-        me: who this is; nobody else is called so.
-        now: seconds on a clock that only goes on.
-    """
+    """A candidate called ``me``, for the lease ``name`` of a namespace; ``now`` is monotonic, in seconds."""
 
     def __init__(
-        self,
-        objects: ClusterObjects,
-        namespace: str,
-        name: str,
-        me: str,
-        now: Callable[[], float] = time.monotonic,
+        self, objects: ClusterObjects, namespace: str, name: str, me: str, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._objects, self._me, self._now = objects, me, now
         self._where, self._name, self._namespace = path_of(API, "leases", namespace), name, namespace

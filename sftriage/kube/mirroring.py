@@ -59,13 +59,7 @@ _TELLING = (WindowJudged, CaptureChanged, ManualRequestDecided, FollowUpDecided,
 
 
 class Mirror(Sink):
-    """What a cluster is shown of a job's runs, one after another; a sink of each.
-
-    Args:
-        objects: the cluster.
-        job: the job.
-        now: seconds since the epoch.
-    """
+    """Mirrors the runs of a job into a cluster, one after another; a sink of each. ``now`` is since the epoch."""
 
     name = "cluster"
 
@@ -86,7 +80,7 @@ class Mirror(Sink):
         about = {"apiVersion": API_VERSION, "kind": CAPTURES.kind}
         selector = {"labelSelector": f"{JOB_LABEL}={job.object_name}"}
         self._captures: ObjectWatch[dict[str, Any]] = ObjectWatch(
-            objects, path, dict, lambda before, now: self._woken.set(), about=about, query=selector
+            objects, path, lambda body: about | body, lambda before, now: self._woken.set(), query=selector
         )
         self._thread = threading.Thread(target=self._work, name="sftriage-mirror", daemon=True)
 

@@ -211,18 +211,29 @@ def settings() -> kopf.OperatorSettings:
     return wanted
 
 
-Making: TypeAlias = Callable[[Callable[[JobRef], None]], Controllers]
-"""Makes who looks after jobs, and tells whom it is given that one is to be looked at."""
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What an operator looks after.
+
+    Attributes:
+        stores: in which it may delete traces, as `checked_url` has them.
+        namespaces: none means the whole cluster.
+        watch_s: how long a watch lasts before the next; a network that drops it in silence is noticed then.
+        controllers: how controllers of jobs run; by default none are started.
+        grace_s: how long a job may be without pods until its controller goes.
+        keep_s: how long reports of plain pods stay, which no object owns.
+    """
+
+    stores: Collection[str] = ()
+    namespaces: Sequence[str] = ()
+    watch_s: int = 300
+    controllers: ControllerSettings | None = None
+    grace_s: float = GRACE_S
+    keep_s: float = KEEP_S
 
 
-def registry(
-    objects: ClusterObjects,
-    remover: Remover,
-    making: Making | None = None,
-    begun: Callable[[], None] = lambda: None,
-    namespaces: Sequence[str] = (),
-) -> kopf.OperatorRegistry:
-    """What is watched, and what is done about it; ``begun`` is called once the operator's loop runs, in that."""
+def registry(objects: ClusterObjects, after: Looked, begun: Callable[[], None]) -> kopf.OperatorRegistry:
+    """What is watched, and what is done about it; ``begun`` is called in the operator's loop once that runs."""
     found = kopf.OperatorRegistry()
     reconciler = Reconciler(objects)
     tasks: list[asyncio.Task[None]] = []
@@ -235,16 +246,17 @@ def registry(
     @kopf.on.startup(registry=found)
     async def begin(**_: Any) -> None:
         begun()
-        if making is not None:
+        if after.controllers is not None:
             loop = asyncio.get_running_loop()
 
             def look(job: JobRef) -> None:
                 loop.call_soon_threadsafe(reconciler.look, JOBS, job.job_id)
                 loop.call_soon_threadsafe(reconciler.look, CAPTURES.kind, job.namespace)
 
-            reconciler.controllers = making(look)
+            times_s = after.grace_s, after.keep_s, after.watch_s
+            reconciler.controllers = Controllers(objects, after.controllers, look, after.namespaces, *times_s)
             reconciler.controllers.begin()
-            for namespace in namespaces or ("",):
+            for namespace in after.namespaces or ("",):
                 reconciler.look(REPORTS.kind, namespace)
         tasks.append(asyncio.create_task(reconciler.run()))
 
@@ -267,7 +279,7 @@ def registry(
 
     @kopf.on.delete(GROUP, VERSION, CAPTURES.plural, registry=found, id="trace", backoff=RETRY_S)
     def deleted(body: kopf.Body, **_: Any) -> None:
-        _delete(objects, remover, dict(body))
+        _delete(objects, Remover(after.stores), dict(body))
 
     return found
 
@@ -294,48 +306,20 @@ def _tell(objects: ClusterObjects, body: dict[str, Any], words: str) -> None:
         objects.put_status(CAPTURES, body, {**status, "conditions": [*others, removed.plain()]})
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """What an operator looks after.
-
-    Attributes:
-        stores: the stores in which it may delete traces, as `checked_url` has them.
-        namespaces: those that it looks after; none means the whole cluster.
-        watch_s: how long one watch lasts before it is begun again; a network that drops it in silence is noticed then.
-        controllers: how controllers of jobs run; by default none are started.
-        grace_s: how long a job may be without pods until its controller goes.
-        keep_s: how long reports of plain pods stay, which go with no object.
-    """
-
-    stores: Collection[str] = ()
-    namespaces: Sequence[str] = ()
-    watch_s: int = 300
-    controllers: ControllerSettings | None = None
-    grace_s: float = GRACE_S
-    keep_s: float = KEEP_S
-
-
 def run(objects: ClusterObjects, after: Looked, leader: Leader | None = None) -> None:
     """Run until SIGTERM or Ctrl-C, or until another operator leads.
 
     Args:
-        objects: how statuses are read and written; kopf watches with the credentials of the same kubeconfig.
-        after: what it looks after.
-        leader: who is to lead before anything is done; by default nobody is asked.
+        objects: for statuses; kopf watches with the credentials of the same kubeconfig.
+        after: what to look after.
+        leader: has to lead first; by default there is no election.
 
     Raises:
         ClusterError: the cluster has refused for half a minute what the operator needs, or another one leads.
     """
-    wanted, made_as = settings(), after.controllers
+    wanted = settings()
     wanted.watching.server_timeout = after.watch_s
     wanted.watching.client_timeout = after.watch_s + 10
-    making: Making | None = None
-    if made_as is not None:
-
-        def making(look: Callable[[JobRef], None]) -> Controllers:
-            about = objects, made_as, look, after.namespaces, after.grace_s, after.keep_s, after.watch_s
-            return Controllers(*about)
-
     # (an event of the loop's own: one of threads keeps kopf from ending)
     stop = asyncio.Event()
 
@@ -349,7 +333,7 @@ def run(objects: ClusterObjects, after: Looked, leader: Leader | None = None) ->
         leader.lead()
     try:
         kopf.run(
-            registry=registry(objects, Remover(after.stores), making, begun, after.namespaces),
+            registry=registry(objects, after, begun),
             settings=wanted,
             # (by default kopf asks what its user is called, who in an image has no name)
             identity=_PREFIX,  # type: ignore[arg-type]  # a str by another name

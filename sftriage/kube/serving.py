@@ -102,12 +102,13 @@ class _Rotating:
     """Uses the newest certificate of a folder from the next handshake on."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._seen = folder, _seen(folder)
+        self._folder, self._files = folder, (folder / CERTIFICATE, folder / KEY)
+        self._seen = _seen(*self._files)
         self.first = self._context = _context(folder)
         self._said_s = float("-inf")
 
     def __call__(self, connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context_: ssl.SSLContext) -> None:
-        if (seen := _seen(self._folder)) != self._seen:
+        if (seen := _seen(*self._files)) != self._seen:
             try:
                 self._context, self._seen = _context(self._folder), seen
                 log.info("the certificate in %s has changed, and is used from now on", self._folder)
@@ -141,9 +142,9 @@ def _context(folder: Path) -> ssl.SSLContext:
     return context
 
 
-def _seen(folder: Path) -> tuple[tuple[int, int, int], ...]:
+def _seen(*paths: Path) -> tuple[tuple[int, int, int], ...]:
     with contextlib.suppress(OSError):
-        found = [(folder / name).stat() for name in (CERTIFICATE, KEY)]
+        found = [path.stat() for path in paths]
         return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
     return ()
 
@@ -156,21 +157,12 @@ class KeptSettings:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._seen = path, self._look(path)
+        self._path, self._seen = path, () if path is None else _seen(path)
         self._settings = InjectionSettings() if path is None else read_settings(path)
-
-    @staticmethod
-    def _look(path: Path | None) -> tuple[int, int] | None:
-        if path is not None:
-            with contextlib.suppress(OSError):
-                found = path.stat()
-                return found.st_ino, found.st_mtime_ns
-        return None
 
     def __call__(self) -> InjectionSettings:
         """As they are now."""
-        seen = self._look(self._path)
-        if self._path is not None and seen is not None and seen != self._seen:
+        if self._path is not None and (seen := _seen(self._path)) not in ((), self._seen):
             self._seen = seen
             try:
                 self._settings = read_settings(self._path)
