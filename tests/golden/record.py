@@ -286,6 +286,9 @@ def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
     from rich.console import Console
 
     from sftriage.events import CauseFound, JobSeen, Received, RemedyChanged, WindowJudged
+    from sftriage.sinks.metrics import Metrics
+    from sftriage.sinks.spans import SpanSink
+    from sftriage.sinks.terminal import Reporter
     from sftriage.sinks.webhooks import (
         cause_event,
         cause_message,
@@ -294,9 +297,6 @@ def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
         remedy_message,
         slack_message,
     )
-    from sftriage.sinks.metrics import Metrics
-    from sftriage.sinks.spans import SpanSink
-    from sftriage.sinks.terminal import Reporter
     from tests.golden.runs import NOW_S, T0_S
 
     printed, bodies, exposed = io.StringIO(), list[str](), list[str]()
