@@ -13,7 +13,7 @@ from mcp.types import ToolAnnotations
 
 from sftriage import __version__
 from sftriage.assistants import answers
-from sftriage.assistants.places import Places
+from sftriage.assistants.answers import Places
 from sftriage.errors import SftriageError
 
 P = ParamSpec("P")

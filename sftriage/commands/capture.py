@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sftriage.commands.grouping import arguments
+from sftriage.commands.cli import arguments
 from sftriage.commands.options import RunOption, meant, option
 from sftriage.commands.output import notices, print_json, say, write
 from sftriage.decisions import ManualRequest, ProfilerChoice
 from sftriage.errors import CaptureError, UsageError
-from sftriage.runs.asks import leave, withdraw
 from sftriage.runs.directory import RunDirectory, find_run, read_info
+from sftriage.runs.requests import leave, withdraw
 from sftriage.words.amounts import place
 
 INTERRUPTED = 128 + 2
@@ -112,7 +112,7 @@ def capture(
     # where Ctrl-C comes while a dataclass is made.
     from sftriage.agent.captures import ANSWER_GRACE_S
     from sftriage.policy.quantities import size_bytes
-    from sftriage.runs import answers
+    from sftriage.runs import requests
 
     most_bytes = meant("--max-bytes", size_bytes, max_bytes)
     options = _options(profiler, {"torch": torch, "nsys": nsys, "stacks": stacks})
@@ -135,15 +135,15 @@ def capture(
         with notices().status("asking") as status:
             # In here already: the run can take the request up before this returns.
             leave(directory, ask)
-            decision = answers.answer(directory, ask)
+            decision = requests.answer(directory, ask)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
             grace_s = max(ANSWER_GRACE_S[request["profiler"]] for request in decision["requests"])
-            ended = answers.ended(directory, decision, max_seconds + grace_s + NOTED_S, status.update)
+            ended = requests.ended(directory, decision, max_seconds + grace_s + NOTED_S, status.update)
     except KeyboardInterrupt:
         withdraw(directory, ask)
-        say(answers.left_alone(directory, ask))
+        say(requests.left_alone(directory, ask))
         raise typer.Exit(INTERRUPTED) from None
-    _tell(directory, decision, ended, answers.follow_ups(directory, ended), as_json=as_json)
+    _tell(directory, decision, ended, requests.follow_ups(directory, ended), as_json=as_json)
 
 
 def _refuse_ended(directory: RunDirectory) -> None:

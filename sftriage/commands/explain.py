@@ -13,7 +13,7 @@ from sftriage.runs.decisions import remedies_by, window_of
 from sftriage.runs.directory import find_run
 from sftriage.words.advice import remedy_told
 from sftriage.words.decisions import decision_values
-from sftriage.words.explaining import explain
+from sftriage.words.verdicts import explain
 
 
 def explain_decision(

@@ -20,7 +20,7 @@ from sftriage.errors import UsageError
 from sftriage.reduce.opening import Program, StoredFile, for_viewer, program_for
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store
-from sftriage.web.browsers import Starter, browser_starter, has_browser
+from sftriage.web.serving import Starter, browser_starter, has_browser
 
 PATIENCE_S = 600.0
 GRACE_S = 30

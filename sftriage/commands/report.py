@@ -12,10 +12,10 @@ from sftriage.commands.options import CapturesChoice, argument, option
 from sftriage.commands.output import results, write
 from sftriage.commands.traces import captures_of, complete_capture
 from sftriage.errors import UsageError
-from sftriage.runs.beside import control_of
 from sftriage.runs.directory import RunDirectory, find_run
+from sftriage.runs.lanes import control_of
 from sftriage.runs.lateness import HeatMap
-from sftriage.runs.report import Report, capture_report, run_named, run_report
+from sftriage.runs.picture import Report, capture_report, run_named, run_report
 from sftriage.runs.source import RunSource
 from sftriage.words.amounts import clock_time, place
 

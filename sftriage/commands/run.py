@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sftriage.commands.grouping import arguments
+from sftriage.commands.cli import arguments
 from sftriage.commands.job_options import (
     AutoOption,
     KeepingOptions,

@@ -25,12 +25,13 @@ from sftriage.runs.captures import (
     cause_values,
     condition_values,
     described,
+    since_of,
+    steps_of,
     upload_of,
     upload_values,
     upload_words,
 )
 from sftriage.runs.directory import find_run
-from sftriage.runs.queries import since_of, steps_of
 from sftriage.runtime import catalogues
 from sftriage.runtime.catalogues import CatalogueCaptures
 from sftriage.sampling.sampler import NAME as STACKS_NAME

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from sftriage.web.access import Access
-    from sftriage.web.browsers import Starter
+    from sftriage.web.serving import Starter
     from sftriage.web.store_source import StoreSource
 
 TOKEN_VARIABLE = "SFTRIAGE_UI_TOKEN"
@@ -86,7 +86,7 @@ def ui(
 
 def _runs(access: Access, stopping: threading.Event) -> tuple[ASGIApp, Callable[[], Path | None]]:
     """The pages about the runs of this machine, and which one is shown now."""
-    from sftriage.runs.started import StartedRuns
+    from sftriage.runs.source import StartedRuns
     from sftriage.web.runs_page import RunsPage
 
     runs = StartedRuns()
@@ -145,8 +145,7 @@ def serve_page(
         UsageError: it cannot listen there.
     """
     from sftriage.web.access import is_loopback
-    from sftriage.web.browsers import tunnel
-    from sftriage.web.serving import address, listen, serve
+    from sftriage.web.serving import address, listen, serve, tunnel
 
     with listen(host, port) as listening:
         link = f"{address(listening, name)}{where}"

@@ -23,7 +23,7 @@ from sftriage.traces.documents import first_problem
 from sftriage.traces.manifest import Manifest
 from sftriage.words.captures import caused
 from sftriage.words.glance import reproduced_words
-from sftriage.words.objects import REPRODUCED, capture_sentence, removal_sentence
+from sftriage.words.kube import REPRODUCED, capture_sentence, removal_sentence
 
 Body = Mapping[str, Any]
 """An object as the API server has it."""

@@ -53,7 +53,7 @@ from sftriage.kube.mirrored import job_named, report_body
 from sftriage.kube.objects import API_VERSION, POLICIES, REPORTS
 from sftriage.kube.policies import standings
 from sftriage.kube.reports import outdated
-from sftriage.words.objects import REPORTS as SAID
+from sftriage.words.kube import REPORTS as SAID
 
 log = logging.getLogger(__name__)
 

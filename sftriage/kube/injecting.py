@@ -34,7 +34,7 @@ from sftriage.kube.jobs import (
 )
 from sftriage.kube.objects import GROUP
 from sftriage.kube.settings import InjectionSettings
-from sftriage.words.injection import injected_but, left_alone
+from sftriage.words.kube import injected_but, left_alone
 
 CONTAINERS_ANNOTATION = f"{GROUP}/containers"
 """Which containers train, by name, with commas between them; by default all do."""

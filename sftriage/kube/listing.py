@@ -14,7 +14,7 @@ from sftriage.kube.fields import condition, status_of
 from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL, annotations_of, labels_of, mapping
 from sftriage.kube.objects import StoredTrace
 from sftriage.traces.documents import first_problem
-from sftriage.words.objects import CAPTURE_STATES
+from sftriage.words.kube import CAPTURE_STATES
 
 MAX_NAMED = 5
 Body = Mapping[str, Any]

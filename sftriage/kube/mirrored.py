@@ -23,7 +23,7 @@ from sftriage.runs.source import View
 from sftriage.traces.documents import CONTROL
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
-from sftriage.words.objects import CAPTURES
+from sftriage.words.kube import CAPTURES
 
 CAPTURE_ANNOTATION, RUN_ANNOTATION = f"{GROUP}/capture-id", f"{GROUP}/run"
 """On a TraceCapture that a job's controller made: which capture of which of its runs it is."""

@@ -40,8 +40,8 @@ from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.mirrored import Mirrored, report_body
 from sftriage.kube.objects import API_VERSION, CAPTURES, REPORTS
 from sftriage.kube.reports import EVERY_S, News, event_body, event_name, news, report_status
-from sftriage.runs.asks import leave
 from sftriage.runs.directory import RunDirectory
+from sftriage.runs.requests import leave
 from sftriage.runs.source import RunSource, View
 from sftriage.sinks.stream import Sink
 

@@ -32,8 +32,8 @@ from sftriage.kube.policies import standings
 from sftriage.traces.objects import checked_url
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.stores import PIN_NAME
-from sftriage.words.objects import CAPTURES as CAPTURE_WORDS
-from sftriage.words.objects import removal_sentence
+from sftriage.words.kube import CAPTURES as CAPTURE_WORDS
+from sftriage.words.kube import removal_sentence
 
 RETRY_S = 15.0
 """How long after a store could not be reached it is tried again."""

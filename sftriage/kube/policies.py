@@ -14,7 +14,7 @@ from sftriage.kube.objects import TriagePolicyStatus
 from sftriage.policy.document import MAX_SHOWN, PolicyError, Problem
 from sftriage.policy.loading import LoadedPolicy, parse
 from sftriage.policy.policy_set import PolicySet
-from sftriage.words.objects import POLICIES
+from sftriage.words.kube import POLICIES
 
 Body: TypeAlias = Mapping[str, Any]
 """An object as the API server has it."""

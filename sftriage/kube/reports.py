@@ -30,7 +30,7 @@ from sftriage.traces.manifest import Manifest
 from sftriage.words.advice import NOTHING, link_name, remedy_told
 from sftriage.words.amounts import clock
 from sftriage.words.captures import caused
-from sftriage.words.objects import NEWS, REPORTS
+from sftriage.words.kube import NEWS, REPORTS
 from sftriage.words.verdicts import explained
 
 _NOT_KNOWN = ("no_run", "warming_up", "unknown")

@@ -26,7 +26,7 @@ from sftriage.kube.injecting import Injection, Version, injection, version_of
 from sftriage.kube.jobs import ENABLED, INJECT_LABEL, job_of, labels_of, mapping, text
 from sftriage.kube.objects import GROUP, Requester
 from sftriage.kube.settings import InjectionSettings, read_settings
-from sftriage.words.injection import left_alone
+from sftriage.words.kube import left_alone
 
 log = logging.getLogger("sftriage.kube")
 

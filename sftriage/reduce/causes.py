@@ -17,7 +17,7 @@ from sftriage.reduce.spots import WORKS, Spot, code_of, how, place, spots
 from sftriage.reduce.workers import WorkerSpot, in_workers
 from sftriage.traces.findings import CauseCode, CauseInfo, Findings, PlaceInfo, StageProfile
 from sftriage.words.amounts import milliseconds
-from sftriage.words.causes import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
+from sftriage.words.captures import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
 
 LEAST_FRACTION = 0.04
 """Of a step: what is longer by less is not slow, and has no cause. It is what a policy's `min_gain` is by default."""

@@ -9,8 +9,7 @@ from sftriage.events import RemedyChanged, WindowJudged
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import milliseconds
 from sftriage.words.decisions import advice, reason_sentence, resolution
-from sftriage.words.explaining import Check, explain
-from sftriage.words.verdicts import system_sentence, verdict_sentence, when, where, who
+from sftriage.words.verdicts import Check, explain, system_sentence, verdict_sentence, when, where, who
 
 
 def resolves(verdict: Verdict, decision: Decision) -> str:

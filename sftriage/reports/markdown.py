@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sftriage.runs.picture import Frontier
-from sftriage.runs.report import CaptureNote, Report
+from sftriage.runs.picture import CaptureNote, Frontier, Report
 from sftriage.words.amounts import milliseconds
 from sftriage.words.captures import caused
 from sftriage.words.glance import QUESTIONS

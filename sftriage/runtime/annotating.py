@@ -17,8 +17,8 @@ from sftriage.reduce.reading import read_traces
 from sftriage.reduce.sampled import SampledRank, find_sampled, in_torch, left_open, slowest
 from sftriage.reduce.samples import StackSamples, read_samples
 from sftriage.reduce.stages import Reduction, reduce_trace
-from sftriage.runs.beside import captured_steps, control_of, counted_beside, steps_beside
 from sftriage.runs.directory import RunDirectory
+from sftriage.runs.lanes import captured_steps, control_of, counted_beside, steps_beside
 from sftriage.runs.lateness import HeatSource
 from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME

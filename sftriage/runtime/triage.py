@@ -32,11 +32,11 @@ from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import in_the_same_steps
 from sftriage.policy.schema import Rule
 from sftriage.records import JobStatus, Window
-from sftriage.runs.asks import left
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
 from sftriage.runs.liveness import DISK, FAILING, holding, note_problem
 from sftriage.runs.recordings import load_recording
+from sftriage.runs.requests import left
 from sftriage.runtime.annotating import Annotations
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Webhooks

@@ -13,7 +13,7 @@ from sftriage.errors import InputError, UsageError
 from sftriage.records import Window
 from sftriage.reduce.naming import Names
 from sftriage.reduce.together import together
-from sftriage.runs.operations import operations_in, operations_of
+from sftriage.runs.whatif import operations_in, operations_of
 from sftriage.runtime.reducing import read_all
 from sftriage.whatif.arranging import COLUMNS, RANK, Rows, arranged
 from sftriage.whatif.operations import Operations

@@ -17,7 +17,7 @@ from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples
 from sftriage.reduce.workers import meanwhile
 from sftriage.traces.findings import PlaceInfo, StageProfile
 from sftriage.traces.manifest import Manifest
-from sftriage.web.rendering import milliseconds
+from sftriage.web.page import milliseconds
 
 MAX_BOXES = 150
 """Of one drawing: the widest."""

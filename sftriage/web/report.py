@@ -13,13 +13,13 @@ from sftriage.runs.axis import axis_of
 from sftriage.runs.following import RequestRow
 from sftriage.runs.lanes import Lanes
 from sftriage.runs.lateness import UNKNOWN, HeatMap
-from sftriage.runs.report import Report
+from sftriage.runs.picture import Report
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.stores import Store, beside
 from sftriage.web.charts import Timeline, bars_of, timeline
+from sftriage.web.downloads import Stacks
 from sftriage.web.flames import FlameGraph
-from sftriage.web.rendering import templates
-from sftriage.web.stacks import Stacks
+from sftriage.web.page import templates
 
 SHADES = 8
 """So many shades of lateness are told apart in the picture; the first is in time, and not drawn."""

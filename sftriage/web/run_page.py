@@ -16,25 +16,21 @@ from starlette.routing import Route
 from sftriage.decisions import CAPTURE_ID
 from sftriage.reduce.flames import FOLDED_NAME
 from sftriage.runs.axis import Axis, TimelineColumn
-from sftriage.runs.beside import control_of
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import log_of
 from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.glance import captures_cost_s, glance_of
+from sftriage.runs.lanes import control_of
 from sftriage.runs.lateness import HeatMap
-from sftriage.runs.operations import operations_in
 from sftriage.runs.outlook import CaptureStatus
-from sftriage.runs.source import Drawing, RunSource, View
-from sftriage.runs.started import StartedRuns
-from sftriage.runs.whatif import HOTTEST, WhatIf, heat_of, timelines_of, trace_events, whatif_of
+from sftriage.runs.source import Drawing, RunSource, StartedRuns, View
+from sftriage.runs.whatif import HOTTEST, WhatIf, heat_of, operations_in, timelines_of, trace_events, whatif_of
 from sftriage.traces.manifest import Manifest
 from sftriage.web.access import Access
 from sftriage.web.charts import CHOICES, StepRange, bars_of, table_of, timeline
-from sftriage.web.downloads import file_of
+from sftriage.web.downloads import Stacks, file_of
 from sftriage.web.flames import FlameGraph
-from sftriage.web.page import Page, page_number, reading_stored
-from sftriage.web.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS
-from sftriage.web.stacks import Stacks
+from sftriage.web.page import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Page, page_number, reading_stored
 from sftriage.whatif.slowdown import MIN_SLOWDOWN
 
 HEAT_PATIENCE_S = 1.0

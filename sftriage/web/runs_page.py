@@ -17,8 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.source import RunSource, View
-from sftriage.runs.started import StartedRun, StartedRuns
+from sftriage.runs.source import RunSource, StartedRun, StartedRuns, View
 from sftriage.web.access import Access
 from sftriage.web.page import Page
 from sftriage.web.run_page import RunPage

@@ -1,20 +1,24 @@
-"""Listening: a socket on the address asked for, and a server on it, in the foreground or in a thread of its own."""
+"""A listening socket, a server on it, in the foreground or in a thread of its own, and links for browsers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ipaddress
+import os
 import socket
+import sys
 import threading
+import webbrowser
+from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import TypeAlias
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sftriage.errors import UsageError
-from sftriage.web.browsers import bracketed
 
 STOP_GRACE_S = 3
 """How long requests under way are waited for at the end."""
@@ -155,3 +159,53 @@ class BackgroundServer:
     def __exit__(self, kind: object, *_: object) -> None:
         # A person who wants it to end does not wait for somebody else's request.
         self.close(None if kind is None else 0.5)
+
+
+Starter: TypeAlias = Callable[[str, int], None]
+"""Shows a link, at a port of this machine, to whoever is there, or says that they have to open it."""
+
+
+def has_browser(environment: Mapping[str, str], platform: str) -> bool:
+    """Whether a browser can be shown here: not over SSH, nor in a container."""
+    if platform in ("darwin", "win32"):
+        return True
+    return any(environment.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def tunnel(host: str, port: int, environment: Mapping[str, str]) -> str:
+    """How a page that this machine alone can open is opened from another."""
+    # (who asked, from which port, and where this machine was found)
+    found = environment.get("SSH_CONNECTION", "").split()
+    here = found[2] if len(found) == 4 else socket.gethostname()
+    return f"from another machine: ssh -L {port}:{bracketed(host)}:{port} {here}, and open the same link there"
+
+
+def browser_starter(wanted: bool, say: Callable[[str], None]) -> Starter:
+    """What opens a link in a browser, if that is ``wanted``."""
+
+    def start(link: str, port: int) -> None:
+        if not wanted:
+            return
+        if not has_browser(os.environ, sys.platform):
+            say("no browser can be shown here: open the link in one of yours")
+            if os.environ.get("SSH_CONNECTION"):
+                say(tunnel("127.0.0.1", port, os.environ))
+            return
+        # One that runs in the terminal returns when it is left; the file is served meanwhile.
+        threading.Thread(target=_start, args=(link, say), name="browser", daemon=True).start()
+
+    return start
+
+
+def _start(link: str, say: Callable[[str], None]) -> None:
+    try:
+        started = webbrowser.open(link)
+    except webbrowser.Error:
+        started = False
+    if not started:
+        say("no browser could be started: open the link in one of yours")

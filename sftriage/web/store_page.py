@@ -18,17 +18,16 @@ from starlette.routing import Route
 
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.reduce.flames import FOLDED_NAME
+from sftriage.runs.captures import since_of
 from sftriage.runs.lanes import lanes_of
-from sftriage.runs.queries import since_of
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.stores import Store
 from sftriage.web.access import Access
 from sftriage.web.charts import bars_of
-from sftriage.web.downloads import file_of
+from sftriage.web.downloads import Stacks, file_of
 from sftriage.web.page import Page, page_number, reading_stored
-from sftriage.web.stacks import Stacks
 from sftriage.web.store_source import StoreSource, StoreView
 
 NAMES = ("job", "run", "rank", "stage", "since", "reproduced", "profiler")

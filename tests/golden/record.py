@@ -424,7 +424,7 @@ def assistants(root: Path) -> Iterator[str]:
 
     from mcp.server.mcpserver.exceptions import ToolError
 
-    from sftriage.assistants.places import Places
+    from sftriage.assistants.answers import Places
     from sftriage.assistants.server import server
 
     made = server(Places(root))

@@ -16,7 +16,7 @@ from sftriage.capture.mailbox import MailboxClient
 from sftriage.decisions import ManualRequest
 from sftriage.errors import RingError
 from sftriage.recorder import find_rings
-from sftriage.runs import asks
+from sftriage.runs import requests
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.store import LocalStore
 from sftriage.windows.rings import Ring, open_ring
@@ -148,7 +148,7 @@ def asked(job: Job, **changes: object) -> ManualRequest:
         job.posted_before = mailbox.latest()
     fields = {"steps": STEPS, "warmup_steps": WARMUP_STEPS, **changes}
     ask = ManualRequest(f"ask-{job.asks}", (RANK,), "me", "a look", **fields)
-    asks.leave(job.directory, ask)
+    requests.leave(job.directory, ask)
     return ask
 
 

@@ -8,7 +8,7 @@ import pytest
 from sftriage.agent import captures
 from sftriage.decisions import ENDED, ManualRequest
 from sftriage.events import CaptureChanged, WindowJudged
-from sftriage.runs import asks
+from sftriage.runs import requests
 from sftriage.runs.decisions import decisions_of
 from sftriage.runtime import local
 from sftriage.sinks.stream import Sink
@@ -116,7 +116,7 @@ def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(
     started = watch(watcher, HANG, *FORKED[1:], "2", policy=policy)
     # AND a person who asks for a capture of it once it goes on: a rule waits after a capture that failed
     again = ManualRequest("again", (1,), "me", "it goes on", steps=3)
-    watcher.ask = lambda: asks.leave(started.directory, again)
+    watcher.ask = lambda: requests.leave(started.directory, again)
     # WHEN the job is watched to its end
     assert started.execute() == 0
     # THEN the capture was given up, with that reason

@@ -68,19 +68,35 @@ from sftriage.runs.glance import losses_words
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
 from sftriage.verdicts.system import SAID
-from sftriage.web.rendering import templates
-from sftriage.words import explaining
+from sftriage.web.page import templates
 from sftriage.words.advice import REMEDY_REASONS
-from sftriage.words.captures import capturing_sentence, cost_sentence, ended_sentence
-from sftriage.words.causes import COUNTED, COUNTED_STEP, DOES, NEXT_STEP
+from sftriage.words.captures import (
+    COUNTED,
+    COUNTED_STEP,
+    DOES,
+    NEXT_STEP,
+    capturing_sentence,
+    cost_sentence,
+    ended_sentence,
+)
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, outcome_sentence, reason_sentence, resolution
-from sftriage.words.explaining import explain
 from sftriage.words.glance import AFTERWARDS, FACES, HEALTH, LOOK_AT, OUTCOMES, QUESTIONS, SLOW, look_at
-from sftriage.words.injection import INJECTED_BUT, LEFT_ALONE
 from sftriage.words.keeping import disk_failed_sentence
-from sftriage.words.objects import CAPTURE_STATES, CAPTURES, NEWS, POLICIES, REMOVAL, REPORTS
-from sftriage.words.objects import REPRODUCED as UNKNOWN
-from sftriage.words.verdicts import AFTER_GRADIENTS, REASONS, RESOLVES, STALLS, system_sentence, verdict_sentence
+from sftriage.words.kube import CAPTURE_STATES, CAPTURES, INJECTED_BUT, LEFT_ALONE, NEWS, POLICIES, REMOVAL, REPORTS
+from sftriage.words.kube import REPRODUCED as UNKNOWN
+from sftriage.words.verdicts import (
+    AFTER_GRADIENTS,
+    AGAINST_ITSELF,
+    CLOCK,
+    EXCESS,
+    FIRST,
+    REASONS,
+    RESOLVES,
+    STALLS,
+    explain,
+    system_sentence,
+    verdict_sentence,
+)
 from tests.unit.conftest import asked_for, manifest_of
 
 TABLE = Path(__file__).with_name("sentences.txt")
@@ -287,11 +303,11 @@ def captures() -> Rows:
 
 
 def explanations() -> Rows:
-    for name, what, *_ in (*explaining.CLOCK, *explaining.EXCESS, *explaining.FIRST, *explaining.AGAINST_ITSELF):
+    for name, what, *_ in (*CLOCK, *EXCESS, *FIRST, *AGAINST_ITSELF):
         yield f"check: {name}", what
-    numbers = {threshold: 1.0 for _, _, threshold, _ in (*explaining.EXCESS, *explaining.FIRST)}
-    reached = numbers | {name: 2.0 for name, *_ in (*explaining.EXCESS, *explaining.FIRST)}
-    missed = numbers | {name: 0.5 for name, *_ in (*explaining.EXCESS, *explaining.FIRST)}
+    numbers = {threshold: 1.0 for _, _, threshold, _ in (*EXCESS, *FIRST)}
+    reached = numbers | {name: 2.0 for name, *_ in (*EXCESS, *FIRST)}
+    missed = numbers | {name: 0.5 for name, *_ in (*EXCESS, *FIRST)}
     clock = {"device_coverage": 0.1, "min_device_coverage": 0.5}
     for case, verdict in {
         "suspect": judged(suspects=(RANK, RIVAL), numbers=reached),
@@ -469,7 +485,7 @@ def refusals() -> Rows:
 
 
 def lines_of_commands() -> Rows:
-    for path in in_rooms("commands/*.py", "reports/demo.py", "runtime/*.py"):
+    for path in in_rooms("commands/*.py", "runtime/*.py"):
         for text in said_in(path, "say", "tell", "write"):
             yield path, text
 

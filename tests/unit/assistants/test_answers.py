@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from sftriage.assistants.answers import MOST_CHARACTERS, Answers
-from sftriage.assistants.places import Places
+from sftriage.assistants.answers import MOST_CHARACTERS, Answers, Places
 from sftriage.errors import SftriageError, UsageError
 from sftriage.policy.loading import find
 from sftriage.traces.remote import RemoteStore

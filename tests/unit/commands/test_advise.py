@@ -5,8 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from sftriage.assistants.answers import Answers
-from sftriage.assistants.places import Places
+from sftriage.assistants.answers import Answers, Places
 from sftriage.events import PipelineFigures, RemedyChanged
 from sftriage.runs.glance import glance_of
 from tests.journals import Recorder

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from sftriage.commands.capture import capture
-from sftriage.commands.grouping import flattened
+from sftriage.commands.cli import flattened
 from sftriage.policy.schema import Capture
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import asked_for, run_going_on

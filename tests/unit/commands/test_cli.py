@@ -5,8 +5,7 @@ import shlex
 
 import pytest
 
-from sftriage.commands.cli import Command, command_line
-from sftriage.commands.contents import CONTENTS, Entry, Section
+from sftriage.commands.cli import CONTENTS, Command, Entry, Section, command_line
 
 ENTRIES = [
     (f"{one.name} {entry.name}" if isinstance(one, Section) else entry.name, entry)

@@ -8,7 +8,7 @@ import pytest
 
 from sftriage.reduce.opening import program_for
 from sftriage.traces.store import FileToStore, LocalStore
-from sftriage.web.browsers import has_browser
+from sftriage.web.serving import has_browser
 from tests.unit.recorded import run_at
 
 

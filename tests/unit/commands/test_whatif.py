@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from sftriage.frontier.accounting import anchored
-from sftriage.runs.operations import operations_of
-from sftriage.runs.whatif import whatif_of, whatif_values
+from sftriage.runs.whatif import operations_of, whatif_of, whatif_values
 from sftriage.verdicts import Settings, judge
 from sftriage.whatif.arranging import COLUMNS
 from sftriage.windows.counting import counted_of

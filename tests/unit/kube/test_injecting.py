@@ -14,7 +14,7 @@ from sftriage.kube.injecting import Injection, applied, injection, version_of
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.settings import InjectionSettings
 from sftriage.kube.sidecar import SITE
-from sftriage.words.injection import MAX_CHARS
+from sftriage.words.kube import MAX_CHARS
 from tests.unit.kube.pods import JOBS, pod
 
 NEW, SETTINGS = (1, 31), InjectionSettings(image="registry.example.com/sftriage:1")

@@ -16,7 +16,7 @@ from sftriage.kube import client, mirroring
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, plural_of
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.mirroring import Mirror
-from sftriage.runs.asks import left
+from sftriage.runs.requests import left
 from tests.journals import Recorder
 from tests.unit.recorded import decision, request_of, verdict
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sftriage.decisions import ManualRequest
-from sftriage.runs.asks import leave, left
 from sftriage.runs.directory import RunDirectory
+from sftriage.runs.requests import leave, left
 
 REQUEST = ManualRequest("a1", (0, 2), "alice", "it is slow", steps=3)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sftriage.runs.beside import peers_of
+from sftriage.runs.lanes import peers_of
 from tests.unit.conftest import manifest_of
 
 

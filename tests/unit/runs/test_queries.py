@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.runs.queries import since_of, steps_of
+from sftriage.runs.captures import since_of, steps_of
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 

@@ -4,8 +4,8 @@ import pytest
 
 from sftriage.decisions import ManualRequest
 from sftriage.records import JobStatus, RankStatus, StageSchema
-from sftriage.runs.asks import leave, left
 from sftriage.runs.directory import RunDirectory
+from sftriage.runs.requests import leave, left
 from sftriage.runtime.triage import STARTING_S, ManualRequests
 from sftriage.traces.disk import at_once
 from sftriage.windows.statuses import status_of

@@ -14,7 +14,7 @@ from sftriage.frontier.segments import complete_steps, segments
 from sftriage.frontier.whatif import replay
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.baseline import Baseline, Samples
-from sftriage.words.explaining import explain
+from sftriage.words.verdicts import explain
 from tests.unit.frontier.strategies import ANY, distinct_windows, windows
 from tests.unit.frontier.windows import classify
 

@@ -13,8 +13,7 @@ from sftriage.decisions import Trigger
 from sftriage.frontier.accounting import anchored
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.reproducing import reproduced
-from sftriage.words.explaining import explain
-from sftriage.words.verdicts import verdict_sentence
+from sftriage.words.verdicts import explain, verdict_sentence
 from tests.unit.frontier.device_windows import MS, GpuJob
 from tests.unit.frontier.strategies import ORDINARY, windows
 from tests.unit.frontier.windows import Fault, Job, classify

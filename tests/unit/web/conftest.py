@@ -5,7 +5,7 @@ import pytest
 from jinja2 import BytecodeCache, Environment
 from jinja2.bccache import Bucket
 
-from sftriage.web import rendering
+from sftriage.web import page
 from tests.unit.recorded import captured, run, store  # noqa: F401 (fixtures)
 
 
@@ -27,5 +27,5 @@ class Compiled(BytecodeCache):
 def templates_are_compiled_once() -> Iterator[None]:
     """A page compiles its templates once; here every test makes a page."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendering, "Environment", partial(Environment, bytecode_cache=Compiled()))
+        patch.setattr(page, "Environment", partial(Environment, bytecode_cache=Compiled()))
         yield

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.runs import started
+from sftriage.runs import source
 from sftriage.runs.directory import RunInfo, create, find_run, remember, started_runs
-from sftriage.runs.started import StartedRuns
+from sftriage.runs.source import StartedRuns
 from sftriage.web import runs_page
 from sftriage.web.access import Access
 from sftriage.web.runs_page import RunsPage
@@ -19,7 +19,7 @@ from tests.unit.web.reading import NASTY, Seen, harmless, text_of
 
 @pytest.fixture(autouse=True)
 def always_looks(monkeypatch, tmp_path):
-    monkeypatch.setattr(started, "LOOK_S", 0.0)
+    monkeypatch.setattr(source, "LOOK_S", 0.0)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 

@@ -15,9 +15,8 @@ from sftriage.errors import UsageError
 from sftriage.web import serving
 from sftriage.web.access import Access
 from sftriage.web.app import application
-from sftriage.web.browsers import tunnel
 from sftriage.web.metrics import MetricsEndpoint
-from sftriage.web.serving import BackgroundServer, address, listen
+from sftriage.web.serving import BackgroundServer, address, listen, tunnel
 from sftriage.web.viewer import ServedTrace
 
 TOKEN = "0123456789abcdef"
