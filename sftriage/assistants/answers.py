@@ -322,7 +322,6 @@ def _capture(manifest: Manifest) -> dict[str, Any]:
 
 
 def _manifest(view: View, capture: str) -> Manifest:
-    """The capture of that id, or whose id alone begins so."""
     if not CAPTURE_ID.fullmatch(capture):
         raise UsageError(f"{shown(capture)[:200]} is no capture's id")
     named = [one for one in view.captures if one.capture_id.startswith(capture)]
@@ -335,7 +334,6 @@ def _manifest(view: View, capture: str) -> Manifest:
 
 
 def _cites(run: RunDirectory, rows: Sequence[WindowRow]) -> dict[str, Any]:
-    """What an answer stands on."""
     named = (rank for row in rows for one in (row.suspects or row.candidates)[:1] for rank in one.ranks)
     asked = (one.capture_id for row in rows for one in row.asked)
     ranks, captures = sorted(set(named)), list(dict.fromkeys(asked))

@@ -147,7 +147,6 @@ def capture(
 
 
 def _refuse_ended(directory: RunDirectory) -> None:
-    """Say so where a run has ended, or nobody is left who watches it."""
     info = read_info(directory)
     rings = Path(info.rings)
     if rings.is_dir():
@@ -165,11 +164,6 @@ def _refuse_ended(directory: RunDirectory) -> None:
 
 
 def _options(profiler: ProfilerChoice, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The options that were given, under the profiler that they are of.
-
-    Raises:
-        UsageError: some are of one that does not run.
-    """
     said = {of: its for of, options in given.items() if (its := arguments(options))}
     for of, its in said.items():
         # (auto looks from outside only where it has to)
@@ -179,7 +173,6 @@ def _options(profiler: ProfilerChoice, given: Mapping[str, Any]) -> dict[str, di
 
 
 def _asked(option: str, value: object) -> tuple[str, object]:
-    """An option as a request has it."""
     key = option.removeprefix("--").removeprefix("nsys-").replace("-", "_")
     return key, value.split(",") if key == "trace" and isinstance(value, str) else value
 

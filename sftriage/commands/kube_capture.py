@@ -79,11 +79,6 @@ def capture(
 
 
 def _job_name(objects: ClusterObjects, namespace: str, job: str) -> str:
-    """The name by which captures ask for a job.
-
-    Raises:
-        UsageError: reports on several jobs answer to it.
-    """
     reports = [one for one in objects.list(REPORTS, namespace) if is_of(one, job)]
     names = sorted({str(one["spec"]["job"]) for one in reports})
     if not names:
@@ -94,7 +89,6 @@ def _job_name(objects: ClusterObjects, namespace: str, job: str) -> str:
 
 
 def _ended(objects: ClusterObjects, namespace: str, made: Body, patience_s: float, show: Any) -> tuple[Body, Progress]:
-    """The capture once it has ended, or once nobody waits any longer."""
     name, begun_s, warned, body = made["metadata"]["name"], time.monotonic(), False, made
     while True:
         try:

@@ -42,7 +42,6 @@ def inject(
 
 
 def _objects(name: str) -> Iterator[dict[str, Any]]:
-    """The objects of a file, those of lists one by one."""
     try:
         words = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
         for body in yaml.safe_load_all(words):

@@ -215,11 +215,6 @@ def open_trace(
 def _chosen(
     objects: ClusterObjects, namespace: str, capture: str | None, job: str | None, step: int | None, rank: int | None
 ) -> Body:
-    """The capture that is meant.
-
-    Raises:
-        UsageError: none is, or there is no such one.
-    """
     if (capture is None) == (job is None):
         raise UsageError("name a capture, or --job, and not both")
     if job is not None:
@@ -235,11 +230,6 @@ def _chosen(
 
 
 def _opened(body: Body, store: str | None) -> tuple[RemoteStore, StoredTrace]:
-    """The store that the trace of a capture is in, and where it is there.
-
-    Raises:
-        UsageError: it has no trace, or that is in a directory of the cluster which is not here.
-    """
     stored = stored_of(body)
     url = checked_url(store or stored.store)
     try:
@@ -253,11 +243,6 @@ def _opened(body: Body, store: str | None) -> tuple[RemoteStore, StoredTrace]:
 
 
 def _agree(body: Body, stored: StoredTrace, manifest: Manifest) -> None:
-    """What the object says of a trace's files is what its manifest says.
-
-    Raises:
-        IntegrityError: it is not: one of them was changed.
-    """
     said = {one.name: (one.size_bytes, one.sha256) for one in stored.artefacts}
     there = {one.name: (one.size_bytes, one.sha256) for one in manifest.artefacts}
     if said and said != there:

@@ -121,7 +121,6 @@ def _plain_problem(one: Problem) -> dict[str, Any]:
 
 
 def _difference(expect: Path, text: str) -> str:
-    """How the outcome differs from the saved one, as a unified diff; empty where it does not."""
     try:
         saved = expect.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

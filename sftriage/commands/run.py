@@ -143,7 +143,6 @@ def _on_this_host(
     auto: bool,
     required: bool,
 ) -> Triaged:
-    """The triage of a job on this host, which says on the terminal what comes of it."""
     from sftriage.runtime.local import LocalRun
     from sftriage.runtime.supervisor import END_S, is_mistake
     from sftriage.sinks.terminal import Reporter

@@ -295,7 +295,6 @@ def copied_out(its_store: Store, reference: str, manifest: Manifest, how: Copyin
 
 
 def _targets(manifest: Manifest, names: Sequence[str], out: Path) -> list[Path]:
-    """Where each file goes: into a directory, under a name that says which capture it is of."""
     if len(names) > 1 and not out.is_dir():
         with refusing(f"{len(names)} files go into a directory; {out}"):
             out.mkdir()
@@ -308,7 +307,6 @@ def _fetch(store: Store, reference: str, artefact: Artefact, target: Path, *, fo
 
 
 def _fetch_folded(store: Store, reference: str, stacks: Artefact, target: Path, *, force: bool) -> Path:
-    """The collapsed stacks, made of a verified copy of those that were sampled."""
     target = destination_of(FOLDED_NAME, target, force=force)
     with tempfile.TemporaryDirectory() as folder:
         sampled = read_samples(_fetch(store, reference, stacks, Path(folder) / stacks.name, force=False))

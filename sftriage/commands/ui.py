@@ -85,7 +85,6 @@ def ui(
 
 
 def _runs(access: Access, stopping: threading.Event) -> tuple[ASGIApp, Callable[[], Path | None]]:
-    """The pages about the runs of this machine, and which one is shown now."""
     from sftriage.runs.source import StartedRuns
     from sftriage.web.runs_page import RunsPage
 
@@ -99,7 +98,6 @@ def _runs(access: Access, stopping: threading.Event) -> tuple[ASGIApp, Callable[
 
 
 def _run(path: Path, access: Access, stopping: threading.Event) -> tuple[ASGIApp, Callable[[], Path | None]]:
-    """The page about one run, which may not be there yet, and where it is once it is."""
     from sftriage.runs.source import RunSource
     from sftriage.web.run_page import RunPage
 
@@ -116,7 +114,6 @@ def _run(path: Path, access: Access, stopping: threading.Event) -> tuple[ASGIApp
 
 
 def _tell_what_is_shown(found: Callable[[], Path | None], told: Path | None, stopping: threading.Event) -> None:
-    """Say so when what was waited for is there, or when a newer run is shown."""
     while not stopping.wait(FOUND_EVERY_S):
         if (shown := found()) is not None and shown != told:
             tell(f"now shows {place(shown)}" + (", the newest run" if told else ""))
@@ -166,7 +163,6 @@ def serve_page(
 
 
 def _captures(store: str | None, catalogue: str | None) -> StoreSource:
-    """The captures of a store, or of all stores that share a catalogue. Nothing is asked of either yet."""
     from sftriage.runtime.catalogue_urls import catalogue_url
     from sftriage.runtime.catalogues import own_catalogue, store_of
     from sftriage.traces.catalogue import Catalogue

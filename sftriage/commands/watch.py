@@ -80,7 +80,6 @@ def _print(console: Console, shown: Picture) -> None:
 
 
 def _blocks(console: Console) -> bool:
-    """Whether the terminal has the characters that bars are made of."""
     return console.encoding.startswith("utf")
 
 

@@ -107,7 +107,6 @@ def _heat_map(shown: WorkerHeat) -> Table:
 
 
 def _cell(slowdown: float) -> Text:
-    """The redder, the slower; plain where it is under what counts as slow."""
     if slowdown < MIN_SLOWDOWN:
         return Text(f"{slowdown:.2f}")
     heat = min(1.0, (slowdown - 1.0) / (HOTTEST - 1.0))

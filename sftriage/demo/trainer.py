@@ -117,7 +117,6 @@ class Trainer:
                 total += number * number
 
     def _thread(self, what: Callable[[], None]) -> None:
-        """Start a thread, once."""
         name = what.__name__
         if name not in self._threads:
             self._threads.add(name)

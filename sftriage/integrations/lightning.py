@@ -80,7 +80,6 @@ class SftriageCallback(Callback):
 
 
 def _tracked(logger: Any) -> Any:
-    """What a logger of Lightning logs to; None of one that is not among the trackers."""
     match type(logger).__name__:
         case "MLFlowLogger":
             return MLflow(logger.experiment, logger.run_id)

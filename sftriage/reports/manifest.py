@@ -52,11 +52,8 @@ def _reproduced(manifest: Manifest) -> str:
     due = " in which it was due" if manifest.trigger.period_steps else ""
     there = f"{found.answer}: {whose} was in {found.steps_with} of {counted(found.steps, 'captured step')}{due}"
     before = f"before, it cost the job {milliseconds(found.expected_s)} a step"
-    return f"{there}; the suspect took {_over(found.over_s)} than its peers ({before})"
-
-
-def _over(seconds: float) -> str:
-    return f"{milliseconds(abs(seconds))} {'longer' if seconds >= 0 else 'less'}"
+    over = f"{milliseconds(abs(found.over_s))} {'longer' if found.over_s >= 0 else 'less'}"
+    return f"{there}; the suspect took {over} than its peers ({before})"
 
 
 def _cost(manifest: Manifest) -> str:

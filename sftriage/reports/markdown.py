@@ -15,7 +15,10 @@ _MEANS_SOMETHING = re.compile(r"([\\`*_{}\[\]<>|#]|:(?=(?:[a-z+-][\w+-]*|100|123
 
 def markdown(report: Report, made: str) -> str:
     """The whole report; ``made`` says by what and when."""
-    return "\n".join([*_head(report), *_frontier(report.frontier), *_captures(report), f"_{text(made)}_", ""])
+    captures = [line for one in report.captures for line in _capture(one)]
+    if report.left_out:
+        captures += [f"And {report.left_out:,} captures before these.", ""]
+    return "\n".join([*_head(report), *_frontier(report.frontier), *captures, f"_{text(made)}_", ""])
 
 
 def text(words: str) -> str:
@@ -59,13 +62,6 @@ def _frontier(frontier: Frontier | None) -> Iterator[str]:
         yield f"| {text(stage)} | {milliseconds(advance_s)} | {share:.0%} |"
     yield f"| **step** | {milliseconds(frontier.exposed_s)} | 100% |"
     yield ""
-
-
-def _captures(report: Report) -> Iterator[str]:
-    for one in report.captures:
-        yield from _capture(one)
-    if report.left_out:
-        yield from (f"And {report.left_out:,} captures before these.", "")
 
 
 def _capture(one: CaptureNote) -> Iterator[str]:

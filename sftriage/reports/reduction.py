@@ -66,7 +66,6 @@ def stages_table(one: Reduction) -> Table:
 
 
 def _times(ns_N: NDArray[Any]) -> list[str]:
-    """The mean, the least and the most of some nanoseconds."""
     return [milliseconds(float(value) * 1e-9) for value in (ns_N.mean(), ns_N.min(), ns_N.max())]
 
 

@@ -86,7 +86,6 @@ class ReplayReport:
             yield *[""] * 4, f"rule {rule} notifies"
 
     def _summary(self) -> Iterable[str]:
-        """Markdown, for a pull request."""
         yield f"### Policy {', '.join(self.policies)} on {self.recording}"
         yield ""
         if not self.replayed:
@@ -118,7 +117,6 @@ def _likeness(number: int, one: ReplayedDecision) -> tuple[object, ...]:
 
 
 def _about(one: ReplayedDecision) -> str:
-    """The suspect, where the reason does not name it."""
     if one.verdict.label != "suspect" or one.decision.outcome == "capture":
         return ""
     first = one.verdict.suspects[0]
@@ -132,7 +130,6 @@ def _elapsed(seconds: float) -> str:
 
 
 def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as their widest entry; the last as it is."""
     columns = list(zip(*lines, strict=True))[:-1]
     widths = [*(max(map(len, column)) for column in columns), 0]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]

@@ -125,7 +125,7 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | 
         "rank": lambda row: str(row.rank),
         **({"host": lambda row: row.host} if {row.host for row in rows} - {socket.gethostname()} else {}),
         "suspect stage": _stage_of,
-        **({"cause": _cause_of} if any(row.cause for row in rows) else {}),
+        **({"cause": lambda row: row.why_slow.short if row.why_slow else ""} if any(row.cause for row in rows) else {}),
         "captured steps": lambda row: numbers(row.first_step, row.last_step),
         "reproduced": lambda row: "" if row.role == "control" else row.reproduced or "",
         "size": lambda row: size(row.size_bytes),
@@ -160,16 +160,11 @@ def _stage_of(row: CaptureRow) -> str:
     return stage_suspected(row.label, row.stage) + (" (follow-up)" if row.follows_up else "")
 
 
-def _cause_of(row: CaptureRow) -> str:
-    return row.why_slow.short if row.why_slow is not None else ""
-
-
 def _window_of(row: CaptureRow) -> str:
     return "(asked for)" if row.label == "asked" else numbers(row.window_first_step, row.window_last_step)
 
 
 def _width(name: str, cells: Iterable[str]) -> int:
-    """How wide a column has to be: as its widest cell, and a word of its name. Some are folded, but no ids."""
     widest = max(map(cell_len, cells), default=0)
     return max(min(widest, _FOLDED.get(name, widest)), *map(len, name.split()))
 

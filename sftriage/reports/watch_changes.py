@@ -100,7 +100,6 @@ def events(told: WatchPosition, view: View) -> tuple[WatchPosition, list[dict[st
 
 
 def _since(told: WatchPosition, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureView]]:
-    """What is new; all of it where the journal began anew."""
     if len(view.rows) < told.windows or len(view.asks) < told.asks:
         told = WatchPosition()
     new = view.became.keys() - told.ended

@@ -110,7 +110,6 @@ def apportion(values: Sequence[float], total: int) -> list[int]:
 
 
 def _fit(parts: Sequence[_Part], height: int | None) -> tuple[list[int], bool]:
-    """How many lines each part gets, and whether there is room to set them apart."""
     counts = [part.wanted for part in parts]
     if height is None:
         return counts, True
@@ -208,7 +207,6 @@ def _headline(shown: Picture, now_s: float) -> tuple[str, str]:
 
 
 def _about(shown: Picture, width: int) -> list[list[Text]]:
-    """What is the matter, what was done about it, and what would resolve it: a paragraph each."""
     if shown.state == "waiting":
         return [_wrapped(f"It is followed as soon as it begins: {shown.place}", width)]
     stands = shown.outlook
@@ -319,10 +317,6 @@ def _decision(entry: DecisionGroup, width: int) -> Text:
     return line
 
 
-def _steps(one: CaptureView) -> str:
-    return "" if one.first_step is None or one.last_step is None else span(one.first_step, one.last_step)
-
-
 def _capture(one: CaptureView) -> Text:
     line = Text("  ").append(clean(one.state), style=_STATE_STYLES.get(one.state, ""))
     rank = "" if one.rank is None else f"  rank {one.rank}"
@@ -348,7 +342,8 @@ def _telemetry(shown: Picture, now_s: float) -> list[Text]:
     facts = [recorded if about.world_size else "no rank has recorded a step"]
     lacking = about.ranks < about.world_size
     if newest is not None and newest.coverage is not None:
-        facts.append(f"{_percent(newest.coverage)} of the newest window's steps came in")
+        # (a share is not called all where something lacks)
+        facts.append(f"{floor(newest.coverage * 1000) / 10:g}% of the newest window's steps came in")
         lacking = lacking or newest.coverage < 1.0
     if shown.view.skipped:
         facts.append(f"{counted(shown.view.skipped, 'line')} of the journal could not be read")
@@ -359,18 +354,9 @@ def _telemetry(shown: Picture, now_s: float) -> list[Text]:
         judged += f", restart {newest.attempt}" if newest.attempt else ""
         late = shown.state == "going" and now_s - newest.time_s > STALE_S
     lines.append(Text("Judged     ", style="bold") + Text(judged, style="yellow" if late else ""))
-    if shown.view.failing:
-        lines.insert(
-            0, Text("Triage     ", style="bold red") + Text(clean(triage_off(shown.view.failing)), style="red")
-        )
-    if shown.view.disk:
-        lines.insert(0, Text("Disk       ", style="bold red") + Text(clean(disk_now(shown.view.disk)), style="red"))
-    return lines
-
-
-def _percent(fraction: float) -> str:
-    """A share that is not called all where something lacks."""
-    return f"{floor(fraction * 1000) / 10:g}%"
+    off, disk = shown.view.failing and triage_off(shown.view.failing), shown.view.disk and disk_now(shown.view.disk)
+    alarms = {"Disk       ": disk, "Triage     ": off}
+    return [*(Text(name, "bold red") + Text(clean(said), "red") for name, said in alarms.items() if said), *lines]
 
 
 def _wrapped(text: str, width: int, style: str = "") -> list[Text]:

@@ -126,7 +126,6 @@ def _nothing(_signum: int, _frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _wakened() -> Iterator[int]:
-    """A descriptor that becomes readable whenever a signal comes in."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

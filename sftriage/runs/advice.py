@@ -95,16 +95,14 @@ def advice_lines(advice: Advice) -> list[str]:
     lines += map(remedy_told, advice.tried)
     if advice.remedies and advice.best is None:
         lines.append(NOTHING)
-    return lines + [line for remedy in advice.remedies for line in _remedy(remedy)]
+    for remedy in advice.remedies:
+        lines += [remedy_line(remedy), f"  Taken for granted: {ASSUMPTIONS[remedy.code]}."]
+    return lines
 
 
 def remedy_line(remedy: Remedy) -> str:
     """A remedy in words: what, what it saves, and from where on."""
     return f"{TITLES[remedy.code]}. {_sentence(remedy)}"
-
-
-def _remedy(remedy: Remedy) -> tuple[str, str]:
-    return remedy_line(remedy), f"  Taken for granted: {ASSUMPTIONS[remedy.code]}."
 
 
 def _sentence(remedy: Remedy) -> str:

@@ -137,7 +137,7 @@ def columns_of(rows: Sequence[WindowRow], stages: Sequence[str], axis: Axis) -> 
     before: tuple[int, list[int]] = (-2, [])
     for column, numbers in sorted(of_column.items()):
         if before == (column - 1, numbers) and drawn[-1].attempt == rows[numbers[-1]].attempt:
-            drawn[-1] = _wider(drawn[-1])
+            drawn[-1] = replace(drawn[-1], width=drawn[-1].width + 1)
         else:
             drawn.append(mean_of([rows[n] for n in numbers], stages, column))
         before = (column, numbers)
@@ -161,24 +161,10 @@ def stepwise(
                 drawn.append(replace(one, at=at, width=1))
                 continue
             first = (there.first_step // axis.column_steps + at - there.at) * axis.column_steps
-            steps = max(first, there.first_step), min(first + axis.column_steps - 1, there.last_step)
-            stages_s = tuple(map(float, own))
-            drawn.append(
-                replace(
-                    one,
-                    first_step=steps[0],
-                    last_step=steps[1],
-                    advances_s=stages_s,
-                    exposed_s=sum(stages_s),
-                    at=at,
-                    width=1,
-                )
-            )
+            last, stages_s = min(first + axis.column_steps - 1, there.last_step), tuple(map(float, own))
+            of_step = replace(one, first_step=max(first, there.first_step), last_step=last, at=at, width=1)
+            drawn.append(replace(of_step, advances_s=stages_s, exposed_s=sum(stages_s)))
     return tuple(drawn)
-
-
-def _wider(one: TimelineColumn) -> TimelineColumn:
-    return replace(one, width=one.width + 1)
 
 
 def mean_of(rows: Sequence[WindowRow], stages: Sequence[str], at: int = 0) -> TimelineColumn:

@@ -106,7 +106,6 @@ class CaptureShelf:
         return (about.st_mtime_ns, about.st_size, about.st_ino, *self._sizes(capture_id, artefacts))
 
     def _sizes(self, capture_id: str, artefacts: Sequence[Artefact]) -> Iterator[int | None]:
-        """How large each artefact is; None where it is not here, but elsewhere or nowhere."""
         for artefact in artefacts:
             try:
                 yield (self._directory / "captures" / capture_id / artefact.name).lstat().st_size

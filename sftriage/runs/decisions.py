@@ -146,7 +146,6 @@ def groups_of(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult]) -
 
 
 def _kind(row: WindowRow) -> tuple[object, ...]:
-    """What two windows share whose decisions are one entry of the list."""
     return (row.attempt, row.label, row.reasons, row.trouble, row.outcome, row.rule, bool(row.asked))
 
 

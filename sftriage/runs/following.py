@@ -69,6 +69,12 @@ class RequestedCapture:
     max_bytes: int = 0
     trigger: Trigger | None = None
 
+    @classmethod
+    def of(cls, request: CaptureRequest, trigger: Trigger | None) -> RequestedCapture:
+        """What is kept of a request."""
+        bounds = request.steps, request.warmup_steps, request.max_seconds, request.max_bytes
+        return cls(request.capture_id, request.rank, request.role, request.profiler, *bounds, trigger)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecisionRow:
@@ -273,13 +279,8 @@ def _decided(decision: Decision, triggers: Mapping[str, Trigger]) -> dict[str, A
         "reason": decision.reason,
         "words": reason_sentence(decision),
         "resolves": resolution(decision),
-        "asked": tuple(_requested(one, triggers.get(one.capture_id)) for one in decision.requests),
+        "asked": tuple(RequestedCapture.of(one, triggers.get(one.capture_id)) for one in decision.requests),
     }
-
-
-def _requested(request: CaptureRequest, trigger: Trigger | None) -> RequestedCapture:
-    bounds = request.steps, request.warmup_steps, request.max_seconds, request.max_bytes
-    return RequestedCapture(request.capture_id, request.rank, request.role, request.profiler, *bounds, trigger)
 
 
 def _named(suspect: Suspect) -> NamedSuspect:

@@ -82,7 +82,8 @@ def glance_of(view: View) -> Glance:
         return Glance(stands, steps=tuple(_watching(view)) if view.unwatched else ())
     stands = outlook(view.rows, view.became, view.asks)
     telling = telling_row(view.rows)
-    trouble = [row for row in view.rows if stands.face != "healthy" and _of_trouble(row, stands, telling)]
+    since, rows = stands.since_step, view.rows if stands.face != "healthy" else ()
+    trouble = [row for row in rows if row.attempt == telling.attempt and since is not None and row.last_step >= since]
     lost_s = _lost_s(trouble, stands, telling)
     answers = (
         _healthy(view, stands),
@@ -113,10 +114,6 @@ def _unjudged(view: View) -> Outlook:
     if not view.going:
         return Outlook("no_run", "The run has ended before its first window was full.")
     return Outlook("warming_up", "No window has been judged yet: the job warms up, and fills its first one.")
-
-
-def _of_trouble(row: WindowRow, stands: Outlook, telling: WindowRow) -> bool:
-    return row.attempt == telling.attempt and stands.since_step is not None and row.last_step >= stands.since_step
 
 
 def _healthy(view: View, stands: Outlook) -> Answer:
@@ -245,14 +242,12 @@ def _lost_s(trouble: Sequence[WindowRow], stands: Outlook, telling: WindowRow) -
 
 
 def _stored(view: View, stands: Outlook) -> Iterator[Manifest]:
-    """The captures of the present trouble that are stored, suspects before those to compare with."""
     wanted = {one.asked.capture_id: one for one in stands.captures}
     stored = [one for one in view.captures if isinstance(one, Manifest) and one.capture_id in wanted]
     yield from sorted(stored, key=lambda one: wanted[one.capture_id].asked.role != "suspect")
 
 
 def _causes(view: View, stands: Outlook) -> Iterator[CauseInfo]:
-    """Why it is slow, as far as the traces of the present trouble say."""
     for one in _stored(view, stands):
         if one.cause is not None and one.cause.code != "unknown":
             yield one.cause
@@ -284,7 +279,6 @@ def _ended(one: CaptureStatus) -> str:
 
 
 def _watching(view: View) -> Iterator[NextStep]:
-    """How a run that nobody watches is watched again, or judged at least."""
     directory = shlex.quote(view.directory)
     if view.watcher.state == "unwatched" or (view.watcher.state == "left" and view.rings_there):
         text = said("take_over" if view.watcher.state == "unwatched" else "judge_rings")

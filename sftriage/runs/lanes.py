@@ -97,7 +97,8 @@ def lanes_of(recorded: RecordedSteps | None) -> Lanes | None:
     for rank in ranks:
         steps = [(one.step, _blocks(one, schema)) for one in rank.steps]
         # Of clocks that have nothing to do with each other, the end of the first sync stage is the same moment.
-        zero = 0 if one_clock else _meeting_ns(steps[0][1], schema)
+        met = (end for stage, _, end in steps[0][1] if schema.stages[stage] in schema.sync)
+        zero = 0 if one_clock else next(met, steps[0][1][0][1])
         drawn.append([(step, at, start - zero, end - zero) for step, blocks in steps for at, start, end in blocks])
     begin = min(start for blocks in drawn for *_, start, _ in blocks)
     span = max(1, max(end for blocks in drawn for *_, end in blocks) - begin)
@@ -129,12 +130,6 @@ def _blocks(record: RecordedStep, schema: StageSchema) -> list[_Block]:
         parts.append((number, max(0, duration_ns - sum(record.outside_ns)) if stage == OTHER else duration_ns))
     ends = accumulate((duration_ns for _, duration_ns in parts), initial=record.start_ns)
     return [(stage, *span) for (stage, _), span in zip(parts, pairwise(ends), strict=True)]
-
-
-def _meeting_ns(blocks: Sequence[_Block], schema: StageSchema) -> int:
-    """When a step's first sync stage ended; of a schema without one, when the step began."""
-    met = (end for stage, _, end in blocks if schema.stages[stage] in schema.sync)
-    return next(met, blocks[0][1])
 
 
 def _means(records: Sequence[RecordedStep], schema: StageSchema) -> dict[str, float]:

@@ -76,7 +76,6 @@ def _reference(arrival_NR: FloatArray, cohorts: tuple[str, ...] | None) -> Float
 
 
 def _median(values_NR: FloatArray) -> FloatArray:
-    """The median of each row (N, 1), of what is known of it."""
     if np.isfinite(values_NR).all():
         return np.asarray(np.median(values_NR, axis=1, keepdims=True))
     known_N = ~np.isnan(values_NR).all(axis=1)
@@ -231,7 +230,6 @@ class HeatSource:
         return means
 
     def _known(self, key: Key, n_values: int) -> SingleArray | None:
-        """A column that was read already, or whose two halves were."""
         attempt, each, index = key
         known = self._columns.get(key)
         if known is None and each > 1:
@@ -284,7 +282,6 @@ def column_steps(first_step: int, last_step: int) -> int:
 
 
 def _mean(late_NR: FloatArray | SingleArray) -> SingleArray:
-    """The mean of what is known of each column, NaN of nothing."""
     known_NR = ~np.isnan(late_NR)
     sums_R = np.where(known_NR, late_NR, 0.0).sum(axis=0)
     counts_R = known_NR.sum(axis=0)

@@ -130,7 +130,6 @@ def outlook(
 
 
 def _healthy_since(rows: Sequence[WindowRow], telling: WindowRow) -> WindowRow:
-    """The first window of this attempt since which none was anything but healthy, or disturbed by a capture."""
     since = telling
     for row in reversed(rows):
         if row.attempt != since.attempt or (row.label != "healthy" and row.reasons != DISTURBED):
@@ -168,7 +167,6 @@ def telling_row(rows: Sequence[WindowRow]) -> WindowRow:
 
 
 def _trouble(rows: Sequence[WindowRow]) -> Sequence[WindowRow]:
-    """The windows of this attempt since the last healthy one."""
     start = len(rows)
     while start > 0 and rows[start - 1].label != "healthy" and rows[start - 1].attempt == rows[-1].attempt:
         start -= 1

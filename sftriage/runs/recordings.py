@@ -191,8 +191,6 @@ def _load_run(path: Path) -> RecordedRun:
 
 
 class _Unread:
-    """Several ranks' steps that are still to be read, a few at a time."""
-
     def __init__(self, ranks: Mapping[int, RankSteps], shape: Shape) -> None:
         at_a_time = min(max(shape.window_steps, _MIN_STEPS_AT_A_TIME), _MAX_STEPS_AT_A_TIME)
         self._unread = {rank: steps.steps(at_a_time) for rank, steps in ranks.items()}

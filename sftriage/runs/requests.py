@@ -39,8 +39,6 @@ _WRONG_TEXT = {
 
 
 class _RequestFile(BaseModel):
-    """A manual request as a person may make it."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     request_id: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]

@@ -123,8 +123,6 @@ class View:
 
 
 class _Opened:
-    """A run that has been found, and what reads it."""
-
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self.journal = JournalTail(run.decisions)

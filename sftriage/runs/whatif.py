@@ -214,7 +214,6 @@ def timelines_of(operations: Operations, found: Slowdown, most_workers: int | No
 
 
 def _boxes(operations: Operations, parts: Sequence[str], work_TW: AnyFloat) -> dict[tuple[int, int], list[TimelineBox]]:
-    """The operations of one step by worker, in order. What one waits for after its predecessors is a box of its own."""
     start_TW, end_TW = (times_T1W[:, 0] for times_T1W in timeline(operations.graph, work_TW[:, None]))
     dp_TW, pp_TW = (np.broadcast_to(of_TW, work_TW.shape) for of_TW in (operations.dp_TW, operations.pp_TW))
     part_T = [parts.index(operations.types[index].part) for index in operations.type_T]
@@ -289,7 +288,6 @@ def operations_in(path: Path) -> Operations:
 
 
 def _verdict(path: Path) -> Verdict | None:
-    """The newest verdict of a run that no capture disturbed, if it names somebody."""
     journal = RunDirectory(path).decisions
     if not journal.is_file():
         return None
@@ -320,24 +318,21 @@ def _judged(path: Path, verdict: Verdict) -> Window | None:
 
 
 def _longest(path: Path) -> Window:
-    """The most steps on end of a recording, of one attempt; of a run, after its warm-up."""
     recording = load_recording(path)
     if recording.whole is not None:
         return recording.whole
     shape = Shape(STEPS_AT_A_TIME, STEPS_AT_A_TIME, detection_of(path).warmup_steps)
     stretches: list[list[Window]] = []
     for window in recording.windows(shape):
-        if stretches and _continues(stretches[-1][-1], window):
+        before = stretches[-1][-1] if stretches else None
+        follows = before and (before.attempt, before.last_step + 1, before.schema)
+        if follows == (window.attempt, window.first_step, window.schema):
             stretches[-1].append(window)
         else:
             stretches.append([window])
     if not stretches:
         raise InputError(f"{path}: no steps yet")
     return Window.joined(max(stretches, key=len))
-
-
-def _continues(before: Window, after: Window) -> bool:
-    return (before.attempt, before.last_step + 1, before.schema) == (after.attempt, after.first_step, after.schema)
 
 
 def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
@@ -396,7 +391,6 @@ def _named(verdict: Verdict, ranks: Mapping[tuple[int, int], int]) -> Named:
 
 
 def _grid(window: Window) -> tuple[NDArray[np.intp], tuple[str, ...]]:
-    """The ranks by cohort, and in each by number; all in one where there are none, or not as many in each."""
     n_ranks = window.durations_NRS.shape[1]
     cohorts = list(dict.fromkeys(window.cohorts or ("",)))
     members = [[rank for rank in range(n_ranks) if (window.cohorts or ("",) * n_ranks)[rank] == one] for one in cohorts]

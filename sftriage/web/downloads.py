@@ -66,7 +66,6 @@ def _here(path: Path) -> Iterator[bytes]:
 
 
 def _elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
-    """What is in an artefact of a store of many jobs."""
     key = f"{CaptureKey.of(manifest).key}/{artefact.name}"
     objects = Objects.open(url, patience=PATIENCE)
     parts = urlsplit(checked_url(url))

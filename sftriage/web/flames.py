@@ -193,7 +193,6 @@ def _parts(its: Sampled, control: Sampled | None, thread: str, stage: str) -> tu
 
 
 def _threads(stacks: StackSamples) -> dict[str, tuple[StackSamples, ThreadSamples]]:
-    """What there is to choose from, the training thread first, each with the samples that its stacks go with."""
     found = {stacks.training.name: (stacks, stacks.training)}
     for worker in stacks.workers[:MAX_THREADS]:
         theirs = meanwhile(stacks, worker)
@@ -204,7 +203,6 @@ def _threads(stacks: StackSamples) -> dict[str, tuple[StackSamples, ThreadSample
 
 
 def _stages(its: Sampled) -> tuple[str, ...]:
-    """The stages that were sampled, in the order of the step where that is known, and last all of them."""
     met = dict.fromkeys(its.stacks.stage_N)
     order = its.manifest.recorded.stages if its.manifest.recorded is not None else ()
     return (*(one for one in order if one in met), *(one for one in met if one not in order), WHOLE_STEP)
@@ -321,7 +319,6 @@ def _variance(seconds: float, whole_s: float, samples: int) -> float:
 
 
 def _compared(one: Flame, names: Sequence[str]) -> str:
-    """How long it took on both, and by how much longer."""
     more = f"{milliseconds(abs(one.more_s))} {'more' if one.more_s >= 0.0 else 'less'}"
     return f"{milliseconds(one.took_s)} a step {names[0]}, {milliseconds(one.beside_s)} {names[1]}: {more}"
 

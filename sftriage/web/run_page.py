@@ -275,13 +275,11 @@ def heat_steps(axis: Axis | None, rows: Sequence[WindowRow]) -> tuple[int, int, 
 
 
 def _choices(rows: Sequence[WindowRow]) -> tuple[int, ...]:
-    """How many of the last steps can be asked for: fewer than there are."""
     steps = rows[-1].last_step - min(row.first_step for row in rows) + 1 if rows else 0
     return tuple(choice for choice in CHOICES if choice < steps)
 
 
 def _column_values(column: TimelineColumn) -> list[Any]:
-    """What is read out of one column of the timeline."""
     advances = [round(advance_s, 6) for advance_s in column.advances_s]
     label = LABEL_WORDS[column.label]
     steps = [column.at, column.width, column.first_step, column.last_step]
@@ -289,7 +287,6 @@ def _column_values(column: TimelineColumn) -> list[Any]:
 
 
 def _unfinished(view: View) -> tuple[CaptureStatus, ...]:
-    """Captures that were asked for and are not stored: running, failed, or removed since; newest first."""
     stored = {one.capture_id for one in view.captures}
     decided: tuple[WindowRow | RequestRow, ...] = (*view.rows, *view.asks)
     asked = [(row.time_s, one) for row in decided for one in row.asked if one.capture_id not in stored]

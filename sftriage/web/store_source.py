@@ -132,7 +132,6 @@ class StoreSource:
         return manifest, store
 
     def _read(self) -> None:
-        """Look at the store once more."""
         try:
             found = self._looked()
         except (SftriageError, OSError) as error:
@@ -161,7 +160,6 @@ class StoreSource:
         return replace(self._view, rows=rows, known=True, problems=problems, away=away, read=(0, 0), as_of_s=seen_s)
 
     def _told(self, done: int, total: int) -> None:
-        """How far the first reading is."""
         if not self._view.known and (done % _TOLD_EVERY == 0 or done == total):
             with self._lock:
                 self._view = replace(self._view, read=(done, total), version=f"reading-{done}-{total}")

@@ -107,7 +107,11 @@ def reason_sentence(decision: Decision) -> str:
 
 def reason_kind(decision: Decision) -> str:
     """The same without its particulars, numbers as N: what decisions are counted by."""
-    return _filled(SENTENCES[decision.reason][0], decision, _masked)
+
+    def masked(name: str, value: Parameter) -> str:
+        return "N" if isinstance(value, (int, float)) else _shown(name, value)
+
+    return _filled(SENTENCES[decision.reason][0], decision, masked)
 
 
 def outcome_sentence(decision: Decision) -> str:
@@ -163,7 +167,6 @@ class SentenceFields(dict[str, str]):
 
 
 def _phrases(decision: Decision, said: SentenceFields) -> Mapping[str, str]:
-    """What a sentence says in one way or another, by what parameters there are."""
     code, given = decision.reason, decision.parameters
     if code in ("undecided", "standstill"):
         return {"reasons": ", ".join(reasons_of(decision)) or "no reason given", "named": _named(given, said)}
@@ -206,7 +209,6 @@ def _phrases(decision: Decision, said: SentenceFields) -> Mapping[str, str]:
 
 
 def _missed(given: Mapping[str, Parameter], said: SentenceFields) -> str:
-    """By which of its conditions the nearest rule was missed."""
     if "rule" not in given:
         return f"no rule is about the label {said['label']}"
     lacking = [
@@ -279,28 +281,19 @@ def _shown(name: str, value: Parameter) -> str:
     return str(value)
 
 
-def _masked(name: str, value: Parameter) -> str:
-    return "N" if isinstance(value, (int, float)) else _shown(name, value)
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.3g}%"
-
-
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g}" if abs(seconds) < 100 else f"{seconds:.0f}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g}"
 
 
 _NUMBERS: Mapping[str, Callable[[float], str]] = {
     "until_s": clock,
     **dict.fromkeys(("spent_s", "budget_s", "lasted_s", "for_s", "cost_hours", "min_cost_hours"), _seconds),
-    **dict.fromkeys(("gain_s", "min_gain_s", "captured_gain_s", "worse_gain_s", "largest_gain_s"), _ms),
+    **dict.fromkeys(
+        ("gain_s", "min_gain_s", "captured_gain_s", "worse_gain_s", "largest_gain_s"),
+        lambda seconds: f"{1000 * seconds:.3g}",
+    ),
     **dict.fromkeys(
         ("share", "min_share", "persistence", "budget_share", "contended_share", "descheduled_share", "system_share"),
-        _percent,
+        lambda fraction: f"{100 * fraction:.3g}%",
     ),
 }

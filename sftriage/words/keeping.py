@@ -62,7 +62,6 @@ def disk_sentence(seen: DiskRecovered) -> str:
 
 
 def _amounts(amounts: Mapping[str, int], steps: tuple[int, int] | None) -> str:
-    """How many of each kind, whose name is its plural; ``steps`` are those of windows."""
     of = {"windows": f" (of steps {steps[0]} to {steps[1]})"} if steps is not None else {}
     named = {kind: kind if n != 1 else kind.removesuffix("s") for kind, n in amounts.items()}
     return ", ".join(f"{amounts[kind]:,} {name}{of.get(kind, '')}" for kind, name in sorted(named.items()))

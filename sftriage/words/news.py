@@ -79,7 +79,6 @@ def urgency_of(verdict: Verdict, decision: Decision) -> Urgency:
 
 
 def _slight(verdict: Verdict) -> bool:
-    """Whether a held window's delay is under the thresholds of what counts as slow."""
     numbers = verdict.numbers
     return _EXCESS_REASONS.issuperset(verdict.reasons) and all(
         name in numbers and threshold in numbers and numbers[name] < numbers[threshold] for name, threshold in _OVER

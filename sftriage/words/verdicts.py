@@ -363,7 +363,6 @@ def explain(verdict: Verdict) -> Explanation:
 
 
 def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
-    """What would have changed the label, in words."""
     of_clock = [check for check in checks if check.name in {name for name, *_ in CLOCK}]
     of_excess = [check for check in checks if check.name in {name for name, *_ in EXCESS}]
     of_first = [check for check in checks if check.name.startswith("first_")]
