@@ -10,14 +10,15 @@ import gc
 import inspect
 import logging
 import os
+import re
 import signal
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from functools import cache, cached_property
 from importlib import import_module
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -67,7 +68,7 @@ class Command(TyperCommand):
         alone.command(
             entry.name,
             epilog="\b\n" + "\n".join(("For example:", *(f"  {example}" for example in entry.examples))),
-            context_settings={"allow_interspersed_args": not entry.passes_on},
+            context_settings={"allow_interspersed_args": entry.home != "run:run"},
         )(flattened(getattr(home, function)))
         command: Any = typer.main.get_command(alone)
         for argument in command.params:
@@ -164,7 +165,8 @@ def main() -> None:
             sys.stdout.flush()
     except SftriageError as error:
         # A policy's mistakes begin with their file and line, which editors look for at the start of a line.
-        _end(str(error) if error.is_located else f"sftriage: {error}", _code_of(error))
+        code = 2 if isinstance(error, UsageError | InputError) else 1
+        _end(str(error) if error.is_located else f"sftriage: {error}", code)
     except (ReaderGone, BrokenPipeError):
         _end("", READER_GONE)
     except OSError as error:
@@ -177,10 +179,6 @@ def kubectl_plugin() -> None:
     """Run `sftriage kube`: kubectl starts what is called `kubectl-sftriage` for `kubectl sftriage`."""
     sys.argv[:1] = ["sftriage", "kube"]
     main()
-
-
-def _code_of(error: SftriageError) -> int:
-    return 2 if isinstance(error, UsageError | InputError) else 1
 
 
 def _end(said: str, code: int) -> None:
@@ -215,7 +213,11 @@ def _print_in_any_encoding() -> None:
     def plainer(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
             raise error
-        return "".join(map(_plainer, error.object[error.start : error.end])), error.end
+        found = (
+            _PLAINER.get(one) or unicodedata.normalize("NFKD", one).encode("ascii", "ignore").decode() or "?"
+            for one in error.object[error.start : error.end]
+        )
+        return "".join(found), error.end
 
     codecs.register_error("sftriage.plainer", plainer)
     for stream in (sys.stdout, sys.stderr):
@@ -223,35 +225,16 @@ def _print_in_any_encoding() -> None:
             stream.reconfigure(errors="sftriage.plainer")
 
 
-def _plainer(one: str) -> str:
-    near = _PLAINER.get(one) or unicodedata.normalize("NFKD", one).encode("ascii", "ignore").decode()
-    return near or "?"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A subcommand.
-
-    Attributes:
-        name: as it is typed.
-        home: its module in `sftriage.commands`, and its function there.
-        summary: a line in a list of commands.
-        examples: at the end of its own help.
-    """
+class Entry(NamedTuple):
+    """A subcommand: its name, its module and its function there, a line for a list, and examples for its own help."""
 
     name: str
     home: str
     summary: str
-    examples: tuple[str, ...] = ()
-
-    @property
-    def passes_on(self) -> bool:
-        """Whether options after its first argument are not its own."""
-        return self.home == "run:run"
+    examples: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """Subcommands that go by a common name."""
 
     name: str
@@ -259,16 +242,13 @@ class Section:
     entries: tuple[Entry, ...]
 
 
+_ENTRY = re.compile(r"^(\S+) +(\S+) +(.+)((?:\n +.+)+)", re.MULTILINE)
+
+
 def _entries(text: str) -> tuple[Entry, ...]:
-    """Each by a line with its name, home and summary, and a line an example, set in."""
-    entries: list[Entry] = []
-    for line in text.strip().splitlines():
-        if line.startswith(" "):
-            entries[-1] = replace(entries[-1], examples=(*entries[-1].examples, line.strip()))
-        else:
-            name, home, summary = line.split(maxsplit=2)
-            entries.append(Entry(name, home, summary))
-    return tuple(entries)
+    return tuple(
+        Entry(one[1], one[2], one[3], tuple(map(str.strip, one[4].splitlines()[1:]))) for one in _ENTRY.finditer(text)
+    )
 
 
 _COMMANDS = """
@@ -437,6 +417,9 @@ CONTENTS: tuple[Entry | Section, ...] = (
 )
 
 
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """A command as typer takes it: where it takes a dataclass of options, it has these options."""
     hints = get_type_hints(command, include_extras=True)
@@ -447,10 +430,13 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     for one in inspect.signature(command).parameters.values():
         of = groups.get(one.name)
         if of is None:
-            parameters.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name]))
+            parameters.append(one.replace(kind=_KEYWORD, annotation=hints[one.name]))
         else:
             types = get_type_hints(of, include_extras=True)
-            parameters += [_parameter(its.name, its.default, types[its.name]) for its in fields(of)]
+            parameters += [
+                one.replace(name=its.name, kind=_KEYWORD, default=its.default, annotation=types[its.name])
+                for its in fields(of)
+            ]
 
     @functools.wraps(command)
     def called(**given: Any) -> None:
@@ -460,11 +446,6 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {one.name: one.annotation for one in parameters}
     return called
-
-
-def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
-    default = inspect.Parameter.empty if default is MISSING else default
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def arguments(options: Any) -> dict[str, object]:

@@ -9,7 +9,7 @@ from sftriage.events import RemedyChanged, WindowJudged
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import milliseconds
 from sftriage.words.decisions import advice, reason_sentence, resolution
-from sftriage.words.verdicts import Check, explain, system_sentence, verdict_sentence, when, where, who
+from sftriage.words.verdicts import explain, system_sentence, verdict_sentence, when, where, who
 
 
 def resolves(verdict: Verdict, decision: Decision) -> str:
@@ -27,8 +27,9 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
     explanation = explain(verdict)
     yield verdict_sentence(verdict)
     # (what is asked of nothing is no threshold)
+    amounts = {"s": milliseconds, "fraction": "{:.1%}".format, "log odds": "{:.1f}".format}
     for check in (one for one in explanation.checks if one.threshold):
-        value, threshold = (_amount(amount, check) for amount in (check.value, check.threshold))
+        value, threshold = map(amounts[check.unit], (check.value, check.threshold))
         yield f"  {check.what}: {value}, {'reaches' if check.met else 'is under'} the threshold of {threshold}"
     if verdict.suspects:
         first = verdict.suspects[0]
@@ -48,9 +49,3 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
     yield f"Decided: {decision.outcome}: {reason_sentence(decision)}"
     for remedy in remedies:
         yield f"Remedy: {remedy_told(remedy)}"
-
-
-def _amount(value: float, check: Check) -> str:
-    if check.unit == "s":
-        return milliseconds(value)
-    return f"{value:.1%}" if check.unit == "fraction" else f"{value:.1f}"

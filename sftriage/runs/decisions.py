@@ -99,19 +99,16 @@ def log_of(
     requests = (note for note in notes if isinstance(note, RequestRow))
     asking: Iterator[WindowRow | RequestRow] = chain(rows, requests)
     attempts = {one.capture_id: row.attempt for row in asking for one in row.asked}
-    told += [_noted(note, results, attempts) for note in notes if not kind or kind in _kinds_of(note)]
+    kinds = [(note_kind(note), *([note.outcome] if isinstance(note, RequestRow) else [])) for note in notes]
+    told += [_noted(note, results, attempts) for note, of in zip(notes, kinds, strict=True) if not kind or kind in of]
     if notes:
         # (of the same moment, the window comes first: what was asked for, or learnt, came of it)
         told.sort(key=lambda one: one.time_s)
-    counts = Counter(row.outcome for row in rows) + Counter(kind for note in notes for kind in _kinds_of(note))
+    counts = Counter(row.outcome for row in rows) + Counter(chain(*kinds))
     pages = max(1, -(-len(told) // size))
     number = min(max(number, 1), pages)
     end = len(told) - (number - 1) * size
     return LogPage(tuple(reversed(told[max(0, end - size) : end])), number, pages, counts)
-
-
-def _kinds_of(note: Note) -> tuple[str, ...]:
-    return (note_kind(note), note.outcome) if isinstance(note, RequestRow) else (note_kind(note),)
 
 
 def _noted(note: Note, results: Mapping[str, CaptureResult], attempts: Mapping[str, int]) -> Noted:
@@ -138,15 +135,15 @@ def captures_in(
 
 def groups_of(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult]) -> list[DecisionGroup]:
     """The decisions on windows, like ones in a row as one, oldest first."""
-    starts = [n for n, row in enumerate(rows) if n == 0 or row.asked or _kind(row) != _kind(rows[n - 1])]
+
+    def alike(row: WindowRow) -> tuple[object, ...]:
+        return (row.attempt, row.label, row.reasons, row.trouble, row.outcome, row.rule, bool(row.asked))
+
+    starts = [n for n, row in enumerate(rows) if n == 0 or row.asked or alike(row) != alike(rows[n - 1])]
     return [
         DecisionGroup(rows[start].first_step, end - start, rows[end - 1], statuses(rows[start].asked, results))
         for start, end in pairwise([*starts, len(rows)])
     ]
-
-
-def _kind(row: WindowRow) -> tuple[object, ...]:
-    return (row.attempt, row.label, row.reasons, row.trouble, row.outcome, row.rule, bool(row.asked))
 
 
 MAX_DECISIONS = 8
@@ -163,11 +160,6 @@ def states_in(events: Iterable[Event]) -> dict[str, CaptureResult]:
     return {one.result.capture_id: one.result for one in events if isinstance(one, CaptureChanged)}
 
 
-def results_in(events: Iterable[Event]) -> dict[str, CaptureResult]:
-    """What became of the captures that have ended, by id."""
-    return {capture_id: one for capture_id, one in states_in(events).items() if one.state in ENDED}
-
-
 def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
     """A run's decisions as values, in order, each with what became of the captures it asked for (``results``).
 
@@ -175,7 +167,7 @@ def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
         InputError: the journal cannot be read.
     """
     events = list(read_journal(directory.decisions))
-    results = results_in(events)
+    results = {capture_id: one for capture_id, one in states_in(events).items() if one.state in ENDED}
     return [
         {
             **decision_values(one.decision),
