@@ -164,6 +164,18 @@ class Outcome(NamedTuple):
     out: str
     err: str
 
+    @property
+    def json(self) -> Any:
+        """The one JSON value that a command has printed, which went well."""
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+    @property
+    def refusal(self) -> str:
+        """What a command says that refuses what a person can mend, and does nothing."""
+        assert (self.code, self.out) == (2, "")
+        return self.err
+
 
 @pytest.fixture
 def sftriage(monkeypatch, capsys, tmp_path) -> Callable[..., Outcome]:

@@ -1,6 +1,5 @@
 """`sftriage advise`: what a person reads, what a program reads, and what bad input gets."""
 
-import json
 from contextlib import closing
 
 import pytest
@@ -40,7 +39,7 @@ def test_a_person_reads_what_would_help_and_what_that_takes_for_granted(sftriage
 
 
 def test_a_program_reads_the_same_in_seconds(sftriage, slow):
-    told = json.loads(sftriage("advise", slow, "--gradients", "100MB", "--bandwidth", "1", "--json").out)
+    told = sftriage("advise", slow, "--gradients", "100MB", "--bandwidth", "1", "--json").json
     assert told["straggler"]["ranks"] == [2]
     assert told["best"] == "rebalance"
     stragglar = next(one for one in told["remedies"] if one["code"] == "stragglar")
@@ -73,7 +72,7 @@ def test_a_slow_link_that_the_job_has_measured_is_named_with_nobody_elses_figure
     said = sftriage("advise", made.directory.path).out.splitlines()
     assert said[0] == "The link between stages 1 and 2 delays a microbatch by 20.0 ms."
     assert said[1].startswith("Run stages further ahead (Adaptra). Saves ")
-    told = json.loads(sftriage("advise", made.directory.path, "--json").out)
+    told = sftriage("advise", made.directory.path, "--json").json
     assert told["slow_link"] == {"link": 1, "delay_s": 0.02}
     assert any("advise" in one.command for one in glance_of(made.source.view()).steps)
     # AND no more once it has healed
@@ -92,7 +91,7 @@ def test_what_an_exchange_takes_is_taken_from_the_record(sftriage, slow):
     noted(slow, **who, state="advised", reason="not_allowed", numbers=numbers)
     # THEN StragglAR is told in seconds with nobody's figures: as those of the same messages
     told, named = (
-        json.loads(sftriage("advise", slow, *more, "--json").out)
+        sftriage("advise", slow, *more, "--json").json
         for more in ((), ("--gradients", "100MB", "--bandwidth", "1", "--latency", "0"))
     )
     found, expected = (
@@ -119,7 +118,7 @@ def test_what_was_tried_is_said_beside_what_would_help(sftriage, slow):
         "undone, for it does not help",
         "kept, for it helps",
     ]
-    told = json.loads(sftriage("advise", slow, "--json").out)["tried"]
+    told = sftriage("advise", slow, "--json").json["tried"]
     assert [(one["switch"], one["state"], one["numbers"]) for one in told] == [
         ("one", "undone", measured),
         ("two", "kept", measured),

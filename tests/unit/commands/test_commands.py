@@ -23,22 +23,18 @@ def test_without_any_run_it_is_said_how_to_start_one(sftriage, command):
 
 @pytest.mark.parametrize("command", [["decisions"], ["traces", "list"]])
 def test_a_directory_that_is_no_run_is_named(sftriage, tmp_path, command):
-    outcome = sftriage(*command, "--run", tmp_path)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert f"{tmp_path} is not a run directory" in outcome.err
+    assert f"{tmp_path} is not a run directory" in sftriage(*command, "--run", tmp_path).refusal
 
 
 def test_an_empty_run_lists_nothing(sftriage, run):
-    assert json.loads(sftriage("decisions", "--run", run.path, "--json").out) == []
-    assert json.loads(sftriage("traces", "list", "--run", run.path, "--json").out) == []
+    assert sftriage("decisions", "--run", run.path, "--json").json == []
+    assert sftriage("traces", "list", "--run", run.path, "--json").json == []
 
 
 @pytest.mark.parametrize("capture_id", ["../../etc/passwd", "w0-9-r0-x-1", "", ".hidden", "a/b"])
 def test_a_capture_that_is_not_there_or_leads_elsewhere_is_refused(sftriage, run, tmp_path, capture_id):
     for command in ("show", "get"):
-        outcome = sftriage("traces", command, capture_id, "--run", run.path)
-        assert (outcome.code, outcome.out) == (2, "")
-        assert outcome.err.startswith("sftriage: ")
+        assert sftriage("traces", command, capture_id, "--run", run.path).refusal.startswith("sftriage: ")
 
 
 def test_a_second_run_in_one_directory_is_refused(sftriage, run):

@@ -1,6 +1,5 @@
 """`sftriage evidence`: what the GPUs of a running job show."""
 
-import json
 import os
 
 import pytest
@@ -66,7 +65,7 @@ def test_it_shows_each_gpu_with_its_ranks_and_what_is_amiss(sftriage, run, job, 
 
 def test_as_json_it_is_one_object(sftriage, run, job, answer):
     answer(gpus=GPUS)
-    found = json.loads(sftriage("evidence", "--run", run.path, "--json").out)
+    found = sftriage("evidence", "--run", run.path, "--json").json
     assert found["gpus"][0]["clock_reasons"] == {"sw_power_cap": 1.0}
     assert found["gpus"][1]["sm_clock_mhz"] is None
 

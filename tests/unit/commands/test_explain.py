@@ -78,7 +78,7 @@ def test_a_window_is_explained_from_its_numbers(sftriage, run, what, said):
 
 
 def test_a_program_gets_the_numbers(sftriage, run):
-    found = json.loads(sftriage("explain", "50-99", "--run", run.path, "--json").out)
+    found = sftriage("explain", "50-99", "--run", run.path, "--json").json
     checks = {check["name"]: check for check in found["explanation"]["checks"]}
     assert checks["first_share"]["value"] >= checks["first_share"]["threshold"]
     assert found["verdict"]["suspects"][0]["rank"] == 2
@@ -114,7 +114,7 @@ def test_what_had_been_done_about_stragglers_by_then_is_said_of_each_group(sftri
             told = RemedyChanged(1_800_000_000.0 + time_s, **about, switch=switch, rank=rank, state=state)
             journal.append(told)
     # THEN of each group the last by then is said
-    found = json.loads(sftriage("explain", "100-149", "--run", run.path, "--json").out)["remedies"]
+    found = sftriage("explain", "100-149", "--run", run.path, "--json").json["remedies"]
     assert [(one["switch"], one["state"]) for one in found] == [("one", "kept"), ("two", "trying")]
     assert sftriage("explain", "100-149", "--run", run.path).out.count("Remedy: ") == 2
-    assert json.loads(sftriage("explain", "0-49", "--run", run.path, "--json").out)["remedies"] == []
+    assert sftriage("explain", "0-49", "--run", run.path, "--json").json["remedies"] == []

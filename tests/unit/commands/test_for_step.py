@@ -129,14 +129,14 @@ def test_of_a_step_whose_fault_is_captured_elsewhere_the_capture_and_its_cause_a
     said = "see c-1 (steps 160 to 164 of rank 2): the fault of that step is captured there: torch.save at train.py:211."
     assert said in out.err
     assert out.out.count("throttle") == 1
-    answer = json.loads(sftriage("traces", "for-step", "240", "--run", run.path, "--json").out)
+    answer = sftriage("traces", "for-step", "240", "--run", run.path, "--json").json
     assert (answer["captures"], answer["fault"]["capture_id"]) == ([], "c-1")
     assert (answer["fault"]["cause"]["code"], answer["nearest"]["capture_id"]) == ("checkpoint", "c-1")
     # AND the cause has a column of every list
     listed = sftriage("traces", "list", "--run", run.path).out
     assert "torch.save" in listed
     # AND a step before the fault has none
-    assert json.loads(sftriage("traces", "for-step", "30", "--run", run.path, "--json").out)["fault"] is None
+    assert sftriage("traces", "for-step", "30", "--run", run.path, "--json").json["fault"] is None
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def run(tmp_path, trace, make_manifest):
 def test_a_report_is_said_how_to_open(sftriage, run):
     path = run / "captures" / "n-1" / "trace.nsys-rep"
     assert sftriage("traces", "open", "n-1", "--run", run).out == f"nsys-ui {path}\n"
-    values = json.loads(sftriage("traces", "open", "n-1", "--run", run, "--json").out)
+    values = sftriage("traces", "open", "n-1", "--run", run, "--json").json
     assert values == {"path": str(path), "opens_with": "nsys-ui"}
 
 
@@ -82,7 +82,7 @@ def test_stacks_are_printed_and_do_nothing_to_the_terminal(sftriage, run):
     assert code == 0
     assert json.loads(out)["threads"] == [{"frames": ["\x1b[2Jmain"]}]
     assert "\x1b" not in out
-    assert json.loads(sftriage("traces", "open", "s-1", "--run", run, "--json").out)["content"]["rank"] == 2
+    assert sftriage("traces", "open", "s-1", "--run", run, "--json").json["content"]["rank"] == 2
 
 
 def test_a_port_that_is_taken_says_what_to_do(sftriage, run):

@@ -60,7 +60,7 @@ def test_the_timeline_says_what_would_have_happened_and_why(sftriage, policy, jo
 
 
 def test_json_has_every_window_with_its_decision(sftriage, policy, job):
-    said = json.loads(sftriage("policy", "test", policy, "--on", job, "--json").out)
+    said = sftriage("policy", "test", policy, "--on", job, "--json").json
     assert (said["policies"], said["recording"], said["captures"]) == (["mine"], "job.npz", 1)
     assert said["outcomes"]["capture"] == 1
     assert sum(said["outcomes"].values()) == len(said["windows"]) == 10
@@ -152,7 +152,7 @@ def test_what_is_shown_is_a_policy_again_with_nothing_left_to_fill_in(sftriage, 
     shown = sftriage("policy", "show", name).out
     again = parse(shown, "shown.yaml").policy
     assert again.filled() == yaml.safe_load(shown)
-    assert json.loads(sftriage("policy", "show", name, "--json").out) == yaml.safe_load(shown)
+    assert sftriage("policy", "show", name, "--json").json == yaml.safe_load(shown)
 
 
 def test_every_default_is_shown(sftriage, policy):
@@ -163,7 +163,7 @@ def test_every_default_is_shown(sftriage, policy):
 
 
 def test_the_schema_is_one_that_a_crd_can_take(sftriage):
-    schema = json.loads(sftriage("policy", "schema").out)
+    schema = sftriage("policy", "schema").json
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["properties"]["apiVersion"]["type"] == "string"
     text = json.dumps(schema)
@@ -192,8 +192,7 @@ def test_the_policies_that_ship_are_valid(sftriage, name):
 def test_all_files_are_checked_and_not_only_up_to_the_first_that_is_not_there(sftriage, policy, tmp_path):
     broken = tmp_path / "broken.yaml"
     broken.write_text(POLICY.replace("steps: 3", "stepz: 3"), encoding="utf-8")
-    outcome = sftriage("policy", "validate", "no-such-policy", broken)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "no policy 'no-such-policy'" in outcome.err
-    assert f"{broken}:7:" in outcome.err
-    assert 'stepz: unknown field; did you mean "steps"?' in outcome.err
+    err = sftriage("policy", "validate", "no-such-policy", broken).refusal
+    assert "no policy 'no-such-policy'" in err
+    assert f"{broken}:7:" in err
+    assert 'stepz: unknown field; did you mean "steps"?' in err

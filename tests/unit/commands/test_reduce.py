@@ -57,9 +57,7 @@ def captured(run, tmp_path, make_manifest):
 
 def test_all_ranks_are_accounted_and_what_filled_the_suspect_stage_is_listed(sftriage, tmp_path):
     # GIVEN the traces of all ranks, one of which is late in data
-    outcome = sftriage("reduce", *traces(tmp_path, slow=2), "--json")
-    assert outcome.code == 0, outcome.err
-    found: dict[str, Any] = json.loads(outcome.out)
+    found: dict[str, Any] = sftriage("reduce", *traces(tmp_path, slow=2), "--json").json
     # THEN each is reduced to stages that sum to its steps
     assert [trace["rank"] for trace in found["traces"]] == [0, 1, 2, 3]
     for trace in found["traces"]:
@@ -90,7 +88,7 @@ def test_without_collectives_there_is_no_verdict_and_never_health(sftriage, tmp_
                 events.append(one)
         files.append(write(tmp_path / f"r{rank}.json", document(events, rank, 4)))
     # WHEN they are reduced THEN it is said that there is no verdict, and why
-    found = json.loads(sftriage("reduce", *files, "--json").out)
+    found = sftriage("reduce", *files, "--json").json
     assert (found["verdict"]["label"], found["verdict"]["reasons"]) == ("needs_evidence", ["no_sync"])
     assert found["verdict"]["suspects"] == []
     assert found["no_verdict"].startswith(why)
@@ -117,9 +115,7 @@ def test_a_person_is_told(sftriage, tmp_path):
 def test_a_capture_agrees_with_its_run(sftriage, run, captured):
     # GIVEN a captured trace and the run it is from
     for against in (run.path, captured.parent / "manifest.json"):
-        outcome = sftriage("reduce", captured, "--against", against, "--json")
-        assert outcome.code == 0, outcome.err
-        found = json.loads(outcome.out)
+        found = sftriage("reduce", captured, "--against", against, "--json").json
         # THEN they agree on the same steps, in the stage that was suspected
         agreement = found["agreement"]
         (of_rank,) = agreement["ranks"]
@@ -131,7 +127,7 @@ def test_a_capture_agrees_with_its_run(sftriage, run, captured):
 
 
 def test_all_ranks_agree_with_the_run_and_so_do_the_verdicts(sftriage, tmp_path, run):
-    found = json.loads(sftriage("reduce", *traces(tmp_path, 2, **OURS), "--against", run.path, "--json").out)
+    found = sftriage("reduce", *traces(tmp_path, 2, **OURS), "--against", run.path, "--json").json
     assert (found["agreement"]["agrees"], found["agreement"]["verdicts_agree"]) == ("yes", True)
     assert [one["agrees"] for one in found["agreement"]["ranks"]] == ["yes"] * 4
 
@@ -153,7 +149,7 @@ def test_all_ranks_of_a_run_with_device_time_agree_as_well(sftriage, tmp_path, r
 
 def test_a_trace_in_which_the_fault_is_not_does_not_agree(sftriage, tmp_path, run):
     # GIVEN traces of the same steps in which nobody is late
-    found = json.loads(sftriage("reduce", *traces(tmp_path, None, **OURS), "--against", run.path, "--json").out)
+    found = sftriage("reduce", *traces(tmp_path, None, **OURS), "--against", run.path, "--json").json
     # THEN the suspect does not agree, nor do the verdicts
     agreement = found["agreement"]
     assert agreement["agrees"] in ("no", "partly")
@@ -213,7 +209,7 @@ def test_what_is_found_again_is_of_the_steps_that_the_manifest_says_have_the_fau
         (("--against", run.path, "--control", control), "rank", 2),
         ((), "steps", 4),
     ):
-        found = json.loads(sftriage("reduce", capture / "trace.json.gz", *more, "--json").out)["findings"]
+        found = sftriage("reduce", capture / "trace.json.gz", *more, "--json").json["findings"]
         # THEN it is of those two
         assert (found["suspect"]["steps"], found["of_steps"], found["beside"]) == (2, 6, beside)
         assert found["control"]["steps"] == control_steps
@@ -224,14 +220,14 @@ def test_what_is_found_again_is_of_the_steps_that_the_manifest_says_have_the_fau
 
 
 def test_ranks_that_are_missing_are_named(sftriage, tmp_path):
-    found = json.loads(sftriage("reduce", *traces(tmp_path)[:2], "--json").out)
+    found = sftriage("reduce", *traces(tmp_path)[:2], "--json").json
     assert (found["verdict"], found["findings"]) == (None, None)
     assert found["no_verdict"] == "2 ranks have no trace here (2, 3)"
 
 
 def test_a_rank_is_what_the_trace_says_unless_a_person_says_it(sftriage, tmp_path):
     path = write(tmp_path / "worker7.json", document([mark("ProfilerStep#1", 0, 50)]))
-    assert json.loads(sftriage("reduce", path, "--json").out)["traces"][0]["rank"] is None
+    assert sftriage("reduce", path, "--json").json["traces"][0]["rank"] is None
     told = sftriage("reduce", path, "--rank", "worker7.json=3", "--json")
     assert json.loads(told.out)["traces"][0]["rank"] == 3
     assert "FILE=RANK" in sftriage("reduce", path, "--rank", "3").err

@@ -72,7 +72,7 @@ def test_analyze_finds_in_what_is_left_what_it_finds_in_all_and_says_what_is_not
 
 @pytest.mark.parametrize(("step", "gone"), [(500, True), (1030, False), (STEPS - 1, False)])
 def test_for_step_says_where_what_the_ranks_took_is_kept_no_longer(sftriage, runs, step, gone):
-    found = json.loads(sftriage("traces", "for-step", step, "--run", runs.thinned.directory.path, "--json").out)
+    found = sftriage("traces", "for-step", step, "--run", runs.thinned.directory.path, "--json").json
     assert ("Of the steps before" in (found["kept_no_longer"] or "")) == gone
     said = sftriage("traces", "for-step", step, "--run", runs.thinned.directory.path).err
     assert (f"What each rank took in step {step} is kept no longer" in said) == gone

@@ -72,9 +72,12 @@ def test_a_step_is_written_for_perfetto_as_measured_and_without_stragglers(sftri
 
 
 def test_a_timeline_that_cannot_be_written_is_said(sftriage, traced, tmp_path):
-    outcome = sftriage("whatif", traced(Job(stages=2, dps=2, steps=3)), "--timeline", tmp_path / "missing" / "x.json")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "No such file or directory" in outcome.err
+    assert (
+        "No such file or directory"
+        in sftriage(
+            "whatif", traced(Job(stages=2, dps=2, steps=3)), "--timeline", tmp_path / "missing" / "x.json"
+        ).refusal
+    )
 
 
 def test_json_is_one_object_with_the_documented_fields(sftriage, traced):
@@ -127,7 +130,7 @@ def test_a_healthy_job_is_said_to_be_one(sftriage, traced):
     outcome = sftriage("whatif", traced(Job(stages=2, dps=2)))
     assert outcome.out.startswith("Stragglers cost next to nothing: ")
     assert len(outcome.out.splitlines()) == 1
-    found = json.loads(sftriage("whatif", traced(Job(stages=2, dps=2)), "--json").out)
+    found = sftriage("whatif", traced(Job(stages=2, dps=2)), "--json").json
     assert (found["M_W"], found["M_S"], found["kinds"], found["stages"]) == (None, None, [], [])
 
 
@@ -143,7 +146,7 @@ def test_a_wide_job_shows_its_slowest_part(sftriage, traced):
 def test_stages_of_a_recording_are_operations_and_its_ranks_workers(sftriage, tmp_path):
     # GIVEN four ranks, one of which is 20 ms late in data
     path = recorded(tmp_path / "job.npz")
-    found = json.loads(sftriage("whatif", path, "--json").out)
+    found = sftriage("whatif", path, "--json").json
     # THEN it is the worker, and data is where
     assert [(one["kind"], one["workers"], one["operation"]) for one in found["kinds"]] == [
         ("slow_worker", [{"dp": 2, "pp": 0}], "data")
@@ -206,7 +209,7 @@ def test_cohorts_are_the_stages_of_a_pipeline(sftriage, tmp_path):
     durations[:, :2, 2] += 0.04
     np.savez(path, **{**arrays, "durations_s": durations, "cohorts": ["encoder", "encoder", "decoder", "decoder"]})
     # WHEN analysed, THEN it is the last stage
-    found = json.loads(sftriage("whatif", path, "--json").out)
+    found = sftriage("whatif", path, "--json").json
     assert {(one["dp"], one["pp"]): one["rank"] for one in found["workers"]} == {
         (0, 0): 0,
         (1, 0): 1,
@@ -241,7 +244,7 @@ def test_a_run_directory_is_read_as_it_was_recorded(sftriage, tmp_path):
     run.directory.policy_file.unlink()
     run.record(4, range(229), took)
     # WHEN analysed
-    found = json.loads(sftriage("whatif", run.directory.path, "--json").out)
+    found = sftriage("whatif", run.directory.path, "--json").json
     # THEN a step takes 140 ms, and 100 with data as the late rank's peers have it
     assert found["step_s"] == pytest.approx(0.140, rel=0.01)
     assert found["ideal_step_s"] == pytest.approx(0.100, rel=0.01)
@@ -252,7 +255,7 @@ def test_a_run_directory_is_read_as_it_was_recorded(sftriage, tmp_path):
     # AND once a verdict names the rank, its steps are replayed, since the onset, and its gain is what is saved
     for first, label, onset in ((22, "healthy", None), (153, "suspect", 160)):
         run.decide(verdict(first, label, onset=onset))
-    found = json.loads(sftriage("whatif", run.directory.path, "--json").out)
+    found = sftriage("whatif", run.directory.path, "--json").json
     assert (found["steps"][0]["step"], found["steps"][-1]["step"]) == (161, 202)
     assert (found["kinds"][0]["kind"], found["kinds"][0]["saves_s"]) == ("slow_worker", 0.02)
 
@@ -264,7 +267,7 @@ def test_heavy_traces_of_all_ranks_are_replayed_by_their_stages(sftriage, tmp_pa
         for rank in range(4)
     ]
     # WHEN they are replayed together, THEN it is that rank's, in data
-    found = json.loads(sftriage("whatif", *traces, "--json").out)
+    found = sftriage("whatif", *traces, "--json").json
     assert [(one["kind"], one["workers"], one["operation"]) for one in found["kinds"]] == [
         ("slow_worker", [{"dp": 2, "pp": 0}], "data")
     ]
@@ -295,10 +298,9 @@ def test_a_damaged_file_is_refused_by_name(sftriage, tmp_path, content, said):
     path = tmp_path / "trace.parquet"
     path.write_bytes(content)
     # WHEN analysed, THEN one line says which and what, and the exit code that it is the person's to mend
-    outcome = sftriage("whatif", path)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith(f"sftriage: {path}: {said}")
-    assert len(outcome.err.splitlines()) == 1
+    err = sftriage("whatif", path).refusal
+    assert err.startswith(f"sftriage: {path}: {said}")
+    assert len(err.splitlines()) == 1
 
 
 def test_a_column_that_is_missing_is_named(sftriage, traced):
@@ -322,9 +324,7 @@ def test_a_column_of_another_sort_is_named(sftriage, traced, column, of_rows, sa
     job = Job(stages=2, dps=2, steps=1)
     path = traced(job, **{column: of_rows(len(job.rows().step_E))})
     # WHEN analysed, THEN it says which column, and what is in it
-    outcome = sftriage("whatif", path)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith(f"sftriage: {path}: {said}")
+    assert sftriage("whatif", path).refusal.startswith(f"sftriage: {path}: {said}")
 
 
 @pytest.mark.parametrize("bound", ["MAX_OPERATIONS", "MAX_UNPACKED_BYTES"])
@@ -332,11 +332,8 @@ def test_more_than_fits_in_memory_is_refused_with_its_size_and_the_bound(sftriag
     # GIVEN a trace that says it holds more than is read
     path = traced(Job(stages=2, dps=2, steps=1))
     monkeypatch.setattr(f"sftriage.runtime.whatif_inputs.{bound}", 7)
-    outcome = sftriage("whatif", path)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert re.fullmatch(
-        rf"sftriage: {path}: [0-9,]+ operations, [0-9,]+ bytes unpacked; at most .*7.* are read\n", outcome.err
-    )
+    err = sftriage("whatif", path).refusal
+    assert re.fullmatch(rf"sftriage: {path}: [0-9,]+ operations, [0-9,]+ bytes unpacked; at most .*7.* are read\n", err)
 
 
 def test_what_is_not_there_is_said(sftriage, tmp_path):
@@ -350,9 +347,9 @@ def test_without_a_reader_of_parquet_it_says_how_to_get_one(sftriage, traced, tm
     path = traced(Job(stages=2, dps=2, steps=1))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     # WHEN a trace in Parquet is to be read, THEN it says what to install, and everything else goes on working
-    outcome = sftriage("whatif", path)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err == (f"sftriage: {path}: a trace in Parquet needs pyarrow: pip install 'sftriage[whatif]'\n")
+    assert sftriage("whatif", path).refusal == (
+        f"sftriage: {path}: a trace in Parquet needs pyarrow: pip install 'sftriage[whatif]'\n"
+    )
     assert sftriage("whatif", recorded(tmp_path / "job.npz")).code == 0
 
 

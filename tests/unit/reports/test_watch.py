@@ -437,7 +437,7 @@ def test_once_shows_a_run_that_has_ended(sftriage, tmp_path):
     code, out, _ = sftriage("watch", "--run", run.directory.path, "--once")
     assert code == 0
     assert "Healthy" in out
-    values = json.loads(sftriage("watch", "--run", run.directory.path, "--once", "--json").out)
+    values = sftriage("watch", "--run", run.directory.path, "--once", "--json").json
     assert (values["state"], values["windows"]) == ("ended", 1)
     # AND without a terminal and without --once, a run that has ended is shown, and that is all
     assert "the run has ended" in sftriage("watch", "--run", run.directory.path).out
