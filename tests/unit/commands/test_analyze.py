@@ -1,9 +1,14 @@
-"""`sftriage analyze` on recordings: what a program reads, what a person reads, and what bad input gets."""
+"""`sftriage analyze` on recordings: what a program reads, what a person reads in tables, and what bad input gets."""
 
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
+
+from sftriage.reports.tables import decisions_table, windows_table
+from sftriage.words.decisions import decision_values
+from tests.unit.recorded import decision, verdict
 
 STAGES = ["data", "forward", "backward", "optimizer", "other"]
 
@@ -116,3 +121,24 @@ def test_markup_in_a_name_is_text(sftriage, tmp_path):
     path = tmp_path / "job.npz"
     np.savez(path, durations_s=np.full((9, 2, 2), 0.01), stages=["a/b", "c:d"], sync=["c:d"])
     assert "a/b" in sftriage("analyze", path).out
+
+
+def printed(table):
+    console = Console(width=160, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table)
+    return [line.replace("┃", "│").split("│")[1:-1] for line in captured.get().splitlines()]
+
+
+@pytest.mark.parametrize("table", [windows_table, lambda some: decisions_table(list(map(decided, some)))])
+def test_rows_say_of_which_attempt_they_are_where_there_are_several(table):
+    def steps_and_attempts(seen):
+        titles, *rows = [[cell.strip() for cell in line] for line in printed(table(seen)) if line]
+        return [tuple(row[titles.index(title)] for title in ("attempt", "steps") if title in titles) for row in rows]
+
+    assert steps_and_attempts([verdict(20), verdict(20, attempt=1)]) == [("1", "20 to 69"), ("2", "20 to 69")]
+    assert steps_and_attempts([verdict(20), verdict(30)]) == [("20 to 69",), ("30 to 79",)]
+
+
+def decided(seen):
+    return decision_values(decision(seen)) | {"results": []}

@@ -1,13 +1,19 @@
 """Captures that a person asks for: what is asked for is checked, and what came of it says who asked and why."""
 
+from __future__ import annotations
+
 import inspect
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from sftriage.commands.capture import capture
 from sftriage.commands.cli import flattened
+from sftriage.decisions import ManualRequest
 from sftriage.policy.schema import Capture
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.requests import leave, left
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import asked_for, run_going_on
 
@@ -106,3 +112,26 @@ def test_what_a_person_asked_for_says_who_asked_and_why_and_names_no_stage(sftri
     assert "100 to 149" in other
     assert "stages" not in asked
     assert "(asked for)" in asked
+
+
+REQUEST = ManualRequest("a1", (0, 2), "alice", "it is slow", steps=3)
+
+
+def test_a_request_that_is_left_is_taken_up_once(tmp_path: Path) -> None:
+    # GIVEN a request that a person left in a run's directory
+    directory = RunDirectory(tmp_path)
+    leave(directory, REQUEST)
+    # WHEN the run takes it up THEN it is what was left, and it is gone once its file is removed
+    ((path, request),) = left(directory)
+    assert request == REQUEST
+    path.unlink()
+    assert left(directory) == []
+
+
+def test_what_is_no_file_keeps_no_request_up(tmp_path: Path) -> None:
+    # GIVEN a directory where requests are left
+    directory = RunDirectory(tmp_path)
+    (directory.asks / "a0.json").mkdir(parents=True)
+    leave(directory, REQUEST)
+    # THEN it is left alone, and requests are taken up
+    assert [request for _, request in left(directory)] == [REQUEST]

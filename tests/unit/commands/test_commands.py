@@ -1,10 +1,19 @@
-"""Commands on runs and policies: which run is meant, and what a person who errs is told."""
+"""Commands on runs and policies: which run is meant, what a person who errs is told, progress, and `sftriage mcp`."""
 
+import io
 import json
+import sys
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from sftriage.commands import output
+from sftriage.commands.job_options import MetricsOptions
+from sftriage.errors import UsageError
+from sftriage.reports.tables import titled
 from sftriage.runtime.local import job_name
+from sftriage.sinks.metering import Metering
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import run_in
 
@@ -130,3 +139,115 @@ def test_damaged_captures_are_reported_and_the_others_listed(sftriage, run, trac
     listed = sftriage("traces", "list", "--run", run.path, "--json")
     assert [(row["capture_id"], row["rank"], row["stage"]) for row in json.loads(listed.out)] == [(other, 2, "data")]
     assert f"capture {bad} is damaged" in listed.err
+
+
+@pytest.mark.parametrize("runs", ["missing", "file"])
+def test_a_place_that_is_none_is_said(sftriage, tmp_path, runs):
+    (tmp_path / "file").write_text("")
+    assert "no such directory; --runs names" in sftriage("mcp", "--runs", tmp_path / runs).refusal
+
+
+def test_without_the_sdk_it_is_said_what_to_install(sftriage, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "sftriage.assistants.server", raising=False)
+    # (what another test has imported of it is there under its own name)
+    for name in ("mcp", *(name for name in sys.modules if name.startswith("mcp."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert "install sftriage[mcp]" in sftriage("mcp", "--runs", tmp_path).refusal
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What is shown on a terminal."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100)
+    monkeypatch.setattr(output, "notices", lambda: console)
+    return file
+
+
+def test_a_copy_shows_how_far_it_is(shown):
+    with output.copying("trace.json.gz", 4096) as progress:
+        progress(1024)
+        progress(4096)
+    assert "trace.json.gz" in shown.getvalue()
+    assert "4.0/4.0 KiB" in shown.getvalue()
+
+
+def test_manifests_are_counted(shown):
+    with output.counting("Reading manifests") as progress:
+        progress(1, 3)
+        progress(3, 3)
+    assert "Reading manifests" in shown.getvalue()
+    assert "3/3" in shown.getvalue()
+
+
+def test_where_nobody_looks_on_nothing_is_shown(capsys):
+    with output.copying("trace.json.gz", 4096) as copied, output.counting("Reading manifests") as counted:
+        copied(4096)
+        counted(1, 1)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "odd", ["log (train.py:100: x[i])", "a :warning: [bold]b[/bold]", "[/] :x: [link=y]z", "\\[red]"]
+)
+def test_text_from_outside_is_neither_markup_nor_emoji_in_lines_and_tables(capsys, monkeypatch, odd):
+    monkeypatch.setenv("COLUMNS", "200")
+    output.write(odd)
+    output.tell(odd)
+    output.lists().print(titled(odd, [odd]), odd)
+    table = titled("cells", ["name"])
+    table.add_row(odd)
+    output.lists().print(table)
+    written = capsys.readouterr()
+    assert (written.out.count(odd), written.err.count(odd)) == (5, 1)
+
+
+def metering_of(**wanted: object) -> Metering:
+    return MetricsOptions(**wanted).metering()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"metrics_host": "0.0.0.0"}, "nothing is served without --metrics-port"),
+        ({"metrics_token_file": Path("x")}, "nothing is served without --metrics-port"),
+        (
+            {"metrics_port": 0, "metrics_host": "0.0.0.0"},
+            "give one with --metrics-token-file, or in SFTRIAGE_METRICS_TOKEN",
+        ),
+        ({"metrics_port": 0, "metrics_token_file": Path("/nowhere/token")}, "/nowhere/token: No such file"),
+        ({"metrics_per_rank": True}, "--metrics-port or --metrics-file"),
+        ({"metrics_file": Path("/tmp/metrics.txt")}, r"files that end in \.prom"),
+        ({"metrics_file": Path("/nowhere/x.prom")}, "no directory that can be written to"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_the_job_starts(wanted, message, monkeypatch):
+    monkeypatch.delenv("SFTRIAGE_METRICS_TOKEN", raising=False)
+    with pytest.raises(UsageError, match=message):
+        metering_of(**wanted)
+
+
+@pytest.mark.parametrize("missing", ["prometheus_client", "opentelemetry.exporter.otlp.proto.http"])
+def test_a_library_that_is_missing_is_named_with_its_extra(missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    wanted, extra = ({"metrics_port": 0}, "metrics") if missing == "prometheus_client" else ({"otel": True}, "otel")
+    with pytest.raises(UsageError, match=rf"install sftriage\[{extra}\]"):
+        metering_of(**wanted)
+
+
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
+def test_a_protocol_that_is_not_spoken_is_said(variable, monkeypatch):
+    monkeypatch.setenv(variable, "grpc")
+    with pytest.raises(UsageError, match=r"http/protobuf, and .* asks for grpc"):
+        metering_of(otel=True)
+
+
+def test_a_variable_that_is_none_is_said(monkeypatch):
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
+    with pytest.raises(UsageError, match="OpenTelemetry cannot be set up"):
+        metering_of(otel=True)
+
+
+def test_nothing_is_made_where_nothing_was_asked_for():
+    meter = metering_of()
+    assert (type(meter), meter.url) == (Metering, None)

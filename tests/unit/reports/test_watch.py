@@ -22,7 +22,7 @@ from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
 from tests.journals import Recorder
 from tests.unit.recorded import NOW_S, Run, decision, request_of, run_at, verdict
-from tests.unit.web.reading import NASTY
+from tests.unit.web.asking import NASTY
 from tests.unit.web.test_charts import findings
 
 RECORDED = RankCoverage(4, 4)

@@ -6,8 +6,9 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.records import StageSchema, StepRecord
-from sftriage.runs.lanes import WIDTH, lanes_of, recorded_of
+from sftriage.runs.lanes import WIDTH, lanes_of, peers_of, recorded_of
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest
+from tests.unit.conftest import manifest_of
 from tests.unit.recorded import info_of
 
 MS = 1_000_000
@@ -107,3 +108,16 @@ def test_a_manifest_that_claims_otherwise_is_refused(make_manifest):
         at[path[-1]] = value
         with pytest.raises(InputError, match="recorded"):
             Manifest.from_json(json.dumps(changed).encode(), "x")
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "number", "expected"),
+    [(1, 4, []), (3, 4, [0, 1]), (5, 4, [0, 1, 3, 4]), (6, 4, [0, 3, 5]), (8192, 2, [0, 4097])],
+)
+def test_the_peers_of_a_captured_rank_are_some_from_all_over_the_job(n_ranks, number, expected):
+    # GIVEN rank 2, which is the suspect and was captured
+    assert peers_of(manifest_of("a", rank=2), range(2, 3) if n_ranks == 1 else range(n_ranks), number) == expected
+
+
+def test_however_large_a_job_is_few_ranks_of_it_are_read():
+    assert len(peers_of(manifest_of("a"), range(100_000), 128)) <= 128

@@ -23,7 +23,7 @@ from sftriage.runs.outlook import outlook
 from tests.journals import Recorder
 from tests.unit.conftest import asked_for
 from tests.unit.recorded import NOW_S, decision, request_of, row, verdict
-from tests.unit.web.reading import NASTY, Seen, text_of
+from tests.unit.web.asking import NASTY, Seen, text_of
 
 ASK = ManualRequest("a-1", (1,), "ada", "why is the loader slow?")
 CHANGE = {"time_s": NOW_S, "kind": "changed", "policies": [{"name": "default"}], "problems": [], "later": []}

@@ -1,10 +1,12 @@
 import hashlib
+import json
 import re
 import threading
 
 import pytest
 
 from sftriage.decisions import CaptureResult
+from sftriage.policy.loading import find
 from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
 from sftriage.traces.findings import KernelShare, Share
@@ -13,11 +15,8 @@ from sftriage.web.access import Access
 from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import RunPage
 from tests.unit.recorded import request_of, verdict
-from tests.unit.web.asking import ask
-from tests.unit.web.reading import NASTY, Seen, harmless, text_of
+from tests.unit.web.asking import FORGED, NASTY, SHORT_NASTY, UPWARDS, Seen, ask, harmless, text_of
 from tests.unit.web.test_charts import findings
-
-# Every state has a face.
 
 
 def test_no_run_yet_then_one(tmp_path, run):
@@ -306,3 +305,135 @@ def _then(method, event):
         event.set()
 
     return called
+
+
+@pytest.fixture
+def slow(run):
+    """A run whose rank 2 is slow in data."""
+    run.directory.policy_file.write_text(find("default").read_text())
+    late, in_time = {"data": 50.0, "forward": 30, "backward": 60}, {"data": 10.0, "forward": 30, "backward": 100}
+    run.record(4, range(200), lambda rank, step: late if rank == 2 else in_time)
+    run.decide(verdict(100, "suspect"))
+    return run
+
+
+def test_the_page_has_the_heat_map_and_a_step_as_measured_and_without(slow):
+    # GIVEN the page, to which the overview leads
+    assert 'href="/whatif"' in slow.get("/").text
+    page = slow.get("/whatif")
+    assert page.status == 200
+    told = text_of(page)
+    assert "The verdict on these steps: mending rank 2 in data would save 20.0 ms" in told
+    assert "One slow worker: rank 2 (data-parallel rank 2, stage 0), most of all in data" in told
+    # THEN the slow worker is the reddest on the heat map, and no other is red
+    cells = [line for line in page.text.split("<td") if "more-" in line.partition(">")[0]]
+    assert len(cells) == 1
+    # AND the step of each of the four workers is drawn twice
+    assert page.text.count('class="step"') == 8
+    assert "rank 3 (data-parallel rank 3, stage 0)" in told
+
+
+def test_the_same_is_there_for_perfetto(slow):
+    answer = slow.get("/whatif.json")
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    events = json.loads(answer.body)["traceEvents"]
+    ends = {
+        pid: max(one["ts"] + one["dur"] for one in events if one["ph"] == "X" and one["pid"] == pid) for pid in (1, 2)
+    }
+    # (durations of a straggler are in the mean of all)
+    assert ends[1] > ends[2] > 0.0
+    waits = {one["tid"] for one in events if one["name"].startswith("waits") and one["pid"] == 1}
+    assert waits == {0, 1, 3}
+
+
+def test_a_run_that_cannot_be_replayed_yet_says_why(run):
+    run.directory.policy_file.write_text(find("default").read_text())
+    assert 'href="/whatif"' not in run.get("/").text
+    for address in ("/whatif", "/whatif.json"):
+        answer = run.get(address)
+        assert answer.status == 422
+        assert "no steps yet" in answer.text
+
+
+PLACES = [
+    *("/static/{}", "/static/{}/page.css", "/static/{}/templates/base.html", "/{}/run.json"),
+    *("/captures/{}", "/captures/{}/run.json", "/captures/{}/files/trace.json.gz"),
+    *("/captures/c-1/files/{}", "/captures/c-1/files/{}/run.json"),
+]
+
+
+def test_no_path_leads_out(captured):
+    for target in (place.format(way) for place in PLACES for way in UPWARDS):
+        answer = captured.get(target)
+        assert (target, answer.status) == (target, 404)
+        assert b"root:" not in answer.body
+        assert b"run_id" not in answer.body
+
+
+def test_a_forged_capture_id_is_refused(captured):
+    for target in (f"/captures/{forged}{rest}" for forged in FORGED for rest in ("", "/files/trace.json.gz")):
+        answer = captured.get(target)
+        assert (target, answer.status) == (target, 404)
+        assert "<script>" not in answer.text.replace('<script src="/static/', "")
+
+
+def test_html_in_a_stage_name_is_text(captured, store, trace, make_manifest):
+    # GIVEN a journal and a manifest whose stages, reasons and rules are markup
+    nasty = verdict(110, "suspect", stage=NASTY, advances={NASTY: 0.1, "'\"><script>": 0.2})
+    captured.decide(nasty, "throttle", NASTY, rule=NASTY)
+    captured.decide(verdict(120, "needs_evidence", reasons=(NASTY,)), "hold", NASTY)
+    store.put("c-2", trace, lambda artefact: make_manifest("c-2", artefact, stage=SHORT_NASTY, rule=NASTY))
+    # WHEN the pages are read THEN none of it has become markup, and it is there to be read
+    for target in ("/", "/decisions", "/captures/c-2", "/captures/c-1"):
+        answer = captured.get(target)
+        assert answer.status == 200
+        harmless(answer)
+    assert "&lt;img src=x" in captured.get("/decisions").text
+    assert "&lt;b onclick" in captured.get("/captures/c-2").text
+    # AND what the charts are told is what was recorded
+    figure = next(a for tag, a in Seen(captured.get().text).tags if "data-stages" in a)
+    assert NASTY in json.loads(figure["data-stages"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: "not JSON", "not a manifest"),
+        (lambda text: "[" * 100_000, "not a manifest"),
+        (lambda text: "{}", "not a manifest"),
+        (lambda text: text.replace('"c-1"', '"c-9"'), "is the manifest of c-9"),
+        (lambda text: text.replace("trace.json.gz", "../../run.json"), "not a manifest"),
+        (lambda text: text.replace("trace.json.gz", "manifest.json"), "not a manifest"),
+        (lambda text: text.replace('"size_bytes": ', '"size_bytes": 1'), "it had"),
+        (lambda text: text.replace('"resnet"', '"\\u001b[31m"'), "not a manifest"),
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "schema_version 99"),
+        (lambda text: "x" * (5 << 20), "larger than"),
+    ],
+)
+def test_a_hostile_manifest_is_refused_in_words(captured, change, said):
+    # GIVEN a manifest that somebody has laid hands on
+    path = captured.directory.path / "captures" / "c-1" / "manifest.json"
+    path.write_text(change(path.read_text()))
+    # WHEN its page, its file and the overview are asked for
+    page, overview = captured.get("/captures/c-1"), captured.get("/")
+    file = captured.get("/captures/c-1/files/trace.json.gz")
+    # THEN it is not shown and not served, the page says why, and everything else goes on
+    assert (page.status, file.status, overview.status) == (422, 422, 200)
+    assert said in text_of(page)
+    assert "cannot be read" in text_of(overview)
+
+
+def test_markup_in_a_manifest_is_text(captured):
+    path = captured.directory.path / "captures" / "c-1" / "manifest.json"
+    path.write_text(path.read_text().replace('"resnet"', json.dumps(NASTY)))
+    answer = captured.get("/captures/c-1")
+    assert answer.status == 200
+    assert NASTY not in answer.text
+    assert "&lt;img src=x" in answer.text
+
+
+def test_a_link_in_place_of_a_capture_is_none(captured, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (captured.directory.path / "captures" / "c-3").symlink_to(tmp_path / "elsewhere")
+    assert captured.get("/captures/c-3").status == 404
+    assert captured.get("/").status == 200

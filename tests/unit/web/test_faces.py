@@ -1,23 +1,35 @@
-"""Who watches a run, who is heard of, and where copies are: every state has a face."""
+"""Who is still there of a run, who watches it, who is heard of, and where copies are: every state has a face."""
 
 import contextlib
 import fcntl
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
 
 from sftriage.base.process import start_ticks
+from sftriage.recorder import Monitor
 from sftriage.recorder.ring import RingFile
 from sftriage.runs import liveness
 from sftriage.runs.directory import read_info, write_info
-from sftriage.runs.liveness import RankCoverage, Watcher, WatcherLook, note_launcher, telemetry_of, watcher_of
+from sftriage.runs.liveness import (
+    RankCoverage,
+    Watcher,
+    WatcherLook,
+    launcher_of,
+    note_launcher,
+    telemetry_of,
+    trainers_alive,
+    watcher_of,
+)
 from sftriage.traces.uploads import Outbox, Upload
 from sftriage.windows.steplog import StepLog
 from tests.unit.recorded import info_of, verdict
-from tests.unit.web.reading import text_of
+from tests.unit.web.asking import text_of
 
 URL = "s3://our-traces/pretraining"
 DONE = datetime(2027, 1, 15, 8, 5, tzinfo=timezone.utc)
@@ -300,3 +312,36 @@ def test_a_trace_that_is_only_elsewhere_is_fetched_from_there(captured, store, t
 def test_an_upload_that_makes_no_sense_is_none(captured, content):
     (captured.directory.path / "captures" / "c-1" / "upload.json").write_text(content)
     assert captured.get("/captures/c-1").status == captured.get().status == 200
+
+
+NOTE = '{"pid": %s, "start_ticks": 1}'
+
+
+def test_a_launcher_is_known_as_long_as_it_is_there(tmp_path):
+    # GIVEN a launcher that is noted
+    launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    note_launcher(tmp_path, launcher.pid)
+    assert launcher_of(tmp_path) == launcher.pid
+    # WHEN it has ended, THEN it is not there, whoever has its number later
+    launcher.communicate(timeout=60)
+    assert launcher_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "note",
+    [None, "", "12", "{}", "\x00" * 200, *(NOTE % pid for pid in (os.getpid(), "null", 99999999, -1, 10**30, '"1"'))],
+    ids=range(11),
+)
+def test_a_note_that_is_none_is_of_nobody(tmp_path, note):
+    if note is not None:
+        (tmp_path / "launcher").write_text(note)
+    assert launcher_of(tmp_path) is None
+
+
+def test_trainers_are_there_as_long_as_one_is(tmp_path):
+    assert not trainers_alive(tmp_path)
+    (tmp_path / "rank-7.0.ring").write_bytes(b"no ring")
+    assert not trainers_alive(tmp_path)
+    monitor = Monitor(rank=0, world_size=1, rings=tmp_path)
+    assert trainers_alive(tmp_path)
+    monitor.close()

@@ -13,8 +13,7 @@ from sftriage.web.access import Access
 from sftriage.web.runs_page import RunsPage
 from tests.journals import Recorder
 from tests.unit.recorded import NOW_S, decision, verdict
-from tests.unit.web.asking import ask
-from tests.unit.web.reading import NASTY, Seen, harmless, text_of
+from tests.unit.web.asking import NASTY, Seen, ask, harmless, text_of
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,7 @@ from tests.integration.processes import wait_until
 from tests.unit.conftest import asked_for, manifest_of
 from tests.unit.traces.faulty import FaultyObjects
 from tests.unit.traces.test_uploading import SLEPT
-from tests.unit.web.asking import ask
-from tests.unit.web.reading import FORGED, NASTY, SHORT_NASTY, UPWARDS, Seen, harmless, text_of
+from tests.unit.web.asking import FORGED, NASTY, SHORT_NASTY, UPWARDS, Seen, ask, harmless, text_of
 from tests.unit.web.stored import CONTENT, Shelf, shelf_at
 from tests.unit.web.test_charts import findings
 
