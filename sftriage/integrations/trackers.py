@@ -6,30 +6,33 @@ They are called in a thread of ours, and may raise. Nothing of theirs is importe
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from sftriage.errors import UsageError
 
 
-class Tracker(Protocol):
+class Tracker(ABC):
     """Where numbers and texts are logged to."""
 
+    @abstractmethod
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
         """Log numbers at a step."""
 
+    @abstractmethod
     def text(self, step: int, name: str, text: str) -> None:
         """Log a text at a step."""
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027  # most have nothing that waits
         """Some time has gone by: what had to wait may be logged now."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Nothing follows; the tracker itself belongs to somebody else, and stays open."""
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """The script's own `SummaryWriter`: of several files of one run TensorBoard follows only the last."""
 
     def __init__(self, writer: Any) -> None:
@@ -47,9 +50,6 @@ class TensorBoard:
         self._look()
         self._writer.add_text(name, text, step)
 
-    def settle(self) -> None:
-        """Nothing waits."""
-
     def close(self) -> None:
         """What was closed before the last verdicts were there is closed again."""
         if self._closed:
@@ -62,7 +62,7 @@ class TensorBoard:
         self._closed = self._closed or getattr(self._writer, "all_writers", self) is None
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """A run of Weights & Biases.
 
     Its own step may only grow, and a row that comes late is dropped: rows of ours go into those that the script logs,
@@ -79,11 +79,11 @@ class WeightsAndBiases:
         self._open: dict[str, Any] = {}
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """A row."""
+        """A row; a text is a value, too."""
         self._add(step, values)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """A text is a value, too."""
+        """See `numbers`."""
         self._add(step, {name: text})
 
     def settle(self) -> None:
@@ -112,7 +112,7 @@ class WeightsAndBiases:
             self._waiting.append({self.STEP: step, **values})
 
 
-class MLflow:
+class MLflow(Tracker):
     """A run of MLflow. Texts are its tags, of which the last stays.
 
     Args:
@@ -131,12 +131,6 @@ class MLflow:
     def text(self, step: int, name: str, text: str) -> None:
         """The tag says the step as well."""
         self._client.set_tag(self._run_id, name.replace("/", "."), f"step {step}: {text}")
-
-    def settle(self) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        """All is there already."""
 
 
 def tracker_of(target: Any) -> Tracker:

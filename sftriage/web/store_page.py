@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -24,7 +23,6 @@ from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.stores import Store
-from sftriage.web.access import Access
 from sftriage.web.charts import bars_of
 from sftriage.web.downloads import Stacks, file_of
 from sftriage.web.page import Page, page_number, reading_stored
@@ -90,15 +88,9 @@ class StorePage(Page[StoreSource]):
 
     layout = "store_base.html"
 
-    def __init__(
-        self,
-        source: StoreSource,
-        access: Access,
-        now_s: Callable[[], float] = time.time,
-        stopping: threading.Event | None = None,
-    ) -> None:
-        self._stacks = Stacks()
-        super().__init__(source, access, now_s, stopping)
+    @cached_property
+    def _stacks(self) -> Stacks:
+        return Stacks()
 
     def routes(self) -> list[Route]:
         """What is answered."""
