@@ -381,6 +381,7 @@ def there(value: Any) -> Any:
 def policies(root: Path) -> Iterator[str]:
     """What the policies that ship say, and would have done in the runs."""
     yield sftriage("policy", "list")
+    yield sftriage("policy", "validate", "default", "observe-only")
     yield values(sftriage("policy", "schema", quiet=True))
     for path in sorted((REPO / "policies").glob("*.yaml")):
         yield sftriage("policy", "validate", path.stem, "--json")

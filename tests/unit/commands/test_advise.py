@@ -24,20 +24,6 @@ def slow(tmp_path):
     return made.directory.path
 
 
-def test_a_person_reads_what_would_help_and_what_that_takes_for_granted(sftriage, slow):
-    outcome = sftriage("advise", slow)
-    assert outcome.code == 0, outcome.err
-    first, *lines = outcome.out.splitlines()
-    assert first.startswith("Rank 2 holds up 4 ranks in data, by 20.0 ms of the ")
-    assert [line.partition(". ")[0] for line in lines[::2]] == [
-        "Give it less to do",
-        "All-reduce around it (StragglAR)",
-        "Take it out",
-    ]
-    assert all(line.startswith("  Taken for granted: ") for line in lines[1::2])
-    assert "Name --gradients and --bandwidth to have it in seconds." in outcome.out
-
-
 def test_a_program_reads_the_same_in_seconds(sftriage, slow):
     told = sftriage("advise", slow, "--gradients", "100MB", "--bandwidth", "1", "--json").json
     assert told["straggler"]["ranks"] == [2]

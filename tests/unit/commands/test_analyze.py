@@ -48,13 +48,6 @@ def test_json_is_one_object_a_window_with_the_documented_fields(sftriage, tmp_pa
         assert window["leaders"]["data"] == 2
 
 
-def test_a_person_gets_tables_and_a_sentence(sftriage, tmp_path):
-    outcome = sftriage("analyze", recorded(tmp_path / "job.npz", stage=3, rank=1))
-    assert outcome.code == 0
-    assert "Rank 1 is slow in optimizer" in outcome.out
-    assert "Frontier" in outcome.out
-
-
 def test_a_pause_is_told_beside_what_a_step_takes(sftriage, tmp_path):
     # GIVEN a job whose ranks all stood still in backward once, for 55 s
     path = recorded(tmp_path / "job.npz", slow_s=0.0)

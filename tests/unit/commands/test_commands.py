@@ -104,11 +104,6 @@ def test_the_causes_of_the_demo_are_listed(sftriage):
     assert "held-lock        another of its threads holds the lock of a cache\n" in listed
 
 
-def test_the_policies_that_ship_are_valid_and_listed(sftriage):
-    assert sftriage("policy", "validate", "default", "observe-only").out == "2 valid\n"
-    assert "observe-only" in sftriage("policy", "list").out
-
-
 @pytest.mark.parametrize(
     ("command", "job"),
     [

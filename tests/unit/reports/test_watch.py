@@ -11,7 +11,6 @@ from rich.cells import cell_len
 
 from sftriage.decisions import CaptureResult, ManualRequest, Regression
 from sftriage.events import CauseFound, Place, RemedyChanged
-from sftriage.records import plain
 from sftriage.reports.watch_changes import WatchPosition, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage, Watcher
@@ -167,16 +166,6 @@ def test_a_run_that_has_ended_says_so(tmp_path):
     run.decide(verdict(20))
     assert shown(run).state == "ended"
     assert "the run has ended" in text(shown(run))
-
-
-def test_the_picture_is_one_json_value(run):
-    run.decide(verdict(50))
-    run.decide(verdict(100, "suspect", onset=120), "capture", "rule slow-rank", requests=(request_of("c-1"),))
-    values = json.loads(json.dumps(plain(picture_values(shown(run))), allow_nan=False))
-    assert (values["state"], values["health"], values["since_step"]) == ("going", "captured", 120)
-    assert sum(values["frontier"]["advances_s"].values()) == pytest.approx(values["frontier"]["exposed_s"], rel=1e-12)
-    assert [one["ranks"] for one in values["suspects"]] == [[2]]
-    assert values["captures"][0]["state"] == "running"
 
 
 # Exact

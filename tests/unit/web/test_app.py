@@ -79,13 +79,6 @@ def test_a_capture_that_runs_has_a_page(run):
 # The pages.
 
 
-def test_the_overview_answers_at_one_look(captured):
-    seen = text_of(captured.get())
-    for words in ("Slow, and captured", "Is the job healthy? No", "since step 120", "rank 2 in data"):
-        assert words in seen
-    assert "Capture of rank 2 done" in seen
-
-
 def test_the_overview_can_be_read_without_seeing_it(captured):
     # GIVEN the overview
     answer = captured.get()
