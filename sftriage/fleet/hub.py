@@ -125,57 +125,40 @@ def hosts_of(urls: str) -> list[tuple[str, int]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
 class Places:
-    """What a job's things are called on the hub. Names of jobs and hosts are never part of it as they are."""
+    """The names of a job's subjects, streams and buckets on the hub, made of a token of its name.
 
-    run: str
+    Attributes:
+        run: that token.
+        stream: of what agents send, and its consumer.
+        lead: prefix of the subjects on which the controller is answered.
+        want, lease, traces: the buckets of orders, of the lease and of traces.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.run, self.stream, self.lead = run, f"sft_{run}", f"sft.{run}.lead"
+        self.want, self.lease, self.traces = (f"sft_{run}_{name}" for name in ("want", "lease", "traces"))
 
     @classmethod
     def of(cls, job_id: str) -> Places:
         """Those of a job."""
         return cls(token(job_id))
 
-    @property
-    def stream(self) -> str:
-        """The stream of what agents tell, and its consumer."""
-        return f"sft_{self.run}"
-
     def up(self, agent: str = "*") -> str:
-        """The subject on which an agent tells."""
+        """The subject on which an agent sends."""
         return f"sft.{self.run}.up.{agent}"
 
     def down(self, agent: str) -> str:
-        """The subject on which it is told."""
+        """The subject of an agent's orders."""
         return f"sft.{self.run}.down.{agent}"
 
     def ask(self, agent: str) -> str:
-        """The subject on which it is asked what drivers say of its ranks' GPUs."""
+        """The subject of questions to an agent about its ranks' GPUs."""
         return f"sft.{self.run}.ask.{agent}"
 
     def inbox(self, agent: str) -> str:
-        """What the subjects begin with on which an agent is answered."""
+        """Prefix of the subjects on which an agent is answered."""
         return f"sft.{self.run}.inbox.{agent}"
-
-    @property
-    def lead(self) -> str:
-        """What the subjects begin with on which the controller is answered."""
-        return f"sft.{self.run}.lead"
-
-    @property
-    def want(self) -> str:
-        """The bucket of what is wanted."""
-        return f"sft_{self.run}_want"
-
-    @property
-    def lease(self) -> str:
-        """The bucket of who leads."""
-        return f"sft_{self.run}_lease"
-
-    @property
-    def traces(self) -> str:
-        """The bucket of traces."""
-        return f"sft_{self.run}_traces"
 
 
 def agent_file(agent: str) -> str:

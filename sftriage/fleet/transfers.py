@@ -41,45 +41,30 @@ Tell = Callable[[Report], None]
 
 
 class Transfer:
-    """Counts what moves of one capture, and tells of it.
+    """Counts the bytes moved of a capture, and tells of them; ``doing`` is "sending ..." or "fetching ..."."""
 
-    Args:
-        result: of which capture; its state and numbers do not matter.
-        doing: in words: ``sending`` or ``fetching``.
-        total_bytes: of all of its files.
-        tell: hears of it.
-        clock: seconds on a clock that only goes on.
-    """
-
-    def __init__(
-        self,
-        result: CaptureResult,
-        doing: str,
-        total_bytes: int,
-        tell: Tell,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, result: CaptureResult, doing: str, total_bytes: int, tell: Tell) -> None:
         self._capture = result.capture_id, result.rank
-        self._doing, self._total_bytes, self._tell, self._clock = doing, total_bytes, tell, clock
-        self._moved_bytes, self._told_s = 0, clock()
+        self._doing, self._total_bytes, self._tell = doing, total_bytes, tell
+        self._moved_bytes, self._told_s = 0, time.monotonic()
 
     def moved(self, more_bytes: int) -> None:
-        """So much more has."""
+        """Count more bytes."""
         self._moved_bytes += more_bytes
-        if more_bytes and self._clock() >= self._told_s + TELL_S:
+        if more_bytes and time.monotonic() >= self._told_s + TELL_S:
             self.say(f"{self._doing} {size(min(self._moved_bytes, self._total_bytes))} of {size(self._total_bytes)}")
 
     def say(self, what: str) -> None:
-        """What is done with the capture now."""
-        self._told_s = self._clock()
+        """Report what is done with the capture now."""
+        self._told_s = time.monotonic()
         self._tell(Report(CaptureResult(*self._capture, "running", what)))
 
     def reading(self, file: io.BufferedReader) -> io.BufferedIOBase:
-        """A file of which is counted what is read."""
+        """A file whose reads are counted."""
         return _Reading(file, self)
 
     def writing(self, file: io.BufferedWriter) -> io.BufferedIOBase:
-        """A file of which is counted what is written."""
+        """A file whose writes are counted."""
         return _Writing(file, self)
 
 

@@ -1,14 +1,16 @@
 """How far a trace is on its way is told every so often, and not of what is quick."""
 
 from sftriage.decisions import CaptureResult
+from sftriage.fleet import transfers
 from sftriage.fleet.transfers import TELL_S, Transfer
 
 RESULT = CaptureResult("c-1", 3, "stored")
 
 
-def test_a_transfer_that_takes_its_time_is_told_of_with_what_has_moved(tmp_path):
+def test_a_transfer_that_takes_its_time_is_told_of_with_what_has_moved(tmp_path, monkeypatch):
     told, now_s = [], [0.0]
-    transfer = Transfer(RESULT, "fetching from node-b:", 48 << 20, told.append, lambda: now_s[0])
+    monkeypatch.setattr(transfers.time, "monotonic", lambda: now_s[0])
+    transfer = Transfer(RESULT, "fetching from node-b:", 48 << 20, told.append)
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"x" * (12 << 20))
     # GIVEN what is copied before anybody would wonder
