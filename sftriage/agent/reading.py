@@ -14,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from sftriage.agent.counting import Counting
+from sftriage.base.log_once import LogOnce
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, find_rings
 from sftriage.records import JobStatus, RankStatus, StageSchema
@@ -143,14 +144,14 @@ class RankRings:
 
     def __init__(self, rings: Path, steps: Path, kept: KeptSteps | None = None, do: Do = at_once) -> None:
         self._rings = rings
-        self._log = partial(RankLog, steps, kept=kept, do=do, say=self._say_once)
+        self._log_once = LogOnce(log)
+        self._log = partial(RankLog, steps, kept=kept, do=do, say=self._log_once)
         self._ranks: dict[Path, _Rank] = {}
         # Of each generation: what its ranks keep of steps that are thinned.
         self._blocks: defaultdict[int, set[int]] = defaultdict(set)
-        self._counting = Counting(steps, self._say_once, kept, do)
+        self._counting = Counting(steps, self._log_once, kept, do)
         # Of each generation: the stages and the number of ranks.
         self._agreed: dict[int, tuple[StageSchema, int]] = {}
-        self._said: set[str] = set()
         self._host, self._position = socket.gethostname(), 0
         self._looked_ns = -1
         self.telemetry = ReadCounts()
@@ -198,12 +199,12 @@ class RankRings:
         self.telemetry.missed += batch.missed
         self.telemetry.torn += batch.torn
         if batch.misuse:
-            self._say_once(
+            self._log_once(
                 f"rank {info.rank} leaves stages that are not open, or not in the order in which it entered them; their"
                 " times are taken as well as they can be"
             )
         if one.ring.late_stages:
-            self._say_once(
+            self._log_once(
                 f"rank {info.rank} declared {', '.join(one.ring.late_stages)} after it had begun to record; what they"
                 " take is counted with the stage around them"
             )
@@ -351,11 +352,6 @@ class RankRings:
         self.telemetry.problems[str(path)] = reason
         if path in self._ranks:
             self._ranks.pop(path).close()
-
-    def _say_once(self, problem: str) -> None:
-        if problem not in self._said:
-            self._said.add(problem)
-            log.warning("%s", problem)
 
 
 def _about(info: RingInfo) -> tuple[int, tuple[StageSchema, int]]:

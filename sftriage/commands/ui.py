@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from sftriage.base.loops import start_thread
 from sftriage.commands.options import CapturesChoice, option
 from sftriage.commands.output import print_json, tell, write
 from sftriage.errors import UsageError
@@ -74,7 +75,7 @@ def ui(
         return
     app, found = _runs(access, stopping) if run is None else _run(run, access, stopping)
     shown = found()
-    threading.Thread(target=_tell_what_is_shown, args=(found, shown, stopping), name="shown", daemon=True).start()
+    start_thread("shown", _tell_what_is_shown, found, shown, stopping)
     about = {"run_dir": None if shown is None else str(shown)}
     waits = "waiting for the first run" if run is None else f"waiting for a run in {run}"
     said = place(shown) if shown else waits

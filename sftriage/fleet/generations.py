@@ -20,6 +20,7 @@ from math import inf
 
 import msgspec
 
+from sftriage.base.log_once import LogOnce
 from sftriage.fleet.messages import Incarnation
 from sftriage.recorder.layout import RingInfo
 
@@ -110,7 +111,7 @@ class Generations:
         self._generations: dict[int, _Generation] = {}
         # Of each host, the generations of its starts.
         self._starts: dict[str, dict[int, int]] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._log_once = LogOnce(log)
         for member in known.members:
             self._generations.setdefault(member.generation, _Generation(member.world_size))
             self._join(member)
@@ -216,12 +217,12 @@ class Generations:
 
     def _say_two(self, one: Member, other: Member) -> None:
         hosts = one.host.partition(":")[0], other.host.partition(":")[0]
-        if hosts[0] != hosts[1] and hosts not in self._said:
-            self._said.add(hosts)
-            log.warning(
+        if hosts[0] != hosts[1]:
+            self._log_once(
                 "hosts %s and %s both have a rank %d that takes steps; the newer one counts. Are these two jobs under"
                 " one --job-id, or launchers that do not know of each other?",
                 *(*hosts, one.one.rank),
+                key=hosts,
             )
 
 

@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from sftriage.base.log_once import LogOnce
+from sftriage.base.loops import start_thread
 from sftriage.base.process import locked
 from sftriage.errors import SftriageError, UsageError
 
@@ -197,10 +199,10 @@ class Hub:
         self._options = address.options() | {"name": name, "inbox_prefix": inbox}
         self._client: Client | None = None
         self._refused = False
-        self._said: set[str] = set()
+        self._log_once = LogOnce(log)
         self._loop = asyncio.new_event_loop()
         # (started once there is something to be done: a launcher may have to be forked before)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="sftriage-hub", daemon=True)
+        self._thread: threading.Thread | None = None
 
     @property
     def js(self) -> JetStreamContext:
@@ -229,8 +231,8 @@ class Hub:
 
     def later(self, what: Coroutine[Any, Any, _Of]) -> Future[_Of]:
         """Have something done in the loop; what comes of it."""
-        if self._thread.ident is None:
-            self._thread.start()
+        if self._thread is None:
+            self._thread = start_thread("hub", self._loop.run_forever)
         return asyncio.run_coroutine_threadsafe(what, self._loop)
 
     def start(self, what: Coroutine[Any, Any, Any]) -> None:
@@ -290,7 +292,7 @@ class Hub:
 
     def close(self) -> None:
         """Let go of the connection. A second call does nothing."""
-        if not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
             return
         with contextlib.suppress(Exception):
             self.call(self._close(), 2 * CONNECT_S)
@@ -328,9 +330,8 @@ class Hub:
         if not (isinstance(error, NoServersError) and self.problem):
             said = str(error).removeprefix("nats: ") or type(error).__name__
             self.problem = "nothing listens there" if isinstance(error, ConnectionRefusedError) else said
-        if "permissions violation" in self.problem and self.problem not in self._said:
-            self._said.add(self.problem)
-            log.warning("the hub does not let us do what has to be done: %s. See docs/many-hosts.md", self.problem)
+        if "permissions violation" in self.problem:
+            self._log_once("the hub does not let us do what has to be done: %s. See docs/many-hosts.md", self.problem)
         log.debug("hub: %s", self.problem)
 
     async def _lost(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -19,6 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sftriage.base.log_once import LogOnce
+from sftriage.base.loops import Backoff, Loop
 from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, HubError, LogLeader, Places, token
@@ -111,7 +112,7 @@ class HostEnd:
         self._sequence, self._lost = 0, False
         self._kept_since: datetime | None = None
         self._away_since_s = time.monotonic()
-        self._said: set[str] = set()
+        self._log_once = LogOnce(log)
         # Captures that are not begun, for that could not be noted; what was told of those that have ended, and when.
         self._refused: set[str] = set()
         self._has_read = False
@@ -120,13 +121,16 @@ class HostEnd:
         self._over_s, self._told_over = float("inf"), False
         # When a trace has last moved.
         self._moved_s = 0.0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="sftriage-host", daemon=True)
+        self._loop = Loop(
+            *("host", self.turn, POLL_S),
+            failing=f"host {self._name}: a turn of the agent failed",
+            backoff=Backoff(POLL_S, POLL_S),
+        )
 
     def start(self) -> None:
         """Begin. A hub that cannot be reached is waited for."""
         self._hub.start(self._talk())
-        self._thread.start()
+        self._loop.start()
 
     def finish(self, patience_s: float) -> bool:
         """The host's part of the job is over: send what is left, and say so; whether that was done in time.
@@ -140,20 +144,10 @@ class HostEnd:
 
     def close(self) -> None:
         """Let go of the agent and of the hub; what has not ended is called off."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            # (it may be in the middle of something on a disk that hangs)
-            self._thread.join(LAST_ANSWER_S)
+        # (it may be in the middle of something on a disk that hangs)
+        self._loop.stop(LAST_ANSWER_S)
         self._hub.close()
         self._agent.close()
-
-    def _work(self) -> None:
-        while not self._stopping.wait(POLL_S):
-            try:
-                self.turn()
-            except Exception as error:
-                self._say(f"a turn of the agent failed; it goes on: {type(error).__name__}: {error}", "turn")
-                log.debug("a turn failed", exc_info=True)
 
     def turn(self) -> None:
         """Do what is wanted, hear what has become of it, and fill the outbox once that is empty and it is time."""
@@ -269,7 +263,7 @@ class HostEnd:
         self._outbox.append(last)
         self._hub.soon(self._wake.set)
         if last.over:
-            while self._outbox and not self._lost and not self._stopping.wait(POLL_S / 5):
+            while self._outbox and not self._lost and not self._loop.stopping.wait(POLL_S / 5):
                 pass
             self._told_over = not self._outbox
 
@@ -426,7 +420,5 @@ class HostEnd:
 
     def _say(self, problem: str, kind: str = "") -> None:
         """Log a problem once, or the first of its kind."""
-        if (kind or problem) not in self._said:
-            self._said.add(kind or problem)
-            # (what all hosts say goes into one output, under SLURM)
-            log.warning("host %s: %s", self._name, problem)
+        # (what all hosts say goes into one output, under SLURM)
+        self._log_once("host %s: %s", self._name, problem, key=kind or problem)

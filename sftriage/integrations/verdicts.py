@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sftriage.base.loops import start_thread
 from sftriage.log import warn
 from sftriage.recorder.monitor import RUN_ENV
 
@@ -74,9 +75,7 @@ class VerdictLog:
             told, journal = EntrySink(), run / "decisions.jsonl"
             # (what is there already is of another training in this run, or of an earlier attempt)
             appended = Appended(journal, lambda line: self._tell(told, line), lambda: None, skip=True)
-            arguments = (appended.follow, journal)
-            self._thread = threading.Thread(target=self._go_on, args=arguments, name="sftriage-verdicts", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("verdicts", self._go_on, appended.follow, journal)
             atexit.register(self.close)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import yaml
 
+from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import ClusterError, UsageError
 from sftriage.kube.objects import API_VERSION, Kind
 
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 PAGE = 500
 """So many objects are read at once: those of a large cluster are never in memory together."""
 WATCH_S = 300
-_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_PAUSE_S = 0.5
 
 Kept = TypeVar("Kept")
 Key = tuple[str, str]
@@ -253,7 +254,7 @@ def _short(text: str) -> str:
     return line if len(line) <= _MAX_SAID else f"{line[: _MAX_SAID - 1]}…"
 
 
-class ObjectWatch(threading.Thread, Generic[Kept]):
+class ObjectWatch(Generic[Kept]):
     """Lists some objects of a kind in a thread of its own, and then watches them.
 
     After a break, or where the server has forgotten what was before, they are listed again: what is missing then has
@@ -278,12 +279,16 @@ class ObjectWatch(threading.Thread, Generic[Kept]):
         query: Mapping[str, str] | None = None,
         watch_s: int = WATCH_S,
     ) -> None:
-        super().__init__(name=f"sftriage-watch-{path.rpartition('/')[2]}", daemon=True)
+        self._loop = Loop(
+            *(f"watch-{path.rpartition('/')[2]}", self._turn, 0.0),
+            failing=f"{path} cannot be watched",
+            expected=(ClusterError,),
+            backoff=Backoff(_PAUSE_S),
+        )
         self._objects, self._path, self._keep, self._changed = objects, path, keep, changed
         self._query, self._watch_s = dict(query or {}), watch_s
         self._kept: dict[Key, Kept] = {}
-        self._lock, self._ending = threading.Lock(), threading.Event()
-        self._said = ""
+        self._lock = threading.Lock()
         self.listed = threading.Event()
         """Set once all of them have been seen."""
 
@@ -292,28 +297,24 @@ class ObjectWatch(threading.Thread, Generic[Kept]):
         with self._lock:
             return list(self._kept.values())
 
-    def end(self) -> None:
-        """Watch no longer than until something happens."""
-        self._ending.set()
-
-    def run(self) -> None:
+    def start(self) -> None:
         """List and watch, until the end."""
-        pause_s = _PAUSE_S
-        while not self._ending.is_set():
-            try:
-                version = self._list()
-                self.listed.set()
-                pause_s, self._said = _PAUSE_S, ""
-                while not self._ending.is_set():
-                    version = self._follow(version)
-            except ClusterError as error:
-                if isinstance(error, AnsweredError) and error.status == GONE:
-                    continue
-                if str(error) != self._said:
-                    self._said = str(error)
-                    log.warning("%s cannot be watched, and is tried again: %s", self._path, error)
-                self._ending.wait(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._loop.start()
+
+    def end(self, patience_s: float = 0.0) -> bool:
+        """Watch no longer than until something happens; whether that was in time."""
+        return self._loop.stop(patience_s)
+
+    def _turn(self) -> None:
+        version = self._list()
+        self.listed.set()
+        self._loop.succeeded()
+        try:
+            while not self._loop.stopping.is_set():
+                version = self._follow(version)
+        except AnsweredError as error:
+            if error.status != GONE:
+                raise
 
     def _list(self) -> str:
         seen, token = set(), None
@@ -334,7 +335,7 @@ class ObjectWatch(threading.Thread, Generic[Kept]):
 
     def _follow(self, version: str) -> str:
         for event in self._objects.watch(self._path, self._watch_s, resourceVersion=version, **self._query):
-            if self._ending.is_set():
+            if self._loop.stopping.is_set():
                 break
             body = event["object"]
             version = str(body["metadata"].get("resourceVersion", version))

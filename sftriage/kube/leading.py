@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from sftriage.base.loops import Loop
 from sftriage.errors import ClusterError
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, ClusterObjects, ask_unless, path_of
 
@@ -48,8 +49,7 @@ class Leader:
         self._where, self._name, self._namespace = path_of(API, "leases", namespace), name, namespace
         self._seen = Observed()
         self._renewed_s = 0.0
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._hold, name="sftriage-lease", daemon=True)
+        self._loop = Loop("lease", self._renew, RENEW_S, failing="the lease cannot be renewed")
         self.lost = threading.Event()
         """Set once it is held no longer; then ``told`` is called, from that thread."""
         self.told: Callable[[], object] = lambda: None
@@ -61,30 +61,27 @@ class Leader:
             if self._seen.holder != said:
                 said = self._seen.holder
                 log.info("%s leads; waiting", said)
-            self._ending.wait(RENEW_S / 2)
+            self._loop.stopping.wait(RENEW_S / 2)
         log.info("leading as %s", self._me)
-        self._thread.start()
+        self._loop.start()
 
     def release(self) -> None:
         """Let another one lead at once."""
-        self._ending.set()
-        if self._thread.is_alive():
-            self._thread.join(2 * RENEW_S)
+        self._loop.stop(2 * RENEW_S)
         if not self.lost.is_set():
             try:
                 self._write(self._objects.ask("GET", f"{self._where}/{self._name}"), "")
             except ClusterError as error:
                 log.debug("the lease goes by itself: %s", error)
 
-    def _hold(self) -> None:
-        while not self._ending.wait(RENEW_S):
-            if not self._tried() and (
-                self._now() > self._renewed_s + DURATION_S or self._seen.holder not in ("", self._me)
-            ):
-                log.error("the lease is lost, to %s", self._seen.holder or "nobody")
-                self.lost.set()
-                self.told()
-                return
+    def _renew(self) -> None:
+        if not self._tried() and (
+            self._now() > self._renewed_s + DURATION_S or self._seen.holder not in ("", self._me)
+        ):
+            log.error("the lease is lost, to %s", self._seen.holder or "nobody")
+            self._loop.stopping.set()
+            self.lost.set()
+            self.told()
 
     def _tried(self) -> bool:
         """Take or renew the lease if possible; whether that was done."""

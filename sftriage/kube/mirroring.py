@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sftriage.base.loops import Backoff, Loop
 from sftriage.base.notes import Note
 from sftriage.errors import ClusterError, SftriageError, UsageError
 from sftriage.events import (
@@ -65,9 +66,8 @@ class Mirror(Sink):
 
     def __init__(self, objects: ClusterObjects, job: JobRef, now: Callable[[], float] = time.time) -> None:
         self._objects, self._job, self._now = objects, job, now
-        self._woken, self._done = threading.Event(), threading.Condition()
+        self._done = threading.Condition()
         self._wanted = self._looked = 0
-        self._ending = False
         self._source = self._next = RunSource(lambda: None)
         self._left: set[str] = set()
         self._known: tuple[Path | None, set[str]] = (None, set())
@@ -75,68 +75,55 @@ class Mirror(Sink):
         self._told: dict[str, float] = {}
         self._waiting: Counter[str] = Counter()
         self._news: dict[str, News] = {}
-        self._said = ""
         path = path_of(API_VERSION, CAPTURES.plural, job.namespace)
         about = {"apiVersion": API_VERSION, "kind": CAPTURES.kind}
         selector = {"labelSelector": f"{JOB_LABEL}={job.object_name}"}
         self._captures: ObjectWatch[dict[str, Any]] = ObjectWatch(
-            objects, path, lambda body: about | body, lambda before, now: self._woken.set(), query=selector
+            objects, path, lambda body: about | body, lambda before, now: self._loop.wake(), query=selector
         )
-        self._thread = threading.Thread(target=self._work, name="sftriage-mirror", daemon=True)
+        self._loop = Loop(
+            *("mirror", self._turn, AT_LEAST_S),
+            failing="the cluster lacks some of the job",
+            expected=(SftriageError, OSError),
+            backoff=Backoff(LOOK_S, _LONGEST_PAUSE_S),
+        )
 
     def begin(self) -> None:
         """Begin, in threads of its own."""
         self._captures.start()
-        self._thread.start()
+        self._loop.start()
 
     def follow(self, directory: RunDirectory) -> None:
         """Show this run from now on; the one before it until there is something of this one to be seen."""
         self._next = RunSource(lambda: directory)
-        self._woken.set()
+        self._loop.wake()
 
     def take(self, seen: Event | Sight) -> None:
         """Something has happened that may be to be seen."""
         if isinstance(seen, _TELLING):
-            self._woken.set()
+            self._loop.wake()
 
     def finish(self, patience_s: float) -> bool:
         """Show what there is to be shown, and end; whether that was done in time."""
         with self._done:
             self._wanted = wanted = self._looked + 1
-            self._woken.set()
+            self._loop.wake()
             # (a look may be under way that has not seen all of it)
             done = self._done.wait_for(lambda: self._looked > wanted, patience_s)
-            self._ending = True
         self._captures.end()
-        self._woken.set()
+        self._loop.stop(0.0)
         return done
 
-    def _work(self) -> None:
-        pause_s = LOOK_S
-        while not self._ending:
-            self._woken.wait(AT_LEAST_S)
-            self._woken.clear()
-            began_s = time.thread_time()
-            try:
-                self._look()
-                pause_s, self._said = max(LOOK_S, (time.thread_time() - began_s) / SHARE), ""
-            except (SftriageError, OSError) as error:
-                if str(error) != self._said:
-                    self._said = str(error)
-                    log.warning("the cluster lacks some of the job, and is shown it later: %s", error)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                self._woken.set()
-            except Exception:
-                log.exception("the cluster is not shown all of the job")
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            else:
-                with self._done:
-                    self._looked += 1
-                    self._done.notify_all()
-                    if self._looked <= self._wanted:
-                        self._woken.set()
-            # (what comes meanwhile is seen with the next look)
-            threading.Event().wait(pause_s if not self._ending else 0.0)
+    def _turn(self) -> None:
+        began_s = time.thread_time()
+        self._look()
+        # (what comes meanwhile is seen with the next look)
+        self._loop.least_s = max(LOOK_S, (time.thread_time() - began_s) / SHARE)
+        with self._done:
+            self._looked += 1
+            self._done.notify_all()
+            if self._looked <= self._wanted:
+                self._loop.wake()
 
     def _look(self) -> None:
         self._captures.listed.wait(AT_LEAST_S)
@@ -208,7 +195,7 @@ class Mirror(Sink):
             except AnsweredError as error:
                 if error.status not in (NOT_FOUND, STALE):
                     problems.append(error)
-                self._woken.set()
+                self._loop.wake()
         self._tell(now_s, problems)
 
     def _served_report(self, body: dict[str, Any]) -> dict[str, Any]:

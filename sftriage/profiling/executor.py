@@ -33,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
+from sftriage.base.loops import start_thread
 from sftriage.decisions import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
 from sftriage.errors import CaptureError
 from sftriage.log import warn
@@ -321,10 +322,7 @@ class CaptureExecutor:
         # Our session is over: from here on the job may start its own profiler.
         self._guard.release(self._yield_to_job)
         if isinstance(capture.session, TorchSession | SampledSession):
-            self._export = threading.Thread(
-                target=self._export_all, args=(capture, capture.session, detail), name="sftriage-export", daemon=True
-            )
-            self._export.start()
+            self._export = start_thread("export", self._export_all, capture, capture.session, detail)
         else:
             # What was recorded is elsewhere.
             self._ended(capture, "stored", detail)

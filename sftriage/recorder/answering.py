@@ -22,6 +22,7 @@ from pathlib import Path
 from traceback import walk_stack
 
 from sftriage.base.files import permit, write_atomically
+from sftriage.base.loops import start_thread
 from sftriage.recorder.layout import RingInfo
 
 ASKS, ANSWER = "asks", "stacks"
@@ -47,8 +48,7 @@ class Answering:
         # For both: it is never at its end, however many come and go.
         self._descriptor = os.open(self._asks, os.O_RDWR | os.O_CLOEXEC)
         permit(self._descriptor)
-        self._thread = threading.Thread(target=self._run, name="sftriage-answers", daemon=True)
-        self._thread.start()
+        start_thread("answers", self._run)
 
     def close(self) -> None:
         """End it, and remove its files."""

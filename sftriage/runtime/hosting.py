@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sftriage.agent.agent import Agent
 from sftriage.base.files import write_atomically
+from sftriage.base.log_once import LogOnce
 from sftriage.base.notes import Note
 from sftriage.base.process import BOOT_ID
 from sftriage.errors import SftriageError, UsageError
@@ -149,7 +150,7 @@ class HostCaptures:
 
     def __init__(self, directory: Path, copies: Copies) -> None:
         self.local, self._outbox, self._copies = LocalStore(directory), Outbox(directory), copies
-        self._said: set[str] = set()
+        self._log_once = LogOnce(log)
 
     def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
         """The manifest of a capture, under its run's name, and the files that it names.
@@ -170,7 +171,7 @@ class HostCaptures:
             return False
         if run.store != url:
             its = f"keeps them in {run.store}" if run.store else "was given no --store"
-            self._say(f"captures go through the hub, and not to {url}: the job's controller {its}")
+            self._log_once("captures go through the hub, and not to %s: the job's controller %s", url, its)
             return False
         sent: dict[str, int] = {}
 
@@ -187,14 +188,9 @@ class HostCaptures:
             if self._copies.drop_local:
                 self._outbox.drop(self.local.manifest(capture_id))
         except SftriageError as error:
-            self._say(f"captures go through the hub, for {url} cannot be written from here: {error}")
+            self._log_once("captures go through the hub, for %s cannot be written from here: %s", url, error)
             return False
         return True
-
-    def _say(self, problem: str) -> None:
-        if problem not in self._said:
-            self._said.add(problem)
-            log.warning("%s", problem)
 
 
 class Host:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import SftriageError
 from sftriage.events import CaptureChanged, Event, Sight
 from sftriage.runtime.catalogue_urls import catalogue_url
@@ -21,8 +20,6 @@ from sftriage.traces.uploads import Outbox
 
 if TYPE_CHECKING:
     from sftriage.traces.catalogue import Catalogue
-
-log = logging.getLogger("sftriage")
 
 LOOK_S = 2.0
 """How often it is looked whether the captures have changed, or a copy elsewhere is there."""
@@ -47,61 +44,36 @@ class SharedIndexing(Sink):
     def __init__(self, root: Path, url: str, *, look_s: float = LOOK_S, retry_s: float = RETRY_S) -> None:
         self._store, self._outbox = LocalStore(root), Outbox(root)
         self._url, self._catalogue = url, _catalogue(url, self._store)
-        self._look_s, self._retry_s = look_s, retry_s
         self._copies: dict[str, tuple[str, str]] = {}
         self._told: dict[str, str | None] | None = None
-        self._away = False
-        self._closing, self._wake = False, threading.Event()
-        self._thread: threading.Thread | None = None
+        self._loop = Loop(
+            *("index", self._compare, look_s),
+            failing="captures are stored but not catalogued",
+            works=f"the catalogue {self._catalogue.name} is up to date again",
+            expected=(SftriageError,),
+            backoff=Backoff(retry_s, retry_s),
+        )
 
     def start(self) -> None:
         """Begin, in a thread of its own."""
-        self._thread = threading.Thread(target=self._work, name="sftriage-index", daemon=True)
-        self._thread.start()
+        self._loop.start()
 
     def take(self, seen: Event | Sight) -> None:
         """A capture that is stored is looked at now; but a catalogue that is away is left alone for its time."""
-        if isinstance(seen, CaptureChanged) and seen.result.state == "stored" and not self._away:
-            self._wake.set()
+        if isinstance(seen, CaptureChanged) and seen.result.state == "stored":
+            self._loop.wake()
 
     def finish(self, say: Callable[[str], None], left_s: Callable[[], float] = lambda: CLOSE_S) -> None:
         """Bring the catalogue up to date once more, for no longer than is left, and say what it may lack."""
-        self._closing = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(min(CLOSE_S, left_s()))
-            if self._away or self._thread.is_alive():
-                say(f"the catalogue {self._catalogue.name} may lack captures; add them with: sftriage traces reindex")
-
-    def _work(self) -> None:
-        while True:
-            # Before the comparison: what is said meanwhile has another one follow, and the last begins after the end.
-            self._wake.clear()
-            closing = self._closing
-            self._compare()
-            if closing:
-                return
-            self._wake.wait(self._retry_s if self._away else self._look_s)
+        if not self._loop.stop(min(CLOSE_S, left_s()), last_turn=True) or self._loop.problem:
+            say(f"the catalogue {self._catalogue.name} may lack captures; add them with: sftriage traces reindex")
 
     def _compare(self) -> None:
-        try:
-            held = self._held()
-            if held == self._told:
-                return
+        held = self._held()
+        if held != self._told:
             self._catalogue.refresh()
             self._tell_copies(held)
-        except SftriageError as error:
-            if not self._away:
-                log.warning("captures are stored but not catalogued: %s; trying again", error)
-            self._away = True
-        except Exception:
-            if not self._away:
-                log.exception("captures are stored but not catalogued; trying again")
-            self._away = True
-        else:
-            if self._away:
-                log.warning("the catalogue %s is up to date again", self._catalogue.name)
-            self._told, self._away = held, False
+            self._told = held
 
     def _held(self) -> dict[str, str | None]:
         held: dict[str, str | None] = {}

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from sftriage.base.loops import start_thread
+
 log = logging.getLogger("sftriage")
 
 QUICK_S, MOST_QUICK, AGAIN_S = 10.0, 3, 0.2
@@ -69,8 +71,7 @@ class KeptChild:
         Whoever ends a job under SLURM ends all of its processes at once, with the last of what they say on its way.
         """
         # (what it starts lives as long as this thread does)
-        self._keeper = threading.Thread(target=self._keep, name=f"sftriage-keeps-{self._what}", daemon=True)
-        self._keeper.start()
+        self._keeper = start_thread(f"keeps-{self._what}", self._keep)
 
     def terminate(self) -> None:
         """Tell it to end."""

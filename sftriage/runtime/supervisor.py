@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from sftriage.base.loops import start_thread
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.runtime.launcher import Launcher
 
@@ -121,7 +122,7 @@ def leave_with(status: int) -> None:
 
     # (where no thread can be started, none was left behind)
     with contextlib.suppress(RuntimeError):
-        threading.Thread(target=leave, name="sftriage-leaves", daemon=True).start()
+        start_thread("leaves", leave)
 
 
 def is_mistake(error: Exception) -> bool:
@@ -148,7 +149,7 @@ def _abandon(preparing: Future[Triaged]) -> None:
 def _in_thread(future: Future[Result], act: Callable[[], Result]) -> bool:
     """Whether a thread could be had to do it."""
     try:
-        threading.Thread(target=_fill, args=(future, act), name="sftriage-beside", daemon=True).start()
+        start_thread("beside", _fill, future, act)
     except RuntimeError:
         return False
     return True

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import socket
-import threading
 import time
 import traceback
 from collections import deque
@@ -19,6 +18,8 @@ from pathlib import Path
 
 from sftriage.agent.agent import STORING_S
 from sftriage.base.files import refusing
+from sftriage.base.log_once import LogOnce
+from sftriage.base.loops import Loop
 from sftriage.controller.controller import Controller, in_force, shape_of
 from sftriage.controller.desired import Corroboration, DesiredCaptures, ResumeState, resume_state
 from sftriage.controller.needs import Fleet
@@ -126,24 +127,21 @@ class Triage:
         self._look_took_s = 0.0
         self._failures = Failures(directory.failures, self._rings, self._disk.do)
         self._asks = ManualRequests(directory, partial(self._disk.do, lane="asks"))
-        self._said: set[str] = set()
+        self._log_once = LogOnce(log, logging.ERROR)
         self._reports: list[Report] = []
         self._reads, self._read_s, self._reads_s = True, -TIDY_S, reads_s
         # What the ranks were doing when that was last looked at.
         self._job: JobStatus | None = None
         self._alive = False
-        self._stopping = threading.Event()
+        self._loop = Loop("triage", self._turn_in_time, POLL_S, failing="a turn of triage failed")
         self._ending_s: float | None = None
-        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin, in a thread of its own; where an earlier triage has left something, with that."""
         note_problem(self._rings / DISK, None)
         note_problem(self._rings / FAILING, None)
         self._stream.start()
-        thread = threading.Thread(target=self._work, name="sftriage-triage", daemon=True)
-        thread.start()
-        self._thread = thread
+        self._loop.start()
 
     def finish(self) -> None:
         """The job is over: take its last steps, and the captures that its trainers still write out."""
@@ -188,25 +186,22 @@ class Triage:
     def _rules(self) -> Mapping[str, Rule]:
         return {rule.name: rule for rule in self._controller.policies.rules}
 
-    def _work(self) -> None:
+    def _turn_in_time(self) -> float:
+        began_s = time.monotonic()
         if self._left is not None:
-            self._failures.run("taking over", partial(self._take_over, self._left))
-        while not self._stopping.is_set():
-            began_s = time.monotonic()
-            # Steps are read as often as there is a window of them, or more often.
-            due_s = self._read_s + min(self._shape.stride_steps * self._step_s, self._reads_s) - POLL_S / 2
-            self.turn(reads=began_s >= due_s)
-            self._stopping.wait(max(0.0, began_s + POLL_S - time.monotonic()))
+            left, self._left = self._left, None
+            self._failures.run("taking over", partial(self._take_over, left))
+        # Steps are read as often as there is a window of them, or more often.
+        due_s = self._read_s + min(self._shape.stride_steps * self._step_s, self._reads_s) - POLL_S / 2
+        self.turn(reads=began_s >= due_s)
+        return max(0.0, began_s + POLL_S - time.monotonic())
 
     def _halt(self) -> bool:
         """Wait for the turn that is under way to end; there is no other after it. Whether it did."""
-        self._stopping.set()
-        if self._thread is None:
-            return True
-        self._thread.join(self._share_s())
-        if self._thread.is_alive():
-            self._say_once("triage hangs and is left behind")
-        return not self._thread.is_alive()
+        ended = self._loop.stop(self._share_s())
+        if not ended:
+            self._log_once("triage hangs and is left behind")
+        return ended
 
     def _share_s(self) -> float:
         """How long the next part of what is left to do at the end may take."""
@@ -364,7 +359,7 @@ class Triage:
         if report.hangs and wanted is not None:
             decision = self._controller.follow_up(wanted.request, self._fleet.statuses(), self._clock.wall_s())
             if decision is not None:
-                self._want(decision, ended=self._stopping.is_set())
+                self._want(decision, ended=self._loop.stopping.is_set())
 
     def _reproduced(self, result: CaptureResult, attempt: int) -> Reproduced | None:
         """Whether the fault was there. A capture is not lost because that could not be worked out."""
@@ -374,7 +369,7 @@ class Triage:
             steps = self._gathering.steps(attempt, result.first_step, result.last_step)
             return self._controller.reproduced(result.capture_id, steps)
         except Exception as error:
-            self._say_once(f"whether capture {result.capture_id} holds its fault could not be told: {error}")
+            self._log_once(f"whether capture {result.capture_id} holds its fault could not be told: {error}")
             log.debug("it could not be told", exc_info=True)
             return None
 
@@ -391,8 +386,7 @@ class Triage:
         wall_s = self._clock.wall_s()
         for where, reason in got.problems.items():
             ring = re.search(r"rank-(\d+)\.\d+\.ring$", where)
-            if ring is not None and where not in self._said:
-                self._said.add(where)
+            if ring is not None and self._log_once.is_new(where):
                 self._controller.record(RingGivenUp(wall_s, int(ring[1]), reason))
         lost_rank_s = self._controller.losses.by_name
         self._stream.publish(JobSeen(wall_s, received, self._job, *self._controller.budget(wall_s), lost_rank_s))
@@ -412,11 +406,6 @@ class Triage:
             else:
                 note_problem(self._rings / DISK, seen.problem)
                 self._stream.publish(seen)
-
-    def _say_once(self, problem: str) -> None:
-        if problem not in self._said:
-            self._said.add(problem)
-            log.error("%s", problem)
 
 
 STARTING_S = 10.0

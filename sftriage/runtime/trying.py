@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sftriage.base.loops import start_thread
 from sftriage.errors import RingError, UsageError
 from sftriage.recorder import RingInfo, find_rings
 from sftriage.records import EXCHANGE, StepRecord
@@ -122,8 +123,7 @@ def _run(
     finally:
         os.close(writing)
     over, told = threading.Event(), threading.Event()
-    passing_on = threading.Thread(target=_pass_on, args=(reading, told), name="output", daemon=True)
-    passing_on.start()
+    passing_on = start_thread("output", _pass_on, reading, told)
     processes, free_bytes = Processes(environment), shutil.disk_usage(rings).free
 
     def end() -> None:
@@ -137,8 +137,7 @@ def _run(
                     os.killpg(launcher.pid, signum)
             over.wait(_END_S)
 
-    ending = threading.Thread(target=end, name="doctor", daemon=True)
-    ending.start()
+    ending = start_thread("doctor", end)
     try:
         status = launcher.wait()
     finally:

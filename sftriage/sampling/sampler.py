@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sftriage.base import files
+from sftriage.base.loops import start_thread
 from sftriage.decisions import SAMPLES_PER_SECOND
 from sftriage.errors import CaptureError
 from sftriage.sampling.speedscope import written
@@ -53,7 +54,7 @@ class StackSampler:
         self._period_s = period_s
         self._stacks = Stacks(period_s, threading.get_ident(), at)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sftriage-samples", daemon=True)
+        self._thread: threading.Thread | None = None
         self._asked = 0
         self._problem = ""
 
@@ -64,7 +65,7 @@ class StackSampler:
     def start(self) -> None:
         """Begin to sample. Does not raise: where no thread can be had, there are no stacks."""
         try:
-            self._thread.start()
+            self._thread = start_thread("samples", self._run)
         except RuntimeError as error:
             self._problem = str(error)
         self._asked = WORKERS.begin(self._period_s)
@@ -87,7 +88,7 @@ class StackSampler:
             Why there is no such file, in words; "" where it is whole.
         """
         try:
-            if self._thread.ident is not None:
+            if self._thread is not None:
                 self._thread.join()
             if self._problem:
                 return f"no stacks: {self._problem}"

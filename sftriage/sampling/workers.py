@@ -29,6 +29,7 @@ from time import monotonic, sleep
 from types import CodeType
 from typing import Any
 
+from sftriage.base.loops import start_thread
 from sftriage.sampling.speedscope import ProcessSamples
 from sftriage.sampling.stacks import Stacks
 
@@ -222,7 +223,7 @@ class Workers:
             return
         self._own = ends[1]
         with contextlib.suppress(RuntimeError):
-            threading.Thread(target=_serve, args=(self._own,), name="sftriage-samples", daemon=True).start()
+            start_thread("samples", _serve, self._own)
 
 
 WORKERS = Workers()

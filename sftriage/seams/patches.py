@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sftriage.base.files import write_atomically
+from sftriage.base.loops import start_thread
 from sftriage.seams import exchanges, models, parallel
 from sftriage.seams.exchanges import Exchanges
 from sftriage.seams.hooks import AROUND, Models
@@ -335,7 +336,7 @@ def _keep_report(seams: Seams, directory: Path) -> None:
     def begin() -> None:
         # (a fork of a rank that trains is none)
         if not seams.steps.rounds:
-            threading.Thread(target=keep, name="sftriage-doctor", daemon=True).start()
+            start_thread("doctor", keep)
 
     begin()
     # A launcher may have imported torch before it forks its ranks.

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, write_to_textfile
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import UsageError
 
 log = logging.getLogger("sftriage")
@@ -75,35 +77,19 @@ class TextFile:
         if path.is_dir():
             raise UsageError(f"{path}: is a directory")
         self._path = path
-        self._end = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._failing = False
+        self._loop: Loop | None = None
 
     def serve(self, registry: CollectorRegistry) -> None:
         """Write now and from now on."""
-        name = "sftriage-metrics-file"
-        self._thread = threading.Thread(target=self._write_on, args=(registry,), name=name, daemon=True)
-        self._thread.start()
+        self._loop = Loop(
+            *("metrics-file", partial(write_to_textfile, str(self._path), registry), WRITE_EVERY_S),
+            failing=f"metrics: {self._path} cannot be written",
+            expected=(OSError,),
+            backoff=Backoff(WRITE_EVERY_S, WRITE_EVERY_S),
+        )
+        self._loop.start()
 
     def close(self) -> None:
         """Write once more, how it ended."""
-        self._end.set()
-        if self._thread is not None:
-            self._thread.join(CLOSE_GRACE_S)
-
-    def _write_on(self, registry: CollectorRegistry) -> None:
-        ended = False
-        while not ended:
-            # Asked before it is written: what comes before the end has been said is in the last writing.
-            ended = self._end.is_set()
-            self._write(registry)
-            self._end.wait(WRITE_EVERY_S)
-
-    def _write(self, registry: CollectorRegistry) -> None:
-        try:
-            write_to_textfile(str(self._path), registry)
-            self._failing = False
-        except OSError as error:
-            if not self._failing:
-                log.warning("metrics: %s cannot be written: %s; it is tried again", self._path, error.strerror)
-            self._failing = True
+        if self._loop is not None:
+            self._loop.stop(CLOSE_GRACE_S, last_turn=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -22,6 +21,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, StatusCode,
 from opentelemetry.trace import Span as ApiSpan
 
 from sftriage import __version__
+from sftriage.base.loops import start_thread
 from sftriage.decisions import ENDED, Decision, Regression, Suspect, Verdict
 from sftriage.events import (
     CaptureChanged,
@@ -106,9 +106,7 @@ class SpanSink(Sink):
         self._run.set_attribute("sftriage.windows", self._windows)
         self._run.end(end_ns)
         # A receiver that is away would be waited for by the minute.
-        last = threading.Thread(target=self._provider.shutdown, name="sftriage-spans-end", daemon=True)
-        last.start()
-        last.join(GRACE_S)
+        start_thread("spans-end", self._provider.shutdown).join(GRACE_S)
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
         seen = window_of(self._seen, verdict)

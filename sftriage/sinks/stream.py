@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol, TypeVar
 
+from sftriage.base.loops import start_thread
 from sftriage.decisions import Verdict
 from sftriage.events import Event, Sight, WindowSeen
 
@@ -63,7 +64,7 @@ class Stream:
         """Begin to tell."""
         self._started = True
         for lane in self._lanes:
-            lane.start()
+            lane.thread = start_thread(lane.sink.name, lane.run)
 
     def publish(self, seen: Event | Sight) -> None:
         """Have every sink told. Waits for none of them, and raises nothing."""
@@ -73,20 +74,20 @@ class Stream:
     def close(self, grace_s: float) -> None:
         """Tell what waits and close the sinks, all of them for no longer than that; who hangs is left behind."""
         deadline_s = time.monotonic() + grace_s
-        lanes = [lane for lane in self._lanes if lane.is_alive()]
-        for lane in lanes:
+        lanes = [(lane, lane.thread) for lane in self._lanes if lane.thread is not None]
+        for lane, _ in lanes:
             lane.end()
-        for lane in lanes:
-            lane.join(max(0.0, deadline_s - time.monotonic()))
-            if lane.is_alive():
+        for lane, thread in lanes:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+            if thread.is_alive():
                 log.error("%s hangs and is left behind; it was not told of %d events", lane.sink.name, lane.give_up())
 
 
-class _Lane(threading.Thread):
+class _Lane:
     """One sink, what waits for it, and the thread that tells it."""
 
     def __init__(self, sink: Sink, capacity: int) -> None:
-        super().__init__(name=f"sftriage-{sink.name}", daemon=True)
+        self.thread: threading.Thread | None = None
         self.sink = sink
         self._capacity = capacity
         self._waiting: deque[Event | Sight] = deque()

@@ -30,6 +30,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Retry, Url, make_headers, parse_url
 
 from sftriage import __version__
+from sftriage.base.loops import start_thread
 from sftriage.decisions import Decision, Trigger, Verdict
 from sftriage.errors import SftriageError
 from sftriage.events import CauseFound, Event, FollowUpDecided, PolicyChanged, RemedyChanged, Sight, WindowJudged
@@ -312,9 +313,7 @@ class Webhooks(Sink):
     def _post(self, decision: Decision, event: Callable[[], bytes], line: Callable[[], bytes]) -> None:
         for webhook in _of(self._rules(), decision.notify):
             if webhook not in self._lanes:
-                lane = _Lane(webhook, self)
-                lane.start()
-                self._lanes[webhook] = lane
+                self._lanes[webhook] = _Lane(webhook, self)
             self._lanes[webhook].put(_Notice(steps_of(decision), event, line))
 
     def close(self) -> None:
@@ -326,18 +325,18 @@ class Webhooks(Sink):
         for lane in lanes:
             lane.waiting.put(None)
         for lane in lanes:
-            lane.join(max(0.0, self.close_by_s - time.monotonic()))
+            lane.thread.join(max(0.0, self.close_by_s - time.monotonic()))
         # Of each, all but the None that ends it.
         if left := sum(lane.waiting.unfinished_tasks - 1 for lane in lanes):
             log.error("%d notices were not delivered before the end", left)
 
 
-class _Lane(threading.Thread):
+class _Lane:
     def __init__(self, webhook: Webhook, sink: Webhooks) -> None:
-        super().__init__(name=_THREAD, daemon=True)
         self._webhook, self._sink = webhook, sink
         self.waiting: Queue[_Notice | None] = Queue()
         self._dropped, self._failing = 0, False
+        self.thread = start_thread("webhook", self.run)
 
     def put(self, notice: _Notice) -> None:
         self.waiting.put(notice)

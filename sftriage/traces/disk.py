@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sftriage.base.loops import start_thread
 from sftriage.events import DiskFailed, DiskRecovered
 
 log = logging.getLogger("sftriage")
@@ -219,13 +220,11 @@ class Disk:
 
     def _started(self) -> bool:
         if self._thread is None:
-            thread = threading.Thread(target=self._work, name="sftriage-disk", daemon=True)
             try:
-                thread.start()
+                self._thread = start_thread("disk", self._work)
             except RuntimeError as error:
                 self._fail(str(error))
                 return False
-            self._thread = thread
         return True
 
     def _left_s(self) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import random
 import shutil
 import threading
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from sftriage.base.files import regular
+from sftriage.base.loops import Backoff, start_thread
 from sftriage.errors import InputError, IntegrityError, SftriageError, UsageError
 from sftriage.traces.files import chunks, verified
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
@@ -200,12 +200,6 @@ class UploadProgress:
         return self.looked and not self.left and not self.removals
 
 
-def delay_s(failures: int, chance: float) -> float:
-    """How long to wait after a number of failures in a row: longer each time, and never all hosts at once."""
-    longest_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 30))
-    return longest_s * (0.5 + 0.5 * chance)
-
-
 class Uploader:
     """Sends the captures of a run directory to a store, in a thread of its own.
 
@@ -237,6 +231,7 @@ class Uploader:
         # Why the last try of each failed; how many turns in a row had a failure, and when they are tried again.
         self._failures: dict[str, str] = {}
         self._failed_turns, self._again_s = 0, 0.0
+        self._backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         # What is there as it is here, and what its files looked like then.
         self._settled: dict[str, tuple[Signature, object]] = {}
         # How often it was asked to look anew, and of that how often it has begun to.
@@ -248,8 +243,7 @@ class Uploader:
 
     def start(self) -> None:
         """Begin, in a thread that ends with the process at the latest."""
-        self._thread = threading.Thread(target=self._run, name="sftriage-uploads", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("uploads", self._run)
 
     def release(self, capture_id: str) -> None:
         """Let a capture's artefacts go from here, once they are there: nothing in this process reads them any more."""
@@ -297,9 +291,10 @@ class Uploader:
         self._failures = {name: reason for name, reason in self._failures.items() if name in todo}
         if failed:
             self._failed_turns += 1
-            self._again_s = time.monotonic() + delay_s(self._failed_turns, random.random())
+            self._again_s = time.monotonic() + self._backoff.next_s()
         elif not self._failures:
             self._failed_turns = 0
+            self._backoff.reset()
         if before.keys() - self._failures.keys():
             self._again_s = 0.0  # the store is there again: nothing else waits
         self._stand_after(ids, asked)

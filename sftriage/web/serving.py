@@ -18,6 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from sftriage.base.loops import start_thread
 from sftriage.errors import UsageError
 
 STOP_GRACE_S = 3
@@ -139,16 +140,16 @@ class BackgroundServer:
     ) -> None:
         self._listening, self._grace_s = listening, grace_s
         self._server = uvicorn.Server(_config(app, max_connections, grace_s))
-        self._thread = threading.Thread(target=self._server.run, args=([listening],), name="sftriage-http", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Answer from now on."""
-        self._thread.start()
+        self._thread = start_thread("http", self._server.run, [self._listening])
 
     def close(self, wait_s: float | None = None) -> None:
         """Listen no more, and wait for requests under way: for so long, or for as long as they are given."""
         self._server.should_exit = True
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(self._grace_s + 1.0 if wait_s is None else wait_s)
         self._listening.close()
 
@@ -197,7 +198,7 @@ def browser_starter(wanted: bool, say: Callable[[str], None]) -> Starter:
                 say(tunnel("127.0.0.1", port, os.environ))
             return
         # One that runs in the terminal returns when it is left; the file is served meanwhile.
-        threading.Thread(target=_start, args=(link, say), name="browser", daemon=True).start()
+        start_thread("browser", _start, link, say)
 
     return start
 

@@ -24,6 +24,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from sftriage.base.loops import start_thread
 from sftriage.errors import UsageError
 from sftriage.web.access import Access
 from sftriage.web.app import READING, application
@@ -88,7 +89,7 @@ class ServedTrace:
         the viewer cannot be reached from this machine, or nothing.
         """
         why: Future[str] = Future()
-        threading.Thread(target=lambda: why.set_result(away()), name="viewer", daemon=True).start()
+        start_thread("viewer", lambda: why.set_result(away()))
         waited_s = 0.0
         for hint_s in (HINT_S, LATE_HINT_S):
             if self.fetched.wait(min(wait_s, hint_s) - waited_s):

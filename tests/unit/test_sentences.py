@@ -445,7 +445,7 @@ def said_in(path: str, *called: str) -> Iterator[str]:
         return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in called:
-            for argument in node.args:
+            for argument in (*node.args, *(one.value for one in node.keywords if one.arg in ("failing", "works"))):
                 yield from _texts(argument)
 
 
@@ -497,7 +497,7 @@ def findings() -> Rows:
 
 def warnings() -> Rows:
     for path in in_rooms("**/*.py"):
-        for text in said_in(path, "warning", "error", "warn", "joined"):
+        for text in said_in(path, "warning", "error", "warn", "joined", "_log_once", "Loop"):
             yield path, text
 
 

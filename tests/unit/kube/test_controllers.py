@@ -120,8 +120,7 @@ def looked():
             one.end()
         server.ended.set()
         for one in found._watches:
-            one.join(20.0)
-            assert not one.is_alive()
+            assert one.end(20.0)
 
 
 def kinds(server):

@@ -57,8 +57,8 @@ def followed(lists, watches):
     )
     server.watched = watched
     watched.start()
-    watched.join(DEADLINE_S)
-    assert not watched.is_alive()
+    assert watched._loop.stopping.wait(DEADLINE_S)
+    assert watched.end(DEADLINE_S)
     found = []
     while not told.empty():
         found.append(told.get())

@@ -69,7 +69,7 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(registry, tmp_path, monk
             assert time.monotonic() < end
         file.close()
     assert [record.getMessage() for record in caplog.records] == [
-        f"metrics: {place / 'job.prom'} cannot be written: No such file or directory; it is tried again"
+        f"metrics: {place / 'job.prom'} cannot be written: No such file or directory; trying again"
     ]
 
 

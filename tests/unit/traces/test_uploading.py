@@ -6,15 +6,13 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sftriage.errors import IntegrityError, UsageError
 from sftriage.traces import uploading
 from sftriage.traces.findings import Findings, StageProfile
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.uploading import LONGEST_DELAY_S, Uploader, delay_s
+from sftriage.traces.uploading import Uploader
 from sftriage.traces.uploads import Outbox, Upload
 from tests.unit.conftest import manifest_of
 from tests.unit.traces.faulty import FaultyObjects, run_of
@@ -400,13 +398,3 @@ def test_a_forged_note_does_not_hide_that_an_artefact_is_missing(store, put, roo
     Outbox(root).note("c-1", Upload(url=URL, state="stored"))
     with pytest.raises(IntegrityError):
         store.manifest("c-1")
-
-
-@given(failures=st.integers(1, 10_000), chance=st.floats(0, 1))
-@settings(deadline=None)
-def test_it_waits_longer_each_time_and_never_for_ever(failures, chance):
-    wait_s = delay_s(failures, chance)
-    assert 0.5 <= wait_s <= LONGEST_DELAY_S
-    assert delay_s(failures + 1, chance) >= wait_s
-    # AND two hosts that fail together do not come back together
-    assert delay_s(failures, 1.0) == 2 * delay_s(failures, 0.0)
