@@ -39,9 +39,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.fleet_parts.job import SCHEMA, SLOW_SHARE, SLOW_STAGE, Shape
 from bench.fleet_parts.measuring import Follower, Line, Use, exponent, quantile
+from sftriage.base.children import die_with_parent, end
 from sftriage.events import CaptureChanged, WindowJudged
 from sftriage.runtime.hub_server import HubServer, make_secret
-from sftriage.runtime.kept_child import die_with_parent, end
 
 ROOT = Path(__file__).resolve().parents[1]
 WARMUP_STEPS, CONTROLS = 5, 3

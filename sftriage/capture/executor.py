@@ -17,7 +17,7 @@ RankLook = Callable[[], RankStatus | None]
 
 
 class Executor(ABC):
-    """One capture. None of its methods waits, but for the moment that a short program needs (`bounded.MOMENT_S`).
+    """One capture. None of its methods waits, but for the moment that a short program needs (`children.MOMENT_S`).
 
     Attributes:
         request: what is asked for.

@@ -21,9 +21,9 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import write_atomically
 from sftriage.capture import nsys_dialect as dialect
-from sftriage.capture.bounded import BoundedProgram, Finished
 from sftriage.capture.executor import Course, InTurns, RankLook, Turns, mailbox_of
 from sftriage.capture.nsys_rank import NOTE, release_registry
 from sftriage.capture.nsys_report import check, to_export, to_report, unread

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sftriage.capture.bounded import Finished
+from sftriage.base.children import Finished
 from sftriage.errors import CaptureError
 
 CONVERT_S = 240.0

@@ -17,8 +17,8 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import private
-from sftriage.capture.bounded import BoundedProgram, Finished
 from sftriage.capture.executor import Course, InTurns, RankLook
 from sftriage.capture.own_stacks import ANSWER_S, ask
 from sftriage.decisions import CaptureRequest

@@ -59,7 +59,7 @@ def controller(
 
     One a job; `sftriage run --hub` starts it by itself. What it finds is in its run directory, as of a job on one host.
     """
-    from sftriage.runtime.kept_child import LET_GO
+    from sftriage.base.children import LET_GO
     from sftriage.runtime.launcher import Notes
 
     # (what is sent to the job, as before it is preempted, this one is not to die of)

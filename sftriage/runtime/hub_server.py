@@ -15,10 +15,10 @@ import time
 from ipaddress import ip_address
 from pathlib import Path
 
+from sftriage.base.children import Supervised, start_child
 from sftriage.base.files import write_atomically
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE
-from sftriage.runtime.kept_child import KeptChild, die_with_parent
 
 log = logging.getLogger("sftriage")
 
@@ -96,7 +96,9 @@ class HubServer:
             self._log.unlink(missing_ok=True)
             self._read, self._had_room = 0, False
             where = str(self._log)
-            self._child = KeptChild("hub", lambda _: self._started(), end_s=END_S, where=where, is_stuck=self._is_stuck)
+            self._child = Supervised(
+                "hub", lambda _: self._started(), end_s=END_S, where=where, is_stuck=self._is_stuck
+            )
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the hub cannot be started: {error}") from error
         self._wait(address, name)
@@ -132,14 +134,7 @@ class HubServer:
 
     def _started(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as said:
-            return subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            return start_child(self._command, said)
 
     def _wait(self, address: tuple[str, int], name: str) -> None:
         deadline_s = time.monotonic() + START_S

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
+from sftriage.base.children import LET_GO, Supervised, end, start_child, was_killed
 from sftriage.base.files import refusing
 from sftriage.controller.controller import shape_of
 from sftriage.errors import SftriageError, UsageError
@@ -44,7 +44,6 @@ from sftriage.runtime.hosting import (
     node_number,
 )
 from sftriage.runtime.hub_server import HubServer, is_here, listens_on, make_secret
-from sftriage.runtime.kept_child import LET_GO, KeptChild, die_with_parent, end, was_killed
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.local import UnderNsys
 from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
@@ -230,7 +229,7 @@ class HostRun:
         self._name, self._controlling, self._detection = host_name(os.environ), controlling, detection
         self._held = contextlib.ExitStack()
         self._host: Host | None = None
-        self._controller: KeptChild | None = None
+        self._controller: Supervised | None = None
         self._server: HubServer | None = None
         self._said = ""
         try:
@@ -328,7 +327,7 @@ class HostRun:
             log.warning("the job runs unwatched, until this is mended: %s", problem)
         self._said = problem
 
-    def _see_off(self, controller: KeptChild, launcher: Launcher, *, told: bool) -> None:
+    def _see_off(self, controller: Supervised, launcher: Launcher, *, told: bool) -> None:
         """Wait for the controller, which ends once all other hosts have; not for longer than this host may wait."""
         if told:
             controller.terminate()
@@ -364,18 +363,17 @@ class HostRun:
             return
         command = [sys.executable, "-m", "sftriage", "controller", "--job-id", options.job_id]
         command += [*options.arguments(), "--job", self._job, *self._controlling]
+
         # Ctrl-C is the job's, which ends by it; what watches it sees that to its end.
         # Without us it lets go at once, for whoever goes on; who ends the job tells it by another signal.
-        alone = partial(die_with_parent, LET_GO)
-
         def start(again: bool) -> subprocess.Popen[bytes]:
             goes_on = again and RunDirectory(directory).hub.exists()
             if again:
                 log.warning("the controller was killed, and is started again")
             whole = [*command, "--run" if goes_on else "--out", str(directory)]
-            return subprocess.Popen(whole, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=alone)
+            return start_child(whole, signum=LET_GO)
 
-        self._controller = KeptChild("controller", start, was_killed, END_S, "what it said here")
+        self._controller = Supervised("controller", start, was_killed, END_S, "what it said here")
         self._held.callback(self._controller.close)
         self._controller.keep()
 
@@ -415,8 +413,7 @@ def start_agents(options: HubOptions, copies: Copies) -> contextlib.ExitStack:
         command += ["--rings", note.rings, "--directory", str(directory), "--name", note.name, "--job", note.job]
         command += [] if copies.store is None else ["--store", copies.store]
         command += ["--drop-local"] if copies.drop_local else []
-        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent)
-        held.callback(end, agent, END_S)
+        held.callback(end, start_child(command), END_S)
     return held
 
 

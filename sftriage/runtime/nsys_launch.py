@@ -16,9 +16,9 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+from sftriage.base.children import run_bounded
 from sftriage.base.notes import Note
 from sftriage.capture import nsys_rank
-from sftriage.capture.bounded import run_bounded
 from sftriage.capture.nsys import NsysPlace
 from sftriage.capture.nsys_dialect import TRACES, parse_version
 from sftriage.errors import CaptureError, UsageError

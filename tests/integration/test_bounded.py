@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from sftriage.capture import bounded
-from sftriage.capture.bounded import BoundedProgram, run_bounded
+from sftriage.base import children
+from sftriage.base.children import BoundedProgram, run_bounded
 from sftriage.errors import CaptureError
 
 
@@ -56,7 +56,7 @@ def test_one_that_cannot_be_started_is_a_reason(tmp_path):
 
 
 def test_a_program_that_needs_a_moment_does_not_cost_a_turn(monkeypatch):
-    monkeypatch.setattr(bounded, "MOMENT_S", 30.0)
+    monkeypatch.setattr(children, "MOMENT_S", 30.0)
     with pytest.raises(StopIteration) as ended_at_once:
         next(BoundedProgram(["true"], 60).wait())
     assert ended_at_once.value.value.status == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.runtime.kept_child import LET_GO
+from sftriage.base.children import LET_GO
 from sftriage.runtime.launcher import FORWARDED
 from tests.disks import served_disk, small_disk
 from tests.integration.beside_hub import BesideHub

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.capture.bounded import Finished
+from sftriage.base.children import Finished
 from sftriage.capture.nsys_report import (
     REMOVED,
     ReportContents,

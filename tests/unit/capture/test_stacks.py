@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from sftriage.base.children import Finished
 from sftriage.base.process import start_ticks
 from sftriage.capture import stacks
-from sftriage.capture.bounded import Finished
 from sftriage.capture.stacks import FlightRecorder, StacksCapture, place_of
 from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError

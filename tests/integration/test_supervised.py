@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from sftriage.runtime.kept_child import LET_GO, MOST_QUICK, KeptChild, was_killed
+from sftriage.base.children import LET_GO, MOST_QUICK, Supervised, was_killed
 
 DEADLINE_S = 30.0
 SLEEPING = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -45,7 +45,7 @@ def test_what_a_process_ends_with_says_whether_it_was_killed(status, killed):
 
 def test_one_that_is_killed_is_started_again_until_it_is_closed():
     start = Started(SLEEPING)
-    child = KeptChild("sleeper", start, was_killed)
+    child = Supervised("sleeper", start, was_killed)
     child.keep()
     # WHEN it is killed
     os.kill(child.pid, signal.SIGKILL)
@@ -63,7 +63,7 @@ def test_one_that_is_killed_is_started_again_until_it_is_closed():
 @pytest.mark.parametrize("status", [0, 2])
 def test_one_that_ends_by_itself_has_ended(status):
     start = Started([sys.executable, "-c", f"raise SystemExit({status})"])
-    child = KeptChild("brief", start, was_killed)
+    child = Supervised("brief", start, was_killed)
     child.keep()
     child.wait(DEADLINE_S)
     child.close()
@@ -72,7 +72,7 @@ def test_one_that_ends_by_itself_has_ended(status):
 
 def test_one_that_is_told_to_end_is_not_started_again():
     start = Started(SLEEPING)
-    child = KeptChild("sleeper", start, was_killed)
+    child = Supervised("sleeper", start, was_killed)
     child.keep()
     child.terminate()
     child.wait(DEADLINE_S)
@@ -82,7 +82,7 @@ def test_one_that_is_told_to_end_is_not_started_again():
 
 def test_one_that_ends_again_and_again_is_given_up_and_that_is_said(caplog):
     start = Started([sys.executable, "-c", "import os; os.abort()"])
-    child = KeptChild("weak one", start, was_killed, where="its own log")
+    child = Supervised("weak one", start, was_killed, where="its own log")
     child.keep()
     child.wait(DEADLINE_S)
     child.close()
@@ -92,5 +92,5 @@ def test_one_that_ends_again_and_again_is_given_up_and_that_is_said(caplog):
 
 def test_one_that_is_not_kept_is_ended_as_well():
     start = Started(SLEEPING)
-    KeptChild("sleeper", start).close()
+    Supervised("sleeper", start).close()
     assert start.processes[0].wait(DEADLINE_S) == -signal.SIGTERM
