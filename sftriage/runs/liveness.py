@@ -161,15 +161,15 @@ def watcher_of(run: RunDirectory, rings: Path) -> Watcher:
 
 
 @contextlib.contextmanager
-def holding(run: RunDirectory) -> Iterator[None]:
+def holding(run: RunDirectory, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a run. The kernel lets it go when a process dies, however it does.
 
     Raises:
-        UsageError: another process holds it.
+        UsageError: another process holds it, for longer than ``wait_s``.
     """
     with contextlib.ExitStack() as held:
         try:
-            file = held.enter_context(locked(run.lock))
+            file = held.enter_context(locked(run.lock, wait_s=wait_s))
         except BlockingIOError:
             pid = run.lock.read_text(encoding="ascii")
             raise UsageError(f"{run.path} is watched already, by process {pid or 'unknown'}") from None

@@ -113,7 +113,9 @@ class JobController:
             lease = Lease(hub, self._places, leader)
             held.callback(lease.let_go)
             if resume:
-                self._wait_for_directory()
+                # (a killed controller may take a moment to go)
+                with holding(self.directory, HELD_S):
+                    pass
             hub.call(make_places(hub, self._places, run_id), CONNECT_S)
             # Nothing is left behind by one who does not lead.
             info = read_info(self.directory) if beginning is None else self._begin(run_id, beginning)
@@ -190,22 +192,6 @@ class JobController:
                 self._hub.call(remove_places(self._hub, self._places, lease=False), CONNECT_S)
         self._triage.close()
         remove_rings_directory(self._rings)
-
-    def _wait_for_directory(self) -> None:
-        """Wait until nobody holds the run: a killed controller may take a moment to go.
-
-        Raises:
-            UsageError: somebody holds it for longer than that.
-        """
-        deadline_s = time.monotonic() + HELD_S
-        while True:
-            try:
-                with holding(self.directory):
-                    return
-            except UsageError:
-                if time.monotonic() > deadline_s:
-                    raise
-            time.sleep(POLL_S)
 
     def _begin(self, run_id: str, beginning: Beginning) -> RunInfo:
         rings = make_rings_directory(run_id)
