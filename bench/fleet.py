@@ -1,12 +1,9 @@
 """What the controller of a large job takes, and how soon it judges: real server, real controller, made-up agents.
 
-    python bench/fleet.py [--ranks 8192] [--ranks-per-agent 8] [--steps-per-second 1] [--sizes 4]
-                                [--seconds 130] [--window 50] [--stride 10] [--json]
-
-The job is measured at so many ``--sizes``, each twice as large as the one before, up to ``--ranks``. At each, a NATS
+The job is measured at ``--sizes`` sizes, each twice as large as the one before, up to ``--ranks``. At each, a NATS
 server as `--hub` starts it and `sftriage controller` are processes of their own; the agents are connections of a few
-processes that speak the format of real ones (`fleet_parts/agents.py`). From the second window on, one rank is slow in
-`data`; it has to be named, and nobody else, and its capture and those of its peers to be asked for, made and fetched.
+processes that speak the format of real ones (`jobs/fleet_agents.py`). From the second window on, one rank is slow in
+`data`; it alone has to be named, and its capture and those of its peers to be requested (agents report them as failed).
 
 Processor time and rows are counted from the first verdict to the end. A step's lag is from its end to the moment at
 which the first verdict on it is in the journal: up to a stride of it is waiting for the window. The controller has the
@@ -18,8 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-import platform
 import resource
 import select
 import signal
@@ -28,22 +25,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench.fleet_parts.job import SCHEMA, SLOW_SHARE, SLOW_STAGE, Shape
-from bench.fleet_parts.measuring import Follower, Line, Use, exponent, quantile
+from bench.estimates import quantile
+from bench.fleet_job import SCHEMA, SLOW_SHARE, SLOW_STAGE, Shape
+from bench.processes import Follower, Line, Use
+from bench.runner import HERE, environment_of, say
 from sftriage.base.children import die_with_parent, end
 from sftriage.events import CaptureChanged, WindowJudged
 from sftriage.runtime.hub_server import HubServer, make_secret
 
-ROOT = Path(__file__).resolve().parents[1]
 WARMUP_STEPS, CONTROLS = 5, 3
 START_S, END_S = 120.0, 60.0
 GROWING = ("controller_cores", "controller_peak_mib", "server_cores", "server_peak_mib", "step_to_verdict_p99_s")
@@ -61,28 +58,31 @@ spec:
 """
 
 
-@dataclass(frozen=True)
-class Options:
-    ranks: int
-    ranks_per_agent: int
-    steps_per_second: float
-    seconds: float
-    window: int
-    stride: int
-    processes: int
-    open_files: int
-    nice: int
+QUICK = {"ranks": 64, "sizes": 1, "seconds": 20.0, "steps_per_second": 10.0, "processes": 2}
 
-    @property
-    def shape(self) -> Shape:
-        slow_from = WARMUP_STEPS + self.window + self.stride
-        return Shape(self.ranks, self.ranks_per_agent, self.steps_per_second, self.ranks // 3, slow_from)
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=8192)
+    parser.add_argument("--ranks-per-agent", type=int, default=8)
+    parser.add_argument("--steps-per-second", type=float, default=1.0)
+    parser.add_argument("--sizes", type=int, default=4, help="how many sizes, each half of the next one")
+    parser.add_argument("--seconds", type=float, default=130.0, help="for how long the job goes on at each")
+    parser.add_argument("--window", type=int, default=50, help="steps in a window")
+    parser.add_argument("--stride", type=int, default=10, help="steps from one window to the next")
+    parser.add_argument("--processes", type=int, default=4, help="that the agents are spread over")
+    parser.add_argument("--open-files", type=int, default=1024, help="that the controller may have")
+    parser.add_argument("--nice", type=int, default=0, help="of all its processes, where others use the machine")
+
+
+def shape_of(options: argparse.Namespace, ranks: int) -> Shape:
+    slow_from = WARMUP_STEPS + options.window + options.stride
+    return Shape(ranks, options.ranks_per_agent, options.steps_per_second, ranks // 3, slow_from)
 
 
 class Fleet:
     """The processes of one measurement, in a directory; `close` ends them all."""
 
-    def __init__(self, options: Options, directory: Path) -> None:
+    def __init__(self, options: argparse.Namespace, shape: Shape, directory: Path) -> None:
         self.options, self.directory = options, directory
         self.run = directory / "run"
         self._held = ExitStack()
@@ -111,13 +111,13 @@ class Fleet:
                 )
             held.callback(end, self.controller, END_S)
             self.agents: list[subprocess.Popen[str]] = []
-            each = -(-options.shape.agents // options.processes)
-            about = {"shape": asdict(options.shape), "job_id": "job", "url": url, "credentials": str(secret)}
-            about |= {"store": str(directory / "hosts"), "agents": each, "seconds": options.seconds}
-            for first in range(0, options.shape.agents, each):
-                script = ROOT / "bench" / "fleet_parts" / "agents.py"
+            each = -(-shape.agents // options.processes)
+            about = {"shape": asdict(shape), "job_id": "job", "url": url, "credentials": str(secret)}
+            about |= {"agents": each, "seconds": options.seconds}
+            for first in range(0, shape.agents, each):
+                script = str(HERE / "jobs" / "fleet_agents.py")
                 process = subprocess.Popen(
-                    [sys.executable, str(script), json.dumps({**about, "first": first})],
+                    [sys.executable, script, json.dumps({**about, "first": first})],
                     env=self._environment(),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -179,8 +179,7 @@ class Fleet:
 
     def _environment(self) -> dict[str, str]:
         own = {f"XDG_{what}_HOME": str(self.directory / what.lower()) for what in ("STATE", "CACHE")}
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
+        return environment_of(**own)
 
 
 def _limited(open_files: int) -> None:
@@ -205,7 +204,7 @@ class Meter:
         self.first: tuple[float, Use, Use, float] | None = None
         self.last: tuple[float, Use, Use, float] | None = None
 
-    def told(self, line: Line) -> None:
+    def note(self, line: Line) -> None:
         if self.first is None and self.last is None and isinstance(line.event, WindowJudged):
             self.first = self._now()
 
@@ -217,16 +216,51 @@ class Meter:
         return time.time(), Use.of(self._fleet.controller.pid), Use.of(self._fleet.server.pid), agents_s
 
 
-def measure(options: Options) -> dict[str, Any]:
-    """Run the job at one size, and say what that took."""
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    least = 4 * options.ranks_per_agent
+    if options.ranks < least or options.sizes < 1:
+        raise SystemExit("at least four agents, and one size")
+    # (each agent has a connection)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sizes = []
+    for ranks in (options.ranks >> n for n in reversed(range(options.sizes))):
+        if ranks >= least:
+            sizes.append(at_size(options, shape_of(options, ranks)))
+            say(json.dumps(sizes[-1]))
+    largest = sizes[-1]
+    cores, lag_s = largest.get("controller_cores"), largest["step_to_verdict_p99_s"]
+    met = cores is not None and lag_s is not None and cores <= 1.0 and lag_s <= largest["target_lag_s"]
+    return {
+        "steps_per_second": options.steps_per_second,
+        "window_steps": options.window,
+        "stride_steps": options.stride,
+        "slow_share": SLOW_SHARE,
+        "nice": options.nice,
+        "sizes": sizes,
+        "grows_by_power": {name: [exponent(a, b, name) for a, b in pairwise(sizes)] for name in GROWING},
+        "target": f"one core, p99 lag under {largest['target_lag_s']:g} s: {'met' if met else 'missed'}",
+    }
+
+
+def exponent(before: dict[str, Any], after: dict[str, Any], name: str) -> float | None:
+    """The power of the number of ranks by which a figure grows from one size to another."""
+    small, large = before.get(name) or 0.0, after.get(name) or 0.0
+    if small <= 0.0 or large <= 0.0:
+        return None
+    return round(math.log(large / small) / math.log(after["ranks"] / before["ranks"]), 2)
+
+
+def at_size(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
+    """Run the job at one size, and measure what it takes."""
     with tempfile.TemporaryDirectory(prefix="sftriage-fleet-") as folder:
-        fleet = Fleet(options, Path(folder))
+        fleet = Fleet(options, shape, Path(folder))
         meter = Meter(fleet)
         try:
             fleet.ready()
             at_start = Use.of(fleet.controller.pid)
             begin_s = fleet.begin()
-            journal = Follower(fleet.run / "decisions.jsonl", meter.told)
+            journal = Follower(fleet.run / "decisions.jsonl", meter.note)
             time.sleep(max(0.0, begin_s + options.seconds - time.time()))
             meter.stop()
             seen = fleet.seen()
@@ -236,11 +270,17 @@ def measure(options: Options) -> dict[str, Any]:
             said = fleet.said.read_text("utf-8", "replace")
         finally:
             fleet.close()
-    return report(options, journal.lines, seen, meter, at_start) | {"controller_ended_with": code, "said": said[-2000:]}
+    found = report(options, shape, journal.lines, seen, meter, at_start)
+    return found | {"controller_ended_with": code, "said": said[-2000:]}
 
 
 def report(
-    options: Options, lines: list[Line], seen: list[dict[str, Any]], meter: Meter, at_start: Use
+    options: argparse.Namespace,
+    shape: Shape,
+    lines: list[Line],
+    seen: list[dict[str, Any]],
+    meter: Meter,
+    at_start: Use,
 ) -> dict[str, Any]:
     """The figures of one size."""
     assert meter.last is not None
@@ -255,13 +295,13 @@ def report(
     lags_s, last_lags_s = lags(windows, ends_s)
     requests_s = [seen_s[one] - at_s for one, at_s in asked_s.items() if one in seen_s]
     late_s = [late for one in seen for late in one["late_s"]]
-    found: dict[str, Any] = {"ranks": options.ranks, "agents": options.shape.agents, "seconds": options.seconds}
+    found: dict[str, Any] = {"ranks": shape.ranks, "agents": shape.agents, "seconds": options.seconds}
     found |= {"windows": len(windows), "steps": len(ends_s), "messages": sum(one["messages"] for one in seen)}
     found["message_bytes"] = round(sum(one["bytes"] for one in seen) / max(1, found["messages"]))
     if meter.first is not None and windows:
         wall_s = meter.last[0] - meter.first[0]
         steps = sum(meter.first[0] < end_s <= meter.last[0] for end_s in ends_s)
-        found["rows_per_second"] = round(steps * options.ranks / wall_s, 1)
+        found["rows_per_second"] = round(steps * shape.ranks / wall_s, 1)
         for name, at in (("controller", 1), ("server", 2)):
             cpu_s = meter.last[at].cpu_s - meter.first[at].cpu_s
             found |= {f"{name}_cores": round(cpu_s / wall_s, 4), f"{name}_peak_mib": meter.last[at].peak_bytes >> 20}
@@ -281,7 +321,7 @@ def report(
     found |= {
         "target_lag_s": options.stride / options.steps_per_second + 2.0,
         "coverage_min": min((event.verdict.numbers.get("coverage", 0.0) for _, event in windows), default=None),
-        "planted": [options.shape.slow_rank, SCHEMA.stages[SLOW_STAGE]],
+        "planted": [shape.slow_rank, SCHEMA.stages[SLOW_STAGE]],
         "named": sorted(map(list, named), key=str),
         "requests": len(asked_s),
         "captures": {state: ended.count(state) for state in sorted(set(ended))},
@@ -305,18 +345,7 @@ def lags(windows: list[tuple[Line, WindowJudged]], ends_s: list[float]) -> tuple
     return every_s, last_s
 
 
-def grown(found: list[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """From each size to the next, the power of the number of ranks by which the figures grow."""
-    pairs = list(pairwise(found))
-
-    def powers(name: str) -> list[float | None]:
-        some = [exponent((a["ranks"], b["ranks"]), (a.get(name), b.get(name))) for a, b in pairs]
-        return [None if one is None else round(one, 2) for one in some]
-
-    return {name: powers(name) for name in GROWING}
-
-
-def show(found: dict[str, Any]) -> None:
+def show(found: dict[str, Any]) -> Iterator[str]:
     columns = {
         "ranks": "ranks",
         "rows/s": "rows_per_second",
@@ -329,59 +358,9 @@ def show(found: dict[str, Any]) -> None:
         "to request p50": "verdict_to_request_p50_s",
         "p99 ": "verdict_to_request_p99_s",
     }
-    print(" | ".join(columns))
+    yield " | ".join(columns)
     for size in found["sizes"]:
-        print(" | ".join(f"{size.get(name)!s:>{len(title)}}" for title, name in columns.items()))
+        yield " | ".join(f"{size.get(name)!s:>{len(title)}}" for title, name in columns.items())
     for name, powers in found["grows_by_power"].items():
-        print(f"{name} grows by ranks to the power of {powers}")
-    print(f"target: {found['target']}; load of the machine {found['load_average']}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=8192)
-    parser.add_argument("--ranks-per-agent", type=int, default=8)
-    parser.add_argument("--steps-per-second", type=float, default=1.0)
-    parser.add_argument("--sizes", type=int, default=4, help="how many sizes, each half of the next one")
-    parser.add_argument("--seconds", type=float, default=130.0, help="for how long the job goes on at each")
-    parser.add_argument("--window", type=int, default=50, help="steps in a window")
-    parser.add_argument("--stride", type=int, default=10, help="steps from one window to the next")
-    parser.add_argument("--processes", type=int, default=4, help="that the agents are spread over")
-    parser.add_argument("--open-files", type=int, default=1024, help="that the controller may have")
-    parser.add_argument("--nice", type=int, default=0, help="of all its processes, where others use the machine")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = vars(parser.parse_args())
-    as_json, n_sizes = given.pop("json"), given.pop("sizes")
-    options = Options(**given)
-    if options.ranks < 4 * options.ranks_per_agent or n_sizes < 1:
-        parser.error("at least four agents, and one size")
-    # (each agent has a connection)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    ranks = [options.ranks >> n for n in range(n_sizes)][::-1]
-    ranks = [n for n in ranks if n >= 4 * options.ranks_per_agent]
-    sizes = []
-    for n in ranks:
-        sizes.append(measure(replace(options, ranks=n)))
-        print(json.dumps(sizes[-1]), file=sys.stderr, flush=True)
-    largest = sizes[-1]
-    cores, lag_s = largest.get("controller_cores"), largest["step_to_verdict_p99_s"]
-    met = cores is not None and lag_s is not None and cores <= 1.0 and lag_s <= largest["target_lag_s"]
-    found = {
-        "steps_per_second": options.steps_per_second,
-        "window_steps": options.window,
-        "stride_steps": options.stride,
-        "slow_share": SLOW_SHARE,
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "nice": options.nice,
-        "load_average": [round(one, 1) for one in os.getloadavg()],
-        "sizes": sizes,
-        "grows_by_power": grown(sizes),
-        "target": f"one core, p99 lag under {largest['target_lag_s']:g} s: {'met' if met else 'missed'}",
-    }
-    print(json.dumps(found)) if as_json else show(found)
-
-
-if __name__ == "__main__":
-    main()
+        yield f"{name} grows by ranks to the power of {powers}"
+    yield f"target: {found['target']}"

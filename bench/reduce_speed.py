@@ -1,13 +1,10 @@
 """How fast a heavy trace is reduced and in how much memory, against a plain pass over the same bytes.
 
-    python bench/reduce_speed.py [--json] [--megabytes N] [--event-bytes N] [--unique-names] [--rounds N] [--gzip]
-        [--directory DIR]
-
 A synthetic trace of that size is written to a temporary directory: steps with stages, operators nested as in a small
 Transformer, runtime calls, kernels and the arrows between them, formatted as Kineto formats them. With --event-bytes
-there are nothing but operators in it, four to a nest, each written in about that many bytes (83 at the least), with
---unique-names each under a name of its own: what is kept of a trace goes by its events and names. Each round reduces it
-in a process of its own (`sftriage reduce --json`), and passes over it in another one that only reads (and unpacks) it
+there are only operators in it, four to a nest, each written in about that many bytes (83 at the least), with
+--unique-names each under a name of its own: what is kept of a trace depends on its events and names. Each round reduces
+it in a process of its own (`sftriage reduce --json`), and passes over it in another that only reads (and unpacks) it
 and counts brackets. The two are interleaved, so that a machine that slows down slows both; figures are medians of
 processor time, memory is the largest resident size of the reducing process.
 """
@@ -16,15 +13,14 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from bench.runner import interleaved, used
 
 PLAIN_PASS = """
 import gzip, sys
@@ -145,69 +141,46 @@ def write_trace(
     return total, steps - 2, events
 
 
-def run(command: list[str]) -> tuple[float, float]:
-    """Run to the end: processor seconds, and the largest resident size in MB."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{command[:4]} ended with {process.returncode}")
-    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6
+QUICK = {"megabytes": 10, "rounds": 1}
 
 
-def measure(options: argparse.Namespace) -> dict[str, object]:
-    packed, rounds = options.gzip, options.rounds
-    with tempfile.TemporaryDirectory(dir=options.directory) as scratch:
-        path = Path(scratch) / ("trace.json.gz" if packed else "trace.json")
-        size_bytes, steps, events = write_trace(
-            path, options.megabytes * 1_000_000, options.event_bytes, unique=options.unique_names
-        )
-        commands = {
-            "reduce": [sys.executable, "-m", "sftriage", "reduce", str(path), "--json"],
-            "plain": [sys.executable, "-c", PLAIN_PASS, str(path)],
-        }
-        used: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
-        for _ in range(rounds):
-            for name, command in commands.items():
-                used[name].append(run(command))
-    seconds = {name: statistics.median(cpu for cpu, _ in of) for name, of in used.items()}
-    return {
-        "json_mb": round(size_bytes / 1e6, 1),
-        "gzip": packed,
-        "steps": steps,
-        "events": events,
-        "unique_names": options.unique_names,
-        "rounds": rounds,
-        "python": platform.python_version(),
-        "reduce_mb_per_s": round(size_bytes / 1e6 / seconds["reduce"], 1),
-        "plain_mb_per_s": round(size_bytes / 1e6 / seconds["plain"], 1),
-        "reduce_over_plain": round(statistics.median(a / b for (a, _), (b, _) in zip(*used.values(), strict=True)), 2),
-        "peak_rss_mb": round(max(rss for _, rss in used["reduce"]), 1),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--megabytes", type=int, default=200, help="size of the trace's JSON")
-    parser.add_argument("--event-bytes", type=int, help="nothing but operators, of about so many bytes each")
+    parser.add_argument("--event-bytes", type=int, help="only operators, each of about this many bytes")
     parser.add_argument("--unique-names", action="store_true", help="with --event-bytes: a name of its own for each")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gzip", action="store_true", help="pack the trace")
     parser.add_argument("--directory", help="where to write it (default: the system's temporary directory)")
-    options = parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.unique_names and options.event_bytes is None:
-        parser.error("--unique-names goes with --event-bytes")
-    found = measure(options)
-    if options.json:
-        print(json.dumps(found))
-        return
+        raise SystemExit("--unique-names goes with --event-bytes")
+    with tempfile.TemporaryDirectory(dir=options.directory) as scratch:
+        path = Path(scratch) / ("trace.json.gz" if options.gzip else "trace.json")
+        size = options.megabytes * 1_000_000
+        size_bytes, steps, events = write_trace(path, size, options.event_bytes, unique=options.unique_names)
+        commands = {"reduce": ("-m", "sftriage", "reduce", str(path), "--json"), "plain": ("-c", PLAIN_PASS, str(path))}
+        took = interleaved({name: partial(used, *command) for name, command in commands.items()}, options.rounds)
+    seconds = {name: statistics.median(one.cpu_s for one in of) for name, of in took.items()}
+    ratio = statistics.median(one.cpu_s / plain.cpu_s for one, plain in zip(*took.values(), strict=True))
+    return {
+        "json_mb": round(size_bytes / 1e6, 1),
+        "gzip": options.gzip,
+        "steps": steps,
+        "events": events,
+        "unique_names": options.unique_names,
+        "rounds": options.rounds,
+        "reduce_mb_per_s": round(size_bytes / 1e6 / seconds["reduce"], 1),
+        "plain_mb_per_s": round(size_bytes / 1e6 / seconds["plain"], 1),
+        "reduce_over_plain": round(ratio, 2),
+        "peak_rss_mb": round(max(one.peak_mb for one in took["reduce"]), 1),
+    }
+
+
+def show(found: dict[str, Any]) -> Iterator[str]:
     packed = ", packed" if found["gzip"] else ""
-    print(f"{found['json_mb']} MB of JSON{packed}, {found['steps']} steps, {found['events']} events")
-    print(f"  reduced     {found['reduce_mb_per_s']:>8} MB/s of one core, in {found['peak_rss_mb']} MB")
-    print(f"  plain pass  {found['plain_mb_per_s']:>8} MB/s")
-    print(f"  reducing takes {found['reduce_over_plain']} times the plain pass")
-
-
-if __name__ == "__main__":
-    main()
+    yield f"{found['json_mb']} MB of JSON{packed}, {found['steps']} steps, {found['events']} events"
+    yield f"  reduced     {found['reduce_mb_per_s']:>8} MB/s of one core, in {found['peak_rss_mb']} MB"
+    yield f"  plain pass  {found['plain_mb_per_s']:>8} MB/s"
+    yield f"  reducing takes {found['reduce_over_plain']} times the plain pass"

@@ -1,40 +1,37 @@
 """What Python stacks cost the step that is captured: blocks of steps with them and without, in turn.
 
-    python bench/sampling_cost.py [--blocks 40] [--only STEPS ...] [--json]
-
 Five ways: the sampler, torch.profiler as a capture has it, both (a capture by default), torch.profiler with its own
 ``with_stack``, and none, which is what two blocks differ by anyway. Four sorts of steps in the main thread: one that
 sleeps, operators (matrix products), one loop in Python, and many calls of small Python functions; the last two never
 wait, so that the sampler gets the interpreter only every 5 ms. For each: the median ratio of a block to the block
-before it without any, with its 95 % interval (bootstrap); samples a second; and what the profiler's stop holds up
-after the block, in milliseconds. A block's time is the clock's less what the thread waited for a core: what it ran,
-slept, or waited for the interpreter. So others on the machine count little.
+before it without any, with its 95 % interval (bootstrap); samples a second; and for how long the profiler's stop holds
+up the rank, in milliseconds. A block's time is the clock's less what the thread waited for a core: what it ran, slept,
+or waited for the interpreter. So others on the machine count little.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
 import statistics
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from typing import Any
 
 import torch
 
+from bench.estimates import ratio
 from sftriage.sampling.sampler import StackSampler
 from sftriage.sampling.stacks import Schedstat
 
 BLOCK_STEPS = 5
 """As many as a capture has by default."""
 STACK_EVERY = 5
-"""Of so many blocks one is with ``with_stack``: the millions of calls that it traces take seconds to be let go of."""
+"""Of this many blocks one is with ``with_stack``: it takes seconds to release the millions of calls that it traces."""
+WAYS = {"none": (), "sampler": ("sampler",), "profiler": ("profiler",), "both": ("sampler", "profiler")}
+WAYS |= {"with_stack": ("profiler", "stack")}
+QUICK = {"blocks": 2}
 
 
 def sleeps() -> None:
@@ -62,6 +59,14 @@ def calls() -> None:
         total = small(total)
 
 
+STEPS = {step.__name__: step for step in (sleeps, operators, loop, calls)}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS))
+
+
 def waited_s() -> float:
     """How long this thread has waited for a core so far."""
     schedstat = Schedstat(threading.get_native_id())
@@ -72,16 +77,12 @@ def waited_s() -> float:
 
 @dataclass
 class Block:
-    """A block: how long it took less what it waited for a core, by the clock; its profiler's stop; and samples."""
+    """A block: its time less waiting for a core, by the clock; its profiler's stop; and its samples."""
 
     took_s: float
     wall_s: float
     stop_s: float
     samples: int
-
-
-WAYS = {"none": (), "sampler": ("sampler",), "profiler": ("profiler",), "both": ("sampler", "profiler")}
-WAYS |= {"with_stack": ("profiler", "stack")}
 
 
 def block(step: Callable[[], None], way: tuple[str, ...]) -> Block:
@@ -107,57 +108,35 @@ def block(step: Callable[[], None], way: tuple[str, ...]) -> Block:
     return Block(took_s, wall_s, time.perf_counter() - began_s, len(sampler))
 
 
-STEPS = {step.__name__: step for step in (sleeps, operators, loop, calls)}
-
-
-def interval(ratios: list[float]) -> dict[str, float]:
-    generator = random.Random(0)
-    medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return {"median": statistics.median(ratios), "low": medians[50], "high": medians[-51]}
-
-
-def measured(step: Callable[[], None], blocks: int) -> dict[str, object]:
-    plain_s: list[float] = []
+def measured(step: Callable[[], None], blocks: int) -> dict[str, Any]:
+    base: dict[str, list[Block]] = {name: [] for name in WAYS}
     found: dict[str, list[Block]] = {name: [] for name in WAYS}
-    ratios: dict[str, list[float]] = {name: [] for name in WAYS}
     for name, way in WAYS.items():
         if name != "with_stack":
             block(step, way)
     for number in range(blocks):
         for name, way in WAYS.items():
-            if name == "with_stack" and number % STACK_EVERY:
-                continue
-            plain_s.append(block(step, ()).took_s)
-            found[name].append(block(step, way))
-            ratios[name].append(found[name][-1].took_s / plain_s[-1])
+            if name != "with_stack" or number % STACK_EVERY == 0:
+                base[name].append(block(step, ()))
+                found[name].append(block(step, way))
     sampled = found["sampler"]
     return {
-        "step_ms": statistics.median(plain_s) / BLOCK_STEPS * 1e3,
+        "step_ms": statistics.median(one.took_s for blocks in base.values() for one in blocks) / BLOCK_STEPS * 1e3,
         "per_s": sum(one.samples for one in sampled) / sum(one.wall_s for one in sampled),
-        "ways": {
-            name: interval(ratios[name]) | {"stop_ms": statistics.median(one.stop_s for one in found[name]) * 1e3}
-            for name in WAYS
+        "ratio": {
+            name: ratio([one.took_s for one in found[name]], [one.took_s for one in base[name]]) for name in WAYS
         },
+        "stop_ms": {name: statistics.median(one.stop_s for one in found[name]) * 1e3 for name in WAYS},
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=40)
-    parser.add_argument("--only", nargs="+", choices=STEPS, default=STEPS)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
-    found = {name: measured(STEPS[name], options.blocks) for name in options.only}
-    if options.json:
-        print(json.dumps(found))
-        return
-    for name, one in found.items():
-        print(f"{name:10} {one['step_ms']:5.1f} ms a step, {one['per_s']:4.0f} samples a second")
-        for way, its in one["ways"].items():
-            took = f"{its['median']:.3f} [{its['low']:.3f}, {its['high']:.3f}]"
-            print(f"  {way:10} {took}, stopped in {its['stop_ms']:.1f} ms")
+    return {"steps": {name: measured(STEPS[name], options.blocks) for name in options.only}}
 
 
-if __name__ == "__main__":
-    main()
+def show(found: dict[str, Any]) -> Iterator[str]:
+    for name, one in found["steps"].items():
+        yield f"{name:10} {one['step_ms']:5.1f} ms a step, {one['per_s']:4.0f} samples a second"
+        for way in WAYS:
+            yield f"  {way:10} {one['ratio'][way].words(3)}, stopped in {one['stop_ms'][way]:.1f} ms"

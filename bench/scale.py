@@ -1,8 +1,5 @@
 """What one core needs for the windows of a large job: gathering its steps, accounting for them, and a verdict.
 
-    python bench/scale.py [--ranks 16384] [--stages 8] [--window 50] [--stride 10] [--hosts 2048]
-                                 [--cohorts 16] [--scattered] [--uncounted] [--json]
-
 The job is synthetic: every rank jitters, one is slow in `data`, and the others wait for it in `backward`. The kernel's
 counters of each rank are there, as in a real job, unless `--uncounted`. Making it up is not timed. Times are of the
 processor, which neighbours on the machine do not lengthen as they do the clock's, and medians over rounds in which the
@@ -14,14 +11,11 @@ window's durations.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import resource
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,27 +39,25 @@ STAGES_MS = {"data": 20.0, "h2d": 5.0, "forward": 25.0, "backward": 35.0, "clip"
 """A step of about 100 ms, less what jitter and waiting add."""
 
 
-@dataclass(frozen=True)
-class Options:
-    ranks: int
-    stages: int
-    window: int
-    stride: int
-    hosts: int
-    rounds: int
-    cohorts: int = 1
-    scattered: bool = False
-    counted: bool = True
+QUICK = {"ranks": 256, "hosts": 32, "rounds": 2}
 
-    @property
-    def window_bytes(self) -> int:
-        return self.window * self.ranks * self.stages * 8
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=16384)
+    parser.add_argument("--stages", type=int, default=8, help="stages, `other` among them (3 to 32)")
+    parser.add_argument("--window", type=int, default=50, help="steps in a window")
+    parser.add_argument("--stride", type=int, default=10, help="steps from one window to the next")
+    parser.add_argument("--hosts", type=int, default=2048)
+    parser.add_argument("--cohorts", type=int, default=1, help="roles that the ranks have, equally many of each")
+    parser.add_argument("--scattered", action="store_true", help="deal the ranks out to the hosts, not in rows")
+    parser.add_argument("--uncounted", dest="counted", action="store_false", help="without the kernel's counters")
+    parser.add_argument("--rounds", type=int, default=7, help="windows that are timed")
 
 
 class Job:
     """Makes up the slots of one step after the other, of all ranks."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         # However few stages: the slow one and the sync are among them; more than there are names for come after it.
         extra = [name for name in STAGES_MS if name not in (SLOW_STAGE, SYNC_STAGE)] + [f"extra-{n}" for n in range(32)]
         chosen = {SLOW_STAGE, SYNC_STAGE, *extra[: options.stages - 3]}
@@ -126,7 +118,7 @@ def next_window(job: Job, gatherer: Gatherer) -> tuple[Window, list[float]]:
             return windows[0], taken
 
 
-def timed(options: Options) -> tuple[dict[str, float], Verdict]:
+def timed(options: argparse.Namespace) -> tuple[dict[str, float], Verdict]:
     """Median seconds: a pass over a window, its accounting, its verdict, and the ingesting of one step."""
     job = Job(options)
     gatherer, past = job.gatherer(), None
@@ -150,7 +142,7 @@ def timed(options: Options) -> tuple[dict[str, float], Verdict]:
     return median, verdict
 
 
-def remembered(options: Options) -> dict[str, float]:
+def remembered(options: argparse.Namespace) -> dict[str, float]:
     """Bytes: what the store keeps, what it needs at its worst with one window handed out, and what judging adds."""
     job = Job(options)
     tracemalloc.start()
@@ -175,40 +167,29 @@ def remembered(options: Options) -> dict[str, float]:
     return {"store": store, "store_and_window_peak": store_peak, "judge_peak": judge_peak}
 
 
-def measure(options: Options) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    sizes = [options.window, options.stride, options.hosts, options.cohorts, options.rounds]
+    if options.ranks < 2 or not 3 <= options.stages <= 32 or min(sizes) < 1:
+        raise SystemExit("at least 2 ranks, 3 to 32 stages, and 1 of everything else")
+    window_bytes = options.window * options.ranks * options.stages * 8
     start_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     times, verdict = timed(options)
     # ru_maxrss is KiB on Linux.
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    memory = remembered(options)
     first = verdict.suspects[0] if verdict.suspects else None
-    step_pass_s = times["pass"] / options.window
+    ingest_s, judge_s = times["ingest_step"], times["judge"]
     return {
-        "ranks": options.ranks,
-        "stages": options.stages,
-        "window_steps": options.window,
-        "stride_steps": options.stride,
-        "hosts": options.hosts,
-        "cohorts": options.cohorts,
-        "scattered": options.scattered,
-        "counted": options.counted,
-        "rounds": options.rounds,
-        "python": platform.python_version(),
+        **{name: value for name, value in vars(options).items() if name not in ("json", "quick")},
         "numpy": np.__version__,
-        "window_bytes": options.window_bytes,
-        "pass_ms": round(times["pass"] * 1e3, 3),
-        "ingest_ms_a_step": round(times["ingest_step"] * 1e3, 3),
-        "ingest_over_pass": round(times["ingest_step"] / step_pass_s, 2),
-        "accounting_ms": round(times["accounting"] * 1e3, 3),
-        "accounting_over_pass": round(times["accounting"] / times["pass"], 2),
-        "judge_ms": round(times["judge"] * 1e3, 3),
-        "judge_over_pass": round(times["judge"] / times["pass"], 2),
-        "ms_a_step": round((times["ingest_step"] + times["judge"] / options.stride) * 1e3, 3),
-        "store_windows": round(memory["store"] / options.window_bytes, 2),
-        "store_and_window_peak_windows": round(memory["store_and_window_peak"] / options.window_bytes, 2),
-        "judge_peak_windows": round(memory["judge_peak"] / options.window_bytes, 2),
+        "window_bytes": window_bytes,
+        **{f"{name}_ms": round(times[name] * 1e3, 3) for name in ("pass", "accounting", "judge")},
+        **{f"{name}_over_pass": round(times[name] / times["pass"], 2) for name in ("accounting", "judge")},
+        "ingest_ms_a_step": round(ingest_s * 1e3, 3),
+        "ingest_over_pass": round(ingest_s / (times["pass"] / options.window), 2),
+        "ms_a_step": round((ingest_s + judge_s / options.stride) * 1e3, 3),
+        **{f"{name}_windows": round(size / window_bytes, 2) for name, size in remembered(options).items()},
         "process_peak_bytes": peak_kib * 1024,
-        "process_peak_windows": round((peak_kib - start_kib) * 1024 / options.window_bytes, 2),
+        "process_peak_windows": round((peak_kib - start_kib) * 1024 / window_bytes, 2),
         "planted": {"rank": options.ranks // 3, "stage": SLOW_STAGE, "ms": SLOW_MS},
         "label": verdict.label,
         "reasons": list(verdict.reasons),
@@ -216,11 +197,11 @@ def measure(options: Options) -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any]) -> None:
+def show(found: dict[str, Any]) -> Iterator[str]:
     mib = found["window_bytes"] / 2**20
-    print(
-        f"{found['ranks']} ranks x {found['stages']} stages, windows of {found['window_steps']} steps ({mib:.1f} MiB), "
-        f"one every {found['stride_steps']}; medians of {found['rounds']} rounds"
+    yield (
+        f"{found['ranks']} ranks x {found['stages']} stages, windows of {found['window']} steps ({mib:.1f} MiB), "
+        f"one every {found['stride']}; medians of {found['rounds']} rounds"
     )
     for what, time_ms, ratio in (
         ("one pass of numpy over a window", found["pass_ms"], 1.0),
@@ -228,41 +209,15 @@ def show(found: dict[str, Any]) -> None:
         ("verdict on a window, with all it needs", found["judge_ms"], found["judge_over_pass"]),
         ("ingesting a step (ratio to its own bytes)", found["ingest_ms_a_step"], found["ingest_over_pass"]),
     ):
-        print(f"  {what:<44} {time_ms:>9.2f} ms {ratio:>7.1f} x")
-    print(f"  a step of the job takes {found['ms_a_step']} ms of one core, ingesting and its share of a verdict")
-    print("memory, in windows' durations")
-    print(f"  the store {found['store_windows']}, at its peak with a window {found['store_and_window_peak_windows']}")
-    print(f"  judging adds {found['judge_peak_windows']}")
+        yield f"  {what:<44} {time_ms:>9.2f} ms {ratio:>7.1f} x"
+    yield f"  a step of the job takes {found['ms_a_step']} ms of one core, ingesting and its share of a verdict"
+    yield "memory, in windows' durations"
+    yield f"  the store {found['store_windows']}, at its peak with a window {found['store_and_window_peak_windows']}"
+    yield f"  judging adds {found['judge_peak_windows']}"
     peak_mib = found["process_peak_bytes"] / 2**20
-    print(f"  the process {found['process_peak_windows']} over what it was at first, {peak_mib:.0f} MiB in all")
+    yield f"  the process {found['process_peak_windows']} over what it was at first, {peak_mib:.0f} MiB in all"
     planted, suspect = found["planted"], found["suspect"]
-    print(f"planted: rank {planted['rank']}, {planted['stage']}, {planted['ms']} ms; verdict: {found['label']}", end="")
-    print(f" ({', '.join(found['reasons'])})" if found["reasons"] else "", end="")
-    print("" if suspect is None else f", rank {suspect['rank']}, {suspect['stage']}, {suspect['gain_ms']:.1f} ms")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=16384)
-    parser.add_argument("--stages", type=int, default=8, help="stages, `other` among them (3 to 32)")
-    parser.add_argument("--window", type=int, default=50, help="steps in a window")
-    parser.add_argument("--stride", type=int, default=10, help="steps from one window to the next")
-    parser.add_argument("--hosts", type=int, default=2048)
-    parser.add_argument("--cohorts", type=int, default=1, help="roles that the ranks have, as many of each")
-    parser.add_argument("--scattered", action="store_true", help="deal the ranks out to the hosts, not in rows")
-    parser.add_argument("--uncounted", dest="counted", action="store_false", help="without the kernel's counters")
-    parser.add_argument("--rounds", type=int, default=7, help="windows that are timed")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = vars(parser.parse_args())
-    as_json, flags = given.pop("json"), {name: given.pop(name) for name in ("scattered", "counted")}
-    if given["ranks"] < 2 or not 3 <= given["stages"] <= 32 or min(given.values()) < 1:
-        parser.error("at least 2 ranks, 3 to 32 stages, and 1 of everything else")
-    found = measure(Options(**given, **flags))
-    if as_json:
-        print(json.dumps(found))
-    else:
-        show(found)
-
-
-if __name__ == "__main__":
-    main()
+    named = "" if suspect is None else f", rank {suspect['rank']}, {suspect['stage']}, {suspect['gain_ms']:.1f} ms"
+    reasons = f" ({', '.join(found['reasons'])})" if found["reasons"] else ""
+    made = f"rank {planted['rank']}, {planted['stage']}, {planted['ms']} ms"
+    yield f"planted: {made}; verdict: {found['label']}{reasons}{named}"

@@ -1,7 +1,5 @@
 """What `sftriage run --auto` costs the processes of a job: to start, and a step.
 
-    python bench/seams_cost.py [--json] [--starts N] [--turns N] [--step-ms MS]
-
 starts  ``python -c pass``, and ``python -c "import torch"``, with the folder on PYTHONPATH and without, in turns: each
         pair's difference in wall clock, and in the process's own processor time, in milliseconds.
 step    processor time of the training thread, in microseconds a step, over that of the same step without: one
@@ -10,21 +8,21 @@ step    processor time of the training thread, in microseconds a step, over that
         large matrices between them, which leaves nothing of ours in the caches. ``by hand`` is `sftriage.Monitor`
         around the stages of the same loop, in the same turns.
 
-Medians; of starts with the quartiles, of steps with their 95 % interval (bootstrap). It takes about four minutes.
+Medians with their 95 % intervals (bootstrap). It takes about four minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,50 +30,37 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import sftriage
-from bench.overhead_modes.estimating import median_of
+from bench.estimates import added
+from bench.runner import TMPFS, interleaved, used
 from sftriage.recorder import monitor as recorder
 from sftriage.runtime.carrying import carried
 from sftriage.seams.patches import Seams
 
-TMPFS = Path("/dev/shm")
 MODES = ("without", "seams", "by hand")
 WARM_STEPS = 80
+QUICK = {"starts": 6, "turns": 20}
 
 
-def started_ms(command: str, environment: dict[str, str]) -> tuple[float, float]:
-    """Wall clock and processor time of a process."""
-    began_s = time.perf_counter()
-    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", command], environment)
-    _, status, used = os.wait4(pid, 0)
-    assert status == 0, command
-    return (time.perf_counter() - began_s) * 1e3, (used.ru_utime + used.ru_stime) * 1e3
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--starts", type=int, default=60)
+    parser.add_argument("--turns", type=int, default=1000, help="of the steps' modes; 0 leaves them out")
+    parser.add_argument("--step-ms", type=float, default=20.0)
 
 
-def starts(how_often: int, command: str, directory: Path) -> dict[str, float]:
-    """How much longer a process takes from start to end."""
+def starts(rounds: int, command: str, directory: Path) -> dict[str, Any]:
+    """How much longer a process takes from start to end, in milliseconds."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("SFTRIAGE")}
-    with carried(directory / "auto") as added:
-        there = plain | {"SFTRIAGE_RINGS": str(directory)} | added
-        took: dict[str, list[tuple[float, float]]] = {"without": [], "with": []}
-        for turn in range(how_often + 2):
-            for which, environment in random.sample([("without", plain), ("with", there)], 2):
-                one = started_ms(command, environment)
-                if turn > 1:  # (the first ones write what is compiled)
-                    took[which].append(one)
-    found: dict[str, float] = {}
-    for at, name in enumerate(("wall", "cpu")):
-        more = [one[at] - other[at] for one, other in zip(took["with"], took["without"], strict=True)]
-        found[f"{name}_ms"] = statistics.median(one[at] for one in took["without"])
-        found |= spread(f"more_{name}_ms", more)
+    with carried(directory / "auto") as variables:
+        environments = {"without": plain, "with": plain | {"SFTRIAGE_RINGS": str(directory)} | variables}
+        acts = {name: partial(used, "-c", command, environment=one) for name, one in environments.items()}
+        interleaved(acts, 2)  # (these write what is compiled)
+        took = interleaved(acts, rounds, random.Random())
+    found: dict[str, Any] = {}
+    for clock in ("wall", "cpu"):
+        carrying, bare = ([getattr(one, f"{clock}_s") * 1e3 for one in took[name]] for name in ("with", "without"))
+        found |= {f"{clock}_ms": statistics.median(bare), f"more_{clock}_ms": added(carrying, bare)}
     return found
-
-
-def spread(name: str, values: list[float]) -> dict[str, float]:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return {name: middle, f"{name}_low": low, f"{name}_high": high}
 
 
 class Loop:
@@ -147,37 +132,29 @@ class Loop:
         self.by_hand.close()
 
 
-def step_costs(turns: int, steps: int, between: Callable[[], object], directory: str) -> dict[str, dict[str, float]]:
+def step_costs(turns: int, steps: int, between: Callable[[], object], directory: str) -> dict[str, Any]:
     """What a step takes without, and how much more in the other modes: medians of differences within a turn.
 
-    A turn has a few steps of each mode, in an order of its own, of which the first one is left out: what Python keeps
-    of the classes that have just been changed is then there again.
+    A turn has a few steps of each mode, in an order of its own, of which the first is left out: what Python keeps of
+    the classes that have just been changed is then there again.
     """
-    took_us: dict[str, list[float]] = {mode: [] for mode in MODES}
     loop = Loop(turns * len(MODES) * (steps + 1), directory)
-    for _ in range(turns):
-        for mode in random.sample(MODES, len(MODES)):
-            loop.take(mode)
-            taken = []
-            for _ in range(steps + 1):
-                between()
-                taken.append(loop.step_ns(mode))
-            took_us[mode].append(statistics.mean(taken[1:]) / 1e3)
+
+    def taken_us(mode: str) -> float:
+        loop.take(mode)
+        taken = []
+        for _ in range(steps + 1):
+            between()
+            taken.append(loop.step_ns(mode))
+        return statistics.mean(taken[1:]) / 1e3
+
+    took_us = interleaved({mode: partial(taken_us, mode) for mode in MODES}, turns, random.Random())
     loop.close()
-    found = {"without": {"step_us": statistics.median(took_us["without"])}}
-    for mode in MODES[1:]:
-        more = median_of([one - other for one, other in zip(took_us[mode], took_us["without"], strict=True)])
-        found[mode] = {"more_us": more.value, "more_us_low": more.low, "more_us_high": more.high}
-    return found
+    more = {mode: added(took_us[mode], took_us["without"]) for mode in MODES[1:]}
+    return {"step_us": statistics.median(took_us["without"]), "more_us": more}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--starts", type=int, default=60)
-    parser.add_argument("--turns", type=int, default=1000, help="of the steps' modes; 0 leaves them out")
-    parser.add_argument("--step-ms", type=float, default=20.0)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     large = torch.randn(1024, 1024)
 
@@ -194,21 +171,16 @@ def main() -> None:
         if options.turns:
             found["hot"] = step_costs(options.turns, 20, lambda: None, directory)
             found["cold"] = step_costs(options.turns, 2, product, directory)
-    if options.json:
-        print(json.dumps(found))
-        return
+    return found
+
+
+def show(found: dict[str, Any]) -> Iterator[str]:
     for what in ("python -c pass", "import torch"):
-        one = found[what]
-        for name in ("wall", "cpu"):
-            print(f"{what:<16}{name:<5}{one[f'{name}_ms']:9.1f} ms   {one[f'more_{name}_ms']:+.2f} ms", end="")
-            print(f" ({one[f'more_{name}_ms_low']:+.2f} to {one[f'more_{name}_ms_high']:+.2f})")
-    for what in ("hot", "cold") if options.turns else ():
-        print(f"a step, {what:<8}{found[what]['without']['step_us']:9.1f} us")
-        for mode in MODES[1:]:
-            one = found[what][mode]
-            print(f"  {mode:<14}{'':9}      {one['more_us']:+.1f} us", end="")
-            print(f" ({one['more_us_low']:+.1f} to {one['more_us_high']:+.1f})")
-
-
-if __name__ == "__main__":
-    main()
+        for clock in ("wall", "cpu"):
+            more = found[what][f"more_{clock}_ms"]
+            yield f"{what:<16}{clock:<5}{found[what][f'{clock}_ms']:9.1f} ms   {more.words(2)} ms more"
+    for what in ("hot", "cold"):
+        if what in found:
+            yield f"a step, {what:<8}{found[what]['step_us']:9.1f} us"
+            for mode, more in found[what]["more_us"].items():
+                yield f"  {mode:<29} {more.words(1)} us more"

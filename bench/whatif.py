@@ -1,30 +1,25 @@
 """What a what-if replay of a large trace takes, in time and memory, against reading the same file once.
 
-    python bench/whatif.py [--operations N] [--rounds N] [--directory DIR] [--json]
-
-A synthetic trace of a job of 4 stages, 8 data-parallel ranks and 32 microbatches, one worker of which is slow, of as
-many steps as make up so many operations, in Parquet. Each round runs `sftriage whatif --json` on it in a process of its
-own, and in another one reads it and takes the largest duration. The two are interleaved, so that a machine that slows
-down slows both; figures are medians, memory is the largest resident size.
+A synthetic trace of a job of 4 stages, 8 data-parallel ranks and 32 microbatches, one worker of which is slow, in
+Parquet. Each round runs `sftriage whatif --json` on it in a process of its own, and another that reads it and takes the
+largest duration. The two are interleaved, so that a machine that slows down slows both; figures are medians, memory is
+the largest resident size.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pyarrow
 from pyarrow import parquet
 
+from bench.runner import interleaved, used
 from sftriage.whatif.arranging import COLUMNS
 from tests.unit.whatif.planted import Job
 
@@ -35,16 +30,17 @@ with ParquetFile(sys.argv[1]) as file:
     print(max(batch.column("duration").to_numpy().max() for batch in file.iter_batches(1 << 20, use_threads=False)))
 """
 STEPS_AT_A_TIME = 50
+QUICK = {"operations": 100_000, "rounds": 1}
 
 
-class Used(NamedTuple):
-    wall_s: float
-    cpu_s: float
-    peak_mb: float
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--operations", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--directory", help="where to write the trace (default: the system's temporary directory)")
 
 
 def write_trace(path: Path, operations: int) -> int:
-    """Write a trace of at least so many operations, and say how many."""
+    """Write a trace of at least this many operations; returns how many it has."""
     job = Job(stages=4, dps=8, microbatches=32, steps=STEPS_AT_A_TIME)
     job.slow_worker()
     rows = job.rows()
@@ -53,7 +49,7 @@ def write_trace(path: Path, operations: int) -> int:
     optype = pyarrow.DictionaryArray.from_arrays(rows.optype_E, list(rows.optypes))
     written, writer = 0, None
     while written < operations:
-        # The same steps again, under other numbers.
+        # The same steps again, with other numbers.
         columns["step"] = rows.step_E + 1000 * (written // len(rows.step_E))
         table = pyarrow.table(columns | {"optype": optype})
         writer = writer or parquet.ParquetWriter(path, table.schema)
@@ -64,63 +60,28 @@ def write_trace(path: Path, operations: int) -> int:
     return written
 
 
-def run(command: list[str]) -> Used:
-    began_s = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    wall_s = time.perf_counter() - began_s
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{command[:4]} ended with {process.returncode}")
-    return Used(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6)
-
-
-def measure(options: argparse.Namespace) -> dict[str, object]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=options.directory) as scratch:
         path = Path(scratch) / "trace.parquet"
-        operations = write_trace(path, options.operations)
-        commands = {
-            "whatif": [sys.executable, "-m", "sftriage", "whatif", str(path), "--json"],
-            "plain": [sys.executable, "-c", PLAIN_PASS, str(path)],
-        }
-        used: dict[str, list[Used]] = {name: [] for name in commands}
-        for _ in range(options.rounds):
-            for name, command in commands.items():
-                used[name].append(run(command))
-        file_mb = path.stat().st_size / 1e6
-    ratio = statistics.median(one.cpu_s / plain.cpu_s for one, plain in zip(*used.values(), strict=True))
+        operations, file_mb = write_trace(path, options.operations), path.stat().st_size / 1e6
+        commands = {"whatif": ("-m", "sftriage", "whatif", str(path), "--json"), "plain": ("-c", PLAIN_PASS, str(path))}
+        took = interleaved({name: partial(used, *command) for name, command in commands.items()}, options.rounds)
+    ratio = statistics.median(one.cpu_s / plain.cpu_s for one, plain in zip(*took.values(), strict=True))
     return {
         "operations": operations,
         "file_mb": round(file_mb, 1),
         "rounds": options.rounds,
-        "python": platform.python_version(),
-        "whatif_wall_s": round(statistics.median(one.wall_s for one in used["whatif"]), 1),
-        "whatif_cpu_s": round(statistics.median(one.cpu_s for one in used["whatif"]), 1),
-        "plain_cpu_s": round(statistics.median(one.cpu_s for one in used["plain"]), 2),
+        "whatif_wall_s": round(statistics.median(one.wall_s for one in took["whatif"]), 1),
+        "whatif_cpu_s": round(statistics.median(one.cpu_s for one in took["whatif"]), 1),
+        "plain_cpu_s": round(statistics.median(one.cpu_s for one in took["plain"]), 2),
         "whatif_over_plain": round(ratio, 1),
-        "peak_rss_mb": round(max(one.peak_mb for one in used["whatif"]), 0),
+        "peak_rss_mb": round(max(one.peak_mb for one in took["whatif"]), 0),
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--operations", type=int, default=10_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directory", help="where to write the trace (default: the system's temporary directory)")
-    options = parser.parse_args()
-    found = measure(options)
-    if options.json:
-        print(json.dumps(found))
-        return
-    print(f"{found['operations']:,} operations, {found['file_mb']} MB of Parquet")
-    print(
-        f"  replayed    {found['whatif_wall_s']:>8} s, {found['whatif_cpu_s']} s of a core, {found['peak_rss_mb']} MB"
-    )
-    print(
-        f"  read once   {found['plain_cpu_s']:>8} s of a core; the replay takes {found['whatif_over_plain']} times that"
-    )
-
-
-if __name__ == "__main__":
-    main()
+def show(found: dict[str, Any]) -> Iterator[str]:
+    yield f"{found['operations']:,} operations, {found['file_mb']} MB of Parquet"
+    wall_s, cpu_s, peak_mb = (found[name] for name in ("whatif_wall_s", "whatif_cpu_s", "peak_rss_mb"))
+    yield f"  replayed    {wall_s:>8} s, {cpu_s} s of a core, {peak_mb} MB"
+    plain_s, ratio = found["plain_cpu_s"], found["whatif_over_plain"]
+    yield f"  read once   {plain_s:>8} s of a core; the replay takes {ratio} times that"

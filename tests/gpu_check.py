@@ -110,8 +110,8 @@ def main() -> None:
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARK in path.read_text("utf-8")]
     for title, command in (
         ("Tests", ("-m", "pytest", "-m", "gpu", "-v", "--durations=0", *files)),
-        ("Cost of a boundary", ("bench/device_cost.py", "--steps", str(BENCH_STEPS))),
-        ("Cost of a boundary, for programs", ("bench/device_cost.py", "--steps", str(BENCH_STEPS), "--json")),
+        ("Cost of a boundary", ("-m", "bench", "device_cost", "--steps", str(BENCH_STEPS))),
+        ("Cost of a boundary, for programs", ("-m", "bench", "device_cost", "--steps", str(BENCH_STEPS), "--json")),
     ):
         status, said = ran(*command)
         failed |= status != 0

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
-FLEET = Path(__file__).parents[2] / "bench" / "fleet.py"
+ROOT = Path(__file__).parents[2]
 SIZE = ("--ranks", 32, "--sizes", 1, "--processes", 2, "--window", 40, "--stride", 20)
 
 
 def test_a_made_up_job_is_judged_by_the_real_controller(environment):
     # GIVEN four agents of eight ranks each, one of which is slow from the second window on
-    command = [sys.executable, FLEET, *SIZE, "--steps-per-second", 20, "--seconds", 8, "--json"]
-    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=240)
+    command = [sys.executable, "-m", "bench", "fleet", *SIZE, "--steps-per-second", 20, "--seconds", 8, "--json"]
+    done = subprocess.run([*map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["sizes"]
     # THEN that rank is named and nobody else, and what its agents told has all come

@@ -1,13 +1,13 @@
 """Traces of real jobs that nobody here made, where they are; and one of a job of our own, against what was recorded."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.reduce_survey import directory, heavy_traces
 from sftriage.reduce.inside import find
 from sftriage.reduce.naming import Names
 from sftriage.reduce.reading import read_traces
@@ -19,7 +19,8 @@ from tests import needs
 from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import captures
 
-DATA = directory()
+DATA = Path(os.environ.get("SFTRIAGE_TEST_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+ENDINGS, NO_TRACES = (".json", ".json.gz", ".tar.gz", ".sqlite"), ("ms-", "mw-", "result-")
 
 
 def real(name: str) -> Path:
@@ -33,7 +34,11 @@ def reduced(name: str, names: Names | None = None):
     return [reduce_trace(trace, names) for trace in read_traces(real(name))]
 
 
-ALL = heavy_traces(DATA) if DATA.is_dir() else []
+ALL = sorted(
+    path
+    for path in DATA.rglob("*")
+    if path.name.endswith(ENDINGS) and not path.name.startswith(NO_TRACES) and path.is_file()
+)
 
 
 @pytest.mark.parametrize("path", ALL or [None], ids=[str(path.relative_to(DATA)) for path in ALL] or ["none"])

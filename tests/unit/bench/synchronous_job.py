@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from bench.hidden_rank_matrix.rows import STAGES, SYNC
-from bench.long_run_parts.synchronous import own_times
+from bench.resampled import own_times
+from bench.rows import STAGES, SYNC
 from sftriage.records import StageSchema, Window
 
 SCHEMA = StageSchema((*STAGES, "other"), SYNC)

@@ -7,25 +7,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.long_run_parts.charts import Axis
-from bench.long_run_parts.counting import (
+from bench.charts import Axis
+from bench.estimates import quantile
+from bench.judging import (
+    OURS,
+    RIVALS,
     Healthy,
+    Judged,
+    Task,
+    as_recorded,
     detected,
     episodes,
     healthy_count,
     per_million,
     poisson_interval,
-    quantile,
+    result_of,
+    rule_of,
+    windows_of,
 )
-from bench.long_run_parts.faults import Fault, slowed
-from bench.long_run_parts.jobs import JOB_TYPES, cells, row_of
-from bench.long_run_parts.plan import Amount, hosts_of, rules_of, sources, tasks_of
-from bench.long_run_parts.plotting import pictures
-from bench.long_run_parts.recording import Recording
-from bench.long_run_parts.report import document, text
-from bench.long_run_parts.rules import OURS, RIVALS, Judged, rule_of
-from bench.long_run_parts.simulating import Task, as_recorded, result_of, windows_of
-from bench.long_run_parts.synchronous import own_times
+from bench.long_run import Amount, hosts_of, rules_of, sources, tasks_of
+from bench.long_run_report import document, pictures, text
+from bench.recordings import Recording, cells, row_of
+from bench.resampled import Fault, own_times, slowed
 from tests.unit.bench.synchronous_job import FIRST_OTHER, LAST, SCHEMA, own, recorded
 
 
@@ -160,8 +163,7 @@ class TestPlan:
         for number, cell in enumerate(planned):
             row = row_of(cell, number, 10.0, seed=1)
             assert (row.truth.label, row.delays, row.n_ranks) == ("healthy", (), cell.n_ranks)
-            period = JOB_TYPES[cell.job].period_steps
-            assert all(period % every == 0 for every in (row.evaluate_every, row.checkpoint_every) if every)
+            assert all(cell.period_steps % every == 0 for every in (row.evaluate_every, row.checkpoint_every) if every)
             # AND who writes checkpoints says so: untold, it would be guilty of them
             assert row.says_kinds or not row.checkpoint_every
 
@@ -184,7 +186,7 @@ class TestPlan:
                 hosts = hosts_of(task.cell, task.n_ranks)
                 assert set(task.fault.ranks) <= set(range(task.n_ranks))
                 assert task.fault.scope == "rank" or len(task.fault.ranks) == hosts.count(hosts[0]) < task.n_ranks
-                assert task.n_steps % JOB_TYPES[task.cell.job].period_steps == 0
+                assert task.n_steps % task.cell.period_steps == 0
 
     def test_ranks_are_made_of_whole_recordings(self):
         assert {cell.n_ranks for cell in sources(cells(quick=False), 4)} == {2, 4}

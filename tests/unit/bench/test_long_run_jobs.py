@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
-from bench.hidden_rank_matrix.rows import STAGE_OF
-from bench.long_run_parts.faults import COURSES, Dealer, Fault, slowed
-from bench.long_run_parts.resampling import Blocks, block, stretches
-from bench.long_run_parts.simulating import WINDOW_STEPS, windows_of
-from bench.long_run_parts.synchronous import own_times, side_by_side
+from bench.judging import windows_of
+from bench.resampled import COURSES, Blocks, Dealer, Fault, block, own_times, side_by_side, slowed, stretches
+from bench.rows import STAGE_OF, WINDOW_STEPS
 from tests.unit.bench.synchronous_job import FIRST_OTHER, LAST, SCHEMA, TWO_SYNCS, own, recorded
 
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.overhead_modes import reporting
-from bench.overhead_modes.estimating import Estimate, added, added_us, around_captures, median_of, ratio, reading
-from bench.overhead_modes.instructions import counted
+from bench import overhead_figures
+from bench.estimates import Estimate, added, median_of, plain, ratio
+from bench.overhead import counted
+from bench.overhead_figures import added_us, around_captures, reading
 
 TIMES = st.lists(st.floats(1e3, 1e9), min_size=1, max_size=12)
 STEP_NS = 50_000_000
@@ -16,17 +17,6 @@ STEP_NS = 50_000_000
 
 def blocks(**times_ns):
     return {name: [{"wall_ns": ns, "cpu_ns": ns} for ns in times] for name, times in times_ns.items()}
-
-
-def found(*, on_ns=1_000.0, rounds=6):
-    """What the job of a tool writes, on a machine without noise."""
-    same = {"off": [float(STEP_NS)] * rounds, "on": [STEP_NS + on_ns] * rounds}
-    return {
-        "small": blocks(**same),
-        "cold": blocks(**same),
-        "real": blocks(**same),
-        "steady": {"seconds": 4.0, "threads_share": 0.001, "processes_share": 0.02},
-    }
 
 
 def captured(*, after_ns=STEP_NS, stall_ns=10_000_000):
@@ -40,16 +30,24 @@ def captured(*, after_ns=STEP_NS, stall_ns=10_000_000):
     }
 
 
-def sftriages(*, on_ns=1_000.0, none_ns=0.0, after_ns=STEP_NS):
-    one = found(on_ns=on_ns)
-    one["small"]["control"] = one["small"]["off"]
-    one["cold"] |= blocks(none=[STEP_NS + none_ns] * 6)
-    return one | {
-        "small_after": one["small"],
-        "calls": {"ns": [[int(on_ns) + 500, 500, 600]] * 6},
+def found(*, on_ns=1_000.0, none_ns=0.0, after_ns=STEP_NS):
+    """What the job writes, on a machine without noise."""
+    off, on = [float(STEP_NS)] * 6, [STEP_NS + on_ns] * 6
+    small = blocks(off=off, control=off, on=on)
+    return {
+        "small": small,
+        "cold": blocks(off=off, none=[STEP_NS + none_ns] * 6, on=on),
+        "real": blocks(off=off, on=on),
+        "steady": [{"seconds": 4.0, "threads_share": 0.001, "processes_share": 0.02}],
+        "small_after": small,
+        "calls": {"on": [int(on_ns) + 500] * 6, "none": [500] * 6, "clock": [600] * 6},
         "captures": [captured(after_ns=after_ns)] * 4,
-        "capture_phases": [dict.fromkeys(reporting.PHASES, 0.05), *[dict.fromkeys(reporting.PHASES, 0.002)] * 3],
+        "capture_phases": [dict.fromkeys(overhead_figures.PHASES, taken_s) for taken_s in (0.05, 0.002, 0.002, 0.002)],
     }
+
+
+def figures(**times_ns):
+    return overhead_figures.figures(overhead_figures.pooled([found(**times_ns)]), 0.05)
 
 
 class TestMedian:
@@ -167,83 +165,44 @@ class TestCaptures:
 class TestReport:
     def test_passes_are_pooled(self):
         # WHEN two passes are put together
-        whole = reporting.pooled([sftriages(), sftriages()])
+        whole = overhead_figures.pooled([found(), found()])
 
         # THEN no block is lost
         assert len(whole["small"]["on"]) == 12
-        assert (len(whole["calls"]), len(whole["captures"]), len(whole["steady"])) == (12, 8, 2)
+        assert (len(whole["calls"]["on"]), len(whole["captures"]), len(whole["steady"])) == (12, 8, 2)
 
-    def test_what_a_capture_takes_is_said_part_by_part_the_first_one_apart(self):
+    def test_what_a_capture_takes_is_listed_part_by_part_the_first_one_apart(self):
         # GIVEN a first capture whose parts take 50 ms, and later ones of 2 ms
-        found = reporting.figures(reporting.pooled([sftriages()]), 0.05)["captures"]
-        assert set(found["first_ms"]) == set(found["later_ms"]) == set(reporting.PHASES)
-        assert {round(ms) for ms in found["first_ms"].values()} == {50}
-        assert {one.value for one in found["later_ms"].values()} == {2.0}
+        captures = figures()["captures"]
+        assert set(captures["first_ms"]) == set(captures["later_ms"]) == set(overhead_figures.PHASES)
+        assert {round(ms) for ms in captures["first_ms"].values()} == {50}
+        assert {one.value for one in captures["later_ms"].values()} == {2.0}
 
     @pytest.mark.parametrize(("on_ns", "says"), [(1_500.0, "met"), (2_500.0, "missed")])
     def test_the_target_is_2_us_in_50_ms(self, on_ns, says):
-        # GIVEN a recorder that takes so long, without noise
-        mine = reporting.figures(reporting.pooled([sftriages(on_ns=on_ns)]), 0.05)
-
-        # THEN every estimator says the same of it
-        read = reporting.targets({"sftriage": mine})
+        # GIVEN a recorder that takes this long, without noise, THEN every estimator agrees
+        read = overhead_figures.targets(figures(on_ns=on_ns))
         assert {word for target, word in read.items() if target.startswith("on/off")} == {says}
 
     def test_cold_steps_are_held_against_calls_that_do_nothing(self):
         # GIVEN a recorder that takes 5 us, and calls that do nothing and take 4 of them
-        mine = reporting.figures(reporting.pooled([sftriages(on_ns=5_000.0, none_ns=4_000.0)]), 0.05)
+        mine = figures(on_ns=5_000.0, none_ns=4_000.0)
 
         # THEN what it takes beyond them is what the target is about
         assert (mine["cold_us"]["on"].value, mine["cold_us"]["on over none"].value) == (5.0, 1.0)
-        assert reporting.targets({"sftriage": mine})["on/off <= 1.00004: own work, cold"] == "met"
+        assert overhead_figures.targets(mine)["on/off <= 1.00004: own work, cold"] == "met"
 
-    @pytest.mark.parametrize(("theirs_ns", "says"), [(60_000.0, "met"), (2_000.0, "missed"), (5_000.0, "not resolved")])
-    def test_a_peer_is_compared_by_the_same_estimators(self, theirs_ns, says):
-        # GIVEN sftriage at 5 us, and a peer
-        tools = {
-            "sftriage": reporting.figures(reporting.pooled([sftriages(on_ns=5_000.0)]), 0.05),
-            "peer": reporting.figures(reporting.pooled([found(on_ns=theirs_ns)]), 0.05),
-        }
+    def test_instructions_that_could_not_be_counted_come_with_their_reason(self):
+        # GIVEN a machine without valgrind
+        report = {"step_s": 0.05, **figures(), "instructions": {"not_run": "there is no valgrind"}}
+        report["targets"] = overhead_figures.targets(report)
 
-        # THEN who is ahead is said where the intervals do not touch
-        read = reporting.targets(tools)
-        assert {word for target, word in read.items() if target.startswith("ahead of peer")} == {says}
-
-    def test_a_tool_that_could_not_run_is_there_with_its_reason(self):
-        # GIVEN one tool measured and one not
-        tools = {
-            "sftriage": reporting.figures(reporting.pooled([sftriages()]), 0.05),
-            "gpuprof": {"not_run": "exit status 1: no module named gpuprof"},
-        }
-        report = {
-            "machine": "a machine",
-            "load_before": 0.1,
-            "load_after": 0.2,
-            "step_s": 0.05,
-            "tools": tools,
-            "targets": reporting.targets(tools),
-            "instructions": {"not_run": "there is no valgrind"},
-        }
-
-        # WHEN it is written for people
-        text = "\n".join(reporting.lines(report))
-
-        # THEN both reasons are in it, and nothing is said about being ahead of it
-        assert "gpuprof                  not run: exit status 1: no module named gpuprof" in text
-        assert "instructions: not run: there is no valgrind" in text
-        assert "ahead of gpuprof" not in text
-
-    def test_without_sftriage_there_are_no_targets(self):
-        # GIVEN only a peer, or a run of ours that failed
-        peer = reporting.figures(reporting.pooled([found()]), 0.05)
-
-        # THEN nothing is claimed
-        assert reporting.targets({"gpuprof": peer}) == {}
-        assert reporting.targets({"sftriage": {"not_run": "it broke"}, "gpuprof": peer}) == {}
+        # WHEN it is written for people, THEN the reason is in it
+        assert "instructions: not run: there is no valgrind" in "\n".join(overhead_figures.lines(report))
 
     def test_json_holds_every_interval(self):
         # WHEN an estimate goes into JSON
-        written = reporting.plain({"a": {"b": Estimate(1.00004, 1.0, 1.1, 3)}, "n": 1, "s": "text"})
+        written = plain({"a": {"b": Estimate(1.00004, 1.0, 1.1, 3)}, "n": 1, "s": "text"})
 
         # THEN its parts are there by name
         assert written == {"a": {"b": {"value": 1.00004, "low": 1.0, "high": 1.1, "pairs": 3}}, "n": 1, "s": "text"}

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.fleet_parts.job import SCHEMA, Job
-from bench.fleet_parts.job import Shape as JobShape
+from bench.fleet_job import SCHEMA, Job
+from bench.fleet_job import Shape as JobShape
 from sftriage.controller.windows import WindowAssembly
 from sftriage.fleet.messages import Block
 from sftriage.fleet.rows import RowBuffer
