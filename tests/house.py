@@ -1,0 +1,179 @@
+"""Checks that the tree does not grow back: `python tests/house.py [--lower]`.
+
+Counts the lines of each package, public class names of `sftriage/` that occur twice, mechanisms outside
+`sftriage/base/`, and words that plain English does without, and fails where a count is over its budget in
+`house_budgets.toml`. Budgets only go down: ``--lower`` sets each to today's count where that is less. A commit that
+moves lines from one package to another moves their budget too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+BUDGETS = Path(__file__).with_name("house_budgets.toml")
+HEADINGS = {
+    "lines": "Lines of a package.",
+    "classes": "Places in which a public class name occurs, where it is more than one: none should.",
+    "mechanisms": "Mechanisms of a package other than sftriage/base: none should be.",
+    "words": "Words of a package that plain English does without: house.md, section 7.",
+}
+MECHANISMS = {"threading.Thread(": r"\bThread\(", "flock": r"\bflock\b", "mkstemp": r"\bmkstemp\b"}
+RETRY_LOOP = "retry loop"
+TOPS = ("sftriage", "tests", "bench")
+WORDS = (
+    *(
+        "told",
+        "said",
+        "ask",
+        "asks",
+        "asked",
+        "asking",
+        "seen",
+        "lane",
+        "nobody",
+        "somebody",
+        "whom",
+        "so many",
+        "so long",
+    ),
+    *("waited for", "gone on with", "goes on with", "looked at", "comes to nothing", "came to nothing"),
+)
+_ANY = "|".join(f"[{word[0]}{word[0].upper()}]{word[1:]}".replace(" ", "[ _]") for word in WORDS)
+_WORD = re.compile(rf"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))(?:{_ANY})(?![a-z])")
+"""A word begins after anything but a letter, or as the next part of a CamelCase name."""
+
+Counts = dict[str, int]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lower", action="store_true", help="lower budgets to today's counts")
+    options = parser.parse_args()
+    counted, budgets = count(), tomllib.loads(BUDGETS.read_text(encoding="utf-8"))
+    if options.lower:
+        budgets = lowered(counted, budgets)
+        BUDGETS.write_text(written(budgets), encoding="utf-8")
+    sys.stdout.write("\n".join(report(counted, budgets)) + "\n")
+    over = list(excesses(counted, budgets))
+    for line in over:
+        sys.stderr.write(f"house: {line}\n")
+    return int(bool(over))
+
+
+def count() -> dict[str, Counts]:
+    """What there is today."""
+    lines, words, classes, mechanisms = Counter[str](), Counter[str](), defaultdict[str, set[str]](set), Counter[str]()
+    for path in files():
+        text = path.read_text(encoding="utf-8")
+        name = path.relative_to(ROOT).as_posix()
+        package = package_of(name)
+        lines[package] += text.count("\n")
+        if not name.startswith("tests/"):
+            words[package] += len(_WORD.findall(text))
+        if name.startswith("sftriage/"):
+            tree = ast.parse(text)
+            for part in tree.body:
+                if isinstance(part, ast.ClassDef) and not part.name.startswith("_"):
+                    classes[part.name].add(name)
+            if package != "sftriage/base":
+                for mechanism, times in used(text, tree).items():
+                    mechanisms[f"{package}: {mechanism}"] += times
+    for top in TOPS:
+        lines[f"{top} in all"] = sum(times for package, times in lines.items() if package.split("/")[0] == top)
+    twice = {name: len(places) for name, places in classes.items() if len(places) > 1}
+    return {"lines": dict(lines), "classes": twice, "mechanisms": dict(mechanisms), "words": dict(words)}
+
+
+def files() -> Iterator[Path]:
+    """The Python files of the tree that git has, or would add."""
+    command = [
+        "git",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "sftriage/*.py",
+        "tests/*.py",
+        "bench/*.py",
+    ]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    yield from (path for path in (ROOT / name for name in sorted(set(listed))) if path.exists())
+
+
+def package_of(name: str) -> str:
+    """The package of a file: a folder of the first level, and of ``tests/unit/`` of the second."""
+    *folders, _ = name.split("/")
+    if folders[0] == "bench":
+        return "bench"
+    return "/".join(folders[: 3 if folders[:2] == ["tests", "unit"] else 2])
+
+
+def used(text: str, tree: ast.Module) -> Counter[str]:
+    """The mechanisms that a file has."""
+    found = Counter({name: len(re.findall(pattern, text)) for name, pattern in MECHANISMS.items()})
+    found[RETRY_LOOP] = sum(isinstance(part, (ast.While, ast.For)) and retries(part) for part in ast.walk(tree))
+    return +found
+
+
+def retries(loop: ast.While | ast.For) -> bool:
+    """Whether a loop tries, and waits before it tries again."""
+    inner = [part for statement in loop.body for part in ast.walk(statement)]
+    calls = [part.func for part in inner if isinstance(part, ast.Call)]
+    waits = any(isinstance(call, ast.Attribute) and call.attr in ("sleep", "wait") for call in calls)
+    return waits and any(isinstance(part, ast.Try) and part.handlers for part in inner)
+
+
+def lowered(counted: dict[str, Counts], budgets: dict[str, Counts]) -> dict[str, Counts]:
+    """Each budget, or today's count where that is less; what is gone has none."""
+    return {
+        kind: {name: min(most, counted[kind][name]) for name, most in of.items() if counted[kind].get(name)}
+        for kind, of in budgets.items()
+    }
+
+
+def written(budgets: dict[str, Counts]) -> str:
+    lines = ["# Budgets of tests/house.py. They only go down: `python tests/house.py --lower`."]
+    for kind, heading in HEADINGS.items():
+        lines += ["", f"# {heading}", f"[{kind}]"]
+        lines += [f'"{name}" = {most}' for name, most in sorted(budgets[kind].items())]
+    return "\n".join(lines) + "\n"
+
+
+def report(counted: dict[str, Counts], budgets: dict[str, Counts]) -> Iterator[str]:
+    """Lines and words of each package beside their budgets, and the sums."""
+    yield f"{'package':28}{'lines':>8}{'budget':>8}{'words':>8}{'budget':>8}"
+    lines, words = counted["lines"], counted["words"]
+    for top in TOPS:
+        packages = sorted(package for package in lines if package.split("/")[0] == top)
+        for package in (*packages, f"{top} in all") if len(packages) > 1 else packages:
+            figures = (lines[package], budgets["lines"].get(package), words.get(package), budgets["words"].get(package))
+            yield f"{package:28}" + "".join(f"{'' if figure is None else figure:>8}" for figure in figures)
+    yield f"public class names that occur twice: {len(counted['classes'])}"
+    for mechanism in (*MECHANISMS, RETRY_LOOP):
+        places = sum(times for name, times in counted["mechanisms"].items() if name.endswith(f": {mechanism}"))
+        yield f"{mechanism} outside sftriage/base: {places}"
+
+
+def excesses(counted: dict[str, Counts], budgets: dict[str, Counts]) -> Iterator[str]:
+    """What is over its budget."""
+    for kind, of in counted.items():
+        for name, times in sorted(of.items()):
+            if times > (most := budgets[kind].get(name, 0)):
+                yield f"{kind}: {name}: {times}, where {most} is the most"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
