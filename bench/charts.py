@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 
 COLOURS = ("#0b62a4", "#d1495b", "#2e7d32", "#e08a00", "#6a4c93", "#5f6b73", "#00838f")
 INK, GRID = "#222222", "#dddddd"
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 110, 570, 44, 358
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
@@ -48,13 +49,12 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point, its whiskers along one axis, and what is written beside it."""
+    """A point, and the ends of its whiskers."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,106 +68,67 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart. ``whiskers`` says along which axis points have theirs; ``marks`` are lines across, with a word each."""
+    """A chart. ``whiskers`` is the axis along which points have theirs; ``mark`` a value of it to draw a line at."""
 
     title: str
     x: Axis
     y: Axis
     series: Sequence[Series]
     whiskers: str = "y"
-    marks: Sequence[tuple[str, float, str]] = field(default_factory=tuple)
-    width: int = 760
-    height: int = 420
-    left: int = 90
+    mark: float | None = None
 
     def svg(self) -> str:
         """The picture."""
-        lines = [
-            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {self.width} {self.height}' {FONT} font-size='13'>",
-            f"<rect width='{self.width}' height='{self.height}' fill='#ffffff'/>",
-            _text(self.left, 24, self.title, size=15, weight="bold"),
-            *self._axes(),
-        ]
-        for name, value, words in self.marks:
-            lines += self._mark(name, value, words)
-        for series, colour in zip(self.series, COLOURS * 2, strict=False):
-            lines += self._drawn(series, colour)
-        lines += self._legend()
-        return "\n".join([*lines, "</svg>"]) + "\n"
-
-    @property
-    def _right(self) -> int:
-        return self.width - 190
-
-    @property
-    def _bottom(self) -> int:
-        return self.height - 62
+        parts = [_text(LEFT, 24, self.title, size=15), *self._axes()]
+        if self.mark is not None and self.whiskers == "x":
+            parts.append(_line(self._px(self.mark), TOP, self._px(self.mark), BOTTOM, INK, dash=True))
+        elif self.mark is not None:
+            parts.append(_line(LEFT, self._py(self.mark), RIGHT, self._py(self.mark), INK, dash=True))
+        for number, (series, colour) in enumerate(zip(self.series, COLOURS * 2, strict=False)):
+            parts += self._drawn(series, colour)
+            parts += [_dot(RIGHT + 20, 56 + 22 * number, colour), _text(RIGHT + 32, 60 + 22 * number, series.name)]
+        head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' {FONT} font-size='13'>"
+        return "\n".join([head, f"<rect width='{WIDTH}' height='{HEIGHT}' fill='#ffffff'/>", *parts, "</svg>"]) + "\n"
 
     def _px(self, value: float) -> float:
-        return round(self.left + self.x.at(value) * (self._right - self.left), 1)
+        return round(LEFT + self.x.at(value) * (RIGHT - LEFT), 1)
 
     def _py(self, value: float) -> float:
-        return round(self._bottom - self.y.at(value) * (self._bottom - 44), 1)
+        return round(BOTTOM - self.y.at(value) * (BOTTOM - TOP), 1)
 
-    def _axes(self) -> list[str]:
-        lines = []
+    def _axes(self) -> Iterator[str]:
         for value, words in self.x.ticks:
-            lines.append(_line(self._px(value), 44, self._px(value), self._bottom, GRID))
-            lines.append(_text(self._px(value), self._bottom + 18, words, anchor="middle"))
+            yield _line(self._px(value), TOP, self._px(value), BOTTOM, GRID)
+            yield _text(self._px(value), BOTTOM + 18, words, anchor="middle")
         for value, words in self.y.ticks:
-            lines.append(_line(self.left, self._py(value), self._right, self._py(value), GRID))
-            lines.append(_text(self.left - 8, self._py(value) + 4, words, anchor="end"))
-        lines.append(_line(self.left, self._bottom, self._right, self._bottom, INK))
-        lines.append(_line(self.left, 44, self.left, self._bottom, INK))
-        lines.append(_text((self.left + self._right) / 2, self.height - 14, self.x.label, anchor="middle"))
-        middle = (44 + self._bottom) / 2
-        turned = f"transform='rotate(-90 18 {middle})'"
-        lines.append(_text(18, middle, self.y.label, anchor="middle", more=turned))
-        return lines
+            yield _line(LEFT, self._py(value), RIGHT, self._py(value), GRID)
+            yield _text(LEFT - 8, self._py(value) + 4, words, anchor="end")
+        yield _line(LEFT, BOTTOM, RIGHT, BOTTOM, INK)
+        yield _line(LEFT, TOP, LEFT, BOTTOM, INK)
+        yield _text((LEFT + RIGHT) / 2, HEIGHT - 14, self.x.label, anchor="middle")
+        middle = (TOP + BOTTOM) / 2
+        yield _text(18, middle, self.y.label, anchor="middle", more=f"transform='rotate(-90 18 {middle})'")
 
-    def _mark(self, axis: str, value: float, words: str) -> list[str]:
-        if axis == "x":
-            px = self._px(value)
-            return [_line(px, 44, px, self._bottom, INK, dash=True), _text(px + 4, 56, words, size=11)]
-        py = self._py(value)
-        return [
-            _line(self.left, py, self._right, py, INK, dash=True),
-            _text(self._right - 4, py - 5, words, size=11, anchor="end"),
-        ]
-
-    def _drawn(self, series: Series, colour: str) -> list[str]:
-        lines = []
+    def _drawn(self, series: Series, colour: str) -> Iterator[str]:
         if series.joined and len(series.points) > 1:
             path = " ".join(f"{self._px(point.x)},{self._py(point.y)}" for point in series.points)
-            lines.append(f"<polyline points='{path}' fill='none' stroke='{colour}' stroke-width='2'/>")
+            yield f"<polyline points='{path}' fill='none' stroke='{colour}' stroke-width='2'/>"
         for point in series.points:
             px, py = self._px(point.x), self._py(point.y)
             if point.low is not None and point.high is not None:
-                ends = (
-                    (px, self._py(point.low), px, self._py(point.high))
-                    if self.whiskers == "y"
-                    else (self._px(point.low), py, self._px(point.high), py)
-                )
-                lines.append(_line(*ends, colour, wide=2))
-            lines.append(f"<circle cx='{px}' cy='{py}' r='4.5' fill='{colour}'/>")
-            if point.note:
-                lines.append(_text(px + 8, py - 7, point.note, size=12))
-        return lines
-
-    def _legend(self) -> list[str]:
-        lines = []
-        for at, (series, colour) in enumerate(zip(self.series, COLOURS * 2, strict=False)):
-            y = 60 + 22 * at
-            lines.append(f"<circle cx='{self._right + 20}' cy='{y - 4}' r='4.5' fill='{colour}'/>")
-            lines.append(_text(self._right + 32, y, series.name))
-        return lines
+                if self.whiskers == "y":
+                    yield _line(px, self._py(point.low), px, self._py(point.high), colour, wide=2)
+                else:
+                    yield _line(self._px(point.low), py, self._px(point.high), py, colour, wide=2)
+            yield _dot(px, py, colour)
 
 
-def _text(
-    x: float, y: float, words: str, *, anchor: str = "start", size: int = 13, weight: str = "normal", more: str = ""
-) -> str:
-    style = f"text-anchor='{anchor}' font-size='{size}' font-weight='{weight}' fill='{INK}' {more}"
-    return f"<text x='{x}' y='{y}' {style}>{escape(words)}</text>"
+def _dot(x: float, y: float, colour: str) -> str:
+    return f"<circle cx='{x}' cy='{y}' r='4.5' fill='{colour}'/>"
+
+
+def _text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 13, more: str = "") -> str:
+    return f"<text x='{x}' y='{y}' text-anchor='{anchor}' font-size='{size}' fill='{INK}' {more}>{escape(words)}</text>"
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str, *, wide: int = 1, dash: bool = False) -> str:

@@ -3,7 +3,7 @@
 A healthy job is judged in windows side by side (stride 50): every step once, and the windows of a job do not share
 steps. A job with a fault is judged every 10 steps, as a live one is, for how soon it is named. Ours is `judge`, with
 the past carried from window to window; as shipped it runs through the replay of the default policy, which judges the
-same way and also says what would have been captured. To try other settings, add a line to `variants`.
+same way and also says what would have been captured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -30,7 +30,7 @@ from sftriage.decisions import Verdict
 from sftriage.policy.loading import find, load
 from sftriage.policy.policy_set import PolicySet
 from sftriage.records import Window
-from sftriage.verdicts import Past, Settings, judge
+from sftriage.verdicts import Settings
 
 Name = tuple[str, tuple[int, ...]]
 """A scope and its ranks."""
@@ -68,12 +68,6 @@ class Judged:
 Namer = Callable[[Iterable[Window]], Iterator[Judged]]
 
 
-def variants() -> dict[str, Settings]:
-    """Ours at other sensitivities than the shipped one: the points of the trade-off."""
-    shipped = shipped_settings()
-    return {f"gain from {percent:g} %": replace(shipped, min_gain_fraction=percent / 100) for percent in (2.5, 10.0)}
-
-
 @cache
 def shipped_policies() -> PolicySet:
     """The default policy alone."""
@@ -92,18 +86,6 @@ def judged(verdict: Verdict, captured: tuple[int, ...] = ()) -> Judged:
     first = verdict.suspects[0]
     name = (first.scope, first.ranks)
     return Judged(verdict.last_step, name, first.stage, label, captured, first.by_system is not None, first.onset_step)
-
-
-def named(settings: Settings) -> Namer:
-    """Our verdicts, without a policy."""
-
-    def say(windows: Iterable[Window]) -> Iterator[Judged]:
-        past: Past | None = None
-        for window in windows:
-            verdict, past = judge(window, past, settings)
-            yield judged(verdict)
-
-    return say
 
 
 def decided(policies: PolicySet) -> Namer:
@@ -146,10 +128,8 @@ def _best_of(windows: Sequence[Columns]) -> list[Columns]:
 
 
 def rule_of(name: str) -> Namer:
-    """A rule by its name: ours as shipped, one of our variants, or a rival."""
-    if name == OURS:
-        return decided(shipped_policies())
-    return rival(RIVALS[name]) if name in RIVALS else named(variants()[name])
+    """A rule by its name: ours as shipped, or a rival."""
+    return decided(shipped_policies()) if name == OURS else rival(RIVALS[name])
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bench import long_run_report
-from bench.judging import OURS, RIVALS, Result, Task, as_recorded, run, variants
+from bench.judging import OURS, RIVALS, Result, Task, as_recorded, run
 from bench.recordings import USUAL_S, Cell, by_cell, cells, kept, record
 from bench.resampled import COURSES, LASTS_STEPS, LEAD_STEPS, SCOPES, SIZES, Dealer
 from bench.rows import Deck
@@ -34,8 +34,8 @@ SHARE_OF_RANKS = {2: 0.20, 4: 0.45, 8: 0.20, 64: 0.14, 1024: 0.01}
 RUN_STEPS = {2: 10_000, 4: 10_000, 8: 10_000, 64: 10_000, 1024: 2_000}
 """How long a healthy job is. Each begins with no past, and with a policy that has captured nothing yet."""
 FAULTY_RANKS = {"rank": (4, 8, 64), "host": (8, 64)}
-RIVALS_EVERY, VARIANTS_EVERY = 10, 5
-"""The other rules judge one healthy job in ten, but at least one of each cell; our other sensitivities one in five."""
+RIVALS_EVERY = 10
+"""The other rules judge one healthy job in ten, but at least one of each cell."""
 MOST_RANKS = 64
 """Jobs of more ranks are judged by ours alone."""
 QUICK = {"record_s": 6.0, "healthy_steps": 1e5, "faults": 1, "ranks": [4, 8, 64]}
@@ -87,8 +87,8 @@ def hosts_of(cell: Cell, n_ranks: int) -> list[str]:
     return [f"host-{rank // cell.n_ranks}" for rank in range(n_ranks)]
 
 
-def rules_of(*, rivals: bool, varied: bool) -> tuple[str, ...]:
-    return (OURS, *(RIVALS if rivals else ()), *(variants() if varied else ()))
+def rules_of(*, rivals: bool) -> tuple[str, ...]:
+    return (OURS, *(RIVALS if rivals else ()))
 
 
 def _healthy(amount: Amount, there: list[Cell]) -> list[Task]:
@@ -100,9 +100,8 @@ def _healthy(amount: Amount, there: list[Cell]) -> list[Task]:
         run_steps = min(RUN_STEPS[n_ranks], max(2000, int(steps // 2000) * 2000))
         for cell in found:
             for number in range(max(1, round(steps / run_steps))):
-                job = len(tasks)
-                rules = rules_of(rivals=few and number % RIVALS_EVERY == 0, varied=few and job % VARIANTS_EVERY == 0)
-                tasks.append(Task(job, cell, n_ranks, run_steps, amount.seed, rules))
+                rules = rules_of(rivals=few and number % RIVALS_EVERY == 0)
+                tasks.append(Task(len(tasks), cell, n_ranks, run_steps, amount.seed, rules))
     return tasks
 
 
@@ -121,8 +120,7 @@ def _faulty(amount: Amount, there: list[Cell], first_job: int) -> list[Task]:
             cell, n_ranks = decks[scope].deal()
             fault = dealer.deal(size, course, scope, np.array(hosts_of(cell, n_ranks)), split=cell.split)
             n_steps = -(-(LEAD_STEPS[1] + LASTS_STEPS) // cell.period_steps) * cell.period_steps
-            rules = rules_of(rivals=True, varied=(job + number) % VARIANTS_EVERY == 0)
-            tasks.append(Task(job, cell, n_ranks, n_steps, amount.seed, rules, fault))
+            tasks.append(Task(job, cell, n_ranks, n_steps, amount.seed, rules_of(rivals=True), fault))
     return tasks
 
 

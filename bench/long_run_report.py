@@ -10,7 +10,7 @@ from typing import Any
 from bench.charts import Axis, Chart, Point, Series
 from bench.crew import LOADS
 from bench.estimates import quantile
-from bench.judging import OURS, RIVALS, Detected, Healthy, Result, Task, per_million, shipped_settings, variants
+from bench.judging import OURS, RIVALS, Detected, Healthy, Result, Task, per_million
 from bench.resampled import COURSES, SIZES
 
 BAR = 0.05
@@ -69,7 +69,6 @@ def document(results: Sequence[Result], about: Row, recordings: Sequence[Row]) -
             "by_load": faults(lambda task, _: {"load": task.cell.load}, least=BAR, scope="rank"),
             "by_ranks": faults(lambda task, _: {"ranks": task.n_ranks}, least=BAR, scope="rank"),
         },
-        "trade_off": _trade_off(plain),
     }
 
 
@@ -143,33 +142,6 @@ def faults_row(found: Sequence[Detected], *, captures: bool) -> Row:
     return row
 
 
-def _trade_off(results: Sequence[Result]) -> list[Row]:
-    """Each of our sensitivities on the same jobs."""
-    settings = {OURS: shipped_settings(), **variants()}
-    points = []
-    for name, one in settings.items():
-        healthy = [result.healthy[name] for result in results if set(settings) <= set(result.healthy)]
-        faulty = [
-            result.detected[name]
-            for result in results
-            if (fault := result.task.fault) is not None
-            and fault.scope == "rank"
-            and fault.size >= BAR
-            and set(settings) <= set(result.detected)
-        ]
-        if not faulty or not healthy:
-            continue
-        points.append(
-            {
-                "variant": name,
-                "min_gain_fraction": one.min_gain_fraction,
-                "healthy": healthy_row(sum(healthy, Healthy()), captures=name == OURS),
-                "rank_faults_from_5_percent": faults_row(faulty, captures=name == OURS),
-            }
-        )
-    return points
-
-
 def text(found: Row) -> str:
     """The report in tables."""
     lines = [" ".join(f"{name} {value}" for name, value in found.items() if not isinstance(value, (dict, list))), ""]
@@ -183,11 +155,6 @@ def text(found: Row) -> str:
     for name in ("from_5_percent", "by_cost", "by_size", "by_course", "by_place", "by_load", "by_ranks"):
         rows = found["faults"][name]
         lines += ["", *_table(rows if name == "from_5_percent" else _of(rows, OURS), _FAULTS)]
-    lines += ["", "sensitivities of ours, all on the same jobs"]
-    for point in found["trade_off"]:
-        named = _cell(point["healthy"]["false_names_per_million"])
-        share, steps = (point["rank_faults_from_5_percent"][one] for one in ("found_fraction", "steps_to_name"))
-        lines.append(f"  {point['variant']:16} {named} false names, found {share:.0%} after {_cell(steps)} steps")
     return "\n".join(lines)
 
 
@@ -248,7 +215,6 @@ def pictures(found: Row) -> dict[str, str]:
         "false-captures.svg": _by_load(found, "false_captures_per_million", "False captures in healthy jobs"),
         "found.svg": _by_size(found),
         "delay.svg": _delays(found),
-        "trade-off.svg": _trade_off_chart(found["trade_off"]),
     }
     return {name: chart.svg() for name, chart in drawn.items() if any(series.points for series in chart.series)}
 
@@ -273,8 +239,7 @@ def _by_load(found: Row, what: str, title: str) -> Chart:
         series.append(Series(rule, points))
     y = Axis("what else ran on the machine", -0.5, len(LOADS) - 0.5, names=LOADS)
     x = _rate_axis(row[what] for row in rows)
-    marks = [("x", TARGET, "goal")] if what == "false_captures_per_million" else []
-    return Chart(title, x, y, series, whiskers="x", marks=marks, left=110)
+    return Chart(title, x, y, series, whiskers="x", mark=TARGET if "captures" in what else None)
 
 
 def _by_size(found: Row) -> Chart:
@@ -304,23 +269,8 @@ def _delays(found: Row) -> Chart:
         ]
         series.append(Series(course, points, joined=True))
     y = Axis("steps from onset to name (median to 95 %)", 1.0, 1000.0, log=True)
-    return Chart("One slow rank: how soon it is named", _sizes(), y, series, marks=[("y", 100.0, "100 steps")])
+    return Chart("One slow rank: how soon it is named", _sizes(), y, series, mark=100.0)
 
 
 def _sizes() -> Axis:
     return Axis("delay, in percent of the step", -0.4, len(SIZES) - 0.6, names=tuple(f"{size:.0%}" for size in SIZES))
-
-
-def _trade_off_chart(points: Sequence[Row]) -> Chart:
-    rates = [point["healthy"]["false_names_per_million"] for point in points]
-    series = []
-    for point, rate in zip(points, rates, strict=True):
-        faults = point["rank_faults_from_5_percent"]
-        note = f"{faults['found_fraction']:.0%} found"
-        if faults["steps_to_name"][0] is not None:
-            at = Point(rate[0], faults["steps_to_name"][0], rate[1], rate[2], note)
-            series.append(Series(point["variant"], [at]))
-    most = max((one.points[0].y for one in series), default=100.0)
-    y = Axis("median steps from onset to name", 0.0, 50.0 * math.ceil(1.2 * most / 50.0))
-    title = "Sensitivity: false names against delay, faults from 5 % on"
-    return Chart(title, _rate_axis(rates), y, series, whiskers="x")

@@ -202,7 +202,7 @@ class TestWhole:
         calm.durations_NRS[:, LAST, SCHEMA.stages.index("backward")] += 0.01
         recording = Recording(cell, {}, own_times(calm))
         fault = Fault(0.5, "constant", "rank", "forward", (1,), 150, seed=3)
-        every = rules_of(rivals=True, varied=True)
+        every = rules_of(rivals=True)
         # WHEN both jobs are judged
         tasks = [Task(0, cell, 4, 400, 0, every), Task(1, cell, 4, 400, 0, every, fault)]
         results = [result_of(task, [recording]) for task in tasks]
