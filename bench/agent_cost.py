@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,3 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             trainers.terminate()
             trainers.join()
     return {**found, "ranks": options.ranks, "steps_per_s": options.steps_per_s}
-
-
-def show(found: dict[str, Any]) -> Iterator[str]:
-    rate = f"{found['ranks']} ranks at {found['steps_per_s']:g} steps a second"
-    yield f"{rate}: {found['core_fraction']:.2%} of a core, the agent {found['agent_fraction']:.2%}"

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -49,7 +48,6 @@ CAUSES = {
     "neighbour": Expected(("descheduled",)),
     "sigstop": Expected(("stopped",)),
     "cpulimit": Expected(("stopped",)),
-    "cgroup": Expected(("cgroup_throttled",)),
     "disk": Expected(("disk",), "read_slowly"),
     "http": Expected(("network",), "fetch"),
     "longer_sequences": Expected(("operator",)),
@@ -93,7 +91,6 @@ def run_job(causes: list[str], out: Path) -> None:
 
 
 def onset_s(out: Path) -> float:
-    """When the fault began."""
     found = re.search(rb"onset ([\d.]+)", out.with_suffix(".log").read_bytes())
     return float(found[1]) if found else float("nan")
 
@@ -146,7 +143,3 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             say(f"    {'sure: ' if row.sure else ''}{row.sentence}")
     right, wrong = sum(row.right for row in rows), sum(row.wrong for row in rows)
     return {"right": right, "of": len(rows), "wrong_and_sure": wrong, "rows": [asdict(row) for row in rows]}
-
-
-def show(found: dict[str, Any]) -> Iterator[str]:
-    yield f"{found['right']} of {found['of']} right, {found['wrong_and_sure']} wrong ones stated as sure"

@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from bench.rows import Outcome, Row
-from bench.runner import HERE, TMPFS, environment_of, machine
+from bench.runner import HERE, TMPFS, environment_of
 from sftriage.agent.counting import Counting
 from sftriage.errors import RingError
 from sftriage.policy.loading import find
@@ -65,7 +65,7 @@ class Crew:
         """Run a row; where it is kept."""
         path = self._out / f"row-{row.number:03d}"
         rings = Path(tempfile.mkdtemp(prefix="bench-rings-", dir=TMPFS))
-        outcome, policy = Outcome(machine=machine()), find("default").read_text(encoding="utf-8")
+        outcome, policy = Outcome(), find("default").read_text(encoding="utf-8")
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         about = (path.name, f"row-{row.number}", created, ("bench", row.words), "default")
         run = create(path, RunInfo(*about, sha256(policy.encode()).hexdigest(), str(rings)), policy)
@@ -84,7 +84,6 @@ class Crew:
         return path
 
     def close(self) -> None:
-        """End the ranks."""
         if not self._ranks:
             return
         (self._control / "stop").touch()
@@ -167,13 +166,11 @@ def keep(rings: Path, steps: Path, n_steps: int) -> None:
 
 @contextmanager
 def busy(load: str, seed: int) -> Iterator[None]:
-    """Put a load on the machine."""
     neighbours = [subprocess.Popen([sys.executable, "-c", NEIGHBOUR]) for _ in range(NEIGHBOURS[load])]
     over, rng = threading.Event(), random.Random(seed)
     together = {"bursts": [neighbours], "moving": [[one] for one in neighbours]}.get(load, [])
 
     def take_turns(some: list[subprocess.Popen[bytes]], draw_s: Callable[[bool], float]) -> None:
-        """All of them stopped and all of them running, in turn."""
         while not over.is_set():
             for running, signum in ((False, signal.SIGSTOP), (True, signal.SIGCONT)):
                 for neighbour in some:
@@ -202,22 +199,3 @@ def busy(load: str, seed: int) -> Iterator[None]:
         for neighbour in neighbours:
             neighbour.kill()
             neighbour.wait()
-
-
-class Watch:
-    """How many cores the whole machine keeps busy, whoever does it."""
-
-    def __init__(self) -> None:
-        self._began = _busy_and_all_ticks()
-
-    @property
-    def cores(self) -> float:
-        """The mean since it was made."""
-        busy_ticks, all_ticks = (now - then for now, then in zip(_busy_and_all_ticks(), self._began, strict=True))
-        return (os.cpu_count() or 1) * busy_ticks / max(1, all_ticks)
-
-
-def _busy_and_all_ticks() -> tuple[int, int]:
-    """Of all cores together, since the machine began: user, nice, system, idle, iowait, irq, softirq, steal."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=10)[1:9]]
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)

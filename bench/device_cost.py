@@ -14,7 +14,6 @@ import contextlib
 import random
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -22,11 +21,10 @@ from typing import Any
 import torch
 
 from bench.estimates import added
-from bench.monitors import NoMonitor
+from bench.monitors import STAGES, NoMonitor, TimedMonitor
 from bench.runner import TMPFS, interleaved
 from sftriage.recorder import Monitor
 
-STAGES = ("data", "forward", "backward", "optimizer")
 MODES = ("host", "device", "watched")
 BOUNDARIES = 2 * len(STAGES) + 2
 WARM_UP_TURNS = 25
@@ -38,27 +36,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
 
 
-class Timed:
-    """A context manager whose calls are timed."""
-
-    def __init__(self, make: Any, spent_ns: list[int]) -> None:
-        self._make, self._spent_ns = make, spent_ns
-
-    def __enter__(self) -> None:
-        before_ns = time.perf_counter_ns()
-        self._inner = self._make()
-        self._inner.__enter__()
-        self._spent_ns[0] += time.perf_counter_ns() - before_ns
-
-    def __exit__(self, *error: Any) -> None:
-        before_ns = time.perf_counter_ns()
-        self._inner.__exit__(*error)
-        self._spent_ns[0] += time.perf_counter_ns() - before_ns
-
-
 @contextlib.contextmanager
 def monitors(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
-    """A monitor of each mode, all of this process."""
     with tempfile.TemporaryDirectory(dir=TMPFS) as rings, contextlib.ExitStack() as held:
         made: dict[str, Any] = {"nothing": NoMonitor()}
         for rank, mode in enumerate(MODES):
@@ -69,26 +48,25 @@ def monitors(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def calls_us(device: str, steps: int) -> dict[str, list[float]]:
-    """What the calls of each mode took in each of its steps."""
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(6))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batch = torch.randn(2048 if device == "cuda" else 64, 1024, device=device)
 
     def step(monitor: Any) -> float:
         # (the hooks of the watched mode are there in any mode, and return at once in others)
-        spent_ns = [0]
-        with Timed(monitor.step, spent_ns):
-            with Timed(partial(monitor.stage, "data"), spent_ns):
+        timed = TimedMonitor(monitor)
+        with timed.step():
+            with timed.stage("data"):
                 inputs = batch + 1.0
-            with Timed(partial(monitor.stage, "forward"), spent_ns):
+            with timed.stage("forward"):
                 loss = model(inputs).square().mean()
-            with Timed(partial(monitor.stage, "backward"), spent_ns):
+            with timed.stage("backward"):
                 loss.backward()
-            with Timed(partial(monitor.stage, "optimizer"), spent_ns):
+            with timed.stage("optimizer"):
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
         loss.item()
-        return spent_ns[0] / 1e3
+        return timed.spent_ns / 1e3
 
     with monitors(model) as made:
         acts, order = {name: partial(step, monitor) for name, monitor in made.items()}, random.Random(0)

@@ -41,8 +41,6 @@ def draw(n_rows: int, n_ranks: int, seed: int, n_steps: int = 180, sorts: Sequen
 
 
 class _Dealer:
-    """The decks, and how a row of each sort is put together."""
-
     def __init__(self, rng: random.Random, n_ranks: int, n_steps: int) -> None:
         self._rng, self._n_ranks, self._n_steps = rng, n_ranks, n_steps
         self._decks: dict[str, Deck[Any]] = {}

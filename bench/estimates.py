@@ -57,7 +57,6 @@ def ratio(mine: Sequence[float], base: Sequence[float]) -> Estimate:
 
 
 def added(mine: Sequence[float], base: Sequence[float]) -> Estimate:
-    """The median of paired differences."""
     return median_of([a - b for a, b in zip(mine, base, strict=True)])
 
 

@@ -7,16 +7,13 @@ processes that speak the format of real ones (`jobs/fleet_agents.py`). From the 
 
 Processor time and rows are counted from the first verdict to the end. A step's lag is from its end to the moment at
 which the first verdict on it is in the journal: up to a stride of it is waiting for the window. The controller has the
-open files that most systems give a process (``--open-files``). Where others use the machine, ``--nice -5`` gives all
-these processes a larger share of it: that changes no figure of processor time, but those of waiting for a processor.
+open files that most systems give a process (``--open-files``).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
 import resource
 import select
 import signal
@@ -25,16 +22,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bench.estimates import quantile
-from bench.fleet_job import SCHEMA, SLOW_SHARE, SLOW_STAGE, Shape
+from bench.fleet_job import SCHEMA, SLOW_STAGE, Shape
 from bench.processes import Follower, Line, Use
 from bench.runner import HERE, environment_of, say
 from sftriage.base.children import die_with_parent, end
@@ -43,7 +38,6 @@ from sftriage.runtime.hub_server import HubServer, make_secret
 
 WARMUP_STEPS, CONTROLS = 5, 3
 START_S, END_S = 120.0, 60.0
-GROWING = ("controller_cores", "controller_peak_mib", "server_cores", "server_peak_mib", "step_to_verdict_p99_s")
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -71,7 +65,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stride", type=int, default=10, help="steps from one window to the next")
     parser.add_argument("--processes", type=int, default=4, help="that the agents are spread over")
     parser.add_argument("--open-files", type=int, default=1024, help="that the controller may have")
-    parser.add_argument("--nice", type=int, default=0, help="of all its processes, where others use the machine")
 
 
 def shape_of(options: argparse.Namespace, ranks: int) -> Shape:
@@ -80,8 +73,6 @@ def shape_of(options: argparse.Namespace, ranks: int) -> Shape:
 
 
 class Fleet:
-    """The processes of one measurement, in a directory; `close` ends them all."""
-
     def __init__(self, options: argparse.Namespace, shape: Shape, directory: Path) -> None:
         self.options, self.directory = options, directory
         self.run = directory / "run"
@@ -127,15 +118,12 @@ class Fleet:
                 )
                 held.callback(end, process, END_S)
                 self.agents.append(process)
-            for pid in (self.controller.pid, self.server.pid, *(one.pid for one in self.agents)):
-                favour(pid, options.nice)
             self._held = held.pop_all()
 
     def close(self) -> None:
         self._held.close()
 
     def ready(self) -> None:
-        """Wait until the controller leads, and all agents are connected."""
         deadline_s = time.monotonic() + START_S
         while not self.run.is_dir():
             if self.controller.poll() is not None or time.monotonic() > deadline_s:
@@ -145,18 +133,15 @@ class Fleet:
             assert self._line(process, deadline_s) == "ready\n"
 
     def begin(self) -> float:
-        """Begin; when that is, in seconds since the epoch."""
         begin_s = time.time() + 2.0
         self._tell(f"{begin_s}\n")
         return begin_s
 
     def seen(self) -> list[dict[str, Any]]:
-        """What the agents have seen, once they are through."""
         deadline_s = time.monotonic() + self.options.seconds + START_S
         return [json.loads(self._line(process, deadline_s)) for process in self.agents]
 
     def end(self) -> int:
-        """Let the agents go, and the controller end by itself; what that ends with."""
         self._tell("\n")
         try:
             return self.controller.wait(END_S + START_S)
@@ -183,22 +168,11 @@ class Fleet:
 
 
 def _limited(open_files: int) -> None:
-    """In the controller, before it begins."""
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-def favour(pid: int, nice: int) -> None:
-    """Give a process, and the scheduler's group that its session is, another share of the processors."""
-    if nice:
-        os.setpriority(os.PRIO_PROCESS, pid, nice)
-        with suppress(FileNotFoundError):
-            Path(f"/proc/{pid}/autogroup").write_text(str(nice))
-
-
 class Meter:
-    """What the controller and the server took between the first verdict and the end."""
-
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.first: tuple[float, Use, Use, float] | None = None
@@ -235,30 +209,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "steps_per_second": options.steps_per_second,
         "window_steps": options.window,
         "stride_steps": options.stride,
-        "slow_share": SLOW_SHARE,
-        "nice": options.nice,
         "sizes": sizes,
-        "grows_by_power": {name: [exponent(a, b, name) for a, b in pairwise(sizes)] for name in GROWING},
         "target": f"one core, p99 lag under {largest['target_lag_s']:g} s: {'met' if met else 'missed'}",
     }
 
 
-def exponent(before: dict[str, Any], after: dict[str, Any], name: str) -> float | None:
-    """The power of the number of ranks by which a figure grows from one size to another."""
-    small, large = before.get(name) or 0.0, after.get(name) or 0.0
-    if small <= 0.0 or large <= 0.0:
-        return None
-    return round(math.log(large / small) / math.log(after["ranks"] / before["ranks"]), 2)
-
-
 def at_size(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
-    """Run the job at one size, and measure what it takes."""
     with tempfile.TemporaryDirectory(prefix="sftriage-fleet-") as folder:
         fleet = Fleet(options, shape, Path(folder))
         meter = Meter(fleet)
         try:
             fleet.ready()
-            at_start = Use.of(fleet.controller.pid)
             begin_s = fleet.begin()
             journal = Follower(fleet.run / "decisions.jsonl", meter.note)
             time.sleep(max(0.0, begin_s + options.seconds - time.time()))
@@ -270,7 +231,7 @@ def at_size(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
             said = fleet.said.read_text("utf-8", "replace")
         finally:
             fleet.close()
-    found = report(options, shape, journal.lines, seen, meter, at_start)
+    found = report(options, shape, journal.lines, seen, meter)
     return found | {"controller_ended_with": code, "said": said[-2000:]}
 
 
@@ -280,9 +241,7 @@ def report(
     lines: list[Line],
     seen: list[dict[str, Any]],
     meter: Meter,
-    at_start: Use,
 ) -> dict[str, Any]:
-    """The figures of one size."""
     assert meter.last is not None
     judged = [(line, line.event) for line in lines if isinstance(line.event, WindowJudged)]
     windows = [(line, event) for line, event in judged if event.verdict.label != "stalled"]
@@ -306,7 +265,6 @@ def report(
             cpu_s = meter.last[at].cpu_s - meter.first[at].cpu_s
             found |= {f"{name}_cores": round(cpu_s / wall_s, 4), f"{name}_peak_mib": meter.last[at].peak_bytes >> 20}
         found["agents_cores"] = round((meter.last[3] - meter.first[3]) / wall_s, 4)
-        found["controller_cpu_before_s"] = round(meter.first[1].cpu_s - at_start.cpu_s, 2)
         found["controller_open_files"] = meter.last[1].open_files
     for name, values_s in (
         ("step_to_verdict", lags_s),
@@ -317,7 +275,6 @@ def report(
         for fraction, short in ((0.5, "p50"), (0.99, "p99"), (1.0, "max")):
             value = quantile(values_s, fraction)
             found[f"{name}_{short}_s"] = None if value is None else round(value, 3)
-    found["last_steps_to_verdicts_s"] = [round(one, 2) for one in last_lags_s]
     found |= {
         "target_lag_s": options.stride / options.steps_per_second + 2.0,
         "coverage_min": min((event.verdict.numbers.get("coverage", 0.0) for _, event in windows), default=None),
@@ -325,7 +282,6 @@ def report(
         "named": sorted(map(list, named), key=str),
         "requests": len(asked_s),
         "captures": {state: ended.count(state) for state in sorted(set(ended))},
-        "journal_line_max_bytes": max((line.size_bytes for line in lines), default=0),
     }
     return found
 
@@ -343,24 +299,3 @@ def lags(windows: list[tuple[Line, WindowJudged]], ends_s: list[float]) -> tuple
             last_s.append(line.at_s - ends_s[last])
         done = last
     return every_s, last_s
-
-
-def show(found: dict[str, Any]) -> Iterator[str]:
-    columns = {
-        "ranks": "ranks",
-        "rows/s": "rows_per_second",
-        "controller cores": "controller_cores",
-        "MiB": "controller_peak_mib",
-        "server cores": "server_cores",
-        "MiB ": "server_peak_mib",
-        "step to verdict p50": "step_to_verdict_p50_s",
-        "p99": "step_to_verdict_p99_s",
-        "to request p50": "verdict_to_request_p50_s",
-        "p99 ": "verdict_to_request_p99_s",
-    }
-    yield " | ".join(columns)
-    for size in found["sizes"]:
-        yield " | ".join(f"{size.get(name)!s:>{len(title)}}" for title, name in columns.items())
-    for name, powers in found["grows_by_power"].items():
-        yield f"{name} grows by ranks to the power of {powers}"
-    yield f"target: {found['target']}"

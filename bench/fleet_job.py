@@ -64,19 +64,16 @@ class Job:
         self._counted_RC[:, COUNTERS.index("woken")] = 12.0
 
     def advance(self, now_s: float) -> None:
-        """Take the steps that have ended by a moment."""
         while self.begin_s + self._synced_ns / S_NS + 1 / self.shape.steps_per_second < now_s:
             self._step()
 
     def steps(self, ranks: range, first: int, last: int) -> StepArrays:
-        """Steps of some ranks, the last one not included, by rank."""
         some = np.stack([self.slots[step][ranks.start : ranks.stop] for step in range(first, last)], axis=1)
         slots_BW = some.reshape(-1, some.shape[2])
         rank_B = np.repeat(np.arange(ranks.start, ranks.stop), last - first)
         return StepArrays(SCHEMA, rank_B, slots_BW, self._counted_RC[rank_B])
 
     def status(self, infos: list[RingInfo], now_s: float) -> JobStatus:
-        """What some ranks are doing: all wait in `backward` for one another."""
         age_ns = max(0, round((now_s - self.begin_s) * S_NS - self._synced_ns))
         done = len(self.ends_s)
         ranks = (

@@ -44,25 +44,15 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a rule says of one window.
+    """What a rule says of one window."""
 
-    Attributes:
-        last_step: of the window.
-        name: whom it names.
-        stage: for which stage.
-        label: of ours, its label and its reasons.
-        captured: of ours as shipped, the ranks that would have been captured for it.
-        descheduled: of ours, that the verdict says that whom it names mostly waited for a CPU.
-        since: of ours, the step since which the verdict says so.
-    """
-
-    last_step: int
-    name: Name | None = None
-    stage: str | None = None
-    label: str = ""
-    captured: tuple[int, ...] = ()
-    descheduled: bool = False
-    since: int | None = None
+    last_step: int  # of the window
+    name: Name | None = None  # whom it names
+    stage: str | None = None  # for which stage
+    label: str = ""  # of ours, its label and its reasons
+    captured: tuple[int, ...] = ()  # of ours as shipped, the ranks that would have been captured for it
+    descheduled: bool = False  # of ours, that the verdict says that whom it names mostly waited for a CPU
+    since: int | None = None  # of ours, the step since which the verdict says so
 
 
 Namer = Callable[[Iterable[Window]], Iterator[Judged]]
@@ -70,7 +60,6 @@ Namer = Callable[[Iterable[Window]], Iterator[Judged]]
 
 @cache
 def shipped_policies() -> PolicySet:
-    """The default policy alone."""
     return PolicySet((load(find("default")),))
 
 
@@ -79,7 +68,6 @@ def shipped_settings() -> Settings:
 
 
 def judged(verdict: Verdict, captured: tuple[int, ...] = ()) -> Judged:
-    """A verdict as the bench counts it."""
     label = " ".join((verdict.label, *verdict.reasons))
     if verdict.label != "suspect":
         return Judged(verdict.last_step, label=label, captured=captured)
@@ -89,8 +77,6 @@ def judged(verdict: Verdict, captured: tuple[int, ...] = ()) -> Judged:
 
 
 def decided(policies: PolicySet) -> Namer:
-    """Our verdicts, and the captures that policies start for them."""
-
     def say(windows: Iterable[Window]) -> Iterator[Judged]:
         for one in replay(windows, policies, START_S):
             requests = one.decision.requests
@@ -128,35 +114,22 @@ def _best_of(windows: Sequence[Columns]) -> list[Columns]:
 
 
 def rule_of(name: str) -> Namer:
-    """A rule by its name: ours as shipped, or a rival."""
     return decided(shipped_policies()) if name == OURS else rival(RIVALS[name])
 
 
 @dataclass(slots=True)
 class Healthy:
-    """What a rule did with healthy steps.
+    """What a rule did with healthy steps."""
 
-    Attributes:
-        steps: that were judged, each once.
-        seconds: that they took.
-        windows: that they were judged in.
-        names: false ones: as often as somebody was named anew.
-        descheduled: of these, those of whom it was said that they mostly waited for a CPU.
-        windows_with_name: how many windows named somebody.
-        captures: false ones.
-        labels: how many windows had each label with its reasons.
-        whom: how often each scope was named.
-    """
-
-    steps: int = 0
-    seconds: float = 0.0
-    windows: int = 0
-    names: int = 0
-    descheduled: int = 0
-    windows_with_name: int = 0
-    captures: int = 0
-    labels: Counter[str] = field(default_factory=Counter)
-    whom: Counter[str] = field(default_factory=Counter)
+    steps: int = 0  # that were judged, each once
+    seconds: float = 0.0  # that they took
+    windows: int = 0  # that they were judged in
+    names: int = 0  # false ones: as often as somebody was named anew
+    descheduled: int = 0  # of these, those of whom it was said that they mostly waited for a CPU
+    windows_with_name: int = 0  # how many windows named somebody
+    captures: int = 0  # false ones
+    labels: Counter[str] = field(default_factory=Counter)  # how many windows had each label with its reasons
+    whom: Counter[str] = field(default_factory=Counter)  # how often each scope was named
 
     def __add__(self, other: Healthy) -> Healthy:
         return Healthy(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Healthy)))
@@ -168,12 +141,10 @@ def episodes(judged: Iterable[Judged]) -> list[Name]:
 
 
 def _firsts(judged: Iterable[Judged]) -> list[Judged]:
-    """The first window of each run of windows that name the same, or nobody."""
     return [next(run) for _, run in groupby(judged, lambda one: one.name)]
 
 
 def healthy_count(judged: Sequence[Judged], steps: int, seconds: float) -> Healthy:
-    """What was said of a healthy job."""
     names = episodes(judged)
     return Healthy(
         steps=steps,
@@ -190,29 +161,17 @@ def healthy_count(judged: Sequence[Judged], steps: int, seconds: float) -> Healt
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """What a rule did with a fault.
+    """What a rule did with a fault: steps from its onset, and counts from the onset on."""
 
-    Attributes:
-        named_after: steps from its onset to the end of the first window that named it; None if none did.
-        captured_after: the same to the first capture of a rank that has it.
-        stage_right: whether the first window that named it named its stage too.
-        in_part: windows that named one of the ranks of a slow host instead of the host.
-        wrong_names: how often somebody in whom no fault was put was named from the onset on.
-        held_up_by_load: of these, those of whom the recording shows that they held up the job and waited for a CPU.
-        wrong_captures: how many captures were of ranks without it from the onset on.
-        early_names: how often somebody was named before the onset.
-        cost_fraction: by how much the job's steps take longer for it, from the onset on: who waits anyway loses less.
-    """
-
-    named_after: int | None
-    captured_after: int | None
-    stage_right: bool
-    in_part: int
-    wrong_names: int
-    held_up_by_load: int
-    wrong_captures: int
-    early_names: int
-    cost_fraction: float
+    named_after: int | None  # to the end of the first window that named it; None if none did
+    captured_after: int | None  # to the first capture of a rank that has it
+    stage_right: bool  # the first window that named it named its stage too
+    in_part: int  # windows that named one of the ranks of a slow host instead of the host
+    wrong_names: int  # of ranks in which no fault was put
+    held_up_by_load: int  # of these, ranks that held up the job and waited for a CPU, as the recording shows
+    wrong_captures: int  # of ranks without it
+    early_names: int  # before the onset
+    cost_fraction: float  # by how much the job's steps take longer for it: a rank that waits anyway loses less
 
 
 def detected(
@@ -294,25 +253,15 @@ def _at_most(count: int, mean: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One job: what it is resampled from, how long and wide it is, what is wrong with it, and who judges it.
+    """One job: what it is resampled from, how long and wide it is, what is wrong with it, and who judges it."""
 
-    Attributes:
-        job: which job it is: with the bench's seed, all that is drawn for it comes of this.
-        cell: the recordings.
-        n_ranks: of the job.
-        n_steps: of the job.
-        seed: of the bench.
-        rules: who judges it.
-        fault: what slows it, or None.
-    """
-
-    job: int
-    cell: Cell
-    n_ranks: int
-    n_steps: int
-    seed: int
-    rules: tuple[str, ...]
-    fault: Fault | None = None
+    job: int  # which job it is: with the bench's seed, all that is drawn for it comes of this
+    cell: Cell  # the recordings
+    n_ranks: int  # of the job
+    n_steps: int  # of the job
+    seed: int  # of the bench
+    rules: tuple[str, ...]  # who judges it
+    fault: Fault | None = None  # what slows it, or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +274,6 @@ class Result:
 
 
 def run(tasks: Sequence[Task], directory: Path, processes: int) -> Iterator[Result]:
-    """Every task's result, as they come."""
     with multiprocessing.get_context("spawn").Pool(processes, _open, (directory,)) as pool:
         # The longest first, or one process would be busy with it after all others are done.
         longest_first = sorted(tasks, key=lambda task: -task.n_steps * (task.n_ranks + 100))
@@ -350,7 +298,6 @@ def _run(task: Task) -> Result:
 
 
 def result_of(task: Task, recorded: Sequence[Recording]) -> Result:
-    """Put a task's job together, and have it judged."""
     return _healthy(task, recorded) if task.fault is None else _faulty(task, task.fault, recorded)
 
 
@@ -390,7 +337,6 @@ def _faulty(task: Task, fault: Fault, recorded: Sequence[Recording]) -> Result:
     least, most = shipped_settings().min_gain_fraction, MOST_FRACTION
 
     def held_up_by_load(said: Judged) -> bool:
-        """Whether whom a window names is worth a name, and mostly waited for a CPU, before the fault was put in."""
         if said.name is None:
             return False
         first = said.last_step + 1 - WINDOW_STEPS if said.since is None else said.since

@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 
 from bench import long_run_report
-from bench.judging import OURS, RIVALS, Result, Task, as_recorded, run
+from bench.judging import OURS, RIVALS, Task, as_recorded, run
 from bench.recordings import USUAL_S, Cell, by_cell, cells, kept, record
 from bench.resampled import COURSES, LASTS_STEPS, LEAD_STEPS, SCOPES, SIZES, Dealer
 from bench.rows import Deck
 from bench.runner import add_recordings, recordings, say
 
-SAY_EVERY_S = 15.0
 SHARE_OF_RANKS = {2: 0.20, 4: 0.45, 8: 0.20, 64: 0.14, 1024: 0.01}
 """How the healthy steps are shared out: a window of many ranks takes much longer to judge."""
 RUN_STEPS = {2: 10_000, 4: 10_000, 8: 10_000, 64: 10_000, 1024: 2_000}
@@ -42,7 +41,6 @@ QUICK = {"record_s": 6.0, "healthy_steps": 1e5, "faults": 1, "ranks": [4, 8, 64]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw pictures (SVG) into a directory")
     add_recordings(parser)
     parser.add_argument("--record-only", action="store_true", help="record, and judge nothing")
     parser.add_argument("--record-s", type=float, default=USUAL_S, help="seconds of each recorded job")
@@ -55,23 +53,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much is judged.
+    """How much is judged."""
 
-    Attributes:
-        healthy_steps: over all loads and numbers of ranks.
-        faults: of each size, course and scope.
-        ranks: of the jobs that are put together.
-        seed: of everything.
-    """
-
-    healthy_steps: int
-    faults: int
-    ranks: tuple[int, ...] = tuple(SHARE_OF_RANKS)
-    seed: int = 0
+    healthy_steps: int  # over all loads and numbers of ranks
+    faults: int  # of each size, course and scope
+    ranks: tuple[int, ...] = tuple(SHARE_OF_RANKS)  # of the jobs that are put together
+    seed: int = 0  # of everything
 
 
 def tasks_of(amount: Amount, recorded: Collection[Cell]) -> list[Task]:
-    """All tasks, the same ones for the same arguments."""
     there = sorted(recorded, key=lambda cell: (cell.n_ranks, cell.job, cell.load))
     healthy = _healthy(amount, there)
     return healthy + _faulty(amount, there, first_job=len(healthy))
@@ -133,28 +123,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any] | None:
             record(cells(quick=options.quick), options.record_s, options.seed, directory)
         if options.record_only:
             return None
-        found = simulate(options, directory)
-    if options.plot is not None:
-        options.plot.mkdir(parents=True, exist_ok=True)
-        for name, picture in long_run_report.pictures(found).items():
-            (options.plot / name).write_text(picture, encoding="utf-8")
-    return found
+        return simulate(options, directory)
 
 
 def simulate(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """Judge everything that the recordings in a directory give."""
     recorded = by_cell(directory)
     amount = Amount(int(options.healthy_steps), options.faults, tuple(options.ranks), options.seed)
     tasks = tasks_of(amount, list(recorded))
     n_steps, every = sum(task.n_steps for task in tasks if task.fault is None), [*chain(*recorded.values())]
     say(f"{len(tasks)} jobs to judge, {n_steps:,} healthy steps of {len(every)} recordings")
-    results: list[Result] = []
-    began_s = said_s = time.monotonic()
-    for result in run(tasks, directory, options.processes):
-        results.append(result)
-        if time.monotonic() - said_s > SAY_EVERY_S:
-            said_s = time.monotonic()
-            say(f"  {len(results)} of {len(tasks)} jobs after {said_s - began_s:.0f} s")
+    began_s = time.monotonic()
+    results = list(run(tasks, directory, options.processes))
     about = {"seed": options.seed, "healthy_steps": n_steps, "judging_s": round(time.monotonic() - began_s, 1)}
     return long_run_report.document(
         results,

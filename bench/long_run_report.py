@@ -1,34 +1,25 @@
-"""What the long run counted: as JSON has it, as a person reads it, and as pictures."""
+"""What the long run counted: as JSON has it and as a person reads it."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bench.charts import Axis, Chart, Point, Series
-from bench.crew import LOADS
 from bench.estimates import quantile
 from bench.judging import OURS, RIVALS, Detected, Healthy, Result, Task, per_million
-from bench.resampled import COURSES, SIZES
 
 BAR = 0.05
 """Faults from this size on are to be found."""
 COST_BARS, COSTS = (0.01, 0.02, 0.05), ("under 1 %", "1 to 2 %", "2 to 5 %", "from 5 %")
 """What a fault costs the job, of its steps' time from the onset on."""
 RULES = (OURS, *RIVALS)
-LEAST_RATE = 0.05
-"""The low end of a logarithmic axis of rates: 0 is drawn there."""
-TARGET = 0.1
-"""At most one false capture in ten million steps."""
 
 Row = dict[str, Any]
 Key = Callable[[Task, Detected | Healthy], Row]
 
 
 def document(results: Sequence[Result], about: Row, recordings: Sequence[Row]) -> Row:
-    """Everything, of results in any order."""
     plain = sorted(results, key=lambda result: result.task.job)
     as_recorded = sum((one["ours"] for one in recordings), Healthy())
 
@@ -55,7 +46,6 @@ def document(results: Sequence[Result], about: Row, recordings: Sequence[Row]) -
             "total": healthy(lambda task, _: {}),
             "by_load_and_ranks": healthy(lambda task, _: {"load": task.cell.load, "ranks": task.n_ranks}),
             "by_load": healthy(lambda task, _: {"load": task.cell.load}),
-            "by_job": healthy(lambda task, _: {"job": task.cell.job}),
             # One host is as it was recorded; several were not busy at the same time, and one of them was the slowest.
             "by_hosts": healthy(lambda task, _: {"hosts": task.n_ranks // task.cell.n_ranks}),
         },
@@ -65,7 +55,6 @@ def document(results: Sequence[Result], about: Row, recordings: Sequence[Row]) -
             "by_size": faults(_of_fault("scope", "size")),
             "by_course": faults(_of_fault("scope", "course"), least=BAR),
             "by_size_and_course": faults(_of_fault("scope", "size", "course")),
-            "by_place": faults(_of_fault("place"), least=BAR, scope="rank"),
             "by_load": faults(lambda task, _: {"load": task.cell.load}, least=BAR, scope="rank"),
             "by_ranks": faults(lambda task, _: {"ranks": task.n_ranks}, least=BAR, scope="rank"),
         },
@@ -143,16 +132,15 @@ def faults_row(found: Sequence[Detected], *, captures: bool) -> Row:
 
 
 def text(found: Row) -> str:
-    """The report in tables."""
     lines = [" ".join(f"{name} {value}" for name, value in found.items() if not isinstance(value, (dict, list))), ""]
     lines += ["false names and captures per million healthy steps (95 % interval), every job judged in windows of 50"]
     lines += ["", "as recorded, not resampled", *_table(found["healthy"]["as_recorded"], _HEALTHY), "", "resampled"]
-    for name in ("total", "by_load", "by_load_and_ranks", "by_job", "by_hosts"):
+    for name in ("total", "by_load", "by_load_and_ranks", "by_hosts"):
         rows = found["healthy"][name]
         # Of the others what is told by load is enough.
         lines += ["", *_table(rows if name in ("total", "by_load") else _of(rows, OURS), _HEALTHY)]
     lines += ["", "faults: found, steps from onset to name and to capture (median, 95 %), jobs with a wrong name"]
-    for name in ("from_5_percent", "by_cost", "by_size", "by_course", "by_place", "by_load", "by_ranks"):
+    for name in ("from_5_percent", "by_cost", "by_size", "by_course", "by_load", "by_ranks"):
         rows = found["faults"][name]
         lines += ["", *_table(rows if name == "from_5_percent" else _of(rows, OURS), _FAULTS)]
     return "\n".join(lines)
@@ -187,7 +175,6 @@ def _of(rows: Iterable[Row], rule: str) -> list[Row]:
 
 
 def _table(rows: Sequence[Row], columns: dict[str, str]) -> list[str]:
-    """Rows of one grouping, their keys first."""
     if not rows:
         return []
     keys = [
@@ -206,71 +193,3 @@ def _cell(value: Any) -> str:
         first, *rest = ("-" if one is None else f"{one:g}" for one in value)
         return f"{first} ({' to '.join(rest)})"
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def pictures(found: Row) -> dict[str, str]:
-    """All pictures by file name; those that there is nothing to show of are left out."""
-    drawn = {
-        "false-names.svg": _by_load(found, "false_names_per_million", "False names in healthy jobs"),
-        "false-captures.svg": _by_load(found, "false_captures_per_million", "False captures in healthy jobs"),
-        "found.svg": _by_size(found),
-        "delay.svg": _delays(found),
-    }
-    return {name: chart.svg() for name, chart in drawn.items() if any(series.points for series in chart.series)}
-
-
-def _rate_axis(rates: Iterable[Sequence[float]]) -> Axis:
-    most = max((rate[2] for rate in rates), default=10.0)
-    high = 10.0 ** math.ceil(math.log10(max(10.0, most)))
-    return Axis("per million healthy steps (0 is at the left end), 95 % interval", LEAST_RATE, high, log=True)
-
-
-def _by_load(found: Row, what: str, title: str) -> Chart:
-    rows = [row for row in found["healthy"]["by_load"] if row.get(what)]
-    series = []
-    rules = [rule for rule in RULES if any(row["rule"] == rule for row in rows)]
-    for at, rule in enumerate(rules):
-        points = [
-            # Those of a load side by side, the first rule on top.
-            Point(row[what][0], LOADS.index(row["load"]) + 0.3 - 0.6 * (at + 0.5) / len(rules), *row[what][1:])
-            for row in rows
-            if row["rule"] == rule
-        ]
-        series.append(Series(rule, points))
-    y = Axis("what else ran on the machine", -0.5, len(LOADS) - 0.5, names=LOADS)
-    x = _rate_axis(row[what] for row in rows)
-    return Chart(title, x, y, series, whiskers="x", mark=TARGET if "captures" in what else None)
-
-
-def _by_size(found: Row) -> Chart:
-    rows = [row for row in found["faults"]["by_size"] if row["scope"] == "rank"]
-
-    def points(rule: str) -> list[Point]:
-        return [Point(SIZES.index(row["size"]), row["found_fraction"]) for row in rows if row["rule"] == rule]
-
-    y = Axis("share of the faults", 0.0, 1.0, percent=True)
-    series = [Series(rule, points(rule), joined=True) for rule in RULES]
-    return Chart("One slow rank: share found", _sizes(), y, series)
-
-
-def _delays(found: Row) -> Chart:
-    rows = [
-        row
-        for row in found["faults"]["by_size_and_course"]
-        if row["rule"] == OURS and row["scope"] == "rank" and row["found"]
-    ]
-    series = []
-    for at, course in enumerate(COURSES):
-        points = [
-            # Beside one another: whiskers end where 95 % of those that are found have their name.
-            Point(SIZES.index(row["size"]) + 0.08 * (at - 1.5), row["steps_to_name"][0], *row["steps_to_name"])
-            for row in rows
-            if row["course"] == course
-        ]
-        series.append(Series(course, points, joined=True))
-    y = Axis("steps from onset to name (median to 95 %)", 1.0, 1000.0, log=True)
-    return Chart("One slow rank: how soon it is named", _sizes(), y, series, mark=100.0)
-
-
-def _sizes() -> Axis:
-    return Axis("delay, in percent of the step", -0.4, len(SIZES) - 0.6, names=tuple(f"{size:.0%}" for size in SIZES))

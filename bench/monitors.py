@@ -6,8 +6,9 @@ It imports no torch: under valgrind everything is some fifty times as slow.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from time import monotonic_ns
-from types import TracebackType
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
 
 from sftriage.recorder import Monitor
 
@@ -26,34 +27,38 @@ class NoMonitor:
         return self._nothing
 
 
-class ClockMonitor:
-    """Calls that read the clock and keep the result: the least that a recorder written in Python can do."""
+class TimedMonitor:
+    """A monitor whose calls are timed.
 
-    def __init__(self) -> None:
-        kept_ns = [0] * (2 * len(STAGES) + 2)
-        *stages, self._step = (_Clock(kept_ns, 2 * index) for index in range(len(STAGES) + 1))
-        self._stages = dict(zip(STAGES, stages, strict=True))
+    Attributes:
+        spent_ns: their sum.
+    """
 
-    def step(self) -> _Clock:
-        return self._step
+    def __init__(self, monitor: Any) -> None:
+        self._monitor = monitor
+        self.spent_ns = 0
 
-    def stage(self, name: str) -> _Clock:
-        return self._stages[name]
+    def step(self) -> _Timed:
+        return _Timed(self, self._monitor.step)
+
+    def stage(self, name: str) -> _Timed:
+        return _Timed(self, partial(self._monitor.stage, name))
 
 
-class _Clock:
-    __slots__ = ("_at", "_kept_ns")
-
-    def __init__(self, kept_ns: list[int], at: int) -> None:
-        self._kept_ns, self._at = kept_ns, at
+class _Timed:
+    def __init__(self, of: TimedMonitor, make: Any) -> None:
+        self._of, self._make = of, make
 
     def __enter__(self) -> None:
-        self._kept_ns[self._at] = monotonic_ns()
+        before_ns = perf_counter_ns()
+        self._inner = self._make()
+        self._inner.__enter__()
+        self._of.spent_ns += perf_counter_ns() - before_ns
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._kept_ns[self._at + 1] = monotonic_ns()
+    def __exit__(self, *error: Any) -> None:
+        before_ns = perf_counter_ns()
+        self._inner.__exit__(*error)
+        self._of.spent_ns += perf_counter_ns() - before_ns
 
 
 def steps(mode: str, count: int, rings: str) -> None:

@@ -25,7 +25,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def judged(number: int) -> tuple[str, list[dict[str, float]]]:
-    """The course of a job's fault, and of the first and the last verdict: ``held``, ``width`` and ``gain``."""
     job = made_up(number)
     named = namings(job, number)
     found = []
@@ -37,7 +36,6 @@ def judged(number: int) -> tuple[str, list[dict[str, float]]]:
 
 
 def summed(rows: list[list[dict[str, float]]], at: int) -> dict[str, float]:
-    """Figures of one of the two verdicts, over jobs."""
     held, width, gain = (np.array([row[at][name] for row in rows if row]) for name in ("held", "width", "gain"))
     return {
         "range_holds_truth": round(float(held.mean()), 4),

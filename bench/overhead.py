@@ -9,8 +9,7 @@ own work      what the recorder adds to the training thread's processor time, ov
               from steps of a tenth of the length, which find them cold as a real step does (``cold``). These take turns
               step by step in random order, and three thousand differences of neighbours resolve some 5 us; ``none`` has
               calls that do nothing.
-calls         sftriage's calls timed one by one inside real steps, caches as the step leaves them; beside them calls
-              that only read the clock and keep it: the least that a recorder written in Python can do.
+calls         sftriage's calls timed one by one inside real steps, caches as the step leaves them.
 real          blocks of real steps: processor time of the training thread, and wall clock. Everything is in it, and
               its interval shows how little it resolves; ``control`` is ``off`` a second time.
 threads,      shares of a core that sftriage takes beside the training thread: in the trainer's process, and in

@@ -26,13 +26,11 @@ def reading(estimate: Estimate, most: float) -> str:
 
 
 def of_modes(blocks: Mapping[str, Sequence[Mapping[str, float]]], clock: str) -> dict[str, Estimate]:
-    """Each mode's ratio to the blocks without a tool."""
     times = {name: [block[f"{clock}_ns"] for block in taken] for name, taken in blocks.items()}
     return {name: ratio(taken, times["off"]) for name, taken in times.items() if name != "off"}
 
 
 def added_us(blocks: Mapping[str, Sequence[Mapping[str, float]]], clock: str) -> dict[str, Estimate]:
-    """What each mode adds to a step without a tool, in microseconds."""
     times = {name: [block[f"{clock}_ns"] / 1e3 for block in taken] for name, taken in blocks.items()}
     return {name: added(taken, times["off"]) for name, taken in times.items() if name != "off"}
 
@@ -41,8 +39,7 @@ def around_captures(rounds: Sequence[Mapping[str, Any]], clock: int) -> Figures:
     """Steps during and after each capture, by the median of those before it.
 
     ``null`` is the later two fifths of the steps before a capture against the earlier three, as ``after`` would be if a
-    capture did nothing; ``positions`` are the steps after it one by one, ``worst`` the highest of them, ``next`` and
-    ``second`` the first two.
+    capture did nothing; ``positions`` are the steps after it one by one, and ``worst`` the highest of them.
 
     Args:
         rounds: the steps around each capture.
@@ -68,13 +65,10 @@ def around_captures(rounds: Sequence[Mapping[str, Any]], clock: int) -> Figures:
         "worst": positions[worst],
         "positions_above": sum(one.low > 1.0 for one in positions),
         "positions": len(positions),
-        "next": positions[0],
-        "second": positions[1],
     }
 
 
 def pooled(passes: Sequence[Figures]) -> Figures:
-    """The blocks of several passes as if of one."""
     whole: Figures = {}
     for found in passes:
         for phase, more in found.items():
@@ -87,25 +81,20 @@ def pooled(passes: Sequence[Figures]) -> Figures:
 
 
 def figures(found: Figures, step_s: float) -> Figures:
-    """Every estimate."""
     step_us = step_s * 1e6
     own, cold = (added_us(found[phase], "cpu") for phase in ("small", "cold"))
     # As the target has it: more than calls that do nothing.
     cold["on over none"] = added_us({"off": found["cold"]["none"], "on": found["cold"]["on"]}, "cpu")["on"]
-    calls, floor = (added(found["calls"][name], found["calls"]["none"]) for name in ("on", "clock"))
+    calls = added(found["calls"]["on"], found["calls"]["none"])
     result: Figures = {
         "own_us": own,
-        "own_wall_us": added_us(found["small"], "wall"),
         "own_ratio": {name: one.map(lambda us: 1 + us / step_us) for name, one in own.items()},
         "cold_us": cold,
         "cold_ratio": {name: one.map(lambda us: 1 + us / step_us) for name, one in cold.items()},
-        "cold_step_ms": median_of([one["wall_ns"] / 1e6 for one in found["cold"]["off"]]),
-        "real_step_ms": median_of([one["wall_ns"] / 1e6 for one in found["real"]["off"]]),
         "real": {clock: of_modes(found["real"], clock) for clock in CLOCKS},
         "threads_share": max(0.0, median_of([one["threads_share"] for one in found["steady"]]).value),
         "processes_share": median_of([one["processes_share"] for one in found["steady"]]).value,
         "calls_us": calls.map(lambda ns: ns / 1e3),
-        "clock_calls_us": floor.map(lambda ns: ns / 1e3),
         "calls_ratio": calls.map(lambda ns: 1 + ns / 1e3 / step_us),
     }
     if "captures" in found:
@@ -138,7 +127,6 @@ def targets(mine: Figures) -> dict[str, str]:
 
 
 def lines(report: Figures) -> Iterator[str]:
-    """The report for people."""
     step_ms = report["step_s"] * 1e3
     yield "medians of paired blocks [95% bootstrap interval]. Own work: what a step adds to the processor time of the"
     yield f"training thread, in us, and over {step_ms:g} ms; real: blocks of steps of about {step_ms:g} ms"
@@ -156,7 +144,6 @@ def lines(report: Figures) -> Iterator[str]:
     yield f"own work in cold steps over calls that do nothing: {cold} us a step, ratio {share}"
     calls, share = report["calls_us"].words(2), report["calls_ratio"].words(6)
     yield f"calls timed one by one inside real steps: {calls} us a step, ratio {share}"
-    yield f"  calls that only read the clock and keep it: {report['clock_calls_us'].words(2)} us a step"
     if "captures" in report:
         yield from _captures(report)
     if counted := report.get("instructions"):
@@ -179,8 +166,7 @@ def _captures(report: Figures) -> Iterator[str]:
             f"  {clock:<5}during ({one['during_steps']:g} steps) {one['during'].words(4)},"
             f" {one['extra_ms'].words(1)} ms in all; 20 steps after {one['after'].words(4)};"
             f" null {one['null'].words(4)}; worst step after: {one['worst_position']},"
-            f" {one['worst'].words(4)}; {one['positions_above']} of {one['positions']} above 1;"
-            f" the step after {one['next'].words(4)}, the one after that {one['second'].words(4)}"
+            f" {one['worst'].words(4)}; {one['positions_above']} of {one['positions']} above 1"
         )
     yield "  first capture, ms: " + ", ".join(f"{name} {ms:.1f}" for name, ms in found["first_ms"].items())
     yield "  later ones, ms: " + ", ".join(f"{name} {one.words(1)}" for name, one in found["later_ms"].items())

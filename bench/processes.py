@@ -18,8 +18,6 @@ LOOK_S = 0.01
 
 @dataclass(frozen=True)
 class Use:
-    """What a process has taken so far."""
-
     cpu_s: float
     peak_bytes: int
     open_files: int
@@ -40,7 +38,6 @@ class Use:
 
 
 def run_ns(pid: int) -> int:
-    """Processor time of the threads that a process has now."""
     total_ns = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -55,10 +52,9 @@ def beside_ns(root: int, trainer: int) -> int:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a journal: its event, its length, and when it appeared."""
+    """One line of a journal, and when it appeared."""
 
     event: Event
-    size_bytes: int
     at_s: float
 
 
@@ -92,5 +88,5 @@ class Follower:
                 for line in whole:
                     event = decode(line)
                     if event is not None:
-                        self.lines.append(Line(event, len(line), now_s))
+                        self.lines.append(Line(event, now_s))
                         self._each(self.lines[-1])

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.crew import LOADS, Crew, Watch, busy
+from bench.crew import LOADS, Crew, busy
 from bench.resampled import OwnTimes, own_times
 from bench.rows import WARMUP_STEPS, Row, Truth
 from bench.runner import say
@@ -49,8 +49,6 @@ JOB_TYPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A sort of job, its ranks, and the load beside it."""
-
     job: str
     load: str
     n_ranks: int
@@ -78,7 +76,6 @@ def cells(*, quick: bool) -> list[Cell]:
 
 
 def row_of(cell: Cell, number: int, lasts_s: float, seed: int) -> Row:
-    """The job that a recording is of."""
     lasts_s *= MOVING_TIMES if cell.load == "moving" else 1
     values: dict[str, Any] = {"split": True, "checkpoint_ranks": (0,), "seed": seed + number, "lasts_s": lasts_s}
     values |= {"least_steps": min(LEAST_STEPS, int(LEAST_STEPS * lasts_s / USUAL_S)), **JOB_TYPES[cell.job]}
@@ -88,15 +85,12 @@ def row_of(cell: Cell, number: int, lasts_s: float, seed: int) -> Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """A kept recording: what it is of, how it went, and what its ranks did by themselves."""
-
     cell: Cell
     about: dict[str, Any]
     own: OwnTimes
 
     @property
     def step_s(self) -> float:
-        """A typical step."""
         return float(np.median(self.own.exposed_N()))
 
 
@@ -115,26 +109,22 @@ def record(planned: list[Cell], lasts_s: float, seed: int, out: Path) -> None:
 
 def _record(crew: Crew, cell: Cell, number: int, lasts_s: float, seed: int) -> str:
     about: dict[str, Any] = {"cell": asdict(cell), "load_average_before": os.getloadavg(), "cores": os.cpu_count()}
-    began_s, watch = time.monotonic(), Watch()
+    began_s = time.monotonic()
     with busy(cell.load, seed + number):
         path = crew.run(row_of(cell, number, lasts_s, seed))
-    # Of the recorded job, its load and everything else together.
-    about |= {"load_average_after": os.getloadavg(), "busy_cores_mean": round(watch.cores, 2)}
-    about["took_s"] = round(time.monotonic() - began_s, 1)
+    about |= {"load_average_after": os.getloadavg(), "took_s": round(time.monotonic() - began_s, 1)}
     outcome = json.loads((path / "row.json").read_text(encoding="utf-8"))["outcome"]
     if outcome["failed"]:
         return f"FAILED: {outcome['failed']}"
     (path / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    return f"{about['took_s']} s, step {1e3 * outcome['healthy_step_s']:.1f} ms, {about['busy_cores_mean']} cores busy"
+    return f"{about['took_s']} s, step {1e3 * outcome['healthy_step_s']:.1f} ms"
 
 
 def kept(directory: Path) -> list[Path]:
-    """The recordings in a directory, or in directories in it."""
     return sorted(path.parent for path in directory.rglob(ABOUT))
 
 
 def by_cell(directory: Path) -> dict[Cell, list[Recording]]:
-    """The kept recordings by what they are of."""
     found: dict[Cell, list[Recording]] = {}
     for recording in filter(None, map(read, kept(directory))):
         found.setdefault(recording.cell, []).append(recording)

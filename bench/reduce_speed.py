@@ -176,11 +176,3 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "reduce_over_plain": round(ratio, 2),
         "peak_rss_mb": round(max(one.peak_mb for one in took["reduce"]), 1),
     }
-
-
-def show(found: dict[str, Any]) -> Iterator[str]:
-    packed = ", packed" if found["gzip"] else ""
-    yield f"{found['json_mb']} MB of JSON{packed}, {found['steps']} steps, {found['events']} events"
-    yield f"  reduced     {found['reduce_mb_per_s']:>8} MB/s of one core, in {found['peak_rss_mb']} MB"
-    yield f"  plain pass  {found['plain_mb_per_s']:>8} MB/s"
-    yield f"  reducing takes {found['reduce_over_plain']} times the plain pass"

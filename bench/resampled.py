@@ -16,8 +16,7 @@ stretches the ranks of a host change places. So a hiccup that a rank had once do
 
 What this cannot show: anything rarer than the recordings are long, and noise that hosts share, for hosts are drawn
 apart. Of hosts under a load that comes and goes one is busier than the others for some hundred steps, and is named for
-it: that counts as a false name. The report lists names of ranks, and jobs of one host (as they were recorded), apart.
-The recordings' own chance is not in the intervals of the counts.
+it: that counts as a false name. The recordings' own chance is not in the intervals of the counts.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.rows import STAGE_OF, Deck
+from bench.rows import LOCAL_PLACES, STAGE_OF, Deck
 from sftriage.records import OTHER, StageSchema, Window, axes_of
 from sftriage.windows.counting import counted_of
 
@@ -55,34 +54,20 @@ JITTER = 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnTimes:
-    """N steps × R ranks without their waiting, in seconds. S stages, of which G are sync stages.
-
-    Attributes:
-        local_NRS: what each stage takes a rank by itself; of ``other`` what comes after the last sync.
-        outside_NRG: time outside the stages before each sync.
-        between_NR: time between the step before and this one.
-        sync_NG: the work of each sync, once all have arrived.
-        rest_NRG: by how much a rank stays longer in it than the median rank; may be negative.
-        work_NR: how much work the step is; 0 where nobody says.
-        kinds_N: of what kind it is.
-        queued_NR: how long the rank waited for a CPU; NaN where nobody knows.
-        preempted_NR: how often one was taken from it; NaN where nobody knows.
-        hosts_R: where the ranks are.
-        split: whether the moment of the last ready gradient is known.
-    """
+    """N steps × R ranks without their waiting, in seconds. S stages, of which G are sync stages."""
 
     schema: StageSchema
-    local_NRS: FloatArray
-    outside_NRG: FloatArray
-    between_NR: FloatArray
-    sync_NG: FloatArray
-    rest_NRG: FloatArray
-    work_NR: FloatArray
-    kinds_N: NDArray[np.str_]
-    queued_NR: FloatArray
-    preempted_NR: FloatArray
-    hosts_R: NDArray[np.str_]
-    split: bool
+    local_NRS: FloatArray  # what each stage takes a rank by itself; of ``other`` what comes after the last sync
+    outside_NRG: FloatArray  # time outside the stages before each sync
+    between_NR: FloatArray  # time between the step before and this one
+    sync_NG: FloatArray  # the work of each sync, once all have arrived
+    rest_NRG: FloatArray  # by how much a rank stays longer in it than the median rank; may be negative
+    work_NR: FloatArray  # how much work the step is; 0 where nobody says
+    kinds_N: NDArray[np.str_]  # of what kind it is
+    queued_NR: FloatArray  # how long the rank waited for a CPU; NaN where nobody knows
+    preempted_NR: FloatArray  # how often one was taken from it; NaN where nobody knows
+    hosts_R: NDArray[np.str_]  # where the ranks are
+    split: bool  # whether the moment of the last ready gradient is known
 
     def __len__(self) -> int:
         return len(self.between_NR)
@@ -93,7 +78,6 @@ class OwnTimes:
 
     @property
     def sync_columns(self) -> list[int]:
-        """Which stages are sync stages, in the order of the step."""
         return [self.schema.stages.index(stage) for stage in self.schema.sync_in_order]
 
     @property
@@ -103,11 +87,9 @@ class OwnTimes:
         return tail_NR
 
     def steps(self, index: Index) -> OwnTimes:
-        """Some of the steps, in the order given."""
         return self._taken("N", index)
 
     def ranks(self, index: NDArray[np.intp]) -> OwnTimes:
-        """Some of the ranks, in the order given."""
         return self._taken("R", index)
 
     def arrivals_NRG(self, before_R: FloatArray | None = None) -> FloatArray:
@@ -151,7 +133,6 @@ class OwnTimes:
         return led_s / float(self.exposed_N().mean()), waited
 
     def window(self, first_step: int = 0, before_R: FloatArray | None = None) -> Window:
-        """The steps as the ranks would have recorded them."""
         arrivals_NRG = self.arrivals_NRG(before_R)
         # The ranks of a stage lie side by side in memory, as in a window that was gathered.
         durations_SNR = self.local_NRS.transpose(2, 0, 1).copy()
@@ -245,7 +226,6 @@ def side_by_side(parts: Sequence[OwnTimes]) -> OwnTimes:
 
 
 def one_after_the_other(parts: Sequence[OwnTimes]) -> OwnTimes:
-    """Steps of the same ranks, joined."""
     along = [name for name in OwnTimes.__dataclass_fields__ if "N" in axes_of(name)]
     joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in along}
     return replace(parts[0], **joined)
@@ -253,23 +233,15 @@ def one_after_the_other(parts: Sequence[OwnTimes]) -> OwnTimes:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How recordings are cut up.
+    """How recordings are cut up."""
 
-    Attributes:
-        least: steps of the shortest block.
-        most: steps of the longest one.
-        stretch: steps after which the ranks of a host change places, if the recordings are as long.
-        whole: steps that a stretch is a multiple of: no window lies across the border of two.
-    """
-
-    least: int = 100
-    most: int = 400
-    stretch: int = 2000
-    whole: int = 50
+    least: int = 100  # steps of the shortest block
+    most: int = 400  # steps of the longest one
+    stretch: int = 2000  # steps after which the ranks of a host change places, if the recordings are as long
+    whole: int = 50  # steps that a stretch is a multiple of: no window lies across the border of two
 
 
 def block(recorded: OwnTimes, period: int, blocks: Blocks, rng: np.random.Generator) -> OwnTimes:
-    """Some consecutive steps of a recording, whole periods of them."""
     there = len(recorded) // period
     least, most = (min(max(1, steps // period), there) for steps in (blocks.least, blocks.most))
     length = int(rng.integers(least, most + 1))
@@ -278,7 +250,6 @@ def block(recorded: OwnTimes, period: int, blocks: Blocks, rng: np.random.Genera
 
 
 def row_of_blocks(recorded: OwnTimes, period: int, n_steps: int, blocks: Blocks, rng: np.random.Generator) -> OwnTimes:
-    """Blocks of a recording, one after the other, as long as asked for."""
     parts: list[OwnTimes] = []
     while sum(map(len, parts)) < n_steps:
         parts.append(block(recorded, period, blocks, rng))
@@ -315,34 +286,22 @@ def stretches(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is put into a job.
+    """What is put into a job."""
 
-    Attributes:
-        size: the delay in the steps that have it, as a fraction of the typical step; of a growing one, once it is full.
-        course: ``constant``, ``recurring`` (every ``period_steps``), ``growing`` or ``bursts``.
-        scope: ``rank`` or ``host``.
-        place: where in the step, a key of `STAGE_OF`.
-        ranks: who is slow.
-        onset: the first step that has it.
-        seed: of its bursts and its jitter.
-    """
-
-    size: float
-    course: str
-    scope: str
-    place: str
+    size: float  # the delay in its steps as a fraction of the typical step; of a growing one, once it is full
+    course: str  # of `COURSES`
+    scope: str  # of `SCOPES`
+    place: str  # a key of `STAGE_OF`
     ranks: tuple[int, ...]
-    onset: int
-    period_steps: int = 1
-    seed: int = 0
+    onset: int  # the first step that has it
+    period_steps: int = 1  # of a recurring one
+    seed: int = 0  # of its bursts and its jitter
 
     @property
     def stage(self) -> str:
-        """The stage that is to be named."""
         return STAGE_OF[self.place]
 
     def fractions_N(self, n_steps: int) -> FloatArray:
-        """The size in each step before its jitter."""
         since_N = np.arange(n_steps) - self.onset
         there_N = since_N >= 0
         if self.course == "recurring":
@@ -362,7 +321,6 @@ class Fault:
 
 
 def _bursts_N(n_steps: int, onset: int, rng: random.Random) -> NDArray[np.bool_]:
-    """On from the onset for some steps, off for some, and so on."""
     on_N = np.zeros(n_steps, dtype=np.bool_)
     first = onset
     while first < n_steps:
@@ -399,11 +357,10 @@ class Dealer:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"faults-{seed}")
-        self._places = {split: Deck(_places(split=split), self.rng) for split in (False, True)}
+        self._places = {True: Deck(list(STAGE_OF), self.rng), False: Deck(LOCAL_PLACES, self.rng)}
         self._periods = Deck(PERIODS, self.rng)
 
     def deal(self, size: float, course: str, scope: str, hosts_R: NDArray[np.str_], *, split: bool) -> Fault:
-        """A fault for a job whose ranks are on these hosts."""
         rank = self.rng.randrange(len(hosts_R))
         ranks = np.flatnonzero(hosts_R == hosts_R[rank]).tolist() if scope == "host" else [rank]
         return Fault(
@@ -416,7 +373,3 @@ class Dealer:
             period_steps=self._periods.deal() if course == "recurring" else 1,
             seed=self.rng.randrange(1 << 30),
         )
-
-
-def _places(*, split: bool) -> list[str]:
-    return [place for place in STAGE_OF if split or place != "backward"]

@@ -1,10 +1,9 @@
 """The rules that ours is measured against: pure functions of the same windows, each in its best reading.
 
-All of them see the same columns: the time between two steps first, the stages in the order of the step, and, where the
+All of them get the same columns: the time between two steps first, the stages in the order of the step, and, where the
 moment of the last ready gradient is known, the sync stage's local part as a column of its own. Without that split a
-sync stage is no candidate for them: whoever reads its time as a rank's own takes every victim for a culprit. (The plain
-frontier needs no such care, for a sync stage advances it by little.) A rank of which nothing came is left out. None of
-the rules has a way to hold.
+sync stage is no candidate for them: a rule that reads its time as a rank's own takes every victim for a culprit. A rank
+that recorded nothing is left out. None of the rules has a way to hold.
 """
 
 from __future__ import annotations
@@ -47,30 +46,20 @@ NOTHING = Said()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """A window as the rules see it: N complete steps × R ranks that are there × K columns, seconds.
+    """A window as the rules see it: N complete steps × R ranks that are there × K columns, seconds."""
 
-    Attributes:
-        names: the stage of each column; more than one may have the same.
-        local_K: whether a rank goes through the column without waiting for another.
-        values_NRK: durations.
-        rank_R: the number of each rank.
-        sync: the stages that synchronise.
-    """
-
-    names: tuple[str, ...]
-    local_K: tuple[bool, ...]
-    values_NRK: FloatArray
-    rank_R: tuple[int, ...]
-    sync: tuple[str, ...] = ()
+    names: tuple[str, ...]  # the stage of each column; more than one may have the same
+    local_K: tuple[bool, ...]  # whether a rank goes through the column without waiting for another
+    values_NRK: FloatArray  # durations
+    rank_R: tuple[int, ...]  # the number of each rank
+    sync: tuple[str, ...] = ()  # the stages that synchronise
 
     @property
     def step_s(self) -> float:
-        """The mean step of the slowest rank."""
         return float(self.values_NRK.sum(axis=2).max(axis=1).mean())
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to say anything of."""
         return 0 in self.values_NRK.shape
 
 
@@ -79,7 +68,6 @@ Rule = Callable[[Columns, Sequence[Columns]], Said]
 
 
 def columns_of(window: Window) -> Columns:
-    """The columns of a window."""
     values_NRS = window.durations_NRS
     there_R = np.isfinite(values_NRS).all(axis=2).any(axis=0)
     columns: list[tuple[str, bool, FloatArray]] = []

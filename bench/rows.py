@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 STAGES = ("data", "h2d", "forward", "backward", "optimizer")
 SYNC = ("backward",)
@@ -49,31 +49,19 @@ class Deck(Generic[Card]):
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A delay in one place, on some ranks, in some steps.
+    """A delay in one place, on some ranks, in some steps."""
 
-    Attributes:
-        where: a key of `STAGE_OF`.
-        ranks: the slow ranks; of a delay that roams, those it roams over.
-        fraction: of the healthy step; of a growing delay, its mean over the last window.
-        first, last: first step, and the step after the last.
-        every: the period of the steps that have it.
-        full_at: a growing delay is 0 at ``first`` and has grown to ``fraction`` here, and goes on growing.
-        busy: the rank is kept busy; else it sleeps.
-        roams: another of ``ranks`` each step.
-    """
-
-    where: str
+    where: str  # a key of `STAGE_OF`
     ranks: tuple[int, ...]
-    fraction: float
+    fraction: float  # of the healthy step; of a growing delay, its mean over the last window
     first: int
-    last: int
-    every: int = 1
-    full_at: int | None = None
-    busy: bool = False
-    roams: bool = False
+    last: int  # the step after the last
+    every: int = 1  # the period of the steps that have it
+    full_at: int | None = None  # a growing delay is 0 at ``first``, ``fraction`` here, and goes on growing
+    busy: bool = False  # the rank is kept busy; else it sleeps
+    roams: bool = False  # another of ``ranks`` each step
 
     def fraction_at(self, step: int) -> float:
-        """The delay in this step, as a fraction of the healthy step."""
         if not self.first <= step < self.last or (step - self.first) % self.every:
             return 0.0
         if self.full_at is None:
@@ -81,81 +69,47 @@ class Delay:
         return self.fraction * (step - self.first) / max(1, self.full_at - self.first)
 
     def ranks_at(self, step: int) -> tuple[int, ...]:
-        """The ranks that have it in this step."""
         return (random.Random(f"{self.ranks}-{step}").choice(self.ranks),) if self.roams else self.ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What a verdict should say of the row.
+    """What a verdict should say of the row."""
 
-    Attributes:
-        label: ``suspect``, ``needs_evidence`` (to be held) or ``healthy``.
-        scope: of a suspect, ``rank`` or ``host``.
-        ranks: the ranks of the suspect; of a row to be held, the slow ones.
-        stage: the suspect's stage; None where the scope is slow in all its local stages.
-        onset: the first step that has it.
-    """
-
-    label: str
-    scope: str | None = None
-    ranks: tuple[int, ...] = ()
-    stage: str | None = None
-    onset: int = 0
+    label: str  # ``suspect``, ``needs_evidence`` (to be held) or ``healthy``
+    scope: str | None = None  # of a suspect, ``rank`` or ``host``
+    ranks: tuple[int, ...] = ()  # the ranks of the suspect; of a row to be held, the slow ones
+    stage: str | None = None  # the suspect's stage; None where the scope is slow in all its local stages
+    onset: int = 0  # the first step that has it
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One job. `msgspec.convert` makes it again of its JSON.
-
-    Attributes:
-        number: its place among the rows.
-        sort: ``local``, ``split``, ``host``, ``hold`` or ``healthy``.
-        name: what is done to it, in a word or two.
-        n_ranks: processes.
-        n_steps: recorded steps.
-        seed: of all that the job draws.
-        profile: ``wait`` (its ranks mostly sleep, as a GPU job's host does) or ``compute`` (they share the cores);
-            ``brisk`` and ``busy`` are the same with shorter steps.
-        split: whether the moment of the last ready gradient is recorded.
-        truth: what a verdict should say.
-        hosts: the host of each rank.
-        delays: what slows it.
-        checkpoint_every: the period of steps of kind ``checkpoint``, which take longer; 0 for none.
-        checkpoint_ranks: the ranks that take longer then.
-        work: ``even`` or ``uneven`` (each step and rank its own size).
-        evaluate_every: the period of evaluations by all ranks, after a step's last stage; 0 for none.
-        collect_every: about the period in which a rank collects garbage, each by its own count; 0 for never.
-        says_kinds: whether the job marks its checkpoints and evaluations as such.
-        lasts_s: about how long it is recorded, if that is over before ``n_steps``; 0 for all of them.
-        least_steps: steps that are recorded in any case, however long they take.
-        missing: a rank that records nothing.
-    """
+    """One job. `msgspec.convert` makes it again of its JSON."""
 
     number: int
-    sort: str
-    name: str
+    sort: str  # ``local``, ``split``, ``host``, ``hold`` or ``healthy``
+    name: str  # what is done to it, in a word or two
     n_ranks: int
     n_steps: int
-    seed: int
-    profile: str
-    split: bool
+    seed: int  # of all that the job draws
+    profile: str  # of `jobs/rows.py`: its ranks mostly sleep, as a GPU job's host does, or share the cores
+    split: bool  # whether the moment of the last ready gradient is recorded
     truth: Truth
     hosts: tuple[str, ...] | None = None
     delays: tuple[Delay, ...] = ()
-    checkpoint_every: int = 0
+    checkpoint_every: int = 0  # the period of steps of kind ``checkpoint``, which take longer; 0 for none
     checkpoint_ranks: tuple[int, ...] = ()
-    work: str = "even"
-    evaluate_every: int = 0
-    collect_every: int = 0
-    says_kinds: bool = True
-    lasts_s: float = 0.0
-    least_steps: int = 0
-    missing: int | None = None
+    work: str = "even"  # or ``uneven``: each step and rank its own size
+    evaluate_every: int = 0  # the period of evaluations by all ranks, after a step's last stage
+    collect_every: int = 0  # about the period in which a rank collects garbage, each by its own count
+    says_kinds: bool = True  # whether the job marks its checkpoints and evaluations as such
+    lasts_s: float = 0.0  # about how long it is recorded, if that is over before ``n_steps``; 0 for all of them
+    least_steps: int = 0  # steps that are recorded in any case, however long they take
+    missing: int | None = None  # a rank that records nothing
 
     @property
     def fraction(self) -> float:
-        """The size of its greatest delay, as drawn."""
         return max((delay.fraction for delay in self.delays), default=0.0)
 
     def steps_at(self, healthy_step_s: float) -> int:
@@ -166,12 +120,7 @@ class Row:
 
     @property
     def words(self) -> str:
-        """The row in a line."""
-        faults = "; ".join(
-            f"{delay.fraction:.0%} in {delay.where} of {list(delay.ranks)} from step {delay.first}"
-            for delay in self.delays
-        )
-        return f"{self.sort}/{self.name} ({self.profile}{', split' if self.split else ''}) {faults}".rstrip()
+        return f"{self.sort}/{self.name} {self.fraction:.0%} ({self.profile}{', split' if self.split else ''})"
 
 
 @dataclass(slots=True)
@@ -180,4 +129,3 @@ class Outcome:
 
     healthy_step_s: float = 0.0
     failed: str | None = None
-    machine: dict[str, Any] = field(default_factory=dict)

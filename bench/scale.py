@@ -15,7 +15,7 @@ import resource
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Job:
-    """Makes up the slots of one step after the other, of all ranks."""
-
     def __init__(self, options: argparse.Namespace) -> None:
         # However few stages: the slow one and the sync are among them; more than there are names for come after it.
         extra = [name for name in STAGES_MS if name not in (SLOW_STAGE, SYNC_STAGE)] + [f"extra-{n}" for n in range(32)]
@@ -119,7 +117,6 @@ def next_window(job: Job, gatherer: Gatherer) -> tuple[Window, list[float]]:
 
 
 def timed(options: argparse.Namespace) -> tuple[dict[str, float], Verdict]:
-    """Median seconds: a pass over a window, its accounting, its verdict, and the ingesting of one step."""
     job = Job(options)
     gatherer, past = job.gatherer(), None
     found: dict[str, list[float]] = {"pass": [], "accounting": [], "judge": [], "step": [], "step_and_cut": []}
@@ -195,29 +192,3 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "reasons": list(verdict.reasons),
         "suspect": None if first is None else {"rank": first.rank, "stage": first.stage, "gain_ms": first.gain_s * 1e3},
     }
-
-
-def show(found: dict[str, Any]) -> Iterator[str]:
-    mib = found["window_bytes"] / 2**20
-    yield (
-        f"{found['ranks']} ranks x {found['stages']} stages, windows of {found['window']} steps ({mib:.1f} MiB), "
-        f"one every {found['stride']}; medians of {found['rounds']} rounds"
-    )
-    for what, time_ms, ratio in (
-        ("one pass of numpy over a window", found["pass_ms"], 1.0),
-        ("accounting of a window", found["accounting_ms"], found["accounting_over_pass"]),
-        ("verdict on a window, with all it needs", found["judge_ms"], found["judge_over_pass"]),
-        ("ingesting a step (ratio to its own bytes)", found["ingest_ms_a_step"], found["ingest_over_pass"]),
-    ):
-        yield f"  {what:<44} {time_ms:>9.2f} ms {ratio:>7.1f} x"
-    yield f"  a step of the job takes {found['ms_a_step']} ms of one core, ingesting and its share of a verdict"
-    yield "memory, in windows' durations"
-    yield f"  the store {found['store_windows']}, at its peak with a window {found['store_and_window_peak_windows']}"
-    yield f"  judging adds {found['judge_peak_windows']}"
-    peak_mib = found["process_peak_bytes"] / 2**20
-    yield f"  the process {found['process_peak_windows']} over what it was at first, {peak_mib:.0f} MiB in all"
-    planted, suspect = found["planted"], found["suspect"]
-    named = "" if suspect is None else f", rank {suspect['rank']}, {suspect['stage']}, {suspect['gain_ms']:.1f} ms"
-    reasons = f" ({', '.join(found['reasons'])})" if found["reasons"] else ""
-    made = f"rank {planted['rank']}, {planted['stage']}, {planted['ms']} ms"
-    yield f"planted: {made}; verdict: {found['label']}{reasons}{named}"

@@ -101,7 +101,6 @@ class Loop:
         return monitor
 
     def take(self, mode: str) -> None:
-        """Have the next steps be of this mode."""
         for owner, name, ours, original in self._replaced:
             setattr(owner, name, ours if mode == "seams" else original)
         for hooks, saved in self._hooked:
@@ -109,7 +108,6 @@ class Loop:
             hooks.update(saved if mode == "seams" else {})
 
     def step_ns(self, mode: str) -> int:
-        """Processor time of this thread in one step."""
         monitor = self.by_hand if mode == "by hand" else None
         step, stage = (monitor.step, monitor.stage) if monitor else (nullcontext, lambda name: nullcontext())
         began_ns = time.thread_time_ns()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,11 +76,3 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "whatif_over_plain": round(ratio, 1),
         "peak_rss_mb": round(max(one.peak_mb for one in took["whatif"]), 0),
     }
-
-
-def show(found: dict[str, Any]) -> Iterator[str]:
-    yield f"{found['operations']:,} operations, {found['file_mb']} MB of Parquet"
-    wall_s, cpu_s, peak_mb = (found[name] for name in ("whatif_wall_s", "whatif_cpu_s", "peak_rss_mb"))
-    yield f"  replayed    {wall_s:>8} s, {cpu_s} s of a core, {peak_mb} MB"
-    plain_s, ratio = found["plain_cpu_s"], found["whatif_over_plain"]
-    yield f"  read once   {plain_s:>8} s of a core; the replay takes {ratio} times that"

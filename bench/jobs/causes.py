@@ -51,8 +51,6 @@ class Model(nn.Module):
 
 
 class Job:
-    """What the ways to be slow work on."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.network = folder, Model()
         self.heap: list[list[int]] = []
@@ -61,15 +59,12 @@ class Job:
         self.held = contextlib.ExitStack()
 
     def start(self, *command: str) -> None:
-        """Start a process that ends with the job."""
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         self.held.callback(process.wait)
         self.held.callback(process.kill)
 
 
 class Images(Dataset[Tensor]):
-    """Samples, some of them made with care."""
-
     def __init__(self, job: Job, causes: list[str], from_item: int) -> None:
         self.job, self.from_item = job, from_item
         # (what a worker prepares ahead hides as much as a step takes)
@@ -143,23 +138,6 @@ def hold_the_interpreter(job: Job) -> None:
     threading.Thread(target=statistics, name="statistics", daemon=True).start()
 
 
-def limit(job: Job) -> None:
-    """Move the process into a cgroup of its own with a tenth of a core; where there are both versions, of the first."""
-    first, pid = Path("/sys/fs/cgroup/cpu"), str(os.getpid())
-    parent = first if first.is_dir() else first.parent
-    for left in parent.glob("sftriage-bench-*"):
-        # (of a trainer that was killed before it could)
-        with contextlib.suppress(OSError):
-            left.rmdir()
-    cgroup = parent / f"sftriage-bench-{pid}"
-    cgroup.mkdir()
-    name, quota = ("cpu.cfs_quota_us", "10000") if first.is_dir() else ("cpu.max", "10000 100000")
-    (cgroup / name).write_text(quota)
-    (cgroup / "cgroup.procs").write_text(pid)
-    job.held.callback(cgroup.rmdir)
-    job.held.callback((parent / "cgroup.procs").write_text, pid)
-
-
 def crowd(job: Job) -> None:
     """Share a core with two busy processes."""
     core = min(os.sched_getaffinity(0))
@@ -228,7 +206,6 @@ WAYS: dict[str, tuple[str, Callable[[Job], Any]]] = {
     "neighbour": ("once", crowd),
     "sigstop": ("once", be_stopped),
     "cpulimit": ("once", be_limited),
-    "cgroup": ("once", limit),
     "disk": ("item", read_slowly),
     "http": ("item", fetch),
     "longer_sequences": ("once", lengthen),

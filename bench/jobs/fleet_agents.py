@@ -47,8 +47,6 @@ class Seen:
 
 
 class Agent:
-    """One host's agent: of so many ranks of the job, which are of the processes that ``infos`` say."""
-
     def __init__(self, number: int, job: Job, places: Places, seen: Seen) -> None:
         self._job, self._places, self._seen = job, places, seen
         self._name, self._number = token(f"host-{number:05}"), number

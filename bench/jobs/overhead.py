@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from bench.monitors import STAGES, ClockMonitor, NoMonitor
+from bench.monitors import STAGES, NoMonitor, TimedMonitor
 from bench.processes import beside_ns
 from bench.runner import interleaved
 from sftriage.capture.mailbox import MailboxClient
@@ -71,7 +71,7 @@ class Training:
         self.forward(self.data()).backward()
         self.update()
 
-    def step_with(self, monitor: Monitor | NoMonitor) -> None:
+    def step_with(self, monitor: Monitor | NoMonitor | TimedMonitor) -> None:
         with monitor.step():
             with monitor.stage("data"):
                 batch = self.data()
@@ -84,7 +84,6 @@ class Training:
 
 
 def sized(step_s: float) -> Training:
-    """A training whose step takes about this long here, now."""
     trial = Training(WIDTH, FIRST_BATCH)
     usual_s = statistics.median(timed(trial.step)[0] / 1e9 for _ in range(SIZING_STEPS))
     return Training(WIDTH, max(BATCH_STEP, round(FIRST_BATCH * step_s / usual_s / BATCH_STEP) * BATCH_STEP))
@@ -146,7 +145,6 @@ def block(mode: Mode, steps: int, warm_steps: int) -> Times:
 
 
 def turn(mode: Mode) -> Times:
-    """A single step: what the machine is busy with is the same as in the step before."""
     return dict(zip(("wall_ns", "cpu_ns"), timed(mode.step), strict=True))
 
 
@@ -165,39 +163,11 @@ def steady(step: Callable[[], None], root_pid: int) -> Times:
     return {"seconds": wall_ns / 1e9, "threads_share": threads_ns / wall_ns, "processes_share": others_ns / wall_ns}
 
 
-def calls_ns(monitor: object, training: Training) -> int:
-    """One real step; how long the calls of the monitor in it took, with caches as the step's own work leaves them."""
-    clock = time.perf_counter_ns
-    spent_ns = 0
-    loss = batch = training.data()
-
-    def act(name: str) -> None:
-        nonlocal batch, loss
-        if name == "data":
-            batch = training.data()
-        elif name == "forward":
-            loss = training.forward(batch)
-        elif name == "backward":
-            loss.backward()
-        else:
-            training.update()
-
-    began_ns = clock()
-    step = monitor.step()  # type: ignore[attr-defined]
-    step.__enter__()
-    spent_ns += clock() - began_ns
-    for name in STAGES:
-        began_ns = clock()
-        stage = monitor.stage(name)  # type: ignore[attr-defined]
-        stage.__enter__()
-        spent_ns += clock() - began_ns
-        act(name)
-        began_ns = clock()
-        stage.__exit__(None, None, None)
-        spent_ns += clock() - began_ns
-    began_ns = clock()
-    step.__exit__(None, None, None)
-    return spent_ns + clock() - began_ns
+def calls_ns(monitor: Monitor | NoMonitor, training: Training) -> int:
+    """What the calls of a monitor take in one real step, with caches as the step's own work leaves them."""
+    timed = TimedMonitor(monitor)
+    training.step_with(timed)
+    return timed.spent_ns
 
 
 def capture_rounds(monitor: Monitor, training: Training, captures: int, requests: Path) -> list[dict[str, object]]:
@@ -235,7 +205,6 @@ def request(requests: Path, number: int) -> None:
 
 
 def phases_s(run: Path, captures: int) -> list[Times]:
-    """What importing, preparing, starting, stopping and exporting took in each capture, in their order."""
     end_s = time.monotonic() + STORED_S
     while len(found := list(run.glob("captures/[!.]*/manifest.json"))) < captures:
         if time.monotonic() > end_s:
@@ -259,7 +228,7 @@ def measure(plan: SimpleNamespace) -> dict[str, object]:
         return interleaved(acts, rounds, order)
 
     turns = {name: partial(turn, some[name]) for name in ("off", "none", "on")}
-    monitors = {"on": monitor, "none": NoMonitor(), "clock": ClockMonitor()}
+    monitors = {"on": monitor, "none": NoMonitor()}
     calls = {name: partial(calls_ns, one, real) for name, one in monitors.items()}
     whole = {name: many[name] for name in ("off", "control", "on")}
     phases: dict[str, Callable[[], object]] = {

@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,37 +33,18 @@ POLL_S = 0.02
 JITTER = 0.04
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What a healthy step is made of: samples a step for all ranks together, and seconds each rank waits in a place."""
-
-    samples: int
-    waits_s: dict[str, float]
-
-
+PLACES = ("data", "h2d", "forward", "backward", "optimizer", "after")
 PROFILES = {
-    # As a GPU job's host: it mostly waits.
-    "wait": Profile(
-        samples=128,
-        waits_s={"data": 0.012, "h2d": 0.004, "forward": 0.014, "backward": 0.016, "optimizer": 0.005, "after": 0.001},
-    ),
-    # Its ranks share few cores, and fight over them.
-    "compute": Profile(
-        samples=1536,
-        waits_s={"data": 0.006, "h2d": 0.002, "forward": 0.004, "backward": 0.004, "optimizer": 0.002},
-    ),
-    # The first two once more, with steps short enough for many of them to be recorded in a minute.
-    "brisk": Profile(
-        samples=64,
-        waits_s={"data": 0.005, "h2d": 0.002, "forward": 0.006, "backward": 0.007, "optimizer": 0.002},
-    ),
-    "busy": Profile(samples=512, waits_s={"data": 0.003, "h2d": 0.001, "forward": 0.002, "backward": 0.002}),
+    "wait": (128, (12, 4, 14, 16, 5, 1)),  # as a GPU job's host: it mostly waits
+    "compute": (1536, (6, 2, 4, 4, 2, 0)),  # its ranks share few cores, and compete for them
+    # The same with steps short enough for many of them to be recorded in a minute.
+    "brisk": (64, (5, 2, 6, 7, 2, 0)),
+    "busy": (512, (3, 1, 2, 2, 0, 0)),
 }
+"""What a healthy step is made of: samples for all ranks together, and milliseconds that each rank waits in a place."""
 
 
 class Network(nn.Module):
-    """Linear layers; in the middle of the backward pass a hidden tensor's gradient calls ``in_backward``."""
-
     def __init__(self, in_backward: Callable[[], None]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
@@ -88,7 +68,7 @@ class Pace:
 
     def __init__(self, row: Row, rank: int) -> None:
         self._row, self._rank = row, rank
-        self._waits_s = PROFILES[row.profile].waits_s
+        self._waits_s = {place: ms / 1e3 for place, ms in zip(PLACES, PROFILES[row.profile][1], strict=True)}
         self._jitter = random.Random(f"{row.seed}-{rank}")
         # Draws of its own, so that what a job does beside its steps changes nothing about these.
         self._beside = random.Random(f"{row.seed}-{rank}-beside")
@@ -98,13 +78,11 @@ class Pace:
         self.healthy_step_s = 0.0
 
     def begin(self, step: int) -> None:
-        """Go on to a step; the ones before 0 are without faults."""
         self.step = step
         if self._row.work == "uneven":
             self.size = self._beside.uniform(0.85, 1.15)
 
     def __call__(self, place: str) -> None:
-        """Take the time that this place takes in this step."""
         wait_s = self._waits_s.get(place, 0.0) * self.size
         if wait_s:
             time.sleep(wait_s * max(0.5, 1.0 + JITTER * self._jitter.gauss(0.0, 1.0)))
@@ -118,17 +96,14 @@ class Pace:
 
     @property
     def checkpoints(self) -> bool:
-        """Whether this step is a checkpoint."""
         return self._comes_round(self._row.checkpoint_every)
 
     @property
     def evaluates(self) -> bool:
-        """Whether an evaluation ends this step."""
         return self._comes_round(self._row.evaluate_every)
 
     @property
     def kind(self) -> str:
-        """What the job says this step is."""
         if not self._row.says_kinds:
             return ""
         return "checkpoint" if self.checkpoints else "evaluation" if self.evaluates else ""
@@ -152,7 +127,6 @@ class Pace:
 
 
 def take(seconds: float, *, busy: bool) -> None:
-    """Pass so much time, keeping a core busy or asleep."""
     if not busy:
         if seconds > 0.0:
             time.sleep(seconds)
@@ -163,8 +137,6 @@ def take(seconds: float, *, busy: bool) -> None:
 
 
 class Job:
-    """One row's training: a model, its data, and the loop."""
-
     def __init__(self, row: Row, rank: int) -> None:
         torch.manual_seed(row.seed)
         self._row, self._rank = row, rank
@@ -174,7 +146,7 @@ class Job:
         self._network = network
         self._model = DistributedDataParallel(network, bucket_cap_mb=0.5)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-4, momentum=0.9)
-        self._samples = PROFILES[row.profile].samples // row.n_ranks
+        self._samples = PROFILES[row.profile][0] // row.n_ranks
 
     def calibrate(self) -> float:
         """The healthy step of this job on this machine, in seconds: the median over ranks of their medians."""
@@ -191,7 +163,6 @@ class Job:
         return self.pace.healthy_step_s
 
     def train(self, rings: Path) -> None:
-        """All recorded steps."""
         row, rank = self._row, self._rank
         where = None if rank == row.missing else rings
         host = None if row.hosts is None else row.hosts[rank]
@@ -248,7 +219,6 @@ class Job:
 
 
 def _next(control: Path, number: int, parent: int) -> dict | None:
-    """The next row, once there is one; None when there is none, or the parent has ended."""
     path = control / f"{number}.json"
     while os.getppid() == parent:
         if path.exists():

@@ -273,7 +273,7 @@ class TestReport:
     def test_each_rule_is_counted_for_itself(self):
         # GIVEN a healthy row on which one rule named a rank, and the others did not
         names = ("ours", *RULES)
-        scores = {name: Score(WRONG if name == "own speed 0.75" else QUIET, False, False) for name in names}
+        scores = {name: Score(WRONG if name == "own speed 0.75" else QUIET, False) for name in names}
         windows = (Window(SCHEMA, 0, np.ones((50, 4, 6))),)
         scored = Scored(Recorded("row-000", row("healthy", Truth("healthy")), Outcome(), windows), scores)
         # THEN the false suspect is that one's

@@ -40,7 +40,7 @@ def found(*, on_ns=1_000.0, none_ns=0.0, after_ns=STEP_NS):
         "real": blocks(off=off, on=on),
         "steady": [{"seconds": 4.0, "threads_share": 0.001, "processes_share": 0.02}],
         "small_after": small,
-        "calls": {"on": [int(on_ns) + 500] * 6, "none": [500] * 6, "clock": [600] * 6},
+        "calls": {"on": [int(on_ns) + 500] * 6, "none": [500] * 6},
         "captures": [captured(after_ns=after_ns)] * 4,
         "capture_phases": [dict.fromkeys(overhead_figures.PHASES, taken_s) for taken_s in (0.05, 0.002, 0.002, 0.002)],
     }
