@@ -10,7 +10,6 @@ import numpy as np
 
 RESAMPLES = 4000
 _AT_ONCE = 1 << 20
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Estimate:
 
 
 def median_of(values: Sequence[float], *, seed: int = 0) -> Estimate:
-    """The median and its percentile-bootstrap interval.
+    """The median and its 95 % interval, by the percentile bootstrap.
 
     Raises:
         ValueError: there are no values.
@@ -45,7 +44,7 @@ def median_of(values: Sequence[float], *, seed: int = 0) -> Estimate:
     medians = np.concatenate(
         [np.median(sample[draw(0, sample.size, (at_once, sample.size))], axis=1) for _ in range(0, RESAMPLES, at_once)]
     )
-    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = np.quantile(medians, [0.025, 0.975])
     value = float(np.median(sample))
     # The interval of few values may leave their median out by rounding.
     return Estimate(value, min(float(low), value), max(float(high), value), int(sample.size))

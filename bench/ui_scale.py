@@ -18,7 +18,7 @@ from typing import Any
 
 from sftriage.events import WindowJudged, encode
 from sftriage.recorder.layout import LOG_MAGIC, encode_header
-from tests.unit.recorded import Run, decision, info_of, run_at, slots, verdict
+from tests.scenario import Run, decision, info_of, run_at, slots, verdict
 
 STEP_MS = {"data": 5.0, "forward": 30.0, "backward": 60.0, "other": 0.5}
 SLOW_MS = {**STEP_MS, "data": 45.0}

@@ -37,7 +37,7 @@ from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInf
 from sftriage.traces.store import FileToStore
 from sftriage.windows.statuses import status_of
 from sftriage.windows.steplog import StepLog
-from tests.unit.frontier.windows import Fault, Job, every, from_step
+from tests.scenario import Fault, Job, every, from_step
 from tests.unit.reduce.heavy import document, job_events, write
 from tests.unit.windows.steps import of_rank
 

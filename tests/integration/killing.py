@@ -21,7 +21,7 @@ from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.store import LocalStore
 from sftriage.windows.rings import Ring, open_ring
 from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, wait_until
-from tests.journals import entries
+from tests.scenario import entries
 
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 RANK, STEPS, WARMUP_STEPS = 1, 40, 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.journals import entries
+from tests.scenario import entries
 
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1

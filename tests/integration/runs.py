@@ -5,9 +5,8 @@ from typing import Any
 
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
-from tests.journals import entries
+from tests.scenario import entries, run_at
 from tests.unit.conftest import manifest_of
-from tests.unit.recorded import run_at
 
 
 def run_with_capture(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
 from tests.integration.processes import FORKED, wait_until
 from tests.integration.runs import captures
-from tests.journals import entries
+from tests.scenario import entries
 
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 SLOW_S = 0.1

@@ -19,7 +19,7 @@ from tests.integration.conftest import own_environment
 from tests.integration.killing import POLICY
 from tests.integration.processes import DEADLINE_S, descendants, ended, wait_until
 from tests.integration.runs import captures
-from tests.journals import entries
+from tests.scenario import entries
 from tests.unit.conftest import run_going_on
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"

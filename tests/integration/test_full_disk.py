@@ -16,7 +16,7 @@ from sftriage.windows.rings import open_ring
 from tests import needs
 from tests.disks import SmallDisk, served_disk, small_disk
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
-from tests.journals import entries
+from tests.scenario import entries
 
 pytest.importorskip("torch")
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"

@@ -27,9 +27,9 @@ from sftriage.traces.manifest import ReproducedInfo
 from tests.integration.kube import Cluster, missing, prepared
 from tests.integration.kube_captures import put_status
 from tests.integration.processes import wait_until
+from tests.scenario import row
 from tests.structural_rules import BREAKS, KEEPS, findings
 from tests.unit.conftest import manifest_of
-from tests.unit.recorded import row
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 

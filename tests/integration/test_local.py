@@ -14,7 +14,7 @@ from sftriage.runtime import local
 from sftriage.sinks.stream import Sink
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import FORKED
-from tests.journals import entries
+from tests.scenario import entries
 
 STUCK = Path(__file__).parent / "jobs" / "stuck.py"
 HANG = Path(__file__).parent / "jobs" / "hang_in_capture.py"

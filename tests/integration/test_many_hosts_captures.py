@@ -17,7 +17,7 @@ from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures
 from tests.integration.s3 import BUCKET, environment_of
 from tests.integration.test_evidence import FIRST, HOST, SECOND, compiled
-from tests.journals import entries
+from tests.scenario import entries
 
 pytest.importorskip("torch")
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: sftriage[nvml]")

@@ -14,7 +14,7 @@ from tests.integration.beside_hub import BesideHub
 from tests.integration.killing import POLICY, SLOW_DATA
 from tests.integration.processes import DEADLINE_S, FORKED, wait_until
 from tests.integration.runs import captures
-from tests.journals import entries
+from tests.scenario import entries
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")

@@ -21,7 +21,7 @@ from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import named, verdicts
-from tests.journals import entries
+from tests.scenario import entries
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 SIMULATED = Path(__file__).parent / "jobs" / "simulated.py"

@@ -13,7 +13,7 @@ import pytest
 from tests import needs
 from tests.integration.linked import kineto
 from tests.integration.runs import captures, named, verdicts
-from tests.journals import entries
+from tests.scenario import entries
 
 JOB = Path(__file__).parent / "jobs" / "gpu_ddp.py"
 STEPS, SLOW_RANK = 400, 1

@@ -18,8 +18,8 @@ from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.browsing import free_port
 from tests.integration.processes import DEADLINE_S, wait_until
+from tests.scenario import run_at
 from tests.unit.conftest import manifest_of
-from tests.unit.recorded import run_at
 
 VIEWER = "https://ui.perfetto.dev"
 PERFETTO = """<!doctype html><script>

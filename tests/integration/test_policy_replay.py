@@ -17,8 +17,7 @@ from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.statuses import status_of
 from sftriage.words.decisions import reason_sentence, resolution
-from tests.journals import entries
-from tests.unit.frontier.windows import Fault, Job, every, from_step, gaussian, heavy_tailed
+from tests.scenario import Fault, Job, entries, every, from_step, gaussian, heavy_tailed
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
 FIRST_FAULTY_STEP = 110

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import journals
+from tests import scenario
 from tests.integration.processes import wait_until
 from tests.unit.sinks.hooks import hooked
 
@@ -27,7 +27,7 @@ def policy(name):
 
 
 def entries(path, kind):
-    return journals.entries(path / "decisions.jsonl", kind)
+    return scenario.entries(path / "decisions.jsonl", kind)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.integration.processes import wait_until
 from tests.integration.runs import captures, named, verdicts
 from tests.integration.slurm import cluster_of_two
 from tests.integration.test_many_hosts import POLICY
-from tests.journals import entries
+from tests.scenario import entries
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")

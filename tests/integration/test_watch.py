@@ -13,7 +13,7 @@ from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S, FORKED, wait_until
 from tests.integration.runs import verdicts
 from tests.integration.terminals import GIVEN_BACK, TAKEN, Terminal, terminals
-from tests.unit.recorded import Run, request_of, run_at, verdict
+from tests.scenario import Run, request_of, run_at, verdict
 
 IN_TURN = Path(__file__).parent / "jobs" / "in_turn.py"
 POLICY = """

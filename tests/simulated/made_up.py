@@ -11,7 +11,7 @@ import numpy as np
 from sftriage.decisions import Suspect
 from sftriage.frontier.accounting import by_step
 from sftriage.verdicts import Settings, judge
-from tests.unit.frontier.windows import Fault, Job, gaussian, heavy_tailed
+from tests.scenario import Fault, Job, gaussian, heavy_tailed
 
 COURSES = ("constant", "intermittent", "bursts", "recurring", "growing")
 LEAST_TIMES = 13

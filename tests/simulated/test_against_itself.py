@@ -8,7 +8,7 @@ import pytest
 from sftriage.counters import COUNTERS, PLACE
 from sftriage.verdicts import Settings, judge
 from sftriage.words.verdicts import verdict_sentence
-from tests.unit.frontier.windows import Fault, Job, every, from_step
+from tests.scenario import Fault, Job, every, from_step
 
 SETTINGS = Settings()
 WINDOW, STRIDE = 50, 10

@@ -9,7 +9,7 @@ from sftriage.policy.losses import losses_of
 from sftriage.verdicts import Settings, judge
 from sftriage.windows.counting import counted_of
 from sftriage.words.verdicts import verdict_sentence
-from tests.unit.frontier.windows import OUTSIDE, Fault, Job, every, from_step, gaussian
+from tests.scenario import OUTSIDE, Fault, Job, every, from_step, gaussian
 
 JOB = Job(n_steps=300, noise=gaussian(0.05))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sftriage.verdicts import Settings, judge
-from tests.unit.frontier.windows import Fault, Job, at, from_step
+from tests.scenario import Fault, Job, at, from_step
 
 SETTINGS = Settings()
 

@@ -8,7 +8,7 @@ import pytest
 from sftriage.verdicts import Settings, judge
 from sftriage.windows.counting import counted_of
 from sftriage.words.verdicts import explain
-from tests.unit.frontier.windows import Fault, Job, at, every, from_step, gaussian, heavy_tailed
+from tests.scenario import Fault, Job, at, every, from_step, gaussian, heavy_tailed
 
 SETTINGS = Settings()
 SHORT = Job(

@@ -15,7 +15,7 @@ from sftriage.words.amounts import lasted, rank_hours
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, reason_kind, reason_sentence, resolution
 from sftriage.words.glance import afterwards, look_at
 from sftriage.words.verdicts import RESOLVES, system_sentence, verdict_sentence
-from tests.unit.recorded import verdict
+from tests.scenario import verdict
 
 CODES = get_args(ReasonCode)
 ON_WORDS = re.compile(

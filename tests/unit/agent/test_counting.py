@@ -37,8 +37,8 @@ from sftriage.windows.counting import UNKNOWN, CountersLog
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.rings import open_ring
 from tests.recorded import kept_of
+from tests.scenario import info_of, run_at
 from tests.unit.agent.test_agent import train
-from tests.unit.recorded import info_of, run_at
 
 STATUS = b"Name:\tpython\nvoluntary_ctxt_switches:\t150\nnonvoluntary_ctxt_switches:\t12\n"
 STAT = b"41 (a) S) T 1 1 1 0 -1 4194304 100 7 3 8 50 25" + b" 0" * 26 + b" 4 0 0\n"

@@ -1,1 +1,1 @@
-from tests.unit.recorded import captured, run, store  # noqa: F401 (fixtures)
+from tests.scenario import captured, run, store  # noqa: F401 (fixtures)

@@ -8,7 +8,7 @@ from sftriage.assistants.answers import MOST_CHARACTERS, Answers, Places
 from sftriage.errors import SftriageError, UsageError
 from sftriage.policy.loading import find
 from sftriage.traces.remote import RemoteStore
-from tests.unit.recorded import held, run_at, verdict
+from tests.scenario import held, run_at, verdict
 
 HOSTILE = ["..", ".", "../run", "/etc", "run/../run", "run/", "\0", "a" * 5000, "run\n", "*", "~", "%2e%2e"]
 

@@ -7,8 +7,7 @@ import pytest
 from sftriage.assistants.answers import Answers, Places
 from sftriage.events import PipelineFigures, RemedyChanged
 from sftriage.runs.glance import glance_of
-from tests.journals import Recorder
-from tests.unit.recorded import decision, run_at, verdict
+from tests.scenario import Recorder, decision, run_at, verdict
 from tests.unit.whatif.planted import Job
 
 LATE_S, STEP_S = 0.02, 0.13

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from sftriage.reports.tables import decisions_table, windows_table
 from sftriage.words.decisions import decision_values
-from tests.unit.recorded import decision, verdict
+from tests.scenario import decision, verdict
 
 STAGES = ["data", "forward", "backward", "optimizer", "other"]
 

@@ -16,9 +16,8 @@ from sftriage.traces.rows import CaptureRow
 from sftriage.traces.store import LocalStore
 from sftriage.windows.logs import StepLogs
 from sftriage.windows.steplog import BLOCK_STEPS, KeptSteps, stay
-from tests.journals import Recorder
+from tests.scenario import Recorder, run_at, verdict
 from tests.unit.conftest import manifest_of, run_in
-from tests.unit.recorded import run_at, verdict
 
 ROW = CaptureRow(
     "c-1", "j", "r", 2, "data", "suspect", "rank", 90, 139, 142, 146, 0.01, 100, "0" * 64, "torch", "a", "p",

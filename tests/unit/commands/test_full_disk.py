@@ -11,9 +11,8 @@ from sftriage.runs.liveness import DISK, note_problem
 from sftriage.traces.store import LocalStore
 from sftriage.words.keeping import disk_failed_sentence, disk_sentence
 from tests.disks import SmallDisk, small_disk
-from tests.journals import Recorder
+from tests.scenario import Recorder, decision, verdict
 from tests.unit.conftest import manifest_of, run_in
-from tests.unit.recorded import decision, verdict
 
 BETWEEN = DiskRecovered(
     time_s=1_800_000_072.0,

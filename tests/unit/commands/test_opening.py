@@ -13,7 +13,7 @@ from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.web import viewer
 from sftriage.web.serving import has_browser
 from sftriage.web.viewer import ServedTrace
-from tests.unit.recorded import run_at
+from tests.scenario import run_at
 from tests.unit.web.asking import ask
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from sftriage.decisions import Decision, Suspect, Verdict
 from sftriage.policy.loading import parse, shipped
-from tests.journals import Recorder
+from tests.scenario import Recorder
 from tests.unit.commands.test_analyze import recorded
 from tests.unit.conftest import run_in
 

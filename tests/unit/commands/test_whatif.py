@@ -16,10 +16,9 @@ from sftriage.verdicts import Settings, judge
 from sftriage.whatif.arranging import COLUMNS
 from sftriage.windows.counting import counted_of
 from sftriage.windows.npz import load_npz
+from tests.scenario import Fault, run_at, verdict
+from tests.scenario import Job as FourRanks
 from tests.unit.commands.test_analyze import STAGES, recorded
-from tests.unit.frontier.windows import Fault
-from tests.unit.frontier.windows import Job as FourRanks
-from tests.unit.recorded import run_at, verdict
 from tests.unit.reduce.heavy import document, job_events, write
 from tests.unit.whatif.planted import Job
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sftriage.records import OTHER, StageSchema, Window
-
-from .windows import CALM, Drawn, Fault, Noise
+from tests.scenario import CALM, Drawn, Fault, Noise
 
 MS = 1e-3
 

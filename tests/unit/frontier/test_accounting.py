@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from sftriage.frontier.accounting import anchored, walk, walked
 from sftriage.frontier.segments import complete_steps, segments
 from sftriage.records import OTHER, StageSchema
+from tests.scenario import Fault, Job, exactly, gaussian
 
 from .strategies import ANY, distinct_windows, windows
-from .windows import Fault, Job, exactly, gaussian
 
 QUIET = gaussian(0.0)
 

@@ -8,8 +8,7 @@ import pytest
 from sftriage.frontier.overlap import resumed
 from sftriage.frontier.roles import SAMPLE_RANKS, roles_of
 from sftriage.verdicts import Settings, judge
-
-from .windows import Fault, Job, from_step
+from tests.scenario import Fault, Job, from_step
 
 SETTINGS = Settings()
 N_RANKS = SAMPLE_RANKS + 88

@@ -11,9 +11,9 @@ from sftriage.frontier.arrays import medians
 from sftriage.frontier.roles import SAMPLE_RANKS, roles_of
 from sftriage.frontier.segments import segments
 from sftriage.frontier.whatif import jitter_s, median_without, replay
+from tests.scenario import Fault, Job
 
 from .strategies import ORDINARY, windows
-from .windows import Fault, Job
 
 VALUES = hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=9), elements=ORDINARY)
 

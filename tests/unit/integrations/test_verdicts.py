@@ -14,8 +14,7 @@ from sftriage.integrations.telling import EntrySink
 from sftriage.integrations.verdicts import VerdictLog
 from sftriage.recorder.monitor import RINGS_ENV, RUN_ENV
 from sftriage.runs.journal import read_journal
-from tests.journals import Recorder
-from tests.unit.recorded import decision, verdict
+from tests.scenario import Recorder, decision, verdict
 
 
 class Kept:

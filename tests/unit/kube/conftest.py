@@ -1,1 +1,1 @@
-from tests.unit.recorded import run  # noqa: F401 (fixtures)
+from tests.scenario import run  # noqa: F401 (fixtures)

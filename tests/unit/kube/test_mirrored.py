@@ -15,9 +15,9 @@ from sftriage.runs.directory import RunInfo
 from sftriage.runs.following import request_row, row_of
 from sftriage.runs.source import View
 from sftriage.traces.uploads import Upload
+from tests.scenario import decision, request_of, verdict
 from tests.unit.conftest import manifest_of
 from tests.unit.kube.objects import NOW_S, made, refused
-from tests.unit.recorded import decision, request_of, verdict
 
 JOB = JobRef("jobset", "resnet", "ml")
 INFO = RunInfo("run-1", "resnet", "2026-03-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")

@@ -11,14 +11,13 @@ import pytest
 
 from sftriage.decisions import CaptureResult, ManualRequest
 from sftriage.errors import ClusterError
-from sftriage.events import CaptureChanged
+from sftriage.events import CaptureChanged, ManualRequestDecided
 from sftriage.kube import client, mirroring
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, plural_of
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.mirroring import Mirror
 from sftriage.runs.requests import left
-from tests.journals import Recorder
-from tests.unit.recorded import decision, request_of, verdict
+from tests.scenario import Recorder, decision, request_of, verdict
 
 JOB = JobRef("jobset", "resnet", "ml")
 DEADLINE_S = 20.0
@@ -203,7 +202,9 @@ def test_a_person_s_request_is_left_once_and_answered(server, run, mirror):
     assert not left(run.directory)
     journal = Recorder(run.directory.decisions)
     manual = ManualRequest("k8s-u-1", (2,), "somebody", "why?")
-    journal.ask(manual, decision(verdict(100), "capture", "asked", requests=(request_of("asked-1"),)))
+    journal.append(
+        ManualRequestDecided(manual, decision(verdict(100), "capture", "asked", requests=(request_of("asked-1"),)))
+    )
     journal.capture(CaptureResult("asked-1", 2, "running"))
     journal.close()
     until(lambda: states(server) == ["running"])

@@ -21,9 +21,9 @@ from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.source import View
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.words.amounts import clock
+from tests.scenario import decision, held, row
 from tests.unit.conftest import manifest_of
 from tests.unit.kube.objects import NOW_S, made, refused
-from tests.unit.recorded import decision, held, row
 
 INFO = RunInfo("run-1", "resnet", "2026-03-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
 LARGEST_BYTES = 64 * 1024

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from sftriage.decisions import CaptureResult, ManualRequest, Regression
-from sftriage.events import CauseFound, Place, RemedyChanged
+from sftriage.events import CauseFound, FollowUpDecided, ManualRequestDecided, Place, RemedyChanged
 from sftriage.reports.watch_changes import WatchPosition, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage, Watcher
@@ -19,8 +19,7 @@ from sftriage.runs.source import View
 from sftriage.traces.findings import CauseInfo
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
-from tests.journals import Recorder
-from tests.unit.recorded import NOW_S, Run, decision, request_of, run_at, verdict
+from tests.scenario import NOW_S, Recorder, Run, decision, request_of, run_at, verdict
 from tests.unit.web.asking import NASTY
 from tests.unit.web.test_charts import findings
 
@@ -126,9 +125,11 @@ def test_captures_that_no_window_led_to_are_there_with_who_asked(run):
     run.decide(of)
     journal = Recorder(run.directory.decisions)
     asked = replace(decision(of, "capture", "a person asked"), label="asked", requests=(request_of("a-1"),))
-    journal.ask(ManualRequest("a-1", (2,), "ada", "curious"), asked)
+    journal.append(ManualRequestDecided(ManualRequest("a-1", (2,), "ada", "curious"), asked))
     journal.capture(CaptureResult("a-1", 2, "failed", "too large"))
-    journal.beside("a-1", replace(asked, requests=(request_of("b-1", rank=1, role="control"),), time_s=1.9e9))
+    journal.append(
+        FollowUpDecided("a-1", replace(asked, requests=(request_of("b-1", rank=1, role="control"),), time_s=1.9e9))
+    )
     journal.close()
     # WHEN shown THEN the newest is first
     first, second = captures_of(run.source.view())

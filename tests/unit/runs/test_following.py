@@ -3,10 +3,9 @@ import os
 import pytest
 
 from sftriage.decisions import CaptureResult
-from sftriage.events import WindowJudged, encode
+from sftriage.events import CostMeasured, WindowJudged, encode
 from sftriage.runs.following import JournalTail
-from tests.journals import Recorder
-from tests.unit.recorded import decision, request_of, verdict
+from tests.scenario import Recorder, decision, request_of, verdict
 
 
 def line_of(first: int = 20, **about) -> bytes:
@@ -30,7 +29,7 @@ def test_what_the_controller_writes_is_followed(path, tail):
     of = verdict(100, "suspect", onset=120)
     journal.window(of, decision(of, "capture", "rule slow-rank", rule="slow-rank", requests=(request_of("c-1"),)))
     journal.capture(CaptureResult("c-1", 2, "failed", "the disk is full"))
-    journal.cost(time_s=1.0, attempt=0, first_step=100, last_step=105, cost_s=1.0, before_s=0.1)
+    journal.append(CostMeasured(time_s=1.0, attempt=0, first_step=100, last_step=105, cost_s=1.0, before_s=0.1))
     # WHEN it is followed
     assert tail.follow()
     # THEN the window and the result are there, and nothing was held to be damage

@@ -13,7 +13,7 @@ from sftriage.runs.liveness import RankCoverage, Watcher
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest, ReproducedInfo
 from sftriage.words.glance import QUESTIONS
-from tests.unit.recorded import decision, held, request_of, row, verdict
+from tests.scenario import decision, held, request_of, row, verdict
 
 RECORDED = RankCoverage(4, 4)
 

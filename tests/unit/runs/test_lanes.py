@@ -8,8 +8,8 @@ from sftriage.errors import InputError
 from sftriage.records import StageSchema, StepRecord
 from sftriage.runs.lanes import WIDTH, lanes_of, peers_of, recorded_of
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest
+from tests.scenario import info_of
 from tests.unit.conftest import manifest_of
-from tests.unit.recorded import info_of
 
 MS = 1_000_000
 

@@ -4,7 +4,7 @@ import pytest
 from sftriage.records import StageSchema, Window
 from sftriage.runs.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, HeatSource, column_steps, heat_map, lateness_of
 from sftriage.windows.logs import StepLogs
-from tests.unit.recorded import SCHEMA, info_of
+from tests.scenario import SCHEMA, info_of
 
 
 def window(durations_NRS, schema=SCHEMA, **about) -> Window:

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from sftriage.decisions import CaptureResult, ManualRequest
@@ -9,8 +10,10 @@ from sftriage.events import (
     VERSION,
     CostMeasured,
     DiskRecovered,
+    EvidenceGathered,
     FollowUpDecided,
     JobPaused,
+    ManualRequestDecided,
     NamedPolicy,
     PolicyChanged,
     RemedyChanged,
@@ -20,9 +23,8 @@ from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
 from sftriage.runs.following import JournalTail, request_row
 from sftriage.runs.liveness import DISK, note_problem
 from sftriage.runs.outlook import outlook
-from tests.journals import Recorder
+from tests.scenario import NOW_S, Recorder, decision, request_of, row, verdict
 from tests.unit.conftest import asked_for
-from tests.unit.recorded import NOW_S, decision, request_of, row, verdict
 from tests.unit.web.asking import NASTY, Seen, text_of
 
 ASK = ManualRequest("a-1", (1,), "ada", "why is the loader slow?")
@@ -53,8 +55,12 @@ def test_a_pause_is_on_record_on_the_page_and_on_the_terminal(run, journal, sftr
 
 def test_what_people_ask_for_is_on_record(run, journal):
     # GIVEN a person whose capture is made, and one whose is not
-    journal.ask(ASK, decision(verdict(100), "capture", "asked for by ada", requests=(request_of("a-1-r1", 1),)))
-    journal.ask(ASK, decision(verdict(110), "throttle", "captures_left"))
+    journal.append(
+        ManualRequestDecided(
+            ASK, decision(verdict(100), "capture", "asked for by ada", requests=(request_of("a-1-r1", 1),))
+        )
+    )
+    journal.append(ManualRequestDecided(ASK, decision(verdict(110), "throttle", "captures_left")))
     # WHEN the decisions are read THEN who asked, why, and what was decided is there
     seen = text_of(run.get("/decisions"))
     for words in ("ada asked for a capture: why is the loader slow?", "asked for, and ? left", "Ask for fewer"):
@@ -95,7 +101,7 @@ def test_a_capture_that_hangs_leads_to_another(run, journal):
     hung = verdict(100, "stalled", reasons=("in_sync",))
     run.decide(hung, "capture", "rule hang", requests=(request_of("c-9"),))
     run.ended(CaptureResult("c-9", 2, "failed", "no answer long past its time-box"))
-    journal.beside("c-9", decision(hung, "capture", "rank 2 hangs", requests=(request_of("c-10"),)))
+    journal.append(FollowUpDecided("c-9", decision(hung, "capture", "rank 2 hangs", requests=(request_of("c-10"),))))
     # WHEN the page is read THEN both belong to the present trouble, and say why they are there
     seen = run.get()
     assert {"/captures/c-9", "/captures/c-10"} <= {a.get("href") for tag, a in Seen(seen.text).tags if tag == "a"}
@@ -115,7 +121,7 @@ def test_a_capture_that_hangs_leads_to_another(run, journal):
     ],
 )
 def test_changes_of_the_policy_are_on_record(run, journal, change, said):
-    journal.policy(**CHANGE | change)
+    journal.append(msgspec.convert(CHANGE | change, PolicyChanged))
     assert said in text_of(run.get("/decisions?outcome=policy"))
 
 
@@ -126,7 +132,7 @@ def test_changes_of_the_policy_are_on_record(run, journal, change, said):
 def test_what_captures_cost_is_beside_them(captured, cost_s, said):
     # GIVEN what a capture has cost
     journal = Recorder(captured.directory.decisions)
-    journal.cost(**cost(159, 165, cost_s))
+    journal.append(CostMeasured(**cost(159, 165, cost_s)))
     journal.close()
     # WHEN the decisions, and the capture's own page, are read THEN both say it
     assert said in text_of(captured.get("/decisions?outcome=cost"))
@@ -157,9 +163,9 @@ def test_a_cost_is_of_the_captures_that_measured_its_steps(first, last, attempt,
 
 def test_what_gpus_say_is_on_record_and_what_says_nothing_is_not(run, journal):
     seen = {"time_s": NOW_S, "first_step": 100, "last_step": 149, "gpus": {"problem": None, "of": {}}}
-    journal.evidence(**seen, remarks=("GPU 2 is held back by its power limit",))
-    journal.evidence(**seen)
-    journal.evidence(time_s=NOW_S, first_step=100, last_step=149, ready_fraction=1.0)
+    journal.append(EvidenceGathered(**seen, remarks=("GPU 2 is held back by its power limit",)))
+    journal.append(EvidenceGathered(**seen))
+    journal.append(EvidenceGathered(time_s=NOW_S, first_step=100, last_step=149, ready_fraction=1.0))
     assert "held back by its power limit" in text_of(run.get("/decisions"))
     assert run.get("/decisions?outcome=evidence").text.count("<li>") == 1
     assert "could not be read" not in text_of(run.get())
@@ -186,9 +192,11 @@ def test_damage_is_passed_over_and_counted(tmp_path, damage):
 
 def test_markup_in_what_others_wrote_is_text(run, journal):
     asked = ManualRequest("a-1", (1,), NASTY, NASTY)
-    journal.ask(asked, decision(verdict(100), "capture", NASTY, requests=(request_of("a-1"),)))
-    journal.policy(**CHANGE | {"policies": [{"name": NASTY}], "problems": [NASTY], "later": [NASTY]})
-    journal.evidence(time_s=NOW_S, first_step=100, last_step=149, remarks=(NASTY,))
+    journal.append(ManualRequestDecided(asked, decision(verdict(100), "capture", NASTY, requests=(request_of("a-1"),))))
+    journal.append(
+        msgspec.convert(CHANGE | {"policies": [{"name": NASTY}], "problems": [NASTY], "later": [NASTY]}, PolicyChanged)
+    )
+    journal.append(EvidenceGathered(time_s=NOW_S, first_step=100, last_step=149, remarks=(NASTY,)))
     journal.append(TakenOver(NOW_S, NASTY, 7))
     for target in ("/", "/decisions", "/captures/a-1"):
         answer = run.get(target)

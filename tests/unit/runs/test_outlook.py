@@ -4,7 +4,7 @@ from sftriage.decisions import ENDED, CaptureResult, Regression
 from sftriage.runs.decisions import groups_of, log_of
 from sftriage.runs.following import row_of
 from sftriage.runs.outlook import outlook
-from tests.unit.recorded import decision, held, request_of, row
+from tests.scenario import decision, held, request_of, row
 
 DISTURBED = {"label": "needs_evidence", "outcome": "hold", "reasons": ("self_inflicted",)}
 SLOWER = Regression(640, 632, 655, 0.21, "all", ("backward",), 0.05)

@@ -14,7 +14,7 @@ from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.slots import slot_bytes
 from sftriage.windows.steplog import StepLog
 from tests.rings import write_ring
-from tests.unit.recorded import info_of, run_at
+from tests.scenario import info_of, run_at
 from tests.unit.windows.steps import batch, of_rank
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))

@@ -10,8 +10,7 @@ from sftriage.runtime.annotating import Annotations
 from sftriage.verdicts.reproducing import reproduced
 from sftriage.windows.counting import CountersLog
 from sftriage.windows.steplog import StepLog
-from tests.unit.frontier.windows import Fault, Job, every
-from tests.unit.recorded import info_of, steps_of
+from tests.scenario import Fault, Job, every, info_of, steps_of
 from tests.unit.reduce.heavy import document, recurring_events, write
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")

@@ -11,7 +11,7 @@ from sftriage.frontier.roles import roles_of
 from sftriage.frontier.whatif import replay
 from sftriage.verdicts import Settings, judge
 from sftriage.verdicts.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, OwnTimes, Samples
-from tests.unit.frontier.windows import Fault, Job, every
+from tests.scenario import Fault, Job, every
 
 SETTINGS = Settings()
 

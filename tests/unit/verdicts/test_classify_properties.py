@@ -15,8 +15,8 @@ from sftriage.frontier.whatif import replay
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.baseline import Baseline, Samples
 from sftriage.words.verdicts import explain
+from tests.scenario import classify
 from tests.unit.frontier.strategies import ANY, distinct_windows, windows
-from tests.unit.frontier.windows import classify
 
 REASONS = {
     "low_coverage",

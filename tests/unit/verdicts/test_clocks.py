@@ -14,9 +14,9 @@ from sftriage.frontier.accounting import anchored
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.reproducing import reproduced
 from sftriage.words.verdicts import explain, verdict_sentence
+from tests.scenario import Fault, Job, classify
 from tests.unit.frontier.device_windows import MS, GpuJob
 from tests.unit.frontier.strategies import ORDINARY, windows
-from tests.unit.frontier.windows import Fault, Job, classify
 
 SETTINGS = Settings()
 READS_LOSS = GpuJob()  # `loss.item()` after the optimizer: hosts wait for their devices there

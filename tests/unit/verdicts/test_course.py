@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sftriage.verdicts import Settings, judge
-from tests.unit.frontier.windows import Fault, Job, at, classify, every, from_step, gaussian
+from tests.scenario import Fault, Job, at, classify, every, from_step, gaussian
 
 SETTINGS = Settings()
 

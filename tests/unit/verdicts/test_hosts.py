@@ -14,8 +14,8 @@ from sftriage.frontier.units import host_units, last_elsewhere, places_of
 from sftriage.frontier.whatif import replay
 from sftriage.verdicts import Settings
 from sftriage.verdicts.clear_events import arrivals_of_hosts
+from tests.scenario import Fault, Job
 from tests.unit.frontier.strategies import windows
-from tests.unit.frontier.windows import Fault, Job
 
 SETTINGS = Settings()
 

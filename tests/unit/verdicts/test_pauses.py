@@ -8,7 +8,7 @@ import pytest
 from sftriage.verdicts import Settings, judge
 from sftriage.words.keeping import pause_sentence
 from sftriage.words.verdicts import verdict_sentence
-from tests.unit.frontier.windows import OUTSIDE, Fault, Job, at, from_step
+from tests.scenario import OUTSIDE, Fault, Job, at, from_step
 
 SETTINGS = Settings()
 WINDOW, STRIDE, N_STEPS = 50, 10, 300

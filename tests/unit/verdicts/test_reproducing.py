@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sftriage.decisions import Trigger
 from sftriage.verdicts import Settings, judge
 from sftriage.verdicts.reproducing import reproduced
-from tests.unit.frontier.windows import Fault, Job, at, every, from_step
+from tests.scenario import Fault, Job, at, every, from_step
 
 RANKS_4 = Job(n_ranks=4, n_steps=5)
 TWELVE = Job(n_ranks=4, n_steps=12)

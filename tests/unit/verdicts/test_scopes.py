@@ -8,7 +8,7 @@ import pytest
 from sftriage.records import StageSchema
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.words.verdicts import who
-from tests.unit.frontier.windows import Fault, Job, classify, every, exactly, from_step, gaussian
+from tests.scenario import Fault, Job, classify, every, exactly, from_step, gaussian
 
 SETTINGS = Settings()
 LOCAL = ("data", "forward", "optimizer", "other")

@@ -11,7 +11,7 @@ from sftriage.counters import COUNTERS
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.system import system_counts, with_system
 from sftriage.windows.counting import counted_of
-from tests.unit.frontier.windows import Fault, Job, at, classify, every, from_step
+from tests.scenario import Fault, Job, at, classify, every, from_step
 
 FOUR = Job(n_ranks=4)
 """A step is 100 ms, 60 of them before the sync and after the last one: of what is spread evenly, 60 % count."""

@@ -14,7 +14,7 @@ from sftriage.frontier.accounting import anchored
 from sftriage.frontier.profile import Typical
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.baseline import Baseline, Samples
-from tests.unit.frontier.windows import (
+from tests.scenario import (
     BETWEEN,
     OUTSIDE,
     Fault,

@@ -6,7 +6,7 @@ from jinja2 import BytecodeCache, Environment
 from jinja2.bccache import Bucket
 
 from sftriage.web import page
-from tests.unit.recorded import captured, run, store  # noqa: F401 (fixtures)
+from tests.scenario import captured, run, store  # noqa: F401 (fixtures)
 
 
 class Compiled(BytecodeCache):

@@ -14,7 +14,7 @@ from sftriage.traces.manifest import FollowedInfo
 from sftriage.web.access import Access
 from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import RunPage
-from tests.unit.recorded import request_of, verdict
+from tests.scenario import request_of, verdict
 from tests.unit.web.asking import FORGED, NASTY, SHORT_NASTY, UPWARDS, Seen, ask, harmless, text_of
 from tests.unit.web.test_charts import findings
 

@@ -15,7 +15,7 @@ from sftriage.runs.lateness import HeatMap
 from sftriage.traces.findings import Findings, StageProfile
 from sftriage.web.charts import HEIGHT, WIDTH, StepRange, bars_of, ticks_of, timeline
 from sftriage.web.run_page import heat_steps
-from tests.unit.recorded import decision, request_of, verdict
+from tests.scenario import decision, request_of, verdict
 
 STAGES = ("data", "forward", "backward", "other")
 

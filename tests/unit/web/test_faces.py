@@ -28,7 +28,7 @@ from sftriage.runs.liveness import (
 )
 from sftriage.traces.uploads import Outbox, Upload
 from sftriage.windows.steplog import StepLog
-from tests.unit.recorded import info_of, verdict
+from tests.scenario import info_of, verdict
 from tests.unit.web.asking import text_of
 
 URL = "s3://our-traces/pretraining"

@@ -10,7 +10,7 @@ from sftriage.runs.lateness import UNKNOWN, HeatMap
 from sftriage.traces.findings import CauseInfo, Findings, StageProfile
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.web.report import SHADES, shades_of
-from tests.unit.recorded import verdict
+from tests.scenario import verdict
 from tests.unit.web.asking import NASTY, SHORT_NASTY, Seen
 
 SENTENCE = "Rank 2 is slow in data: 38.0 of 40.0 ms in load (data.py:57), which sleeps."

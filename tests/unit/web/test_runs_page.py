@@ -11,8 +11,7 @@ from sftriage.runs.source import StartedRuns
 from sftriage.web import runs_page
 from sftriage.web.access import Access
 from sftriage.web.runs_page import RunsPage
-from tests.journals import Recorder
-from tests.unit.recorded import NOW_S, decision, verdict
+from tests.scenario import NOW_S, Recorder, decision, verdict
 from tests.unit.web.asking import NASTY, Seen, ask, harmless, text_of
 
 

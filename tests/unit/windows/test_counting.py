@@ -23,7 +23,7 @@ from sftriage.windows.counting import (
 )
 from sftriage.windows.decoding import StepArrays, together
 from tests.recorded import kept_of
-from tests.unit.recorded import info_of
+from tests.scenario import info_of
 from tests.unit.windows.steps import batch
 
 MS = 1_000_000

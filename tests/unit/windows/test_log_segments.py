@@ -20,8 +20,8 @@ from sftriage.windows.logs import LogReader, StepLogs
 from sftriage.windows.slots import CAPTURING, FLAGS, START, slot_bytes
 from sftriage.windows.steplog import BLOCK_STEPS, KeptSteps, StepLog, stay
 from tests.recorded import kept_of
-from tests.unit.recorded import info_of
-from tests.unit.recorded import steps_of as recorded
+from tests.scenario import info_of
+from tests.scenario import steps_of as recorded
 
 INFO = info_of(0, 1)
 KEPT = KeptSteps(max_bytes=4 * SEGMENTS * MIN_SEGMENT_BYTES, age_s=1e6)

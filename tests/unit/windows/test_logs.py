@@ -7,8 +7,8 @@ from sftriage.recorder.layout import HEADER_BYTES, LOG_MAGIC, WORD_BYTES, encode
 from sftriage.windows.logs import StepLogs, windows
 from sftriage.windows.slots import FLAGS, INCOMPLETE, slot_bytes
 from sftriage.windows.steplog import StepLog
-from tests.unit.recorded import info_of, slots
-from tests.unit.recorded import steps_of as recorded
+from tests.scenario import info_of, slots
+from tests.scenario import steps_of as recorded
 
 
 def took(step):

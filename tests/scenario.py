@@ -1,0 +1,394 @@
+"""A job of some ranks, with faults, for some steps: as windows, a run directory, a journal, a store and a page.
+
+`Job` makes windows as a synchronous job makes them, with a clock for every rank: a local stage moves its rank's clock
+alone; a sync stage computes on its own rank first (`ready`), then waits for the last rank and exchanges (`exchange`),
+and all leave together. What comes after the last sync stage carries over into the next step.
+`run_at` makes a run directory, in which a `Run` records steps and decisions; `verdict`, `decision` and `request_of` are
+what it decides.
+"""
+
+import array
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, get_args
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from sftriage.decisions import (
+    ENDED,
+    CaptureRequest,
+    CaptureResult,
+    Decision,
+    Lost,
+    ReasonCode,
+    Regression,
+    Suspect,
+    Trigger,
+    Verdict,
+)
+from sftriage.events import (
+    CaptureChanged,
+    WindowJudged,
+    encode,
+)
+from sftriage.recorder import RingInfo
+from sftriage.recorder.layout import WORD_BYTES
+from sftriage.records import OTHER, StageSchema, Window
+from sftriage.runs.directory import RunDirectory, RunInfo, create
+from sftriage.runs.following import WindowRow, row_of
+from sftriage.runs.journal import Journal, read_journal
+from sftriage.runs.source import RunSource
+from sftriage.traces.store import LocalStore
+from sftriage.verdicts import Settings, judge
+from sftriage.windows.decoding import StepArrays, decode
+from sftriage.windows.slots import DURATIONS, READY, SEQ, START, STEP, slot_words
+from sftriage.windows.steplog import KeptSteps, StepLog
+
+SCHEMA = StageSchema(("data", "forward", "backward", "other"), ("backward",))
+NOW_S = 1_800_000_600.0
+ADVANCES = {"data": 0.01, "forward": 0.03, "backward": 0.06, "other": 0.0}
+OUTSIDE = "outside"  # in `other`, before the (first) sync stage
+BETWEEN = "between"  # between one step and the next
+STEP_S = 0.100
+
+Noise = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def gaussian(fraction):
+    """Factors around one: every stage of every rank jitters by this fraction of itself."""
+    return lambda rng, n: np.clip(1.0 + fraction * rng.standard_normal(n), 0.05, None)
+
+
+def heavy_tailed(fraction):
+    """Factors with a median of one and now and then several times as long (Student t, 2.5 degrees of freedom)."""
+    return lambda rng, n: np.clip(1.0 + fraction * np.abs(rng.standard_t(2.5, n)), None, 20.0)
+
+
+def every(period, start=0):
+    return lambda n: (np.arange(n) - start) % period == 0
+
+
+def from_step(first, last=None):
+    return lambda n: (np.arange(n) >= first) & (np.arange(n) < (n if last is None else last))
+
+
+def at(*steps):
+    return lambda n: np.isin(np.arange(n), steps)
+
+
+always = from_step(0)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """So many seconds more in a stage, for some ranks, in some steps. Ranks None: all of them."""
+
+    stage: str
+    rank: int | tuple[int, ...] | None
+    seconds: float = 0.0
+    steps: Callable[[int], np.ndarray] = always
+    factor: float = 1.0
+
+    def applies(self, n_steps, n_ranks):
+        on_NR = np.zeros((n_steps, n_ranks), dtype=bool)
+        ranks = range(n_ranks) if self.rank is None else np.atleast_1d(self.rank)
+        on_NR[:, list(ranks)] = self.steps(n_steps)[:, None]
+        return on_NR
+
+
+CALM = gaussian(0.03)
+
+
+class Drawn:
+    """Noise of all steps, of which each takes so many numbers, as it would be had a step after the other drawn them."""
+
+    def __init__(self, noise: Noise, seed: int, n_steps: int, n_numbers: int) -> None:
+        self._noise_NK = noise(np.random.default_rng(seed), n_steps * n_numbers).reshape(n_steps, n_numbers)
+        self._taken = 0
+
+    def next(self, n_numbers: int) -> np.ndarray:
+        """The next few numbers of each step."""
+        self._taken += n_numbers
+        return self._noise_NK[:, self._taken - n_numbers : self._taken]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step of 100 ms: 20 data, 30 forward, 40 backward (35 of its own and 5 of exchange), 8 optimizer, 2 other."""
+
+    n_ranks: int = 4
+    n_steps: int = 50
+    stages: tuple[tuple[str, float], ...] = (
+        ("data", 0.020),
+        ("forward", 0.030),
+        ("backward", 0.035),
+        ("optimizer", 0.008),
+        (OTHER, 0.001),
+    )
+    sync: tuple[str, ...] = ("backward",)
+    exchange_s: float = 0.005
+    outside_s: float = 0.001
+    between_s: float = 0.0
+    noise: Noise = CALM
+    hosts: tuple[str, ...] | None = None
+    cohorts: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] | None = None
+    work: float | None = None
+
+    def run(self, *faults, seed=0, split=False, first_step=0):
+        """A window of the job with these faults in it; with ``split``, the moment the last gradient was ready too."""
+        n_steps, n_ranks = self.n_steps, self.n_ranks
+        schema = StageSchema(tuple(name for name, _ in self.stages), self.sync)
+        durations_NRS = np.zeros((n_steps, n_ranks, len(self.stages)))
+        outside_NRG = np.zeros((n_steps, n_ranks, len(self.sync)))
+        # Drawn at once, in the order in which the steps use it.
+        noise = Drawn(self.noise, seed, n_steps, n_ranks * (1 + len(self.stages) + len(self.sync)) + len(self.sync))
+
+        def own(stage, seconds):
+            own_NR = seconds * noise.next(n_ranks)
+            for fault in faults:
+                if fault.stage == stage:
+                    late_NR = own_NR * fault.factor + fault.seconds
+                    own_NR = np.where(fault.applies(n_steps, n_ranks), late_NR, own_NR)
+            return own_NR
+
+        between_NR, ready_NR, synced = own(BETWEEN, self.between_s), np.zeros((n_steps, n_ranks)), {}
+        for s, (stage, seconds) in enumerate(self.stages):
+            if stage in self.sync:
+                first = f"{OUTSIDE}-{len(synced)}" if synced else OUTSIDE
+                outside_NRG[:, :, len(synced)] = outside_NR = own(first, self.outside_s)
+                own_NR = own(stage, seconds)
+                ready_NR = ready_NR if synced else own_NR
+                synced[s] = outside_NR, own_NR, self.exchange_s * noise.next(1)[:, 0]
+            else:
+                durations_NRS[:, :, s] = own(stage, seconds)
+
+        clock_R = np.zeros(n_ranks)
+        for n in range(n_steps):
+            clock_R = clock_R + between_NR[n]
+            for s in range(len(self.stages)):
+                if s in synced:
+                    outside_NR, own_NR, exchange_N = synced[s]
+                    clock_R = clock_R + outside_NR[n]
+                    left = (clock_R + own_NR[n]).max() + exchange_N[n]
+                    durations_NRS[n, :, s] = left - clock_R
+                    clock_R = np.full(n_ranks, left)
+                else:
+                    clock_R = clock_R + durations_NRS[n, :, s]
+        if OTHER in schema.stages:
+            durations_NRS[:, :, -1] += outside_NRG.sum(axis=2)
+        return Window(
+            schema,
+            first_step,
+            durations_NRS,
+            outside_NRG=outside_NRG if self.sync else None,
+            between_NR=between_NR,
+            ready_NR=ready_NR if split else None,
+            hosts=self.hosts,
+            cohorts=self.cohorts,
+            kinds=self.kinds,
+            work_NR=None if self.work is None else np.full((n_steps, n_ranks), self.work),
+        )
+
+
+def exactly(durations_NRS, stages, sync=(), **optional):
+    """A window of just these numbers."""
+    return Window(StageSchema(stages, sync), 0, np.asarray(durations_NRS, dtype=float), **optional)
+
+
+def classify(window, past=None, settings=None):
+    """The verdict on one window."""
+    return judge(window, past, settings or Settings())[0]
+
+
+class Recorder(Journal):
+    """A journal to which things are added by what they are."""
+
+    def window(self, verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger] | None = None) -> None:
+        self.append(WindowJudged(verdict, decision, triggers or {}))
+
+    def capture(self, result: CaptureResult, time_s: float = 1.0) -> None:
+        self.append(CaptureChanged(time_s, result))
+
+
+def entries(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """What a journal holds, as JSON values; of one type alone, where that is named, and of captures only their ends."""
+    values = [json.loads(encode(event)) for event in read_journal(path)]
+    if kind is not None:
+        values = [one for one in values if one["type"] == kind]
+    return [one for one in values if kind != "capture" or one["result"]["state"] in ENDED]
+
+
+def verdict(
+    first: int = 20,
+    label: str = "healthy",
+    *,
+    reasons: tuple[str, ...] = (),
+    rank: int = 2,
+    stage: str | None = "data",
+    onset: int | None = None,
+    attempt: int = 0,
+    advances: Mapping[str, float] = ADVANCES,
+    regression: Regression | None = None,
+) -> Verdict:
+    suspects = (Suspect("rank", (rank,), stage, 0.02, 0.2, 0.9, rank, onset_step=onset),) if label == "suspect" else ()
+    advances = {} if label == "stalled" else advances
+    exposed_s = sum(advances.values()) if advances else 75.0
+    leaders = dict.fromkeys(advances, rank)
+    lost = Lost(first, (0.018,) * 50, 4) if label == "suspect" else None
+    about = {"attempt": attempt, "regression": regression, "lost": lost}
+    return Verdict(
+        first, first + 49, label, reasons, suspects, exposed_s, advances, leaders, {}, ("backward",), **about
+    )
+
+
+def held(first: int = 20, *, rank: int = 3, reasons: tuple[str, ...] = ("co_critical",)) -> Verdict:
+    """A window that names nobody, and has a candidate."""
+    candidates = verdict(first, "suspect", rank=rank, stage="forward", onset=first + rank).suspects
+    return replace(verdict(first, "needs_evidence", reasons=reasons), suspects=candidates, numbers={"excess_s": 0.01})
+
+
+def decision(of: Verdict, outcome: str = "ignore", reason: str = "healthy", **about: Any) -> Decision:
+    """What was decided. A ``reason`` that is no code is text, as a verdict's reasons are."""
+    undecided = {"needs_evidence": "undecided", "stalled": "standstill"}
+    time_s, parameters = 1_800_000_000.0 + of.last_step, {}
+    if of.label in undecided and reason == ", ".join(of.reasons):
+        reason, parameters = undecided[of.label], {"reasons": of.reasons}
+    elif reason not in get_args(ReasonCode):
+        reason, parameters = "undecided", {"reasons": (reason,)}
+    where = time_s, of.first_step, of.last_step, of.label
+    return Decision(*where, outcome, reason, parameters=parameters, attempt=of.attempt, **about)
+
+
+def row(
+    first: int = 20,
+    label: str = "healthy",
+    outcome: str = "ignore",
+    reason: str = "because",
+    requests: tuple[CaptureRequest, ...] = (),
+    **about: Any,
+) -> WindowRow:
+    """What is kept of a window."""
+    of = verdict(first, label, **about)
+    lost_s = 0.0 if of.lost is None else sum(of.lost.step_s)
+    return replace(row_of(of, decision(of, outcome, reason, requests=requests)), lost_s=lost_s)
+
+
+def request_of(capture_id: str, rank: int = 2, role: str = "suspect") -> CaptureRequest:
+    return CaptureRequest(capture_id, rank, "torch", 5, 1, 60.0, 2**29, role=role)
+
+
+def slots(
+    info: RingInfo, steps: Iterable[int], durations_ms: Callable[[int], Mapping[str, float]], *, flags: int = 0
+) -> bytes:
+    """Steps as a rank writes them, one after the other on its clock."""
+    written, at_ns = [], 0
+    for number, step in enumerate(steps):
+        words = array.array("q", [0] * slot_words(info.schema))
+        durations = durations_ms(step)
+        words[SEQ], words[STEP], words[START], words[READY] = number + 1, step, at_ns, -1
+        for index, stage in enumerate(info.schema.stages):
+            words[DURATIONS + index] = int(durations.get(stage, 0.0) * 1e6)
+        at_ns += sum(words[DURATIONS : DURATIONS + len(info.schema.stages)])
+        words[-1] = crc32(words.tobytes()[:-WORD_BYTES])
+        written.append(words.tobytes())
+    return b"".join(written)
+
+
+def steps_of(
+    info: RingInfo, steps: Iterable[int], durations_ms: Callable[[int], Mapping[str, float]], *, flags: int = 0
+) -> StepArrays:
+    """The same as a log takes them."""
+    return decode([(info.rank, slots(info, steps, durations_ms, flags=flags))], info.schema)
+
+
+@lru_cache(maxsize=32)
+def steps_of_rank(rank: int, ranks: int, steps: range, durations_ms: Callable[[int, int], Mapping[str, float]]):
+    """What a rank's log takes, made once for all tests that record the same."""
+    return steps_of(info_of(rank, ranks), steps, lambda step: durations_ms(rank, step))
+
+
+def info_of(rank: int, ranks: int = 4, **about: Any) -> RingInfo:
+    info = RingInfo(rank, ranks, rank, 0, "resnet", "node-1", "", SCHEMA, 0, 0, 1, 0)
+    return replace(info, **about)
+
+
+@dataclass
+class Run:
+    """A run directory, and the page about it."""
+
+    directory: RunDirectory
+    app: Any
+    source: RunSource
+
+    def decide(self, of: Verdict, outcome: str = "ignore", reason: str = "healthy", **about: Any) -> None:
+        journal = Recorder(self.directory.decisions)
+        journal.window(of, decision(of, outcome, reason, **about))
+        journal.close()
+
+    def ended(self, result: CaptureResult) -> None:
+        journal = Recorder(self.directory.decisions)
+        journal.capture(result)
+        journal.close()
+
+    def record(
+        self,
+        ranks: int,
+        steps: range,
+        durations_ms: Callable[[int, int], Mapping[str, float]],
+        hosts: Callable[[int], str] = lambda rank: "node-1",
+        kept: KeptSteps | None = None,
+    ) -> None:
+        for rank in range(ranks):
+            log = StepLog(self.directory.steps, info_of(rank, ranks, host=hosts(rank)), kept=kept)
+            log.append(steps_of_rank(rank, ranks, steps, durations_ms))
+            log.close()
+
+    def get(self, target: str = "/", **options: Any) -> Any:
+        from tests.unit.web.asking import ask
+
+        return ask(self.app, target, **options)
+
+
+def run_at(path: Path) -> Run:
+    # (the page takes long to import)
+    from sftriage.web.access import Access
+    from sftriage.web.run_page import RunPage
+
+    info = RunInfo("run-1", "resnet", "2027-01-15T08:00:00+00:00", ("train",), "default", "0" * 64, str(path / "rings"))
+    directory = create(path, info, "")
+    source = RunSource(lambda: directory)
+    return Run(directory, RunPage(source, Access.to("127.0.0.1", None, ""), lambda: NOW_S).app, source)
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    """A run of which nothing is known yet; it goes on."""
+    made = run_at(tmp_path / "run")
+    (tmp_path / "run" / "rings").mkdir()
+    return made
+
+
+@pytest.fixture
+def store(run) -> LocalStore:
+    return LocalStore(run.directory.path)
+
+
+def slow_loader(rank: int, step: int) -> Mapping[str, float]:
+    return {"data": 50.0 if rank == 2 else 10.0, "forward": 30, "backward": 60}
+
+
+@pytest.fixture
+def captured(run, store, trace, make_manifest):
+    """A run in which a suspect was captured, with all that is recorded of it."""
+    run.record(4, range(200), slow_loader)
+    run.decide(verdict(90))
+    run.decide(verdict(100, "suspect", onset=120), "capture", "rule slow-rank", requests=(request_of("c-1"),))
+    store.put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
+    run.ended(CaptureResult("c-1", 2, "stored", first_step=160, last_step=164))
+    return run
