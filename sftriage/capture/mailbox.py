@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from zlib import crc32
 
 from sftriage.base.process import locked_file
-from sftriage.decisions import ENDED, CaptureCode, CaptureRequest, CaptureResult
+from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError, RingError
 from sftriage.profiling.executor import State
 from sftriage.recorder import layout
@@ -36,7 +36,6 @@ from sftriage.recorder.mailbox import (
     STATE,
     STATES,
     STEPS,
-    typed,
 )
 from sftriage.records import plain
 
@@ -67,7 +66,7 @@ class MailboxClient(OpenFile):
     def __init__(self, path: Path | str) -> None:
         super().__init__(path, os.O_RDWR)
         self._polled = 0
-        self._bell: RingBell | None = None
+        self._ring: OpenFile | None = None
         try:
             self.info = self.checked_header(MAILBOX_MAGIC).info
             if (found := self.length_bytes()) != SIZE_BYTES:
@@ -87,17 +86,14 @@ class MailboxClient(OpenFile):
             raise CaptureError(f"a request for rank {request.rank} in the mailbox of rank {self.info.rank}")
         if len(body) > MAX_MESSAGE_BYTES:
             raise CaptureError(f"a request of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit")
-        bell = self._ring()
-        with self._locked():
-            live = self._live()
+        with self._locked() as live:
             if live[RESULT_SEQ] != live[REQUEST_SEQ]:
                 raise CaptureError(f"rank {self.info.rank} has not answered its last request yet")
             seq = live[REQUEST_SEQ] + 1
             self._write(REQUEST_AT, body)
             for word, value in ((REQUEST_BYTES, len(body)), (REQUEST_CRC, crc32(body)), (REQUEST_SEQ, seq)):
                 self._store(word, value)
-            self._store(DOORBELL, live[DOORBELL] + 1)
-            bell.set(live[DOORBELL] + 1)
+            self._knock(live[DOORBELL] + 1)
         return seq
 
     def cancel(self, capture_id: str) -> bool:
@@ -116,8 +112,8 @@ class MailboxClient(OpenFile):
             return None
         message = self._message(RESULT_AT, live[RESULT_BYTES], live[RESULT_CRC])
         try:
-            result = result_from_json(message)
-        except (ValueError, TypeError, KeyError) as error:
+            result = CaptureResult(**message)
+        except TypeError as error:
             raise RingError(f"{self.path}: not a capture result: {error}") from error
         self._polled = seq
         return result
@@ -138,28 +134,36 @@ class MailboxClient(OpenFile):
 
     def _mark(self, word: int, capture_id: str) -> bool:
         """Put the number of the request under way into a word, if it is this one, and ring."""
-        bell = self._ring()
-        with self._locked():
-            live = self._live()
+        with self._locked() as live:
             if live[RESULT_SEQ] == live[REQUEST_SEQ]:
                 return False
             request = self._message(REQUEST_AT, live[REQUEST_BYTES], live[REQUEST_CRC])
             if request.get("capture_id") != capture_id:
                 return False
             self._store(word, live[REQUEST_SEQ])
-            self._store(DOORBELL, live[DOORBELL] + 1)
-            bell.set(live[DOORBELL] + 1)
+            self._knock(live[DOORBELL] + 1)
         return True
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         super().close()
-        if self._bell is not None:
-            self._bell.close()
+        if self._ring is not None:
+            self._ring.close()
 
-    def _locked(self) -> AbstractContextManager[None]:
-        """Keep other clients out: a person's request and the controller's must not mix."""
-        return locked_file(self._descriptor)
+    @contextmanager
+    def _locked(self) -> Iterator[tuple[int, ...]]:
+        """The live words, with other clients kept out: a person's request and the controller's must not mix."""
+        if self._ring is None:
+            self._ring = OpenFile(self.path.with_suffix(".ring"), os.O_RDWR)
+            self._ring.checked_header(RING_MAGIC)
+        with locked_file(self._descriptor):
+            yield self._live()
+
+    def _knock(self, count: int) -> None:
+        """Set both doorbells to ``count``: the trainer reads the ring's."""
+        assert self._ring is not None, "it is locked"
+        self._store(DOORBELL, count)
+        self._ring.write_at(_WORD.pack(count), LIVE_AT + layout.DOORBELL * WORD_BYTES)
 
     def _live(self) -> tuple[int, ...]:
         found = self.read_at(_LIVE.size, LIVE_AT)
@@ -176,18 +180,8 @@ class MailboxClient(OpenFile):
         body = self.read_at(length, offset)
         if crc32(body) != checksum:
             raise RingError(f"{self.path}: a message does not match its checksum")
-        try:
-            message = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise RingError(f"{self.path}: a message is not JSON: {error}") from error
-        if not isinstance(message, dict):
-            raise RingError(f"{self.path}: a message is not a JSON object")
+        message: Mapping[str, Any] = json.loads(body)
         return message
-
-    def _ring(self) -> RingBell:
-        if self._bell is None:
-            self._bell = RingBell(self.path.with_suffix(".ring"))
-        return self._bell
 
     def _store(self, word: int, value: int) -> None:
         self._write(LIVE_AT + word * WORD_BYTES, _WORD.pack(value))
@@ -196,49 +190,4 @@ class MailboxClient(OpenFile):
         # Checked, because pwrite past the end of a truncated file would make it grow again, with holes.
         if self.length_bytes() != SIZE_BYTES:
             raise RingError(f"{self.path}: truncated")
-        try:
-            os.pwrite(self._descriptor, data, offset)
-        except OSError as error:
-            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
-
-
-class RingBell(OpenFile):
-    """The doorbell in the ring beside a mailbox.
-
-    Raises:
-        RingError: there is no ring, or it cannot be written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, os.O_RDWR)
-        self.checked_header(RING_MAGIC)
-
-    def set(self, count: int) -> None:
-        """Set the doorbell to ``count``."""
-        try:
-            os.pwrite(self._descriptor, _WORD.pack(count), LIVE_AT + layout.DOORBELL * WORD_BYTES)
-        except OSError as error:
-            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
-
-
-_RESULT_TYPES: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("capture_id", "detail"), (str,)),
-    **dict.fromkeys(("rank", "size_bytes"), (int,)),
-    **dict.fromkeys(("first_step", "last_step"), (int, type(None))),
-    "timings_s": (int, float),
-    "clock": (int,),
-}
-
-
-def result_from_json(message: Mapping[str, Any]) -> CaptureResult:
-    """A result from decoded JSON that anybody may have written.
-
-    Raises:
-        ValueError, TypeError, KeyError: it is none; the message says why.
-    """
-    # A trainer that began before the code was there sends none, and a later one may know more of them.
-    code = message.get("code", "")
-    result = CaptureResult(**{**message, "code": code if code in get_args(CaptureCode) else ""})
-    if result.state not in ENDED or typed(result, _RESULT_TYPES).size_bytes < 0:
-        raise ValueError(f"state {result.state!r}, {result.size_bytes!r} bytes")
-    return result
+        self.write_at(data, offset)

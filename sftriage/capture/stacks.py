@@ -1,8 +1,8 @@
 """Where a rank stands: the stacks of all its threads, taken while it stands there.
 
 ``py-spy dump`` stops the process for some milliseconds and reads it; nothing in it is changed, and nothing has to go on
-in it: this works on a rank that hangs. Where it is not there, or may not look, the rank is asked itself (`own_stacks`).
-With the stacks goes PyTorch's flight recorder, where the process has one.
+in it: this works on a rank that hangs. Where it is not there, or may not look, the rank dumps its own stacks
+(`sftriage.recorder.answering`). With the stacks goes PyTorch's flight recorder, where the process has one.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from typing import Any
 from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import private
 from sftriage.capture.executor import Course, InTurns, RankLook
-from sftriage.capture.own_stacks import ANSWER_S, ask
 from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
+from sftriage.recorder.answering import ANSWER, ASKS
 from sftriage.traces.store import FileToStore
 
 SETTLED_S = 0.5
 """A dump that has not grown for so long is whole."""
 PATIENCE_S = 10.0
-MAX_ENVIRONMENT_BYTES = 1 << 21
+ANSWER_S = 5.0
+"""How long a rank may take to dump its own stacks: its threads let go of the interpreter every few milliseconds."""
 _GLOO = " (Gloo's cannot be asked for from outside)"
 
 
@@ -98,8 +99,7 @@ def environment_of(pid: int) -> dict[str, str]:
     Raises:
         OSError: it is gone, or not ours.
     """
-    with Path(f"/proc/{pid}/environ").open("rb") as file:
-        entries = file.read(MAX_ENVIRONMENT_BYTES).split(b"\0")
+    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return dict(entry.decode("utf-8", "surrogateescape").split("=", 1) for entry in entries if b"=" in entry)
 
 
@@ -109,6 +109,29 @@ def _seen(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns
+
+
+def own_stacks(rings: Path, info: RingInfo, word: str, end_s: float) -> Generator[None, None, list[Any]]:
+    """The threads of a rank by its own account, turn by turn, until ``end_s`` (`time.monotonic`).
+
+    Raises:
+        CaptureError: it does not answer; the message is the reason.
+    """
+    asks, answer = (rings / info.file_name(kind) for kind in (ASKS, ANSWER))
+    try:
+        with os.fdopen(os.open(asks, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as pipe:
+            pipe.write(word.encode("ascii", "replace") + b"\n")
+    except OSError as error:
+        raise CaptureError(f"the trainer cannot be asked itself: {asks.name}: {error.strerror}") from error
+    until_s = min(end_s, time.monotonic() + ANSWER_S)
+    while time.monotonic() < until_s:
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(answer.read_bytes())
+            if found["asked"] == word:
+                threads: list[Any] = found["threads"]
+                return threads
+        yield
+    raise CaptureError("the trainer does not answer: it is stopped, or native code keeps its interpreter")
 
 
 SCHEMA_VERSION = 1
@@ -199,7 +222,7 @@ class StacksCapture(InTurns):
                 raise
             try:
                 word = f"{self.request.capture_id}-{time.monotonic_ns()}"
-                threads = yield from ask(self._rings, self._info, word, end_s)
+                threads = yield from own_stacks(self._rings, self._info, word, end_s)
             except CaptureError as own:
                 raise CaptureError(f"{error}; {own}") from error
             self._notes.append(f"taken by the trainer itself, of Python alone: {error}")

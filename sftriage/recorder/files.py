@@ -132,6 +132,13 @@ class OpenFile:
             raise RingError(f"{self.path}: cannot be read: {error.strerror}") from error
         return b"".join(parts)
 
+    def write_at(self, data: bytes, offset: int) -> None:
+        """Write bytes."""
+        try:
+            os.pwrite(self._descriptor, data, offset)
+        except OSError as error:
+            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
+
     def checked_header(self, magic: bytes) -> Header:
         """What its header says, which has to be that of a file of this kind."""
         return decode_header(magic, self.read_at(HEADER_BYTES, 0), str(self.path))

@@ -163,18 +163,16 @@ class RingInfo:
     locked: bool = False
 
     def __post_init__(self) -> None:
-        """An info is also made from what a file says: check it wherever it is made."""
         for name in _NUMBERS:
             # type(), not isinstance(): JSON's true would pass for 1.
             if type(number := getattr(self, name)) is not int or not 0 <= number < MAX_COUNT:
                 raise RingError(f"{name} {number!r}: a whole number from 0 on")
         if not self.rank < self.world_size <= MAX_RANKS:
             raise RingError(f"rank {self.rank} of a world of {self.world_size}; at most {MAX_RANKS} ranks")
+        # An info may also come over the network.
         for text in (self.job, self.host, self.cohort, self.writer):
             if not isinstance(text, str) or bounded_text(text) != text:
                 raise RingError(f"job, host, cohort and writer are printable text of at most {MAX_TEXT_BYTES} bytes")
-        if type(self.locked) is not bool:
-            raise RingError("locked is true or false")
 
     def file_name(self, kind: str) -> str:
         """The name of this rank's file of a kind: ``ring``, ``mailbox``, ``steps``, ..."""
@@ -240,7 +238,7 @@ def with_additions(info: RingInfo, additions: bytes) -> RingInfo:
                 info = replace(info, schema=StageSchema(grown, (*sync, added["stage"]) if added["sync"] else sync))
             elif "cohort" in added:
                 info = replace(info, cohort=added["cohort"])
-    except (ValueError, TypeError, KeyError, RecursionError, SftriageError) as error:
+    except (ValueError, TypeError, KeyError, SftriageError) as error:
         raise RingError(f"bad additions: {error}") from error
     return info
 
@@ -270,7 +268,7 @@ def decode_header(magic: bytes, header: bytes, name: str) -> Header:
         raise RingError(f"{name}: bad header: its checksum does not match")
     try:
         return _decode_document(json.loads(body), is_ring=magic == RING_MAGIC)
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError, SftriageError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, SftriageError) as error:
         raise RingError(f"{name}: bad header: {error}") from error
 
 

@@ -29,12 +29,11 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import get_args
 from zlib import crc32
 
-from sftriage.decisions import SAMPLES_PER_SECOND, CaptureRequest, CaptureResult
+from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError
 from sftriage.profiling.executor import State
 from sftriage.recorder import files
@@ -95,8 +94,8 @@ class Mailbox:
         if crc32(body) != self.live[REQUEST_CRC]:
             raise CaptureError("the request does not match its checksum")
         try:
-            request = typed(CaptureRequest(**json.loads(body)), _REQUEST_TYPES)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            request = CaptureRequest(**json.loads(body))
+        except (ValueError, TypeError) as error:
             raise CaptureError(f"the request cannot be read: {error}") from error
         if request.rank != self._rank:
             raise CaptureError(f"the request is for rank {request.rank}, this is rank {self._rank}")
@@ -131,31 +130,3 @@ class Mailbox:
         self.live.release()
         self._bytes.release()
         self._map.close()
-
-
-_Record = TypeVar("_Record", CaptureRequest, CaptureResult)
-
-# Exact types, as type() tells them: JSON's true would pass for 1. Of a mapping, those of its values.
-_REQUEST_TYPES: Mapping[str, tuple[type, ...]] = {
-    "options": (bool,),
-    "labels": (str,),
-    "max_seconds": (int, float),
-    **dict.fromkeys(("rank", "steps", "warmup_steps", "max_bytes", "period_steps", "phase", "first_step"), (int,)),
-}
-_MAPPINGS = ("options", "labels", "timings_s", "clock")
-
-
-def typed(record: _Record, types: Mapping[str, tuple[type, ...]]) -> _Record:
-    """The record, if its fields, by name, are of one of these types.
-
-    Raises:
-        ValueError: one is not.
-    """
-    for name, allowed in types.items():
-        value = getattr(record, name)
-        if name in _MAPPINGS and not isinstance(value, dict):
-            raise ValueError(f"{name} {value!r}")
-        values = value.items() if name in _MAPPINGS else ((name, value),)
-        if any(type(one) is not int if key == SAMPLES_PER_SECOND else type(one) not in allowed for key, one in values):
-            raise ValueError(f"{name} {value!r}")
-    return record

@@ -37,7 +37,7 @@ _BEGIN, _END, _KEEP = b"B", b"E", b"K"
 _ASKED, _ANSWER = struct.Struct("<cId"), struct.Struct("<II")
 
 MAX_BYTES = 4 << 20
-"""Of all workers together, unpacked."""
+"""Of one worker, unpacked."""
 
 ANSWER_S = 3.0
 """How long all workers have to hand over what they have, once a capture has ended."""
@@ -78,8 +78,6 @@ class _Channel:
         while True:
             while len(self._read) >= _ANSWER.size:
                 its, size_bytes = _ANSWER.unpack_from(self._read)
-                if size_bytes > MAX_BYTES:
-                    raise OSError("too large an answer")
                 if len(self._read) < _ANSWER.size + size_bytes:
                     break
                 found = self._read[_ANSWER.size : _ANSWER.size + size_bytes]
@@ -154,7 +152,7 @@ class Workers:
         """
         found: list[ProcessSamples] = []
         gone = False
-        left_bytes, until_s = MAX_BYTES, monotonic() + ANSWER_S
+        until_s = monotonic() + ANSWER_S
         # (one that was closed meanwhile has none)
         waiting = {at: channel for channel in list(self._channels) if (at := channel.end.fileno()) >= 0}
         for channel in waiting.values():
@@ -170,8 +168,7 @@ class Workers:
                         answer = channel.answer(number)
                         if answer is None:
                             continue
-                        told = _unpacked(answer, left_bytes)
-                        left_bytes -= told.pop("bytes")
+                        told = json.loads(zlib.decompress(answer))
                     except Exception:
                         over = told is None and channel.over()
                         self._drop([channel] if over else [])
@@ -240,16 +237,6 @@ def _of_loader() -> bool:
         return False
     target = getattr(frame.f_locals.get("process_obj"), "_target", None)
     return getattr(target, "__module__", None) == _LOOP
-
-
-def _unpacked(answer: bytes, max_bytes: int) -> ProcessSamples:
-    """What a worker has answered, and how many ``bytes`` that is."""
-    whole = zlib.decompressobj()
-    text = whole.decompress(answer, max(1, max_bytes))
-    if not whole.eof:
-        raise ValueError("too large")
-    told: ProcessSamples = json.loads(text)
-    return told | {"bytes": len(text)}
 
 
 def _not_reached(answered: set[int], until_s: float) -> list[ProcessSamples]:

@@ -84,7 +84,6 @@ def test_a_header_that_is_wrong_is_refused_by_what_is_wrong(make_info, damage, m
         {"job": "a\nb"},
         {"cohort": None},
         {"writer": "a\nb"},
-        {"locked": 1},
     ],
 )
 def test_an_info_that_cannot_be_is_refused(make_info, changes):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.capture.mailbox import MailboxClient, result_from_json
+from sftriage.capture.mailbox import MailboxClient
 from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import RingInfo, layout
@@ -25,7 +25,6 @@ from sftriage.recorder.mailbox import (
     REQUEST_CRC,
     REQUEST_SEQ,
     RESULT_AT,
-    RESULT_SEQ,
     SIZE_BYTES,
     STATE,
     Mailbox,
@@ -151,18 +150,15 @@ GOOD = plain(REQUEST)
         GOOD | {"extra": 1},
         {name: value for name, value in GOOD.items() if name != "steps"},
         *(GOOD | {"capture_id": wrong} for wrong in ("../../etc/passwd", 5)),
-        *(GOOD | {"steps": wrong} for wrong in (True, 2.5, 10**30)),
+        GOOD | {"steps": 10**30},
         *(GOOD | {"max_seconds": wrong} for wrong in (float("nan"), "9")),
-        *(GOOD | {"options": wrong} for wrong in ([1], {"with_stack": 1}, {"samples_per_second": True})),
         GOOD | {"rank": 4},
         GOOD | {"profiler": "perf"},
-        GOOD | {"labels": {"why": 1}},
-        b"[" * MAX_MESSAGE_BYTES,
     ],
 )
 def test_a_request_that_is_wrong_is_refused_with_a_reason(ends, message):
     trainer, _ = ends
-    forge(trainer, message if isinstance(message, bytes) else json.dumps(message).encode())
+    forge(trainer, json.dumps(message).encode())
     with pytest.raises(CaptureError, match=r"the request .+"):
         trainer.take()
     # AND it is not looked at again
@@ -220,41 +216,6 @@ def test_a_client_survives_whatever_is_in_the_mailbox(make_info, damage, size_by
                     call()
             with suppress(RingError):
                 assert client.poll() in (RESULT, None)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"state": "lost"},
-        {"first_step": "7"},
-        {"size_bytes": -1},
-        {"rank": None},
-        {"timings_s": [1]},
-        {"clock": {"mono_ns": "x"}},
-        {"detail": 5},
-        {"more": 1},
-    ],
-)
-def test_a_result_that_is_wrong_is_refused(ends, changes):
-    # GIVEN a trainer of another mind: its result is well-formed JSON, with a right checksum, and makes no sense
-    trainer, client = ends
-    body = json.dumps(plain(RESULT) | changes).encode()
-    at = HEADER_BYTES + MAX_MESSAGE_BYTES
-    trainer._bytes[at : at + len(body)] = body
-    trainer.live[RESULT_SEQ + 1] = len(body)
-    trainer.live[RESULT_SEQ + 2] = crc32(body)
-    trainer.live[RESULT_SEQ] = 1
-    with pytest.raises(RingError, match="not a capture result"):
-        client.poll()
-
-
-@pytest.mark.parametrize(
-    ("sent", "read"), [({"code": "no_nvtx"}, "no_nvtx"), ({"code": "of a later version"}, ""), ({}, "")]
-)
-def test_a_code_that_is_missing_or_not_known_is_none(sent, read):
-    # GIVEN a trainer of this version, of a later one, and of one that had no codes
-    message = {name: value for name, value in plain(RESULT).items() if name != "code"}
-    assert result_from_json(message | sent).code == read
 
 
 def test_a_detail_without_end_is_cut(ends):
