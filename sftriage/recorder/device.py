@@ -120,7 +120,6 @@ class _Step:
         self.capturing = False
 
     def reached(self) -> bool:
-        """Whether the device is through with the step: those of one stream are reached in their order."""
         return bool(self.events[-1].query()) and all(self.ready[visit].query() for visit in self.visits)
 
 
@@ -234,7 +233,6 @@ class DeviceTime:
         self._spare_ready += step.ready.values()
 
     def _write(self, most: int) -> None:
-        """Write down the oldest steps, as far as the device is through with them."""
         while most and self._steps and self._steps[0].reached():
             most -= 1
             step, before = self._steps.popleft(), self._before
@@ -275,7 +273,6 @@ class DeviceTime:
             return []
 
     def _fail(self, error: Exception) -> None:
-        """Go without device time from now on: the host's times go on."""
         self.off, self._open = True, None
         self._failed(repr(error))
 

@@ -239,7 +239,6 @@ class GradientWatch:
             )
 
     def _thawed(self) -> bool:
-        """Whether one of the next few frozen parameters requires a gradient now."""
         some = islice(self._frozen, FROZEN_A_STEP)
         return any(getattr(getattr(module(), name, None), "requires_grad", False) for module, name in some)
 
@@ -283,6 +282,5 @@ def sharded(model: Any) -> bool:
 
 
 def _modules(model: Any) -> list[Any]:
-    """The model's modules; what only has parameters has none."""
     modules = getattr(model, "modules", None)
     return list(modules()) if callable(modules) else []

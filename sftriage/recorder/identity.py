@@ -74,7 +74,6 @@ def identified(
 
 
 def _distributed() -> dict[str, str]:
-    """Rank and world size as the job has them from a launcher that sets no such variables."""
     try:
         if (distributed := torch_distributed()) is not None:
             return {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
@@ -84,7 +83,6 @@ def _distributed() -> dict[str, str]:
 
 
 def _launched(environment: Mapping[str, str]) -> dict[str, str]:
-    """Who this is by the variables of a launcher other than torchrun, under torchrun's names."""
     for variables in LAUNCHERS:
         if all(name in environment for name in variables[:2]):
             pairs = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), variables, strict=True)

@@ -295,7 +295,6 @@ class _GivenStep:
 def _open(
     directory: Path, info: RingInfo, slots: int, spool: str | os.PathLike[str] | None, device_time: bool
 ) -> Recording | None:
-    """The recording of this rank, or None, with a warning, where the environment does not allow one."""
     try:
         ring = claim(directory, info, slots)
         try:

@@ -261,7 +261,6 @@ class Recording:
         return self._ring.form.stage(self.log, number)
 
     def _checked(self, number: int) -> int:
-        """A step number as given, or the next one if it is no such thing."""
         try:
             if 0 <= operator.index(number) <= layout.MAX_VALUE:
                 return operator.index(number)

@@ -140,7 +140,6 @@ def find_rings(directory: Path | str) -> tuple[Path, ...]:
 
 
 def _numbered(directory: Path | str) -> list[tuple[int, int, Path]]:
-    """The rings in a directory with their rank and attempt, in that order."""
     names = ((_NAME.fullmatch(path.name), path) for path in Path(directory).glob("rank-*.*.ring"))
     return sorted((int(name[1]), int(name[2]), path) for name, path in names if name)
 

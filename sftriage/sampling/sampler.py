@@ -59,7 +59,6 @@ class StackSampler:
         self._problem = ""
 
     def __len__(self) -> int:
-        """How often all threads were looked at."""
         return len(self._stacks)
 
     def start(self) -> None:

@@ -77,7 +77,6 @@ class Stacks:
         _taken.add(self)
 
     def __len__(self) -> int:
-        """How often all threads were looked at."""
         return len(self._rows)
 
     def run(self, ended: Callable[[float], object]) -> None:

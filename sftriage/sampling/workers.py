@@ -57,8 +57,6 @@ _NAME = "pt_data_worker"
 
 
 class _Channel:
-    """The trainer's end of a worker's socket."""
-
     def __init__(self, end: socket.socket) -> None:
         self.end = end
         self._read = b""
@@ -94,7 +92,6 @@ class _Channel:
             self._read += more
 
     def over(self) -> bool:
-        """Whether its worker is gone, and has left nothing."""
         try:
             return not self.end.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
         except BlockingIOError:
@@ -268,7 +265,6 @@ def _name(pid: int) -> str:
 
 
 def _ended(pid: int, until_s: float) -> bool:
-    """Whether this process's child has, by then; multiprocessing is left to take note of it."""
     with contextlib.suppress(ChildProcessError):
         while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if monotonic() >= until_s:
@@ -289,7 +285,6 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _next(channel: socket.socket) -> tuple[bytes, int, float] | None:
-    """What is asked next; None where nobody asks any more."""
     message = channel.recv(_ASKED.size, socket.MSG_WAITALL)
     return _ASKED.unpack(message) if len(message) == _ASKED.size else None
 
@@ -341,13 +336,11 @@ def _leave(channel: socket.socket, done: threading.Event) -> None:
 
 
 def _info() -> object | None:
-    """What torch says of the worker that this process is, once it is in its loop."""
     info: object | None = getattr(sys.modules.get(_LOOP), "_worker_info", None)
     return info
 
 
 def _loop() -> CodeType | None:
-    """Where a worker's own work begins: what is below was its trainer's."""
     return getattr(getattr(sys.modules.get(_LOOP), "_worker_loop", None), "__code__", None)
 
 

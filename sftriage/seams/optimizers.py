@@ -56,7 +56,6 @@ class Optimizers:
         return counting
 
     def _hook(self, begins: Callable[..., object], ended: Callable[..., object]) -> None:
-        """Have these called before each optimizer's step, and after it, and no others of ours."""
         optimizer = sys.modules["torch.optim.optimizer"]
         for one in self._handles:
             one.remove()
@@ -66,7 +65,6 @@ class Optimizers:
         ]
 
     def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """What to call before an optimizer's step, and after it."""
         seams, steps = self._seams, self._seams.steps
 
         def begins(optimizer: Any, args: object, kwargs: object) -> None:

@@ -16,7 +16,6 @@ def _nothing(*_: object) -> None:
 
 
 def _hide_us(error: BaseException) -> None:
-    """Take our frames out of the traceback of what passes through."""
     from sftriage.errors import without_our_frames  # (not in a process that does not train)
 
     error.__traceback__ = without_our_frames(error.__traceback__)

@@ -248,7 +248,6 @@ class Steps:
 
 
 def _kind(kinds: set[str]) -> str:
-    """One word for all that is done in a step."""
     if COMPILATION in kinds:
         return COMPILATION
     return "eval+checkpoint" if len(kinds) > 1 else next(iter(kinds))

@@ -115,7 +115,6 @@ def _with(steps: StepArrays, found_BC: FloatArray) -> StepArrays:
 
 
 def _times_ns(steps: StepArrays) -> tuple[IntArray, IntArray]:
-    """When steps began, with what is between them and the step before, and when they ended (B, B)."""
     return steps.start_ns_B - steps.between_ns_B, steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
 
 
@@ -193,7 +192,6 @@ def kept_readings(log: LogFiles | None, info: RingInfo) -> KeptReadings | None:
 
 
 def _between(path: Path, begin_ns: int, end_ns: int) -> IntArray:
-    """The readings of a segment from the last one before a time to the first one after another."""
     with _File(path, os.O_RDONLY) as file:
         places = range(file.count())
         first = max(0, bisect_left(places, begin_ns, key=file.at_ns) - 1)

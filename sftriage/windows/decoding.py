@@ -41,8 +41,6 @@ BoolArray = NDArray[np.bool_]
 
 
 class _Column:
-    """Some words of the slots of all steps, as an attribute."""
-
     def __init__(self, words: int | slice) -> None:
         self._words = words
 
@@ -68,11 +66,9 @@ class StepArrays:
     counted_BC: FloatArray | None = None
 
     def __len__(self) -> int:
-        """How many steps there are."""
         return len(self.rank_B)
 
     def __getitem__(self, rows: slice | IntArray | BoolArray) -> StepArrays:
-        """Some of the steps."""
         counted_BC = None if self.counted_BC is None else self.counted_BC[rows]
         return StepArrays(self.schema, self.rank_B[rows], self.slots_BW[rows], counted_BC)
 

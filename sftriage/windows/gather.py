@@ -239,7 +239,6 @@ class Gatherer:
         self._early_device = []
 
     def _warm_up(self, cut: Shape) -> None:
-        """Pass over the job's first steps, those of its warm-up."""
         self._warms_up = False
         first = self._next_first + cut.warmup_steps
         if self._due is not None:
@@ -250,12 +249,10 @@ class Gatherer:
         self._go_on(first)
 
     def _go_on(self, first_step: int) -> None:
-        """Forget the steps before the next window."""
         self._rows.clear(self._next_first, first_step - self._next_first)
         self._next_first = first_step
 
     def _usable(self, steps: StepArrays) -> StepArrays:
-        """Those of ranks and with numbers that there can be."""
         rank_B, step_B = steps.rank_B, steps.step_B
         usable_B = (rank_B >= 0) & (rank_B < self._world_size) & (step_B > -MAX_COUNT) & (step_B < MAX_COUNT)
         return steps if usable_B.all() else steps[usable_B]
@@ -284,7 +281,6 @@ class Gatherer:
             done = end
 
     def _most(self, rank_B: IntArray) -> bool:
-        """Whether more than half of the job's ranks are among these."""
         return 2 * len(np.unique(rank_B)) > self._world_size
 
     def _room(self) -> int:
@@ -292,7 +288,6 @@ class Gatherer:
         return min(self._next_first + self._capacity_steps, self._fastest + MAX_GAP_STEPS + 1)
 
     def _have_room(self, step: int) -> None:
-        """Have a row for a step that the store may hold."""
         if step >= self._next_first + self._rows.n_rows:
             self._rows.grow(self._next_first, self._capacity_steps)
 

@@ -164,11 +164,6 @@ class _Segment(OpenFile):
     _record_bytes, _time_at = WORD_BYTES, 0
 
     def wake(self) -> None:
-        """Open it again where it was closed.
-
-        Raises:
-            RingError: it cannot be opened.
-        """
         if self._descriptor < 0:
             self._descriptor = open_regular(self.path, RingError, os.O_RDWR)
 
@@ -198,7 +193,6 @@ class _Segment(OpenFile):
         self.end = at + len(data)
 
     def records(self) -> int:
-        """How many records it has, whole or not."""
         return (self.end - HEADER_BYTES) // self._record_bytes
 
     def words(self, index: int) -> tuple[int, int] | None:
@@ -212,12 +206,10 @@ class _Segment(OpenFile):
         return (number, time_ns) if 1 <= number < MAX_COUNT else None
 
     def last(self) -> tuple[int, int] | None:
-        """The same of the last record that was; None where none was."""
         found = (self.words(index) for index in range(self.records() - 1, -1, -1))
         return next((words for words in found if words is not None), None)
 
     def first(self) -> tuple[int, int] | None:
-        """The same of the first one."""
         found = map(self.words, range(self.records()))
         return next((words for words in found if words is not None), None)
 
@@ -359,7 +351,6 @@ class SegmentedLog:
         return int(_WORD.unpack_from(raw, at + self._format.time_word * WORD_BYTES)[0])
 
     def _check_header(self, before: list[Path]) -> None:
-        """Make sure that the log is this writer's, and that the newest segment has a whole header."""
         found = self._newest.header()
         if len(found) == HEADER_BYTES:
             self.info = self._of_this_writer(self._newest.path, found)
@@ -381,7 +372,6 @@ class SegmentedLog:
         return found
 
     def _take_up(self, segment: _Segment) -> None:
-        """Go on after a segment that an earlier agent has written."""
         segment.resume(self._record_bytes, self._format.time_word)
         self.last, self._last_ns = segment.last() or (self.last, self._last_ns)
 

@@ -229,7 +229,6 @@ class StepFile:
         return int(decode([(self.info.rank, raw)], self.info.schema).step_B[0]) if len(raw) == size else MAX_COUNT
 
     def _checked(self, raw: bytes) -> tuple[StepArrays, BoolArray]:
-        """Slots, and which of them (B) were written whole, of a complete step."""
         steps, sound_B = checked(self.info.rank, raw, self.info.schema)
         return steps, sound_B & steps.complete_B
 
@@ -267,7 +266,6 @@ class Thinning:
         return step >= self.whole_from_step or (step >= self.first_step and bool(stay(np.array([step])).all()))
 
     def __str__(self) -> str:
-        """What is said of it."""
         return thinning(self.whole_from_step, self.first_step, BLOCK_STEPS, PERIOD_STEPS)
 
 

@@ -92,7 +92,6 @@ class _Cuts:
 
     @property
     def took_ns_C(self) -> IntArray:
-        """For how long the stage runs; 0 at the end of a step."""
         took_ns_C = np.diff(self.at_ns_C, append=0)
         took_ns_C[self.last_C] = 0
         return took_ns_C
@@ -108,7 +107,6 @@ def batches(copied: Sequence[Copied]) -> list[Batch]:
 
 
 def _decoded(parts: Sequence[Copied], schema: StageSchema) -> list[Batch]:
-    """The steps, and the device times, that moments of some ranks of these stages hold, rank by rank."""
     words_M = np.concatenate([part.words_M[part.bounds[0] : part.bounds[-1]] for part in parts])
     code_M = (words_M >> np.uint64(layout.CODE_AT)).astype(np.int64)
     value_M = (words_M & np.uint64(layout.MAX_VALUE)).astype(np.int64)
@@ -168,7 +166,6 @@ class _Values:
     codes: IntArray
 
     def last(self, code: int, default: int = 0) -> IntArray:
-        """The last value of each step (B) that has this code."""
         found_B = np.full(self.n_steps, default, dtype=np.int64)
         if self.codes[code]:
             at = self.code_M == code
@@ -176,12 +173,10 @@ class _Values:
         return found_B
 
     def all_of(self, code: int) -> tuple[IntArray, IntArray]:
-        """To which steps the values of this code belong, and the values."""
         at = self.code_M == code
         return self.of_M[at], self.value_M[at]
 
     def count(self, codes_M: BoolArray) -> IntArray:
-        """How many of some moments each step (B) has."""
         return np.bincount(self.of_M[codes_M], minlength=self.n_steps)
 
 
@@ -194,13 +189,11 @@ class _Boundaries:
     at_ns_C: IntArray
 
     def of_steps(self, wanted_B: BoolArray) -> _Boundaries:
-        """Those of some steps."""
         keep_C = wanted_B[self.of_C]
         return _Boundaries(self.of_C[keep_C], self.code_C[keep_C], self.at_ns_C[keep_C])
 
 
 def _boundaries(values: _Values, schema: StageSchema) -> tuple[_Boundaries, BoolArray]:
-    """The boundaries of whole steps, and which steps (B) are whole."""
     code_M, of_M = values.code_M, values.of_M
     end_M = (code_M == layout.END) | (code_M == layout.LEFT)
     whole_B = (values.count(code_M == layout.BEGIN) == 1) & (values.count(end_M) == 1)
@@ -334,7 +327,6 @@ def _one_by_one(found: _Boundaries, schema: StageSchema) -> tuple[list[int], lis
 
 
 def _times(found: _Boundaries, schema: StageSchema, n_steps: int) -> tuple[_Cuts, IntArray, IntArray, IntArray]:
-    """The cuts of steps that can be followed, and of all what `_durations` says, and how often a stage was misused."""
     cuts, astray_B = _followed(found, schema, n_steps)
     misuse_B = np.zeros(n_steps, dtype=np.int64)
     if not astray_B.any():
@@ -349,7 +341,6 @@ def _times(found: _Boundaries, schema: StageSchema, n_steps: int) -> tuple[_Cuts
 
 
 def _kinds(values: _Values) -> IntArray:
-    """The kinds of steps (B × 2), as slots hold them."""
     if not values.codes[layout.KIND : layout.KIND + 3].any():
         return np.zeros((values.n_steps, 2), dtype=np.int64)
     low, middle, high = (values.last(code).astype(np.uint64) for code in range(layout.KIND, layout.KIND + 3))

@@ -115,7 +115,6 @@ def _window(arrays: dict[str, Any]) -> Window:
 
 
 def _durations(arrays: dict[str, Any], n_named: int) -> tuple[FloatArray, BoolArray]:
-    """The durations, and the vectors (N, R) that are missing."""
     values_NRS = _numbers(arrays, "durations_s", ("step", "rank", "stage"))
     n_steps, n_ranks, n_stages = values_NRS.shape
     if n_stages != n_named:
@@ -138,7 +137,6 @@ def _checked(name: str, values_NRS: FloatArray) -> BoolArray:
 
 
 def _device(arrays: dict[str, Any], durations_NRS: FloatArray, sync: tuple[str, ...]) -> tuple[FloatArray | None, ...]:
-    """Durations, outside times, between times and ready moments of the same steps as the devices saw them."""
     if "device_s" not in arrays:
         for name in ("device_outside_s", "device_between_s", "device_ready_s"):
             if name in arrays:

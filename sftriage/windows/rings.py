@@ -218,8 +218,6 @@ def _is_end(words_M: NDArray[np.uint64]) -> BoolArray:
 
 @dataclass(slots=True)
 class _Now:
-    """Where a rank is: in which stage (None between steps) since when, and in which step since when."""
-
     stage: str | None = None
     since_ns: int = 0
     step: int = 0
@@ -228,7 +226,6 @@ class _Now:
 
 
 def _now(words: Sequence[int], schema: StageSchema) -> _Now:
-    """Where the rank is after these words."""
     found = _Now()
     open_stages: list[int] = []
     said: list[tuple[int, int]] = []

@@ -138,7 +138,6 @@ class StepRows:
     def _refine(
         self, name: str, at_B: IntArray, values_B: IntArray | FloatArray, said_B: BoolArray, unit: float = 1.0
     ) -> None:
-        """Put what refines steps to its places among the rows and ranks, where it is said."""
         if said_B.any():
             self._refinement(name, 1).reshape(-1)[at_B[said_B]] = values_B[said_B] * unit
 
@@ -182,7 +181,6 @@ class StepRows:
 
 
 def _put_times(values_VCR: RefinedArray, at_B: IntArray, steps: StepArrays) -> None:
-    """Put all times of steps to their places among the rows and ranks."""
     columns = (*steps.times_ns_BV.T, steps.between_ns_B)
     # One assignment a value: four times as fast as one for all, which numpy would make element by element.
     for values_CR, column_ns_B in zip(values_VCR, columns, strict=True):

@@ -146,7 +146,6 @@ class StepLog:
         return SegmentedLog(self._directory, info, layout, limits, there)
 
     def _thin(self, path: Path, blocks: Set[int]) -> None:
-        """Take over what is kept of a segment that goes."""
         assert self._kept is not None
         if self._thinned is None:
             limits = self._kept.thinned(self.info.world_size)
@@ -160,7 +159,6 @@ class StepLog:
 
 
 def _steps_in(path: Path, info: RingInfo) -> StepArrays:
-    """The steps of a segment that were written whole."""
     with OpenFile(path, os.O_RDONLY) as file:
         raw = file.read_at(file.length_bytes(), HEADER_BYTES)
     half = len(raw) % slot_bytes(info.schema)
