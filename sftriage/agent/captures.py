@@ -10,12 +10,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from sftriage.agent.reading import RankRings
-from sftriage.capture.abandoned import AbandonedNsys, AbandonedStacks
 from sftriage.capture.executor import Executor, RankLook
-from sftriage.capture.nsys import NsysCapture, NsysPlace
-from sftriage.capture.sampled import SampledCapture
-from sftriage.capture.stacks import StacksCapture
-from sftriage.capture.torch_profiler import TorchCapture
+from sftriage.capture.nsys import AbandonedNsys, NsysCapture, NsysPlace
+from sftriage.capture.stacks import AbandonedStacks, StacksCapture
+from sftriage.capture.torch_profiler import SampledCapture, TorchCapture
 from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.recorder import RingInfo

@@ -12,6 +12,9 @@ from sftriage.errors import CaptureError, RingError
 from sftriage.records import RankStatus
 from sftriage.traces.store import FileToStore
 
+ENDED = "sftriage ended during it"
+"""How the reason of a capture begins whose agent is no more."""
+
 RankLook = Callable[[], RankStatus | None]
 """What the rank is doing now, from its ring; None where that cannot be read."""
 

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from pathlib import Path
 from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import write_atomically
 from sftriage.capture import nsys_dialect as dialect
-from sftriage.capture.executor import Course, InTurns, RankLook, Turns, mailbox_of
+from sftriage.capture.executor import ENDED, Course, InTurns, RankLook, Turns, mailbox_of
 from sftriage.capture.nsys_rank import NOTE, release_registry
 from sftriage.capture.nsys_report import check, to_export, to_report, unread
 from sftriage.decisions import CaptureRequest, CaptureResult
@@ -132,7 +133,6 @@ class NsysCapture(InTurns):
         return self._stored(self._report, *steps, self._notes)
 
     def _check(self) -> Turns:
-        """Before: version, rights and room."""
         for directory in (self._place.tmp, self._report.parent):
             free_bytes = shutil.disk_usage(directory).free
             if free_bytes < FREE_BYTES:
@@ -144,7 +144,6 @@ class NsysCapture(InTurns):
         self._notes.append(f"nsys {version[0]}.{version[1]}.{version[2]}, {','.join(self._place.traces)}")
 
     def _find_session(self) -> Turns:
-        """The session that is really there, and free."""
         session = dialect.session_of((yield from self._sessions()), self._place.prefix, self.request.rank)
         if not session.free and self._note.exists():
             yield from self._stop_left(session)
@@ -221,7 +220,6 @@ class NsysCapture(InTurns):
             yield
 
     def _enough(self) -> bool:
-        """Whether the steps asked for are in."""
         self._give_way()
         if self._marking:
             self._marked = self._marked or self._answer()
@@ -318,7 +316,6 @@ class NsysCapture(InTurns):
         self._raw = Path(report)
 
     def _make(self, steps: tuple[int, int]) -> Turns:
-        """From what nsys left to what was promised, in the spool."""
         self._raw, complaint = yield from to_report(self._raw, self._place.binary, self._run)
         self._bounded(self._raw, "report")
         export, contents = yield from to_export(self._raw, self._place.binary, self._run)
@@ -359,8 +356,57 @@ class NsysCapture(InTurns):
             raise CaptureError("cancelled")
 
 
+class AbandonedNsys(NsysCapture):
+    """nsys is stopped where it still collects, its programs are ended, and the trainer is told that nobody waits."""
+
+    needs_trainer = False
+
+    def _course(self) -> Course:
+        report_comes = self._report_comes()
+        with contextlib.suppress(RingError, OSError):
+            self._mailbox.cancel(self.request.capture_id)
+        for pid in _working_on(self._made):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._place.armed is not None:
+            if report_comes:
+                # The trainer closes its range now. What comes of it must not pass for the next capture's report.
+                yield from self._report_of(self._place.armed)
+            self._drop_reports(self._place.armed)
+        elif self._note.exists():
+            sessions = yield from self._sessions()
+            try:
+                session = dialect.session_of(sessions, self._place.prefix, self.request.rank)
+            except CaptureError:
+                # It ended with its trainer.
+                self._note.unlink(missing_ok=True)
+            else:
+                yield from self._stop_left(session)
+        raise CaptureError(f"{ENDED}: nsys works from outside, and what it had is not kept")
+
+    def _report_comes(self) -> bool:
+        """Whether the trainer has opened its range, and nobody has taken the report that will come of it."""
+        if any(self._place.tmp.glob(f"{self.request.capture_id}.*")) or self._report.exists():
+            return False
+        try:
+            answer = self._answer()
+            return self._mailbox.progress().state == "recording" or (answer is not None and answer.state == "stored")
+        except RingError:
+            return False
+
+
+def _working_on(made: Path) -> list[int]:
+    """Processes that make something of a capture's report: the agent that started them was to end them."""
+    found = []
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = cmdline.read_bytes().split(b"\0")
+            if any(word.startswith(os.fsencode(made) + b".") for word in words):
+                found.append(int(cmdline.parent.name))
+    return found
+
+
 def _failure(found: Finished) -> str:
-    """Why nsys could not write where it should."""
     lines = [line.strip() for line in found.output.splitlines() if "Failed" in line or "No space" in line]
     return lines[0] if lines else found.problem()
 

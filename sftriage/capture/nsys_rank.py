@@ -409,7 +409,6 @@ class Armed(RankSession):
         return next((path for path in reports if path.exists()), None)
 
     def _idle(self) -> bool:
-        """Whether nsys is done with the report."""
         _, said = self.ask("sessions", "list")
         return any({"Launched", self.name} <= set(line.split()) for line in said.splitlines())
 
@@ -451,7 +450,6 @@ def _python_of(pid: int) -> str:
 
 
 def _pair() -> tuple[int, int]:
-    """Both ends of a channel."""
     ours, theirs = socket.socketpair()
     return ours.detach(), theirs.detach()
 

@@ -192,7 +192,6 @@ def _contents(database: sqlite3.Connection, tables: dict[str, list[str]]) -> dic
 
 
 def _steps(database: sqlite3.Connection, tables: dict[str, list[str]]) -> tuple[int, ...]:
-    """Steps of which there is a range with a start and an end."""
     if "NVTX_EVENTS" not in tables:
         return ()
     texts = database.execute(
@@ -206,7 +205,6 @@ def _steps(database: sqlite3.Connection, tables: dict[str, list[str]]) -> tuple[
 
 
 def _scrub(database: sqlite3.Connection, tables: dict[str, list[str]]) -> int:
-    """Scrub every text of every table; how many were environments."""
     count = 0
     database.execute("PRAGMA secure_delete = ON")
     for table, columns in tables.items():

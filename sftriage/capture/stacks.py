@@ -19,7 +19,7 @@ from typing import Any
 
 from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import private
-from sftriage.capture.executor import Course, InTurns, RankLook
+from sftriage.capture.executor import ENDED, Course, InTurns, RankLook
 from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
@@ -211,7 +211,6 @@ class StacksCapture(InTurns):
         return self._stored(self._stacks, step, step, self._notes)
 
     def _taken(self, end_s: float) -> Generator[None, None, tuple[str, list[Any]]]:
-        """By whom they were taken, and the threads."""
         try:
             # (some of the time is for the rank, should py-spy hang)
             threads = yield from self._dump(end_s - min(ANSWER_S, (end_s - time.monotonic()) / 3))
@@ -258,6 +257,25 @@ class StacksCapture(InTurns):
             raise CaptureError(f"the stacks have {len(data)} bytes; at most {self.request.max_bytes} were allowed")
         with private(self._stacks) as file:
             file.write(data)
+
+
+class AbandonedStacks(InTurns):
+    """Stacks that were being taken: the program that takes them ends by itself, and writes nothing."""
+
+    needs_trainer = False
+
+    def __init__(self, request: CaptureRequest, spool: Path) -> None:
+        super().__init__(request)
+        self._spool = spool
+
+    def close(self) -> None:
+        """Remove what is left."""
+        for leftover in self._spool.glob(f"*{self.request.capture_id}.*"):
+            leftover.unlink(missing_ok=True)
+
+    def _course(self) -> Course:
+        yield
+        raise CaptureError(f"{ENDED}: stacks are taken from outside")
 
 
 def find_py_spy() -> Path:

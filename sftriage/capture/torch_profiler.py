@@ -154,3 +154,24 @@ class TorchCapture(Executor):
         with contextlib.suppress(OSError):
             for leftover in self.trace.parent.glob(f"{self.request.capture_id}.*"):
                 leftover.unlink(missing_ok=True)
+
+
+class SampledCapture(TorchCapture):
+    """Python stacks that the trainer samples over some steps; no profiler runs.
+
+    Raises:
+        CaptureError: the mailbox cannot be used.
+    """
+
+    def __init__(self, request: CaptureRequest, mailbox: Path, spool: Path) -> None:
+        super().__init__(request, mailbox, spool)
+        self.trace = spool / f"{request.capture_id}.{SAMPLES_NAME}"
+
+    def verify(self, result: CaptureResult) -> CaptureResult:
+        """See `verify_stacks`."""
+        verify_stacks(self.trace, self.request, result)
+        return result
+
+    def products(self) -> tuple[FileToStore, ...]:
+        """The stacks, which any viewer of speedscope's format shows."""
+        return (FileToStore(self.trace, SAMPLES_NAME, "application/json", compress=False),)

@@ -82,7 +82,6 @@ class TraceFile:
                     self.steps.add(int(step[1]))
 
     def _take_odd(self, event: bytes) -> bool:
-        """Nothing that is JSON and an event is odd here."""
         return False
 
     def _edit(self, start: int, end: int, instead: bytes) -> None:

@@ -1,5 +1,5 @@
 """Captures as a trainer makes them of itself: from a request to a trace in the spool, step by step.
 
-It knows of no ring: requests come from, and results go to, whatever is a `sftriage.profiling.executor.Requests`.
+Requests come from, and results go to, a `sftriage.recorder.mailbox.Mailbox`.
 Standard library only, and what runs in a trainer: see `sftriage.recorder`.
 """

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from sftriage.base.loops import start_thread
 from sftriage.decisions import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
@@ -44,11 +44,14 @@ from sftriage.profiling.session import (
     NvtxSession,
     SampledSession,
     Session,
-    Subject,
     TorchSession,
 )
 from sftriage.profiling.sizing import Probe, StepLimit, StepSizes, TraceCost
 from sftriage.sampling.workers import WORKERS
+
+if TYPE_CHECKING:
+    from sftriage.recorder.layout import RingInfo
+    from sftriage.recorder.mailbox import Mailbox
 
 LAST_EXPORT_S = 10.0
 """How long a trainer that ends waits for an export that is under way. The job is done: nothing is held up."""
@@ -57,38 +60,8 @@ LAST_EXPORT_S = 10.0
 State = Literal["idle", "armed", "recording", "exporting"]
 
 
-class Requests(Protocol):
-    """Where captures are asked for, one at a time, and where it is said what has become of them: a mailbox."""
-
-    def take(self) -> CaptureRequest | None:
-        """The request that has come since the last look, if any.
-
-        Raises:
-            CaptureError: there is one, and it is not fit to be carried out; the message says why.
-        """
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the request taken last has been called off."""
-
-    @property
-    def allowed(self) -> bool:
-        """Whether the request taken last may begin, where it has to wait for that."""
-
-    def show(self, state: State, steps: int = 0) -> None:
-        """Say how far the capture is."""
-
-    def answer(self, result: CaptureResult) -> None:
-        """Publish the result of the request taken last."""
-
-    def close(self) -> None:
-        """Nothing is asked any more. A second call does nothing."""
-
-
 @dataclass(slots=True)
 class _Capture:
-    """One request under way."""
-
     request: CaptureRequest
     deadline_s: float
     session: Session
@@ -106,7 +79,7 @@ class CaptureExecutor:
     """
 
     def __init__(
-        self, requests: Requests, subject: Subject, spool: Path, guard: ProfilerGuard = GUARD, *, named: bool = True
+        self, requests: Mailbox, subject: RingInfo, spool: Path, guard: ProfilerGuard = GUARD, *, named: bool = True
     ) -> None:
         self._requests = requests
         self._subject = subject
@@ -215,7 +188,6 @@ class CaptureExecutor:
         self._requests.close()
 
     def _request(self) -> CaptureRequest | None:
-        """What the mailbox asks for, if it can be read; else that is answered."""
         try:
             return self._requests.take()
         except CaptureError as error:
@@ -223,7 +195,6 @@ class CaptureExecutor:
             return None
 
     def _refusal(self, request: CaptureRequest) -> str | None:
-        """Why a request is not carried out; None where nothing is in the way."""
         stacks = request.profiler == "stacks"
         if not request.takes_steps:
             return "stacks are taken from outside"
@@ -248,7 +219,6 @@ class CaptureExecutor:
         return TorchSession(self._subject, request.options, self._guard, sample=sample)
 
     def _begin(self, request: CaptureRequest, number: int) -> None:
-        """Arm for a request, or refuse it."""
         if (reason := self._refusal(request)) is not None:
             self._refuse(request.capture_id, reason)
             return
@@ -300,7 +270,6 @@ class CaptureExecutor:
             self._arm(capture, number)
 
     def _start(self, capture: _Capture, number: int) -> None:
-        """Record from this step on."""
         if isinstance(capture.session, TorchSession):
             capture.limit = self._sizes.limit(capture.request)
         capture.session.start(capture.request.capture_id, number, capture.request.labels)
@@ -314,7 +283,6 @@ class CaptureExecutor:
             self._fail(f"{why} before a step was recorded")
 
     def _stop(self, capture: _Capture, detail: str) -> None:
-        """Stop between two steps, keep what there is, and export it in the background."""
         self._stalled = True
         capture.session.stop()
         self._enter("exporting")
@@ -328,7 +296,6 @@ class CaptureExecutor:
             self._ended(capture, "stored", detail)
 
     def _export_all(self, capture: _Capture, session: TorchSession | SampledSession, detail: str) -> None:
-        """The background thread: write what was recorded, then say so."""
         began_s = time.monotonic()
         state: CaptureState = "stored"
         size_bytes = 0
@@ -387,5 +354,4 @@ class CaptureExecutor:
 
 
 def _reason(error: Exception) -> str:
-    """Why a capture failed."""
     return str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, monotonic_ns, time_ns
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sftriage.decisions import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
 from sftriage.errors import CaptureError
@@ -22,6 +22,9 @@ from sftriage.profiling.guard import ProfilerGuard
 from sftriage.profiling.spool import write_trace
 from sftriage.records import OTHER
 from sftriage.sampling.sampler import NAME, StackSampler, period_of
+
+if TYPE_CHECKING:
+    from sftriage.recorder.layout import RingInfo
 
 _OF_PROFILER = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
 STACK_OPTIONS = frozenset({SAMPLE_STACKS, SAMPLES_PER_SECOND})
@@ -32,22 +35,6 @@ RANGE = "SFT_CAPTURE"
 """The range around the steps of a capture: ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits for it."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
-
-
-class Subject(Protocol):
-    """Who is captured."""
-
-    @property
-    def job(self) -> str:
-        """The job's name."""
-
-    @property
-    def rank(self) -> int:
-        """The process's rank in it."""
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks it has."""
 
 
 class Session(ABC):
@@ -136,7 +123,7 @@ class TorchSession(Session):
     """
 
     def __init__(
-        self, subject: Subject, options: Mapping[str, int], guard: ProfilerGuard, *, sample: bool = False
+        self, subject: RingInfo, options: Mapping[str, int], guard: ProfilerGuard, *, sample: bool = False
     ) -> None:
         super().__init__()
         period_s = period_of(options)

@@ -159,7 +159,6 @@ class Probe:
         return session
 
     def _trace_bytes(self, session: TorchSession) -> int:
-        """The size of a trace, which is written and removed again."""
         path = self._spool / f"{self._capture_id}.probe"
         create(path)
         try:

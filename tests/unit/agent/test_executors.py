@@ -7,9 +7,8 @@ import pytest
 
 from sftriage.agent.captures import Places, executor_for, overlap
 from sftriage.capture.nsys import NsysCapture, NsysPlace
-from sftriage.capture.sampled import SampledCapture
 from sftriage.capture.stacks import StacksCapture
-from sftriage.capture.torch_profiler import TorchCapture
+from sftriage.capture.torch_profiler import SampledCapture, TorchCapture
 from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError
 from sftriage.recorder import Monitor
