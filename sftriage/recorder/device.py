@@ -20,7 +20,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 from sftriage.log import warn
 from sftriage.recorder import layout
@@ -49,22 +49,6 @@ def cuda_in_use() -> bool:
     return asked is not None and bool(asked())
 
 
-class DeviceLog(Protocol):
-    """What a recording asks of device time, of either form."""
-
-    listener: Callable[[int], object] | None
-    """Of the form in C, which is the log's listener: who else is told of boundaries."""
-
-    def gradient(self, visit: int, /) -> None:
-        """Another gradient of a visit to the split sync stage has been launched, in whatever thread this is."""
-
-    def note(self, capturing: bool, visits: Collection[int], /) -> None:
-        """Say of the step that ends whether it was captured, and of which visits the last gradient is known."""
-
-    def close(self, log: Log, /) -> None:
-        """Write down what the device is through with by now. A second call does nothing."""
-
-
 _DRIVER = "libcuda.so.1"
 _FUNCTIONS = (
     "cuEventCreate",
@@ -90,16 +74,18 @@ def driver() -> tuple[int, ...]:
     return tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS)
 
 
-def in_c(form: Form) -> DeviceLog | None:
-    """Device time that a log in C records by itself, where CUDA's driver is; None elsewhere."""
+def in_c(form: Form) -> Any:
+    """Device time that a log in C records by itself, where CUDA's driver is; None elsewhere.
+
+    It has the methods ``gradient``, ``note`` and ``close`` of `DeviceTime`, and the log's ``listener`` in its own.
+    """
     if form.device is None:
         return None
     torch = sys.modules["torch"]
     try:
-        made: DeviceLog = form.device(driver(), torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream)
+        return form.device(driver(), torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream)
     except Exception:
         return None
-    return made
 
 
 class _Step:
@@ -139,7 +125,6 @@ class DeviceTime:
         self._spare: list[Any] = []
         self._spare_ready: list[Any] = []
         self._watches = True
-        self.listener: Callable[[int], object] | None = None
         self.off = False
 
     def begin(self, number: int, start_ns: int) -> None:

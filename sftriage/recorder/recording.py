@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import replace
 from numbers import Integral
 from threading import get_ident
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import RingError, SchemaError
 from sftriage.log import warn
 from sftriage.profiling.executor import CaptureExecutor
 from sftriage.recorder import layout
-from sftriage.recorder.device import CUDA_START_STEPS, DeviceLog, DeviceTime, cuda_in_use, in_c
+from sftriage.recorder.device import CUDA_START_STEPS, DeviceTime, cuda_in_use, in_c
 from sftriage.recorder.files import forget_locks
 from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.moments import NEVER
@@ -28,8 +28,6 @@ from sftriage.recorder.ring import RingFile
 from sftriage.records import OTHER, StageSchema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sftriage.recorder.answering import Answering
     from sftriage.recorder.gradients import GradientWatch
     from sftriage.recorder.moments import Stage
@@ -76,7 +74,7 @@ class Recording:
         self._listening = False
         self._seen: set[str] = set()
         self.watch: GradientWatch | None = None
-        self.device: DeviceLog | None = None
+        self.device: Any = None
         # The same, where it is told of steps and boundaries from here.
         self._driven: DeviceTime | None = None
         _recordings.add(self)
@@ -298,7 +296,7 @@ class Recording:
         self.log.listener = self._follow if listening else None
         if self.device is not None and self._driven is None:
             self.device.listener = self.log.listener
-            self.log.listener = cast("Callable[[int], object]", self.device)  # (which it knows what to do with)
+            self.log.listener = self.device  # (which it knows what to do with)
         self.log.ends_slowly = self._capturing or self._driven is not None or self.watch is not None
 
     def _follow(self, code: int) -> None:
