@@ -31,34 +31,27 @@ def load_npz(path: Path) -> Window:
     """
     try:
         if not zipfile.is_zipfile(path):
-            raise InputError(f"{path}: not a readable .npz: it is not a zip archive")
+            raise InputError("not a readable .npz: it is not a zip archive")
         _check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except InputError:
-        raise
-    except Exception as error:  # numpy, zipfile and zlib each raise what they like for a damaged file
-        raise InputError(f"{path}: not a readable .npz: {error}") from error
-    try:
         return _window(arrays)
-    except SchemaError as error:
-        raise InputError(f"{path}: stages or sync: {error}") from error
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+    except SchemaError as error:
+        raise InputError(f"{path}: stages or sync: {error}") from error
+    except Exception as error:  # numpy, zipfile and zlib each raise what they like for a damaged file
+        raise InputError(f"{path}: not a readable .npz: {error}") from error
 
 
 def _check_sizes(path: Path) -> None:
-    """Refuse arrays that are too large, or not as large as they say, before any is unpacked.
-
-    Raises:
-        InputError: the message has the size and the bound.
-    """
+    """Refuse arrays that are too large, or not as large as they say, before any is unpacked."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         # A member unpacks to no more than its directory entry says: the reader stops there.
         total_bytes = sum(one.file_size for one in members)
         if total_bytes > MAX_UNPACKED_BYTES:
-            raise InputError(f"{path}: its arrays are {total_bytes:,} bytes; at most {MAX_UNPACKED_BYTES:,} are read")
+            raise InputError(f"its arrays are {total_bytes:,} bytes; at most {MAX_UNPACKED_BYTES:,} are read")
         for one in members:
             with archive.open(one) as file:
                 if file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
@@ -69,9 +62,9 @@ def _check_sizes(path: Path) -> None:
                 shape, _, dtype = read(file)
                 declared_bytes, found_bytes = math.prod(shape) * dtype.itemsize, one.file_size - file.tell()
             if dtype.hasobject:
-                raise InputError(f"{path}: not a readable .npz: {one.filename} holds Python objects")
+                raise InputError(f"not a readable .npz: {one.filename} holds Python objects")
             if declared_bytes != found_bytes:
-                raise InputError(f"{path}: {one.filename} says {declared_bytes:,} bytes and holds {found_bytes:,}")
+                raise InputError(f"{one.filename} says {declared_bytes:,} bytes and holds {found_bytes:,}")
 
 
 def _window(arrays: dict[str, Any]) -> Window:
@@ -82,7 +75,6 @@ def _window(arrays: dict[str, Any]) -> Window:
     schema = StageSchema(_texts(arrays, "stages"), _texts(arrays, "sync"))
     durations_NRS, missing_NR = _durations(arrays, len(schema.stages))
     n_steps, n_ranks = missing_NR.shape
-    ready_NR = _refinement(arrays, "ready_s", missing_NR, unknown=True)
     for name in ("ready_s", "device_ready_s"):
         if name in arrays and not schema.sync:
             raise InputError(f"{name} is given but sync names no stage that it would split")
@@ -98,7 +90,7 @@ def _window(arrays: dict[str, Any]) -> Window:
         durations_NRS=durations_NRS,
         outside_NRG=outside_NRG if schema.sync else None,
         between_NR=_refinement(arrays, "between_s", missing_NR),
-        ready_NR=ready_NR,
+        ready_NR=_refinement(arrays, "ready_s", missing_NR, unknown=True),
         hosts=_counted(arrays, "hosts", n_ranks, "rank"),
         cohorts=_counted(arrays, "cohorts", n_ranks, "rank"),
         kinds=_counted(arrays, "kinds", n_steps, "step"),
@@ -106,11 +98,8 @@ def _window(arrays: dict[str, Any]) -> Window:
         counted_NRC=counted_of(
             {name: _refinement(arrays, name, missing_NR, unknown=True) for name in COUNTERS if name in arrays}
         ),
-        device_NRS=device[0],
-        device_outside_NRG=device[1],
-        device_between_NR=device[2],
-        device_ready_NR=device[3],
-        on_device=device[0] is not None or bool(_scalar(arrays, "on_device", "biu", "one of true and false")),
+        on_device=bool(device) or bool(_scalar(arrays, "on_device", "biu", "one of true and false")),
+        **device,
     )
 
 
@@ -136,20 +125,23 @@ def _checked(name: str, values_NRS: FloatArray) -> BoolArray:
     return missing_NR
 
 
-def _device(arrays: dict[str, Any], durations_NRS: FloatArray, sync: tuple[str, ...]) -> tuple[FloatArray | None, ...]:
+def _device(arrays: dict[str, Any], durations_NRS: FloatArray, sync: tuple[str, ...]) -> dict[str, Any]:
     if "device_s" not in arrays:
         for name in ("device_outside_s", "device_between_s", "device_ready_s"):
             if name in arrays:
                 raise InputError(f"{name} is given but device_s is not")
-        return None, None, None, None
+        return {}
     values_NRS = _numbers(arrays, "device_s", ("step", "rank", "stage"))
     if values_NRS.shape != durations_NRS.shape:
         raise InputError(f"device_s has shape {values_NRS.shape}; durations_s says {durations_NRS.shape}")
     missing_NR = _checked("device_s", values_NRS)
     outside_NRG = _refinement(arrays, "device_outside_s", missing_NR, n_sync=len(sync))
-    between_NR = _refinement(arrays, "device_between_s", missing_NR)
-    ready_NR = _refinement(arrays, "device_ready_s", missing_NR, unknown=True)
-    return values_NRS, outside_NRG if sync else None, between_NR, ready_NR
+    return {
+        "device_NRS": values_NRS,
+        "device_outside_NRG": outside_NRG if sync else None,
+        "device_between_NR": _refinement(arrays, "device_between_s", missing_NR),
+        "device_ready_NR": _refinement(arrays, "device_ready_s", missing_NR, unknown=True),
+    }
 
 
 def _refinement(
