@@ -55,8 +55,8 @@ class NsysPlace:
         prefix: their sessions are called ``<prefix>-<rank>.<attempt>``.
         traces: what they were launched with.
         tmp: a private directory on an executable file system, where reports are made.
-        armed: where the ranks are armed on a range and nobody reaches their sessions: their reports are called
-            ``<armed>-<rank>.<attempt>.<number>``.
+        armed: where the ranks are armed on a range because the agent cannot reach their sessions: their reports are
+            called ``<armed>-<rank>.<attempt>.<number>``.
     """
 
     binary: Path

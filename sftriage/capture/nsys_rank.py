@@ -7,16 +7,14 @@ Standard library only, and nothing of this package: it runs with ``python -I`` b
 
 It keeps five promises that `nsys launch` alone does not:
 
-- **The trainer runs, whatever nsys does.** Where nsys is missing, hangs or refuses, the trainer is started without it.
-  The inner half waits for a word before it becomes the trainer, so that it can never run twice.
-- **The exit status is the trainer's.** If nsys's agent dies, ``nsys launch`` ends at once, with status 0, while the
-  trainer goes on; so it is the trainer that is waited for, and a status that cannot be known is never 0.
-- **Signals reach the trainer**, which nsys puts in a session of its own. When this script is killed, the watcher ends
-  the trainer.
-- **nsys stops in time.** Where the agent that had it collect is killed, this script tells it to, a little later.
-- **The trainer's environment stays out of the reports.** nsys copies the environment of what it starts; so it is given
-  a bare one, and the inner half puts the real one back before it becomes the trainer. Standard output goes where it
-  would go without nsys, which would keep a copy, and whose agent, where it stays on, would hold the reader's pipe open.
+- **The trainer runs, whatever nsys does**, without nsys where that is missing, hangs or refuses. The inner half waits
+  for a word before it becomes the trainer, so that it can never run twice.
+- **The exit status is the trainer's.** If nsys's agent dies, ``nsys launch`` ends with status 0 while the trainer goes
+  on; so this waits for the trainer, and a status that cannot be known is never 0.
+- **Signals reach the trainer**, in its own session. When this script is killed, the watcher ends the trainer.
+- **nsys stops in time.** Where the agent that had it collect is killed, this script stops it a little later.
+- **The trainer's environment stays out of the reports.** nsys, which copies it, gets a bare one; the inner half puts
+  the real one back. Standard output goes where it would without nsys, which would keep a copy and the pipe open.
 
 Environment: ``SFTRIAGE_NSYS`` (the nsys binary), ``SFTRIAGE_NSYS_SESSION`` (prefix of the session's name),
 ``SFTRIAGE_NSYS_TRACE``, ``SFTRIAGE_NSYS_TMP`` (executable), ``SFTRIAGE_NSYS_ARMED`` (prefix of reports: see `Armed`),

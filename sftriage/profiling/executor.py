@@ -1,24 +1,17 @@
-"""The trainer's half of a torch.profiler capture: a state machine driven at step boundaries, on the training thread.
+"""The trainer's half of a capture: a state machine driven at step boundaries, on the training thread.
 
 ::
 
     idle ──request──▶ armed ──warm-up steps──▶ recording ──steps──▶ exporting ──▶ idle
                         │                         │
-                        └─ called off, out of time, an error, the job's own profiler ─▶ idle, result "failed"
+                        └─ cancelled, out of time, an error, the job's own profiler ─▶ idle, result "failed"
 
-Armed for what comes back, it waits for the step before it touches the profiler. Armed for many steps, it records one
-beforehand, to know how many of them fit into the bytes allowed, and do not hold the rank up for too long (`sizing`).
+Armed for a step that comes back, it leaves the profiler alone until that step. Armed for many steps, it first records
+one to learn how many fit into the allowed bytes and stall (`sizing`).
 
-The profiler is prepared, started and stopped between two steps; only the export runs elsewhere, in a background thread.
-Where the trace goes is the trainer's own setting: a request cannot choose a path. Traces are not compressed here: the
-agent's process does that, off this one altogether.
-
-A capture of Python stacks alone starts no profiler, and neither waits for the job's own nor makes way for it. One by
-Nsight Systems is made outside: here the steps are marked for it, once it says that it is ready, and other profilers are
-kept out meanwhile.
-
-A bound in seconds is looked at between steps: torch's profiler can only be stopped on the thread that started it, so a
-hung step cannot be cut short.
+torch's profiler is prepared, started and stopped between two steps, on the thread that started it, so that a hung step
+cannot be cut short; only the export runs in a background thread. The trainer's own setting says where the trace goes.
+The agent compresses it. Stacks alone need no profiler. Nsight Systems records from outside: here its steps are marked.
 """
 
 from __future__ import annotations

@@ -18,13 +18,12 @@ _LAST_KEY = b'"traceName"'
 
 
 def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, max_bytes: int) -> int:
-    """Have a trace exported to ``<spool>/<capture_id>.json``, and return its size in bytes.
+    """Have ``export`` write a trace to ``<spool>/<capture_id>.json``; its size in bytes.
 
-    It grows under ``<capture_id>.json.partial`` and takes its name when it is on disk. What fails leaves nothing
-    behind. ``export`` writes the trace to the path it is given; Kineto's is silent when the disk is full.
+    It takes its name when it is on disk. A failure leaves nothing behind; Kineto's is silent when the disk is full.
 
     Raises:
-        CaptureError: no whole trace, too large a one, or the name is taken.
+        CaptureError: no whole trace, too large a trace, or the name is taken.
     """
     final = spool / f"{capture_id}.json"
     partial = spool / f"{capture_id}.json.partial"

@@ -1,11 +1,10 @@
-"""A rank says where it stands: the stacks of its own threads, for where nobody else may look into its process.
+"""Stacks of a rank's own threads, by the rank itself: for where py-spy may not read its process.
 
-A thread sleeps in one system call, on the pipe ``rank-<rank>.<attempt>.asks`` beside the ring: no signal is taken, no
-clock is set, and nothing runs until somebody asks. Whoever asks writes a line into the pipe, a word of his own choice;
-the answer is ``rank-<rank>.<attempt>.stacks``, JSON that appears whole: ``asked`` is that word, and ``threads`` has the
-frames of each, innermost first, as ``py-spy dump --json`` has them. It comes as long as any thread of the process can
-be given the interpreter: from a rank that waits in a collective, a lock, a read or a sleep, and not from one that is
-stopped, or hangs in native code that keeps it.
+A thread sleeps in one system call, on the pipe ``rank-<rank>.<attempt>.asks`` beside the ring: no signal is taken and
+no clock is set. A client writes a line into the pipe, a word of its choice; the answer is
+``rank-<rank>.<attempt>.stacks``, JSON that appears whole: ``asked`` is that word, and ``threads`` has the frames of
+each, innermost first, as ``py-spy dump --json`` has them. It comes as long as some thread can get the interpreter, and
+not from a rank that is stopped or hangs in native code that keeps it.
 """
 
 from __future__ import annotations

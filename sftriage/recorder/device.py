@@ -1,17 +1,14 @@
-"""Device time: how long the GPU was at each stage of a step, beside the host's time, which on CUDA sees only launches.
+"""Device time: how long the GPU was at each stage of a step. On CUDA the host's time shows only launches.
 
-At each stage boundary an event is put into the stream; the GPU notes the time when it gets there. Some steps later,
-when the last event of a step has been reached, the differences are read and put into the log, between two steps.
-Nothing here ever waits for the device: an event is asked whether it is there (``query``), and a step that nobody came
-round to in time goes without. What it writes carries the job's number of the step, which ties it to the host's.
+At each stage boundary an event goes into the stream; the GPU notes the time when it gets there. Some steps later, when
+the last event of a step has been reached, the differences go into the log, between two steps, with the job's number of
+the step. Nothing here waits for the device: a step that was not read in time goes without.
 
-What is seen is the stream that is current when the step begins, and what other streams make it wait for: NCCL's, where
-DDP's own stream has to wait for the last bucket. The moment of the last gradient, where that is watched, is an event in
-the stream that the gradient is computed in.
+It times the stream that is current when the step begins, and what other streams make it wait for, such as NCCL's. The
+moment of the last gradient is an event in the stream that computes the gradient.
 
-There are two forms, as of the log. A log in C does all of this by itself (``_device.c``), with the driver's own
-functions, and with one event for two boundaries between which nothing can have been launched. `DeviceTime` does it with
-torch's, for a log in Python and where the driver is not CUDA's; the recording tells it of steps and boundaries.
+There are two forms, as of the log. A log in C does all of this itself (``_device.c``), with the driver's functions.
+`DeviceTime` does it with torch's, for a log in Python and where the driver is not CUDA's; the recording drives it.
 """
 
 from __future__ import annotations

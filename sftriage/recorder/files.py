@@ -1,11 +1,10 @@
-"""Creating, opening and reading the recorder's files, and asking whether their writer still lives.
+"""Creating, opening and reading the recorder's files, and checking whether their writer still lives.
 
-Readers use ``pread`` and never map a file: a map of a file that somebody truncates ends in SIGBUS, a read ends in a
-short answer.
+Readers use ``pread`` and never map a file: a truncated map ends in SIGBUS, a read in a short answer.
 
-A writer holds a POSIX record lock on its ring. Such a lock is seen from another PID namespace, where a process id says
-nothing; forked children do not inherit it; and it goes with the process, however that ends. But it also goes when the
-process closes *any* descriptor of the file, so that whoever reads a ring of its own process gives the lock back.
+A writer holds a POSIX record lock on its ring. Such a lock is visible from another PID namespace, forked children do
+not inherit it, and it goes with the process. But it also goes when the process closes *any* descriptor of the file, so
+that a reader in the writer's own process gives the lock back.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ def create_whole(
 ) -> int:
     """Create a file of a fixed size that appears under its name fully formed; its descriptor, open for both.
 
-    ``header`` makes what it begins with, and is told whether it is locked, which it is where that is asked for and the
-    file system has locks. With ``clobber`` it takes the place of a file of that name.
+    ``header`` makes its beginning, given whether it is locked: with ``lock``, where the file system has locks. With
+    ``clobber`` it replaces a file of that name.
 
     Raises:
         FileExistsError: there is a file of that name already.

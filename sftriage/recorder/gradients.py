@@ -1,15 +1,12 @@
 """The moment the last gradient is ready on this rank: what splits a sync stage into a local part and one that waits.
 
 Inside DDP's backward the ranks tie: with one of them slow, all take as long. But a rank's own last gradient is ready
-before it waits for anybody, and a hook on the parameter that it belongs to sees that moment. (The hook is called while
-the gradient is accumulated; DDP's own, which starts the bucket's all-reduce, only after that.)
+before it waits for others, and a hook on its parameter sees that moment: DDP's own hook, which starts the bucket's
+all-reduce, comes later. A step may come to the sync stage several times, for each micro-batch or model; each visit has
+a moment of its own.
 
-A step may come to the sync stage several times: for each micro-batch, or for each of two models. What a visit takes
-after its last gradient is the wait of that visit (next to nothing where nothing was exchanged), so each has a moment.
-
-Which parameter comes last is learned: for a few steps all that require a gradient have a hook, afterwards only those
-that came last in these steps. A step that ends otherwise, with another parameter or none, has no ready moment, for it
-might be a wrong one; the next steps then have all hooks again, as far as the budget for that goes.
+Which parameter comes last is learned: for a few steps all parameters have a hook, afterwards only those that came last.
+A step that ends otherwise has no ready moment, for it might be wrong; then all hooks go on again, within a budget.
 """
 
 from __future__ import annotations

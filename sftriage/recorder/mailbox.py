@@ -3,25 +3,19 @@
 ``rank-<rank>.<attempt>.mailbox`` is a header (see `layout`), 64 KiB for the request and 64 KiB for the result, both
 UTF-8 JSON. The live words of its header, each side's on a cache line of its own::
 
-     0  doorbell       goes up by one at each request and each cancellation; then the ring's doorbell is set to it,
-                       which is all that the trainer reads in a step
-     1  request_seq    number of the latest request, from 1
-     2  request_bytes  its length
-     3  request_crc    its CRC-32
-     4  cancel_seq     number of the request that is called off
-     5  allow_seq      number of the request that may begin: what a profiler outside the trainer has to be ready for
+     0  doorbell       one more at each request and cancellation; then the ring's doorbell, which is all that a trainer
+                       reads in a step, is set to it
+     1  request_seq    number of the latest request, from 1; then its length (2) and its CRC-32 (3)
+     4  cancel_seq     number of the request that is cancelled
+     5  allow_seq      number of the request that may begin, once a profiler outside the trainer is ready
 
      8  state          0 idle, 1 armed, 2 recording, 3 exporting
      9  steps          steps recorded so far
-    10  result_seq     number of the request that the result answers; stored after the result itself
-    11  result_bytes   its length
-    12  result_crc     its CRC-32
+    10  result_seq     number of the answered request, stored after the result; then its length (11) and its CRC-32 (12)
 
-One request is under way at a time: a client posts the next one when the last is answered, so no result is lost between
-two looks, and a client that was restarted finds the last one still there.
-
-The trainer maps the file. A client (`sftriage.capture.mailbox`) reads and writes it as a file, and takes a lock
-(``flock``) while it posts.
+A client posts the next request when the last one has its result, so that no result is lost between two reads, and a
+client that was restarted finds the last one. The trainer maps the file; a client (`sftriage.capture.mailbox`) reads and
+writes it as a file, and takes a lock (``flock``) while it posts.
 """
 
 from __future__ import annotations
@@ -55,7 +49,7 @@ RESULT_AT = HEADER_BYTES + MAX_MESSAGE_BYTES
 class Mailbox:
     """The trainer's end: reads requests, shows how far it is, writes results. Driven at step boundaries.
 
-    Whoever holds the ring of a rank and attempt may replace a mailbox left over beside it.
+    It replaces a mailbox left over from an earlier process.
 
     Attributes:
         live: the header's live words.

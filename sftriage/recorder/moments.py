@@ -183,15 +183,14 @@ class Stage:
 class Ready:
     """A hook on parameters: it notes when each gradient was ready, in a visit to this stage.
 
-    On CUDA it is called on autograd's device thread, while the step's own thread is inside ``backward()``, and nothing
-    keeps a job from calling that in any thread: so it only leaves a note, and the log is never written from here. The
-    interpreter runs signal handlers where Python's code begins, which in backward is mostly a hook's: one in C is never
-    in the traceback of what they raise, and this one's frame is taken out where the stage is left.
+    On CUDA autograd calls it in its own thread while the step's thread is inside ``backward()``: so it only leaves a
+    note. The interpreter runs signal handlers where Python's code begins, in backward mostly here: the form in C has no
+    frame in the traceback of what they raise, and this one's is taken out where the stage is left.
 
     Args:
         stage: the stage.
-        recording: has the ``device`` that is told, too, and is ``off`` once it is over.
-        order: says whether all gradients may be last ones (``learning``), or which may (``finals``).
+        recording: has the ``device`` to note the gradient on, and is ``off`` once it is over.
+        order: whether all gradients may be last ones (``learning``), or which may (``finals``).
         notes: gets (visit, when, id of the parameter), or what was raised.
     """
 

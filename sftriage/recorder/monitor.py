@@ -8,9 +8,8 @@
             with monitor.stage("data"): ...
             with monitor.stage("forward"): ...
 
-It records where ``SFTRIAGE_RINGS`` names a directory, and is inert where it does not: the same script runs with and
-without. Wrong arguments raise when it is made. An environment that fails (a disk that is full, a directory that is
-missing) is one warning and an inert monitor, and after construction nothing is ever raised into training.
+It records where ``SFTRIAGE_RINGS`` names a directory, and is inert elsewhere. Wrong arguments raise when it is made. A
+full disk or a missing directory is one warning and an inert monitor; nothing is ever raised into training.
 """
 
 from __future__ import annotations
@@ -165,22 +164,20 @@ class Monitor(Calls):
     def watch(self, model: torch.nn.Module) -> None:
         """Also record when each step's last gradient is ready on this rank, before it waits for any other.
 
-        Inside the backward of DDP the ranks tie: one that is slow there makes all of them slow, and durations cannot
-        name it. That moment can: it splits ``backward``, or else the first sync stage, into own work and waiting. Call
-        it once, before the first step, and again after the model was replaced or parameters were added to it::
+        Inside the backward of DDP the ranks tie: a slow rank makes all of them slow, and durations cannot name it. That
+        moment can: it splits ``backward``, or else the first sync stage, into own work and waiting. Call it once before
+        the first step, and again after the model was replaced or parameters were added to it::
 
             model = DistributedDataParallel(network)
             monitor.watch(model)
 
         It puts hooks on parameters (``register_post_accumulate_grad_hook``): on all of them for a few steps, to learn
-        which gradients come last, then on just those. Gradients are not touched. ``close`` takes the hooks off.
-
-        Where there is no such moment (a step without backward, a step in which the order has just changed, a model
-        under FSDP) none is recorded.
+        which gradients come last, then on just those. ``close`` takes them off. A step without such a moment (no
+        backward, an order that has just changed, a model under FSDP) records none.
 
         Args:
             model: all that is trained, as one module, in DDP or not; several as one ``nn.ModuleList``. A second call
-                takes the place of the first.
+                replaces the first.
         """
         if self._recording is not None:
             watch_model(self._recording, model)

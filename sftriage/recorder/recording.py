@@ -36,12 +36,11 @@ if TYPE_CHECKING:
 class Recording:
     """One rank's steps as they happen. None of its methods raises into training.
 
-    It drives, and closes, its ``hook``, which carries out captures at step boundaries, and, where they are set, what
-    is ``answering`` whoever asks where the rank stands, its ``watch`` for the last gradient and its ``device``, which
-    records device time.
+    It drives, and closes, its ``hook``, which carries out captures at step boundaries, and, where they are set,
+    ``answering``, the ``watch`` for the last gradient and the ``device`` time.
 
     Attributes:
-        info: who is recorded. Stages that come later are in it too.
+        info: whose steps these are, with stages that were declared later.
         form: which form of the recorder writes.
         log: what writes.
         step: the context manager of the next step.

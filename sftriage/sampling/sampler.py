@@ -1,11 +1,9 @@
 """Python stacks of the trainer, sampled by a thread of its own while a capture records, and at no other time.
 
 ``sys._current_frames`` needs no privileges and works where ptrace is forbidden. A sample costs the interpreter some
-microseconds a thread; where the training thread is busy in Python there are at most about 200 a second, whatever is
-asked for, for it lets go of the interpreter only every 5 ms. With each sample goes what the system says of the
-threads: how long each has run, and how long it has waited for a core (`stacks`).
-
-The DataLoader's workers sample themselves meanwhile (`workers`); all is written as one file (`speedscope`).
+microseconds a thread; a training thread that is busy in Python lets go of the interpreter every 5 ms, so that there are
+at most about 200 samples a second. Each has the times that its threads have run and waited for a core (`stacks`). The
+DataLoader's workers sample themselves meanwhile (`workers`); `speedscope` writes all of it as one file.
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ class Stacks:
 
     Args:
         period_s: seconds from one sample to the next, or more.
-        first: the thread that comes first in what is told, by its ident.
+        first: the thread that comes first in the result, by its ident.
         at: the step and the stage that this thread is in, and since when (nanoseconds, monotonic clock).
-        outermost: what is below this in a stack is left out.
+        outermost: frames below this one are left out.
     """
 
     def __init__(

@@ -1,15 +1,14 @@
-"""The DataLoader's workers of a trainer sample their own stacks, while a capture of the trainer does.
+"""The DataLoader's workers of a trainer sample their own stacks while a capture of the trainer does.
 
-A worker is a process of its own, into which nobody else sees without privileges. Where it is forked, it gets one end of
-a socket, and a thread that waits there, asleep in one system call, until a capture begins. Then it samples as the
-trainer does, with the same limits, and hands over what it has when it is asked to, or when it ends. Whatever becomes of
-a worker, the trainer waits for it only on the thread that exports, and not for long.
+A worker is a process of its own. Where it is forked, it gets one end of a socket, and a thread that sleeps there in one
+system call until a capture begins. Then it samples as the trainer does, with the same limits, and hands its samples
+over on request, or when it ends. The trainer waits for it only on the thread that exports, and not for long.
 
-A worker that is not forked (``forkserver``, ``spawn``), or was before there was a `Monitor`, is not reached: that is
-said, where the kernel's name of the process says that it is a worker (as torch has it since 2.5).
+A worker that is not forked (``forkserver``, ``spawn``), or was before there was a `Monitor`, is not reached: the file
+says so, where the kernel's name of the process says that it is a worker (as torch has it since 2.5).
 
-Asked is, as `_ASKED`: what, the number of the capture, seconds from one sample to the next. The answer is `_ANSWER`:
-the number again, and how many bytes of packed JSON follow.
+A request is `_ASKED`: what, the number of the capture, seconds between samples. The answer is `_ANSWER`: the number,
+and how many bytes of packed JSON follow.
 """
 
 from __future__ import annotations

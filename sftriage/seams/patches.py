@@ -56,19 +56,16 @@ LOOK_ROUNDS = 4
 
 
 class Seams:
-    """All seams of this process.
-
-    Args:
-        off: names of those that are switched off.
+    """All seams of this process, but those that are ``off``.
 
     Attributes:
-        on: names of the others.
-        fired: how often each seam that is no stage was seen at work.
+        on: their names.
+        fired: how often each seam that is no stage was at work.
         sync: the stages that wait for other ranks, once that is known.
         cohort: the ranks that do the same work as this one, once that is known; "" where all do.
         trained: the types of the models that are trained, once they are known.
         failed: why seams were switched off.
-        counters: what the compiler counts, where anybody wants to know.
+        counters: what the compiler counts, once it is imported.
         compiled: frames that it had compiled at the end of the last step.
     """
 

@@ -32,13 +32,13 @@ class Place(NamedTuple):
 
 
 class Replaced:
-    """What is in the place of something else, until it is undone.
+    """Functions of torch that are replaced, until `undo`.
 
     Args:
         steps: of this process.
         on: names of the seams that are not switched off.
-        fail: is told of what a seam has raised.
-        tracing: whether the compiler reads what it is in, rather than that it is run.
+        fail: gets what a seam has raised.
+        tracing: whether the compiler reads the code that calls it, rather than that it runs.
 
     Attributes:
         stages: the functions that are stages.

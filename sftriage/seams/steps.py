@@ -69,15 +69,14 @@ class Steps:
 
     Attributes:
         monitor: records the steps, from the second round on.
-        stages: those that are recorded.
-        first: the number of the loop's first step, where no other is said.
+        stages: the stages to record.
+        first: the number of the loop's first step, by default.
         led: a framework says where steps end (`ended`), and no optimizer does.
         opened: stages that are open, outermost first.
-        steady: by stage, a list that is not empty once a seam in C may enter and leave it without `enter` and `leave`,
-            as long as nothing else is open.
+        steady: by stage, a list that is not empty once a seam in C may enter and leave it without `enter` and `leave`.
         stepping: optimizers whose step is under way, outermost first.
         stepped_in_backward: one of them has stepped while gradients were accumulated.
-        kinds: what is done in this step that ordinary ones do not.
+        kinds: what is done in this step that ordinary steps do not.
         turns: which optimizer ends a step.
     """
 

@@ -1,17 +1,14 @@
-"""What the kernel counted of the ranks: readings, kept in a file, and laid over the steps.
+"""What the kernel counted of the ranks: readings, kept in a log named ``counters``, and laid over the steps.
 
-Readings are kept in a log, ``counters`` (see `windows.log_segments`). A reading is signed 64-bit words in native
-order::
+A reading is signed 64-bit words in native order (see `windows.log_segments`)::
 
     at_ns       when it was taken, on the host's monotonic clock
-    ...         the counters in the order of `counters.COUNTERS`, since any time, in nanoseconds or as counts; -1 where
-                that is not known
+    ...         the counters in the order of `counters.COUNTERS`, in nanoseconds or as counts; -1 where unknown
     crc         CRC-32 of the bytes before it
 
-What passed between two readings is taken to be spread evenly over the time between them: a wait is known to about as
-exactly as readings lie apart (a quarter of a second to a second, or a step where that is longer). Of several steps
-between two readings each has a part by its length, whichever of them the thread waited in; over all steps the sum is
-exact. What is read less often than the others stands still meanwhile, and is counted late by up to some seconds.
+What passed between two readings is spread evenly over the time between them: a wait is known about as exactly as
+readings lie apart (a quarter of a second to a second, or a step where that is longer). Over all steps the sum is exact.
+A counter that is read less often than the others stands still meanwhile, and counts late by up to some seconds.
 """
 
 from __future__ import annotations

@@ -87,17 +87,12 @@ class Gatherer:
     """Windows of one attempt of a job from its ranks' steps, in whatever order they come.
 
     A window is ready when every rank has passed its last step. A rank that stays away does not hold the others up: once
-    another rank is a whole window further, the window goes out with the missing vectors missing. It goes out once:
-    what comes for it later counts in the windows after it, or not at all.
+    another rank is a whole window further, the window goes out with the missing vectors missing. What comes for it
+    later counts in the windows after it, or not at all. Nothing that was handed out changes, and the store holds two
+    windows' steps at most. `ready` hands out the windows that a call of `add` completes.
 
-    Nothing that was handed out changes, and the store holds two windows' steps at most, however far the ranks lie
-    apart. Windows that a call of `add` completes are kept until `ready` hands them out: whoever adds steps that fill
-    many windows has to ask in between.
-
-    Of an attempt that is gone on with, ``due`` is the first step of the window after those that were judged: wherever
-    the steps begin that come now, windows begin where they would have.
-
-    How long the first steps of a window take says how many it has (`Shape.at`), and those of the job how many are
+    Of a resumed attempt, ``due`` is the first step of the window after those that were judged: windows begin where they
+    would have. The time of a window's first steps says how many it has (`Shape.at`), that of the job's how many are
     warm-up: the same windows, then, in whatever pieces the steps come.
     """
 

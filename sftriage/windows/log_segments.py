@@ -235,7 +235,7 @@ class SegmentedLog:
         info: the ring's info.
         layout: what it holds.
         limits: from where on segments are old; None keeps one segment and all of it.
-        there: its files, oldest first, where that is known; by default the directory is looked through for them.
+        there: its files, oldest first; by default those in the directory.
 
     Attributes:
         info: what its headers say: an earlier agent's log has the stages and the cohort that were known then.

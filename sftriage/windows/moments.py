@@ -72,15 +72,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cuts:
-    """Moments at which another stage begins to run, in their order, of whole steps.
+    """Moments at which another stage begins to run, in order, of whole steps: step (``of_C``), time and stage.
 
-    Attributes:
-        of_C: to which step each belongs, ascending.
-        at_ns_C: when.
-        stage_C: the stage that runs from here on.
-        visit_C: how many visits to the split sync stage there were up to here, of all steps.
-        left_C: whether the stage that ran before has been left for good, not for one inside it.
-        last_C: whether the step ends here.
+    ``visit_C`` counts the visits to the split sync stage up to here, of all steps; ``left_C`` says whether the stage
+    that ran before was left for good; ``last_C``, whether the step ends here.
     """
 
     of_C: IntArray

@@ -27,14 +27,13 @@ _DEVICE = ("device_NRS", "device_outside_NRG", "device_between_NR")
 class StepRows:
     """A ring of rows, one a step: all ranks' values in seconds, NaN where nothing has come.
 
-    A step's row is its number modulo the number of rows, so that nothing is moved when the store goes on. Axes: C rows,
-    V values (a duration for each stage, an outside time for each sync stage, and the time between), R ranks, B steps of
-    single ranks that come together.
+    A step's row is its number modulo the number of rows. Axes: C rows, V values (a duration for each stage, an outside
+    time for each sync stage, and the time between), R ranks, B steps of single ranks that come together.
 
     Args:
         schema: the stages.
         world_size: ranks.
-        capacity_steps: rows. Steps that are in the store at the same time have to lie within so many of each other.
+        capacity_steps: rows: steps that are in the store at the same time lie within this many of each other.
 
     Attributes:
         n_rows: the rows that there are by now.

@@ -72,7 +72,7 @@ class StepLog:
         info: the ring's info.
         kind: ``steps``, or ``device-steps`` for the log of device times.
         kept: how much of it is kept; by default all.
-        there: its files, and those of what is thinned, by kind and oldest first, where they are known.
+        there: its files, whole and thinned, by kind and oldest first; by default those in the directory.
 
     Attributes:
         info: what its header says: an earlier agent's log has the stages and the cohort that were known then.
