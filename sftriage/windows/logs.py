@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from sftriage.base.files import regular
 from sftriage.errors import RingError
-from sftriage.recorder import RingInfo, files
-from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, decode_header
+from sftriage.recorder import RingInfo
+from sftriage.recorder.files import OpenFile
+from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT
 from sftriage.records import Window
 from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, together
@@ -36,7 +35,7 @@ Run = tuple[int, int]
 STEPS_AT_A_TIME = 4096
 
 LOOKED_AT = 16
-"""So many slots of a segment are looked at for its first step: some may be damaged."""
+"""Slots of a segment to read for its first step: some may be damaged."""
 
 LOG_KIND = "device-steps"
 """What logs of device times are called."""
@@ -61,8 +60,8 @@ class LogReader:
 
     def __init__(self, *segments: Path, kind: str = "steps") -> None:
         self._segments = list(segments)
-        newest = segments[-1]
-        self.info = decode_header(MAGICS[kind], self._bytes_at(newest, 0, HEADER_BYTES), str(newest)).info
+        with OpenFile(segments[-1], os.O_RDONLY) as newest:
+            self.info = newest.checked_header(MAGICS[kind]).info
         self.skipped = 0
         self._last_seq = 0
         self._at = HEADER_BYTES
@@ -92,7 +91,8 @@ class LogReader:
         """The next bytes, at most so many, of the oldest segment that has not been read to its end."""
         path = self._segments[0]
         try:
-            data = self._bytes_at(path, self._at, wanted)
+            with OpenFile(path, os.O_RDONLY) as file:
+                data = file.read_at(wanted, self._at)
         except RingError:
             if len(self._segments) == 1 or path.exists():
                 raise
@@ -103,18 +103,55 @@ class LogReader:
             self._at = HEADER_BYTES
         return data
 
-    @staticmethod
-    def _bytes_at(path: Path, offset: int, size_bytes: int) -> bytes:
-        with files.OpenFile(path, os.O_RDONLY) as file:
-            return file.read_at(size_bytes, offset)
 
+class _Slots(OpenFile):
+    """The slots of one segment."""
 
-class _Runs(NamedTuple):
-    """Runs of steps (X): the first of each, how many, and the place of the first one among all that were asked for."""
+    def __init__(self, path: Path, info: RingInfo) -> None:
+        super().__init__(path, os.O_RDONLY)
+        self._info, self._size = info, slot_bytes(info.schema)
 
-    starts_X: IntArray
-    lengths_X: IntArray
-    bases_X: IntArray
+    def read(self, runs: Iterable[Run]) -> tuple[StepArrays, BoolArray]:
+        """The slots of runs of them, by their places, and which of them (B) were written whole."""
+        raw = b"".join(self.read_at(count * self._size, HEADER_BYTES + at * self._size) for at, count in runs)
+        return checked(self._info.rank, raw[: len(raw) // self._size * self._size], self._info.schema)
+
+    def find(
+        self, first_step: int, starts_X: IntArray, lengths_X: IntArray, bases_X: IntArray
+    ) -> tuple[IntArray, StepArrays]:
+        """The complete steps of runs, and their places (B); the places of a run begin at its base.
+
+        Mostly no step is missing, so that its place follows from its number: all runs are read and checked at once.
+        What is not there is searched for.
+        """
+        n_slots = (self.length_bytes() - HEADER_BYTES) // self._size
+        at_X = starts_X - first_step
+        right_X = (at_X >= 0) & (at_X + lengths_X <= n_slots)
+        steps, whole_B = self.read(zip(at_X[right_X].tolist(), lengths_X[right_X].tolist(), strict=True))
+        if len(steps) != int(lengths_X[right_X].sum()):
+            right_X[:] = False
+            steps, whole_B = steps[:0], whole_B[:0]
+        whole_B &= steps.complete_B
+        runs_B = np.repeat(np.flatnonzero(right_X), lengths_X[right_X])
+        ends_B = np.cumsum(lengths_X[right_X])
+        within_B = np.arange(len(steps)) - np.repeat(ends_B - lengths_X[right_X], lengths_X[right_X])
+        # What is damaged says nothing of where the others are.
+        right_X[runs_B[whole_B & (steps.step_B != starts_X[runs_B] + within_B)]] = False
+        keep_B = whole_B & right_X[runs_B]
+        places_B = bases_X[runs_B] + within_B
+        if keep_B.all() and right_X.all():
+            return places_B, steps
+        places, found = [places_B[keep_B]], [steps[keep_B]]
+        for first, count, base in zip(starts_X[~right_X], lengths_X[~right_X], bases_X[~right_X], strict=True):
+            at = bisect_left(range(n_slots), first, key=self._step_at)
+            steps, whole_B = self.read([(at, int(count))])
+            steps = steps[whole_B & steps.complete_B & (steps.step_B >= first) & (steps.step_B < first + count)]
+            places.append(base + steps.step_B - first)
+            found.append(steps)
+        return np.concatenate(places), together(found)
+
+    def _step_at(self, index: int) -> int:
+        return int(next(iter(self.read([(index, 1)])[0].step_B), MAX_COUNT))
 
 
 @dataclass(slots=True)
@@ -133,21 +170,20 @@ class StepFile:
         """
         runs_X2 = np.array(runs, dtype=np.int64).reshape(-1, 2)
         bases_X = np.cumsum(runs_X2[:, 1]) - runs_X2[:, 1]
-        places, found = [], []
-        for path, first, end in self._spans():
+        places, found = [np.zeros(0, dtype=np.int64)], [decode([(self.info.rank, b"")], self.info.schema)]
+        firsts = [(path, first) for path in self.files.segments if (first := self._first_step(path)) is not None]
+        for (path, first), end in zip(firsts, [*(first for _, first in firsts[1:]), MAX_COUNT], strict=False):
             # What of each run lies in this segment.
             starts_X = np.maximum(runs_X2[:, 0], first)
             lengths_X = np.minimum(runs_X2.sum(axis=1), end) - starts_X
             here_X = lengths_X > 0
             if here_X.any():
-                bases_here_X = bases_X + starts_X - runs_X2[:, 0]
-                there = _Runs(starts_X[here_X], lengths_X[here_X], bases_here_X[here_X])
-                with contextlib.suppress(OSError):
-                    places_B, steps = self._in_segment(path, first, there)
+                bases_here_X = (bases_X + starts_X - runs_X2[:, 0])[here_X]
+                # (a segment that has gone is passed over)
+                with contextlib.suppress(RingError), _Slots(path, self.info) as slots:
+                    places_B, steps = slots.find(first, starts_X[here_X], lengths_X[here_X], bases_here_X)
                     places.append(places_B)
                     found.append(steps)
-        if not found:
-            return np.zeros(0, dtype=np.int64), decode([(self.info.rank, b"")], self.info.schema)
         return np.concatenate(places), together(found)
 
     def whole_from_step(self) -> int | None:
@@ -161,92 +197,14 @@ class StepFile:
         """The step before which none is there any more; 0 where some of the first ones are."""
         return (self._first_step(self.files.segments[0]) or 0) if self.files.oldest_seq else 0
 
-    def _spans(self) -> list[tuple[Path, int, int]]:
-        """The segments that have steps: each from which step on, up to the first one of the next."""
-        firsts = [(path, first) for path in self.files.segments if (first := self._first_step(path)) is not None]
-        ends = [*(first for _, first in firsts[1:]), MAX_COUNT]
-        return [(path, first, end) for (path, first), end in zip(firsts, ends, strict=False)]
-
     def _first_step(self, path: Path) -> int | None:
         """The number of the first step in a segment; None where it has none, or has gone."""
         if path not in self._first_steps:
-            size = slot_bytes(self.info.schema)
-            raw = b""
-            with _opened(path) as descriptor, contextlib.suppress(OSError):
-                raw = b"" if descriptor is None else os.pread(descriptor, LOOKED_AT * size, HEADER_BYTES)
-            steps, sound_B = checked(self.info.rank, raw[: len(raw) // size * size], self.info.schema)
-            if not sound_B.any():
-                return None
-            self._first_steps[path] = int(steps.step_B[sound_B.argmax()])
-        return self._first_steps[path]
-
-    def _in_segment(self, path: Path, first_step: int, runs: _Runs) -> tuple[IntArray, StepArrays]:
-        """Mostly no step is missing, so that where one is follows from its number: all runs are read, checked as one.
-
-        What is not where it should be is looked for.
-        """
-        size = slot_bytes(self.info.schema)
-        with _opened(path) as descriptor:
-            if descriptor is None:
-                return np.zeros(0, dtype=np.int64), decode([(self.info.rank, b"")], self.info.schema)
-            n_slots = (os.fstat(descriptor).st_size - HEADER_BYTES) // size
-            at_X = runs.starts_X - first_step
-            right_X = (at_X >= 0) & (at_X + runs.lengths_X <= n_slots)
-            raw = b"".join(
-                os.pread(descriptor, length * size, HEADER_BYTES + at * size)
-                for at, length in zip(at_X[right_X].tolist(), runs.lengths_X[right_X].tolist(), strict=True)
-            )
-            if len(raw) != int(runs.lengths_X[right_X].sum()) * size:
-                right_X[:], raw = False, b""
-            steps, whole_B = self._checked(raw)
-            within_B = _ranges(runs.lengths_X[right_X])
-            placed_B = steps.step_B == np.repeat(runs.starts_X[right_X], runs.lengths_X[right_X]) + within_B
-            runs_B = np.repeat(np.flatnonzero(right_X), runs.lengths_X[right_X])
-            # What is damaged says nothing of where the others are.
-            right_X[runs_B[whole_B & ~placed_B]] = False
-            keep_B = whole_B & right_X[runs_B]
-            places_B = runs.bases_X[runs_B] + within_B
-            if keep_B.all() and right_X.all():
-                return places_B, steps
-            places, found = [places_B[keep_B]], [steps[keep_B]]
-            for run in np.flatnonzero(~right_X).tolist():
-                searched = self._searched(descriptor, n_slots, int(runs.starts_X[run]), int(runs.lengths_X[run]))
-                places.append(runs.bases_X[run] + searched.step_B - runs.starts_X[run])
-                found.append(searched)
-            return np.concatenate(places), together(found)
-
-    def _searched(self, descriptor: int, n_slots: int, first: int, n_steps: int) -> StepArrays:
-        at = bisect_left(range(n_slots), first, key=lambda index: self._step_at(descriptor, index))
-        size = slot_bytes(self.info.schema)
-        raw = os.pread(descriptor, n_steps * size, HEADER_BYTES + at * size)
-        steps, whole_B = self._checked(raw[: len(raw) // size * size])
-        return steps[whole_B & (steps.step_B >= first) & (steps.step_B < first + n_steps)]
-
-    def _step_at(self, descriptor: int, index: int) -> int:
-        """The number of a step by its place; beyond any step where the log ends before that."""
-        size = slot_bytes(self.info.schema)
-        raw = os.pread(descriptor, size, HEADER_BYTES + index * size)
-        return int(decode([(self.info.rank, raw)], self.info.schema).step_B[0]) if len(raw) == size else MAX_COUNT
-
-    def _checked(self, raw: bytes) -> tuple[StepArrays, BoolArray]:
-        steps, sound_B = checked(self.info.rank, raw, self.info.schema)
-        return steps, sound_B & steps.complete_B
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int | None]:
-    """A file for reading; None where it has gone."""
-    with contextlib.ExitStack() as opened:
-        file = None
-        with contextlib.suppress(RingError):
-            file = opened.enter_context(regular(path, RingError))
-        yield None if file is None else file.fileno()
-
-
-def _ranges(lengths_X: IntArray) -> IntArray:
-    """0, 1, ... of each length, one after the other."""
-    ends_X = np.cumsum(lengths_X)
-    return np.asarray(np.arange(int(lengths_X.sum())) - np.repeat(ends_X - lengths_X, lengths_X))
+            with contextlib.suppress(RingError), _Slots(path, self.info) as slots:
+                steps, whole_B = slots.read([(0, LOOKED_AT)])
+                if whole_B.any():
+                    self._first_steps[path] = int(steps.step_B[whole_B.argmax()])
+        return self._first_steps.get(path)
 
 
 @dataclass(frozen=True, slots=True)
