@@ -133,8 +133,10 @@ class OpenFile:
 
     def write_at(self, data: bytes, offset: int) -> None:
         """Write bytes."""
+        written = 0
         try:
-            os.pwrite(self._descriptor, data, offset)
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], offset + written)
         except OSError as error:
             raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
 

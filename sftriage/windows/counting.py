@@ -30,7 +30,7 @@ from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import COUNTERS_MAGIC, HEADER_BYTES, WORD_BYTES
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
-from sftriage.windows.log_segments import LogFiles, LogFormat, LogLimits, SegmentedLog, same_writer, segment_name
+from sftriage.windows.log_segments import LogFiles, LogLimits, SegmentedLog, same_writer, segment_name
 
 KIND = "counters"
 UNKNOWN = -1
@@ -128,7 +128,7 @@ class CountersLog(SegmentedLog):
     """
 
     def __init__(self, directory: Path, info: RingInfo, limits: LogLimits | None = None) -> None:
-        super().__init__(directory, info, LogFormat(KIND, COUNTERS_MAGIC, lambda _: _BYTES, time_word=0), limits)
+        super().__init__(directory, info, KIND, COUNTERS_MAGIC, lambda _: _BYTES, 0, limits)
 
     def add(self, reading: tuple[int, ...]) -> None:
         """Append a reading; old ones go.

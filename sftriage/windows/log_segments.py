@@ -13,7 +13,7 @@ import os
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -49,29 +49,17 @@ def segment_name(file_name: str) -> SegmentName | None:
     return None if found is None else SegmentName(int(found[1]), int(found[2]), found[4], int(found[3] or 0))
 
 
-def find_segments(directory: Path, ranks: Collection[int] | None = None) -> Iterator[tuple[SegmentName, Path]]:
+def find_segments(directory: Path, ranks: Collection[int] | None = None) -> list[tuple[SegmentName, Path]]:
     """The files in a directory that are segments by their names, of all ranks or some, in the order of these.
 
     Raises:
         OSError: the directory cannot be read.
     """
-    return _named(directory, "rank-" if ranks is None else tuple(f"rank-{rank}." for rank in ranks))
-
-
-def segments_of(directory: Path, info: RingInfo, kind: str) -> list[Path]:
-    """The files of one log of a rank, oldest first.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
-    return [path for name, path in _named(directory, f"rank-{info.rank}.{info.attempt}.") if name.kind == kind]
-
-
-def _named(directory: Path, beginning: str | tuple[str, ...]) -> Iterator[tuple[SegmentName, Path]]:
-    # (a large job has more files than are to be looked at for some ranks)
+    # (a large job has many files)
+    beginning = "rank-" if ranks is None else tuple(f"rank-{rank}." for rank in ranks)
     entries = (entry for entry in os.scandir(directory) if entry.name.startswith(beginning))
-    names = [(name, entry.path) for entry in entries if (name := segment_name(entry.name)) is not None]
-    return ((name, Path(path)) for name, path in sorted(names))
+    named = [(name, entry.path) for entry in entries if (name := segment_name(entry.name)) is not None]
+    return [(name, Path(path)) for name, path in sorted(named)]
 
 
 def thinned_kind(kind: str) -> str:
@@ -140,23 +128,6 @@ class LogLimits:
         return max(MIN_SEGMENT_BYTES, min(self.max_bytes // SEGMENTS, MAX_SEGMENT_BYTES))
 
 
-@dataclass(frozen=True, slots=True)
-class LogFormat:
-    """What a kind of log holds.
-
-    Attributes:
-        kind: what its files are called.
-        magic: what its headers begin with.
-        record_bytes: of one record, of a rank with these stages.
-        time_word: the word of a record that says when it was: nanoseconds, monotonic clock.
-    """
-
-    kind: str
-    magic: bytes
-    record_bytes: Callable[[StageSchema], int]
-    time_word: int
-
-
 class _Segment(OpenFile):
     """One file. ``end`` is where its whole records end."""
 
@@ -167,9 +138,6 @@ class _Segment(OpenFile):
         if self._descriptor < 0:
             self._descriptor = open_regular(self.path, RingError, os.O_RDWR)
 
-    def header(self) -> bytes:
-        return self.read_at(HEADER_BYTES, 0)
-
     def resume(self, record_bytes: int, time_word: int) -> None:
         """Cut a half-written record off the end."""
         self._record_bytes, self._time_at = record_bytes, time_word * WORD_BYTES
@@ -177,41 +145,27 @@ class _Segment(OpenFile):
         os.ftruncate(self._descriptor, self.end)
 
     def write(self, data: bytes, at: int) -> None:
-        """Write whole records, or the header.
-
-        Raises:
-            RingError: the disk did not take them, and nothing of them is in the file.
-        """
-        written = 0
+        """Write whole records, or the header; nothing of them is in the file where the disk does not take them."""
         try:
-            while written < len(data):
-                written += os.pwrite(self._descriptor, data[written:], at + written)
-        except OSError as error:
+            self.write_at(data, at)
+        except RingError:
             # A half-written record in the middle would shift every one after it.
             os.ftruncate(self._descriptor, at)
-            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
+            raise
         self.end = at + len(data)
 
-    def records(self) -> int:
-        return (self.end - HEADER_BYTES) // self._record_bytes
-
-    def words(self, index: int) -> tuple[int, int] | None:
-        """The first word of a record, and its time; None where it was not written whole."""
+    def ends(self, *, newest: bool) -> tuple[int, int] | None:
+        """The first word and the time of the first record that was written whole, or of the newest such record."""
         size = self._record_bytes
-        raw = self.read_at(size, HEADER_BYTES + index * size)
-        if len(raw) < size or crc32(raw[:-WORD_BYTES]) != _WORD.unpack_from(raw, size - WORD_BYTES)[0]:
-            return None
-        number, time_ns = _WORD.unpack_from(raw)[0], _WORD.unpack_from(raw, self._time_at)[0]
-        # A right checksum does not make a right writer.
-        return (number, time_ns) if 1 <= number < MAX_COUNT else None
-
-    def last(self) -> tuple[int, int] | None:
-        found = (self.words(index) for index in range(self.records() - 1, -1, -1))
-        return next((words for words in found if words is not None), None)
-
-    def first(self) -> tuple[int, int] | None:
-        found = map(self.words, range(self.records()))
-        return next((words for words in found if words is not None), None)
+        places = range(HEADER_BYTES, self.end, size)
+        for at in reversed(places) if newest else places:
+            raw = self.read_at(size, at)
+            if len(raw) == size and crc32(raw[:-WORD_BYTES]) == _WORD.unpack_from(raw, size - WORD_BYTES)[0]:
+                number, time_ns = _WORD.unpack_from(raw)[0], _WORD.unpack_from(raw, self._time_at)[0]
+                # A right checksum does not make a right writer.
+                if 1 <= number < MAX_COUNT:
+                    return number, time_ns
+        return None
 
 
 class _Full(NamedTuple):
@@ -233,7 +187,10 @@ class SegmentedLog:
     Args:
         directory: where the log lies; it has to exist.
         info: the ring's info.
-        layout: what it holds.
+        kind: what its files are called.
+        magic: what its headers begin with.
+        record_bytes: of one record, of a rank with these stages.
+        time_word: the word of a record that says when it was: nanoseconds, monotonic clock.
         limits: from where on segments are old; None keeps one segment and all of it.
         there: its files, oldest first; by default those in the directory.
 
@@ -249,14 +206,19 @@ class SegmentedLog:
         self,
         directory: Path,
         info: RingInfo,
-        layout: LogFormat,
+        kind: str,
+        magic: bytes,
+        record_bytes: Callable[[StageSchema], int],
+        time_word: int,
         limits: LogLimits | None,
         there: Sequence[Path] | None = None,
     ) -> None:
-        self._directory, self._format, self._limits = directory, layout, limits
-        self.info = info
+        self._directory, self._kind, self._magic, self._time_word = directory, kind, magic, time_word
+        self._limits, self.info = limits, info
         try:
-            paths = segments_of(directory, info, layout.kind) if there is None else list(there)
+            found = find_segments(directory, [info.rank]) if there is None else []
+            paths = [path for name, path in found if (name.attempt, name.kind) == (info.attempt, kind)]
+            paths += there or ()
         except OSError as error:
             raise RingError(f"{directory}: cannot be read: {error.strerror}") from error
         self._newest = _Segment(paths[-1] if paths else self._path(0), os.O_RDWR | os.O_CREAT)
@@ -265,13 +227,13 @@ class SegmentedLog:
         self.last, self._last_ns = 0, 0
         try:
             self._check_header(paths[:-1])
-            self._record_bytes = layout.record_bytes(self.info.schema)
+            self._record_bytes = record_bytes(self.info.schema)
             for path in paths[:-1]:
                 with _Segment(path, os.O_RDWR) as segment:
                     self._take_up(segment)
                 self._full.append(_Full(path, segment.end, self._last_ns))
             self._take_up(self._newest)
-            first = self._newest.first()
+            first = self._newest.ends(newest=False)
         except BaseException:
             self.close()
             if not paths:
@@ -344,36 +306,36 @@ class SegmentedLog:
         self._newest.close()
 
     def _path(self, first: int) -> Path:
-        kind = f"{first}.{self._format.kind}" if first else self._format.kind
+        kind = f"{first}.{self._kind}" if first else self._kind
         return self._directory / self.info.file_name(kind)
 
     def _time(self, raw: bytes, at: int) -> int:
-        return int(_WORD.unpack_from(raw, at + self._format.time_word * WORD_BYTES)[0])
+        return int(_WORD.unpack_from(raw, at + self._time_word * WORD_BYTES)[0])
 
     def _check_header(self, before: list[Path]) -> None:
-        found = self._newest.header()
+        found = self._newest.read_at(HEADER_BYTES, 0)
         if len(found) == HEADER_BYTES:
             self.info = self._of_this_writer(self._newest.path, found)
             return
         for path in reversed(before):
             with _Segment(path, os.O_RDONLY) as segment:
-                self.info = self._of_this_writer(path, segment.header())
+                self.info = self._of_this_writer(path, segment.read_at(HEADER_BYTES, 0))
             break
-        header = encode_header(self._format.magic, self.info)
+        header = encode_header(self._magic, self.info)
         if not header.startswith(found):
             self._of_this_writer(self._newest.path, found)
         self._newest.write(header, 0)
 
     def _of_this_writer(self, path: Path, header: bytes) -> RingInfo:
         """What a header says. What its writer has declared since is not in it, and it stays what it is."""
-        found = decode_header(self._format.magic, header, str(path)).info
+        found = decode_header(self._magic, header, str(path)).info
         if not same_writer(found, self.info):
             raise RingError(f"{path}: the log of another run of this rank")
         return found
 
     def _take_up(self, segment: _Segment) -> None:
-        segment.resume(self._record_bytes, self._format.time_word)
-        self.last, self._last_ns = segment.last() or (self.last, self._last_ns)
+        segment.resume(self._record_bytes, self._time_word)
+        self.last, self._last_ns = segment.ends(newest=True) or (self.last, self._last_ns)
 
     def _is_full(self, raw: bytes, at: int) -> bool:
         if self._joined:
@@ -390,8 +352,8 @@ class SegmentedLog:
         # (one of that name is what was left of the last try)
         following = _Segment(path, os.O_RDWR | os.O_CREAT)
         try:
-            following.write(encode_header(self._format.magic, self.info), 0)
-            following.resume(self._record_bytes, self._format.time_word)
+            following.write(encode_header(self._magic, self.info), 0)
+            following.resume(self._record_bytes, self._time_word)
         except RingError:
             following.close()
             path.unlink(missing_ok=True)

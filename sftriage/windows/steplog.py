@@ -17,7 +17,7 @@ import numpy as np
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import DEVICE_LOG_MAGIC, HEADER_BYTES, LOG_MAGIC, RingInfo
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, sealed
-from sftriage.windows.log_segments import LogFormat, LogLimits, SegmentedLog, thinned_kind
+from sftriage.windows.log_segments import LogLimits, SegmentedLog, thinned_kind
 from sftriage.windows.slots import START, slot_bytes
 
 MAGICS = {"steps": LOG_MAGIC, "device-steps": DEVICE_LOG_MAGIC}
@@ -142,8 +142,7 @@ class StepLog:
 
     def _log(self, kind: str, info: RingInfo, limits: LogLimits | None) -> SegmentedLog:
         there = None if self._there is None else self._there.get(kind, ())
-        layout = LogFormat(kind, MAGICS[self._kind], slot_bytes, START)
-        return SegmentedLog(self._directory, info, layout, limits, there)
+        return SegmentedLog(self._directory, info, kind, MAGICS[self._kind], slot_bytes, START, limits, there)
 
     def _thin(self, path: Path, blocks: Set[int]) -> None:
         assert self._kept is not None
