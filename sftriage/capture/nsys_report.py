@@ -12,7 +12,7 @@ import re
 import sqlite3
 import sys
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -245,11 +245,10 @@ def contents_of(output: str) -> ReportContents:
 def main() -> int:
     """The program; see the module."""
     try:
-        found = examine(Path(sys.argv[1]))
-        said = {name: getattr(found, name) for name in ReportContents.__dataclass_fields__}
+        found = asdict(examine(Path(sys.argv[1])))
     except CaptureError as error:
-        said = {"error": str(error)}
-    sys.stdout.write(json.dumps(said) + "\n")
+        found = {"error": str(error)}
+    sys.stdout.write(json.dumps(found) + "\n")
     return 0
 
 

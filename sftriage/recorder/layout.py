@@ -208,11 +208,6 @@ def encode_header(magic: bytes, info: RingInfo, *, log_words: int = 0) -> bytes:
     return head.ljust(HEADER_BYTES, b"\0")
 
 
-def encode_addition(addition: Mapping[str, object]) -> bytes:
-    """A line of a ring's additions."""
-    return json.dumps(addition, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
-
-
 @lru_cache(maxsize=64)
 def kind_words(kind: str) -> tuple[tuple[int, int], ...]:
     """The codes and values that say a step's kind; none where it is not printable, or too long."""

@@ -8,6 +8,7 @@ so that the next store to it, a plain assignment in the training loop, waits for
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import time
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError
 from sftriage.recorder import files, layout, moments
-from sftriage.recorder.layout import RingInfo, encode_addition, encode_header
+from sftriage.recorder.layout import RingInfo, encode_header
 from sftriage.recorder.moments import Log
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class RingFile:
             RingError: there is no room left.
             OSError: it could not be written.
         """
-        line = encode_addition(addition)
+        line = json.dumps(addition, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
         if self._written_bytes + len(line) > layout.ADDITIONS_BYTES:
             raise RingError(f"{self.path}: no room for more stages")
         os.pwrite(self.descriptor, line, layout.ADDITIONS_AT + self._written_bytes)

@@ -9,7 +9,6 @@ from typing import Any
 
 _FSDP = ("FSDPModule", "FullyShardedDataParallel")
 _DDP = "DistributedDataParallel"
-_COMPILED = "OptimizedModule"
 _GRAPH = "GraphModule"
 
 

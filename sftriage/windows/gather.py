@@ -254,7 +254,8 @@ class Gatherer:
 
     def _take(self, steps: StepArrays) -> None:
         """Put steps into the store, in order and with windows cut in between where it could not hold all of them."""
-        if int(steps.step_B.max()) < self._next_first - MAX_GAP_STEPS and self._most(steps.rank_B):
+        back = int(steps.step_B.max()) < self._next_first - MAX_GAP_STEPS
+        if back and 2 * len(np.unique(steps.rank_B)) > self._world_size:
             # Some rank had shown a step that the job has not come to.
             self._start_over(int(steps.step_B.min()))
             self._fastest = self._next_first
@@ -274,9 +275,6 @@ class Gatherer:
             end = int(np.searchsorted(step_B, self._room()))
             self._put(steps[done:end])
             done = end
-
-    def _most(self, rank_B: IntArray) -> bool:
-        return 2 * len(np.unique(rank_B)) > self._world_size
 
     def _room(self) -> int:
         """The first step that cannot be put into the store as things are."""
