@@ -29,7 +29,7 @@ from sftriage.errors import RingError
 from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import COUNTERS_MAGIC, HEADER_BYTES, WORD_BYTES
-from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
+from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, records
 from sftriage.windows.log_segments import LogFiles, LogLimits, SegmentedLog, same_writer, segment_name
 
 KIND = "counters"
@@ -157,8 +157,8 @@ class KeptReadings:
         names = [segment_name(path.name) for path in segments]
         # Of each the time of its first reading.
         self._first_ns = [0 if name is None else name.first for name in names]
-        with _File(segments[-1], os.O_RDONLY) as file:
-            self.info = file.info()
+        with OpenFile(segments[-1], os.O_RDONLY) as file:
+            self.info = file.checked_header(COUNTERS_MAGIC).info
 
     def laid_over(self, steps: StepArrays) -> StepArrays:
         """Steps of the rank with what each has of what passed between readings.
@@ -189,31 +189,18 @@ def kept_readings(log: LogFiles | None, info: RingInfo) -> KeptReadings | None:
 
 
 def _between(path: Path, begin_ns: int, end_ns: int) -> IntArray:
-    with _File(path, os.O_RDONLY) as file:
-        places = range(file.count())
-        first = max(0, bisect_left(places, begin_ns, key=file.at_ns) - 1)
-        last = min(len(places), bisect_left(places, end_ns, key=file.at_ns) + 1)
-        return file.readings(first, last)
+    """The readings of a segment from the last one before a time to the first one after another."""
+    with OpenFile(path, os.O_RDONLY) as file:
 
+        def at_ns(index: int) -> int:
+            return int.from_bytes(file.read_at(WORD_BYTES, HEADER_BYTES + index * _BYTES), sys.byteorder, signed=True)
 
-class _File(OpenFile):
-    def info(self) -> RingInfo:
-        return self.checked_header(COUNTERS_MAGIC).info
-
-    def count(self) -> int:
-        return max(0, self.length_bytes() - HEADER_BYTES) // _BYTES
-
-    def at_ns(self, index: int) -> int:
-        return int.from_bytes(self.read_at(WORD_BYTES, HEADER_BYTES + index * _BYTES), sys.byteorder, signed=True)
-
-    def readings(self, first: int, last: int) -> IntArray:
-        """Those from one place up to another that are whole and later than those before them."""
-        raw = self.read_at(max(0, last - first) * _BYTES, HEADER_BYTES + first * _BYTES)
-        raw = raw[: len(raw) // _BYTES * _BYTES]
-        words_TW = np.frombuffer(raw, dtype=np.int64).reshape(-1, _WORDS + 1)
-        view = memoryview(raw)
-        sums = [crc32(view[at : at + _BYTES - WORD_BYTES]) for at in range(0, len(view), _BYTES)]
-        whole_TW = words_TW[words_TW[:, -1] == np.array(sums, dtype=np.int64)]
-        # What an agent that took over has read again, or a damaged clock, is passed over.
-        latest_T = np.maximum.accumulate(np.concatenate([[-1], whole_TW[:, 0]]))
-        return np.asarray(whole_TW[whole_TW[:, 0] > latest_T[:-1], :-1])
+        places = range(max(0, file.length_bytes() - HEADER_BYTES) // _BYTES)
+        first = max(0, bisect_left(places, begin_ns, key=at_ns) - 1)
+        last = min(len(places), bisect_left(places, end_ns, key=at_ns) + 1)
+        raw = file.read_at(max(0, last - first) * _BYTES, HEADER_BYTES + first * _BYTES)
+    words_TW, whole_T = records(raw, _WORDS + 1)
+    whole_TW = words_TW[whole_T]
+    # What an agent that took over has read again, or a damaged clock, is passed over.
+    latest_T = np.maximum.accumulate(np.concatenate([[-1], whole_TW[:, 0]]))
+    return np.asarray(whole_TW[whole_TW[:, 0] > latest_T[:-1], :-1])

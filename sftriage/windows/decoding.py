@@ -135,13 +135,19 @@ def decode(of_ranks: Iterable[tuple[int, bytes]], schema: StageSchema) -> StepAr
     return StepArrays(schema, np.repeat(np.array(ranks, dtype=np.int64), lengths), slots_BW)
 
 
+def records(raw: bytes, width: int) -> tuple[IntArray, BoolArray]:
+    """The words of whole records of ``width`` words, and which of them (B) have their checksum."""
+    size = width * WORD_BYTES
+    view = memoryview(raw)[: len(raw) // size * size]
+    words_BW = np.frombuffer(view, dtype=np.int64).reshape(-1, width)
+    sums = [crc32(view[start : start + size - WORD_BYTES]) for start in range(0, len(view), size)]
+    return words_BW, np.asarray(words_BW[:, -1] == np.array(sums, dtype=np.int64))
+
+
 def checked(rank: int, raw: bytes, schema: StageSchema) -> tuple[StepArrays, BoolArray]:
     """The steps in slots of one rank, and which of them (B) were written whole and hold what can be."""
-    steps = decode([(rank, raw)], schema)
-    size = slot_words(schema) * WORD_BYTES
-    view = memoryview(raw)
-    sums = [crc32(view[start : start + size - WORD_BYTES]) for start in range(0, len(view), size)]
-    sound_B = steps.slots_BW[:, -1] == np.array(sums, dtype=np.int64)
+    slots_BW, sound_B = records(raw, slot_words(schema))
+    steps = StepArrays(schema, np.full(len(slots_BW), rank, dtype=np.int64), slots_BW)
     sound_B &= (steps.seq_B >= 1) & (steps.seq_B < MAX_COUNT)
     # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
     sound_B &= (steps.between_ns_B >= 0) & (steps.work_B >= 0) & (steps.ready_ns_B >= UNKNOWN)

@@ -76,7 +76,7 @@ class LogReader:
         while self._segments:
             data = self._next(wanted)
             half = len(data) % slot_bytes(self.info.schema)
-            steps, sound_B = checked(self.info.rank, data[: len(data) - half], self.info.schema)
+            steps, sound_B = checked(self.info.rank, data, self.info.schema)
             # What comes twice, or late, is not taken again: only what is beyond all before it.
             seq_B = np.concatenate([[self._last_seq], np.where(sound_B, steps.seq_B, 0)])
             highest_B = np.maximum.accumulate(seq_B)
@@ -114,7 +114,7 @@ class _Slots(OpenFile):
     def read(self, runs: Iterable[Run]) -> tuple[StepArrays, BoolArray]:
         """The slots of runs of them, by their places, and which of them (B) were written whole."""
         raw = b"".join(self.read_at(count * self._size, HEADER_BYTES + at * self._size) for at, count in runs)
-        return checked(self._info.rank, raw[: len(raw) // self._size * self._size], self._info.schema)
+        return checked(self._info.rank, raw, self._info.schema)
 
     def find(
         self, first_step: int, starts_X: IntArray, lengths_X: IntArray, bases_X: IntArray

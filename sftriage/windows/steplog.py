@@ -149,17 +149,12 @@ class StepLog:
         if self._thinned is None:
             limits = self._kept.thinned(self.info.world_size)
             self._thinned = self._log(thinned_kind(self._kind), self.info, limits)
-        steps = _steps_in(path, self.info)
+        with OpenFile(path, os.O_RDONLY) as file:
+            raw = file.read_at(file.length_bytes(), HEADER_BYTES)
+        steps, sound_B = checked(self.info.rank, raw, self.info.schema)
+        steps = steps[sound_B]
         left = steps[stay(steps.step_B, blocks | blocks_of(steps)) & (steps.seq_B > self._thinned.last)]
         if len(left) and not self._whole.is_too_old(int(left.start_ns_B[-1])):
             self._thinned.append(sealed(left))
         for older in self._thinned.old():
             self._thinned.drop(older)
-
-
-def _steps_in(path: Path, info: RingInfo) -> StepArrays:
-    with OpenFile(path, os.O_RDONLY) as file:
-        raw = file.read_at(file.length_bytes(), HEADER_BYTES)
-    half = len(raw) % slot_bytes(info.schema)
-    steps, sound_B = checked(info.rank, raw[: len(raw) - half], info.schema)
-    return steps[sound_B]
