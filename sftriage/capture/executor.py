@@ -23,7 +23,7 @@ class Executor(ABC):
     """One capture. None of its methods waits, but for the moment that a short program needs (`children.MOMENT_S`).
 
     Attributes:
-        request: what is asked for.
+        request: the capture to make.
         needs_trainer: it comes to nothing once the trainer has ended.
     """
 

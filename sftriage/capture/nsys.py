@@ -1,4 +1,4 @@
-"""Nsight Systems on one rank, from outside: its session is told when to collect, and the trainer marks its steps.
+"""Nsight Systems on one rank, from outside: this starts and stops its session, and the trainer marks its steps.
 
 ::
 
@@ -92,7 +92,7 @@ class NsysCapture(InTurns):
         self._mailbox = mailbox_of(request, mailbox)
 
     def products(self) -> tuple[FileToStore, ...]:
-        """The report, and its export where it was asked for."""
+        """The report, and its export where it was requested."""
         report = FileToStore(self._report, REPORT_NAME, "application/x-nsys-rep", compress=False)
         if not self.request.options.get("sqlite", False):
             return (report,)
@@ -106,7 +106,7 @@ class NsysCapture(InTurns):
                 self._mailbox.cancel(self.request.capture_id)
         self._mailbox.close()
         if self._session is not None:
-            # Nobody waits for it: it is bounded by itself, and its report goes with the temporary directory.
+            # It is bounded by itself, and its report goes with the temporary directory.
             with contextlib.suppress(CaptureError):
                 stop: list[str | Path] = [self._place.binary, "stop", f"--session={self._session}"]
                 self._abandoned = BoundedProgram(["timeout", "--kill-after=1", str(STOP_S), *stop], 2 * STOP_S)
@@ -153,7 +153,7 @@ class NsysCapture(InTurns):
         self._name = session.name
 
     def _stop_left(self, session: dialect.ListedSession) -> Turns:
-        """An agent that was killed has left nsys collecting for a capture that is nobody's any more."""
+        """Stop nsys where a killed agent has left it collecting."""
         yield from self._run([self._place.binary, "stop", f"--session={session.name}"], STOP_S)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             left = json.loads(self._note.read_text(encoding="utf-8"))["capture_id"]
@@ -258,7 +258,7 @@ class NsysCapture(InTurns):
         return (first, last) if last >= first else None
 
     def _collect_armed(self, armed: Path) -> Generator[None, None, tuple[int, int]]:
-        """Nobody here reaches the session: nsys waits for the trainer's range, and the report comes into the spool."""
+        """The agent cannot reach the session: nsys waits for the trainer's range; its report comes into the spool."""
         self._drop_reports(armed)
         yield from self._arm()
         while not list(armed.parent.glob(f"{armed.name}-{self.request.rank}.*.armed")):
@@ -357,7 +357,7 @@ class NsysCapture(InTurns):
 
 
 class AbandonedNsys(NsysCapture):
-    """nsys is stopped where it still collects, its programs are ended, and the trainer is told that nobody waits."""
+    """Stop nsys where it still collects, end its programs, and cancel the request in the trainer."""
 
     needs_trainer = False
 
@@ -385,7 +385,7 @@ class AbandonedNsys(NsysCapture):
         raise CaptureError(f"{ENDED}: nsys works from outside, and what it had is not kept")
 
     def _report_comes(self) -> bool:
-        """Whether the trainer has opened its range, and nobody has taken the report that will come of it."""
+        """Whether the trainer has opened its range, and the report that will come of it was not taken."""
         if any(self._place.tmp.glob(f"{self.request.capture_id}.*")) or self._report.exists():
             return False
         try:

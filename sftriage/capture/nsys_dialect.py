@@ -49,9 +49,9 @@ def parse_version(output: str) -> tuple[int, int, int]:
 
 
 def start_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What ``nsys start`` is told beside the session and the output: nothing is sampled unless asked for.
+    """Flags of ``nsys start`` beside the session and the output: it samples nothing by default.
 
-    Context switches follow sampling in nsys, so both are always said.
+    Context switches follow sampling in nsys, so both flags are always there.
 
     Raises:
         CaptureError: an option that makes no sense.
@@ -67,15 +67,15 @@ def start_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_traces(options: Mapping[str, Any], launched: Sequence[str]) -> None:
-    """Check what is asked to be traced: nsys is told at launch and at no other time, so more cannot be had later.
+    """Check what is to be traced: nsys learns that at launch and at no other time.
 
     Raises:
-        CaptureError: something else was asked for than the rank was launched with.
+        CaptureError: the rank was launched with less.
     """
-    asked = options.get("trace", tuple(launched))
-    if not isinstance(asked, (list, tuple)) or not asked or any(name not in TRACES for name in asked):
-        raise CaptureError(f"option trace {asked!r}: some of {', '.join(TRACES)}")
-    missing = [name for name in asked if name not in launched]
+    wanted = options.get("trace", tuple(launched))
+    if not isinstance(wanted, (list, tuple)) or not wanted or any(name not in TRACES for name in wanted):
+        raise CaptureError(f"option trace {wanted!r}: some of {', '.join(TRACES)}")
+    missing = [name for name in wanted if name not in launched]
     if missing:
         raise CaptureError(
             f"{', '.join(missing)} cannot be traced: the rank was launched under nsys with {','.join(launched)} only"

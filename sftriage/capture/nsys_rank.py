@@ -48,7 +48,7 @@ REPORT_S = 60.0
 NOTE_S = 5.0
 KILL_GRACE_S = 10.0
 UNKNOWN_STATUS = 70
-"""The trainer ended, and nobody knows how: not 0, for a failure must not pass for a success."""
+"""The trainer ended, and it is unknown how: not 0, for a failure must not pass for a success."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 RANGE = "SFT_CAPTURE"
 ASK_S = 20.0
@@ -139,7 +139,7 @@ def started(command: list[str], environment: dict[str, str]) -> Rank | None:
             break
         # What it leaves of the session would be taken for the rank's.
         session = RankSession(environment, bare_environment(environment))
-        session.ask("shutdown", f"--session={session.name}")
+        session.run("shutdown", f"--session={session.name}")
     _say("nsys did not start this rank; it runs without it")
     return None
 
@@ -254,7 +254,7 @@ class Rank:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._nsys.pid, signal.SIGKILL)
             return self._noted()
-        # nsys takes its launcher's note away once it has read it. One that is still there was read by nobody: nsys died
+        # nsys takes its launcher's note away once it has read it. One that is still there was not read: nsys died
         # as the trainer ended, and its 0 means nothing.
         status = self._nsys.wait()
         return self._noted() if status == 0 and self._note.exists() else status
@@ -297,14 +297,14 @@ class Rank:
 
 
 class RankSession:
-    """This rank's session, asked with the environment that it was launched with, or it would not be found."""
+    """Commands to this rank's session, in the environment of its launch: nsys finds it in no other."""
 
     def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
         self.name = session_name(environment)
         self._nsys, self._bare = environment["SFTRIAGE_NSYS"], bare
 
-    def ask(self, *words: str) -> tuple[int, str]:
-        """The status of nsys with these words, and what it says."""
+    def run(self, *words: str) -> tuple[int, str]:
+        """Run nsys with these words; its status and output."""
         try:
             found = subprocess.run(
                 [self._nsys, *words],
@@ -322,7 +322,7 @@ class RankSession:
 
 
 class Deserted(RankSession):
-    """A collection whose agent was killed, which nobody would end: it would grow for as long as the job goes on.
+    """A collection whose agent was killed: left alone, it would grow for as long as the job goes on.
 
     The agent's note says what it is for, and until when, by the host's monotonic clock, it is there at the most.
     """
@@ -338,7 +338,7 @@ class Deserted(RankSession):
             note = json.loads(self._note.read_text(encoding="utf-8"))
             if time.monotonic() < note["until_s"]:
                 return
-            self.ask("stop", f"--session={self.name}")
+            self.run("stop", f"--session={self.name}")
             for leftover in self._tmp.glob(f"{note['capture_id']}.*"):
                 leftover.unlink()
             self._note.unlink()
@@ -390,7 +390,7 @@ class Armed(RankSession):
 
     def _arm(self) -> None:
         self._number += 1
-        status, said = self.ask(
+        status, output = self.run(
             *("start", f"--session={self.name}", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx"),
             *("--capture-range-end=stop", f"--output={self._made}", "--force-overwrite=true"),
         )
@@ -400,28 +400,28 @@ class Armed(RankSession):
             self._ready.touch(mode=0o600)
         else:
             self._failures += 1
-            _say(f"nsys could not be armed: {said.strip()[-200:]}")
+            _say(f"nsys could not be armed: {output.strip()[-200:]}")
 
     def _report(self) -> Path | None:
         reports = [self._made.with_name(self._made.name + suffix) for suffix in (".nsys-rep", ".qdstrm")]
         return next((path for path in reports if path.exists()), None)
 
     def _idle(self) -> bool:
-        _, said = self.ask("sessions", "list")
-        return any({"Launched", self.name} <= set(line.split()) for line in said.splitlines())
+        _, output = self.run("sessions", "list")
+        return any({"Launched", self.name} <= set(line.split()) for line in output.splitlines())
 
 
 def inner(channel: int) -> int:
-    """The inner half: under nsys, with the bare environment. Becomes the trainer when it is told to."""
+    """The inner half: under nsys, with the bare environment. Becomes the trainer at a word."""
     stream = b""
     standard: list[int] = []
-    with socket.socket(fileno=channel) as told, contextlib.suppress(OSError):
-        told.sendall(f"{os.getpid()}\n".encode("ascii"))
-        _, standard, _, _ = socket.recv_fds(told, 1, 3)
-        while not stream.endswith(b"\n") and (part := told.recv(1 << 16)):
+    with socket.socket(fileno=channel) as outer, contextlib.suppress(OSError):
+        outer.sendall(f"{os.getpid()}\n".encode("ascii"))
+        _, standard, _, _ = socket.recv_fds(outer, 1, 3)
+        while not stream.endswith(b"\n") and (part := outer.recv(1 << 16)):
             stream += part
     if not stream.endswith(b"\n"):
-        return UNKNOWN_STATUS  # Nobody wants us any more.
+        return UNKNOWN_STATUS  # The outer half has given up.
     message = json.loads(stream)
     for number, kept in enumerate(standard):
         os.dup2(kept, number)

@@ -56,8 +56,8 @@ def to_report(raw: Path, nsys: Path, run: Run) -> Generator[None, None, tuple[Pa
 
 def complaint_of(found: Finished) -> str:
     """What an importer that failed could not do, in its own words."""
-    said = _COMPLAINT.search(found.output)
-    return said[1][:200] if said else f"exit status {found.status}"
+    complaint = _COMPLAINT.search(found.output)
+    return complaint[1][:200] if complaint else f"exit status {found.status}"
 
 
 def to_export(report: Path, nsys: Path, run: Run) -> Generator[None, None, tuple[Path, ReportContents]]:

@@ -35,7 +35,7 @@ _GLOO = " (Gloo's cannot be asked for from outside)"
 
 
 def place_of(environment: Mapping[str, str], rank: int) -> tuple[Path, Path] | str:
-    """The pipe that asks a rank's flight recorder for a dump, and the file that it goes to; or why there is none."""
+    """The pipe that triggers a dump of a rank's flight recorder, and the file that it goes to; or why there is none."""
     size = environment.get("TORCH_FR_BUFFER_SIZE") or environment.get("TORCH_NCCL_TRACE_BUFFER_SIZE")
     pipe = environment.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not pipe:
@@ -70,8 +70,8 @@ class FlightRecorder:
             return f"none: {pipe} is no pipe"
         before = _seen(dump)
         # Without O_NONBLOCK this would wait for a reader, for ever.
-        with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as asks:
-            asks.write(b"1\n")
+        with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as trigger:
+            trigger.write(b"1\n")
         last, since_s = before, time.monotonic()
         while time.monotonic() < end_s:
             now = _seen(dump)
@@ -309,12 +309,12 @@ def threads_of(output: str) -> list[Any]:
 
 def reason_of(found: Finished, pid: int) -> str:
     """Why py-spy could not, in words that say what to do."""
-    said = found.output.lower()
-    if "permission denied" in said or "operation not permitted" in said or "eperm" in said:
+    output = found.output.lower()
+    if "permission denied" in output or "operation not permitted" in output or "eperm" in output:
         return (
             f"process {pid} may not be read (ptrace denied): it needs the same user and CAP_SYS_PTRACE, or "
             "kernel.yama.ptrace_scope=0"
         )
-    if "no such process" in said or "no such file" in said or not Path(f"/proc/{pid}").exists():
+    if "no such process" in output or "no such file" in output or not Path(f"/proc/{pid}").exists():
         return f"process {pid} is gone"
     return f"py-spy: {found.problem()}"

@@ -97,7 +97,7 @@ class TorchCapture(Executor):
 
     @property
     def handed_over(self) -> bool:
-        """Whether this is the latest that the rank was asked for, answered or not."""
+        """Whether this is the rank's latest request, answered or not."""
         try:
             return self._mailbox.latest() == self.request.capture_id
         except RingError:

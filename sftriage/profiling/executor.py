@@ -67,8 +67,8 @@ class _Capture:
 class CaptureExecutor:
     """Carries out requests for captures of one rank, driven at step boundaries. None of its public methods raises.
 
-    It closes its ``requests``. Where nobody has ``named`` the ``spool``, the directory for traces, every request for
-    one is refused as long as there is none.
+    It closes its ``requests``. A ``spool``, the directory for traces, that is not ``named`` may be missing: then every
+    request for a trace is refused.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class CaptureExecutor:
         return self._state == "recording"
 
     def before_step(self, number: int) -> bool:
-        """Go on with the capture under way, or begin the one that is asked for, before a step of this number.
+        """Go on with the capture under way, or begin the requested one, before a step of this number.
 
         Returns:
             Whether a heavy profiler touched this step, or the time since the last one.
@@ -155,7 +155,7 @@ class CaptureExecutor:
             self._fail(_reason(error))
 
     def close(self, wait: bool) -> None:
-        """Training has ended, or the recorder: keep the steps there are, and answer what was asked.
+        """Training has ended, or the recorder: keep the steps there are, and answer the request.
 
         With ``wait``, an export that is under way has `LAST_EXPORT_S` to be finished.
         """
@@ -195,7 +195,7 @@ class CaptureExecutor:
             unknown = sorted(set(request.options) - (STACK_OPTIONS if stacks else OPTIONS))
             if unknown:
                 return f"unknown options: {', '.join(unknown)}"
-            # Importing torch would take seconds, and nobody asked for it.
+            # Importing torch would take seconds.
             if not stacks and "torch" not in sys.modules:
                 return "torch is not imported in this process"
             # (the link beside the ring alone: the disk that it leads to may not answer)
@@ -326,7 +326,7 @@ class CaptureExecutor:
         self._answer(CaptureResult(capture_id, self._subject.rank, "refused", reason, code=code))
 
     def _ended(self, capture: _Capture, state: CaptureState, detail: str, size_bytes: int = 0) -> None:
-        """Say what has become of a capture. From then on the next one may be asked for."""
+        """Publish the result of a capture. From then on the next one may be requested."""
         request, session = capture.request, capture.session
         first, last = (session.first_step, session.last_step) if state == "stored" else (None, None)
         costs = dict(session.timings_s), dict(session.clock)
@@ -335,7 +335,7 @@ class CaptureExecutor:
         self._enter("idle")
 
     def _answer(self, result: CaptureResult) -> None:
-        """Publish a result. Does not raise: with the mailbox gone there is nobody to tell."""
+        """Publish a result. Does not raise: the mailbox may be gone."""
         try:
             self._requests.answer(result)
         except Exception as error:

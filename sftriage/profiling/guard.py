@@ -18,7 +18,7 @@ from sftriage.log import warn
 
 
 class ProfilerGuard:
-    """Who holds the process's one profiler: nobody, the job itself, or one of our captures.
+    """Tracks the holder of the process's one profiler: none, the job itself, or one of our captures.
 
     A job's profiler that was prepared and then dropped without being stopped counts as held for good: refusing a
     capture is the safe side.

@@ -119,7 +119,7 @@ class TorchSession(Session):
 
     Attributes:
         stall_s: seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
-        sampler: what samples the stacks of its steps; None where nobody asked, or the profiler has them itself.
+        sampler: what samples the stacks of its steps; None where not requested, or the profiler has them itself.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class NvtxSession(Session):
     """NVTX ranges for a profiler that runs outside the trainer: one around all, one a step, one a stage.
 
     NVTX is torch's own where torch was built with CUDA, else the ``nvtx`` package if the job has it; it is looked for
-    when a capture asks for it, not before. All ranges are of the default domain: torch's NVTX has no other.
+    when a capture needs it, not before. All ranges are of the default domain: torch's NVTX has no other.
 
     Raises:
         CaptureError: there is no NVTX in this process.

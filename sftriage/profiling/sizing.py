@@ -59,7 +59,7 @@ class TraceCost:
 
 @dataclass(frozen=True, slots=True)
 class StepLimit:
-    """How many steps a capture may have, and why not more; "" where there are as many as were asked for."""
+    """How many steps a capture may have, and why not more; "" where it may have all that were requested."""
 
     steps: int
     why: str = ""
@@ -171,15 +171,15 @@ class Probe:
         return size_bytes
 
 
-def _in_time(measured: TraceCost, asked: int) -> int:
-    """As many of the steps asked for as are expected to hold the rank up for `MAX_STALL_S` at most; at least one."""
+def _in_time(measured: TraceCost, wanted: int) -> int:
+    """As many of the wanted steps as are expected to hold the rank up for `MAX_STALL_S` at most; at least one."""
     step_s = (measured.stall_s - measured.fixed_s) / measured.steps
     if step_s <= 0.0:
-        return asked
+        return wanted
     steps = (MAX_STALL_S - measured.fixed_s) / step_s
     if steps > measured.steps:
         steps = max(measured.steps, steps / _GROWTH)
-    return max(1, min(asked, int(steps)))
+    return max(1, min(wanted, int(steps)))
 
 
 def _key(options: Mapping[str, object]) -> Options:

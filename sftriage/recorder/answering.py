@@ -67,14 +67,14 @@ class Answering:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(Exception):
             while True:
-                asked = os.read(self._descriptor, MAX_WORD_BYTES)
-                if _END in asked:
+                word = os.read(self._descriptor, MAX_WORD_BYTES)
+                if _END in word:
                     break
                 with contextlib.suppress(OSError, ValueError):
-                    self._say(asked.decode("ascii", "replace").strip())
+                    self._answer_to(word.decode("ascii", "replace").strip())
         os.close(self._descriptor)
 
-    def _say(self, word: str) -> None:
+    def _answer_to(self, word: str) -> None:
         text = json.dumps({"asked": word, "threads": threads(self._pid, leave_out=threading.get_ident())})
         write_atomically(self._answer, text, mode=None, synced=False)
 

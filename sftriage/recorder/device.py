@@ -39,11 +39,11 @@ _NS_PER_MS = 1e6
 
 
 def cuda_in_use() -> bool:
-    """Whether the trainer has initialised CUDA. Nothing is imported, and the driver is not asked."""
+    """Whether the trainer has initialised CUDA. Imports nothing, and makes no call of the driver."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     # (torch may be half imported, in another thread)
-    asked = getattr(cuda, "is_initialized", None)
-    return asked is not None and bool(asked())
+    is_initialized = getattr(cuda, "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 _DRIVER = "libcuda.so.1"
@@ -219,7 +219,7 @@ class DeviceTime:
             most -= 1
             step, before = self._steps.popleft(), self._before
             self._write_one(step, before)
-            # Kept: its end is still to be told from the beginning of the next one.
+            # Kept: the time to the beginning of the next step needs its end.
             self._before = step
             if before is not None:
                 self._free(before)

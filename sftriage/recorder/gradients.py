@@ -179,7 +179,7 @@ class GradientWatch:
         # (a module that lacks an attribute raises, in every step)
         its = getattr(self._model(), "__dict__", {})
         if visits and not its.get("require_backward_grad_sync", True):
-            # Under no_sync() of DDP it has waited for nobody, whatever came last.
+            # Under no_sync() of DDP it has not waited, whatever came last.
             return ready | {visits[-1][0]: monotonic_ns()}
         return ready if known else {}
 

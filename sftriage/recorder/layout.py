@@ -37,11 +37,11 @@ time. Of the others it is what the table says::
     192  BEGIN         a step begins
     193  END           it ends
     194  LEFT          it ends, left half-way
-    195  NOTED         closes values that were said inside a step
+    195  NOTED         closes values that were noted inside a step
     199  BLOCK         begins a block
     200  NUMBER        the job's own number of the step that begins next
     201  KIND          what sort of step it is: UTF-8, 7 bytes each in 201, 202 and 203, the first ones lowest
-    204  WORK          how much of it: tokens or samples, as the job counts them. What is said last counts
+    204  WORK          how much of it: tokens or samples, as the job counts them. The last one counts
     205  READY         (a time) the last gradient of a visit to the split sync stage was ready
     206  CAPTURING     a heavy profiler touches the step
     208  DEVICE_STEP   device times follow, of this step, counted as the index counts

@@ -56,7 +56,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Monitor(Calls):
-    """Records the stages of every step of one rank, and carries out captures that its mailbox asks for.
+    """Records the stages of every step of one rank, and carries out the captures in its mailbox.
 
     Args:
         stages: the named stages of a step, in order; ``other`` is added as the last one.
@@ -135,7 +135,7 @@ class Monitor(Calls):
         """
         if (number is None and kind is None and work is None) or self._recording is None:
             return self._step
-        # By identity: it costs nothing, and no object given by mistake (a CUDA tensor!) is asked anything.
+        # By identity: it costs nothing, and a CUDA tensor given by mistake does not wait for its device.
         ordinary = (kind is None or kind is _ORDINARY) and work is None
         return _GivenStep(self._recording, number, None if ordinary else (kind, work))
 
@@ -148,7 +148,7 @@ class Monitor(Calls):
                 self._recording.misused("there is no such stage", name)
             return _NOTHING
 
-    # What the form in C, whose own are inherited, asks where a call is not as usual.
+    # The form in C, whose own are inherited, calls these where a call is not as usual.
     _step_in_python, _stage_in_python = step, stage
     if not TYPE_CHECKING and Calls is not object:
         del step, stage
@@ -156,7 +156,7 @@ class Monitor(Calls):
     def note(self, kind: str | None = None, work: int | None = None) -> None:
         """Say of the step that is open what sort it is, and how much: often that is known only once the batch is there.
 
-        See `step`. What is said last counts, and counts for this step only; None leaves what was said before.
+        See `step`. The last value counts, for this step only; None leaves the one before.
         """
         if self._recording is not None:
             self._recording.note(kind, work)
@@ -303,7 +303,7 @@ def _open(
                 answering = Answering(directory, ring.info)
             return Recording(ring, hook, answering, device_time=device_time)
         except BaseException:
-            # Nobody is to wait for a rank that does not record.
+            # Readers must not wait for a rank that does not record.
             ring.path.unlink(missing_ok=True)
             ring.close()
             raise

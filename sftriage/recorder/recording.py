@@ -74,7 +74,7 @@ class Recording:
         self._seen: set[str] = set()
         self.watch: GradientWatch | None = None
         self.device: Any = None
-        # The same, where it is told of steps and boundaries from here.
+        # The same, where it is driven from here.
         self._driven: DeviceTime | None = None
         _recordings.add(self)
 
@@ -114,7 +114,7 @@ class Recording:
             self.fail(error)
 
     def note(self, kind: object, work: object) -> None:
-        """Say of the step open in this thread what sort it is, and how much; None leaves what was said before."""
+        """Note kind and work of the step open in this thread; None leaves the value before."""
         if self.off:
             return
         try:
@@ -287,7 +287,7 @@ class Recording:
         self._attend()
 
     def _attend(self) -> None:
-        """Have the log ask at the end of a step, and tell of each boundary, while somebody wants that."""
+        """Have the log call back at the end of a step, and at each boundary, while that is needed."""
         listening = self._driven is not None or (self._capturing and self._hook.annotating)
         if listening and not self._listening:
             self._open.clear()
@@ -299,7 +299,7 @@ class Recording:
         self.log.ends_slowly = self._capturing or self._driven is not None or self.watch is not None
 
     def _follow(self, code: int) -> None:
-        """A stage was entered or left, and somebody wants to know in which one the rank is now."""
+        """A stage was entered or left: pass on which one the rank is in now."""
         try:
             at = code & ~1
             if at == code:

@@ -1,4 +1,4 @@
-"""A rank's ring as a file: made whole, locked for as long as its writer lives, and swept once it is nobody's.
+"""A rank's ring as a file: made whole, locked for as long as its writer lives, and swept once its writer is dead.
 
 Rings belong on tmpfs (``/dev/shm``): on a disk file system the kernel write-protects a page while it is written back,
 so that the next store to it, a plain assignment in the training loop, waits for the disk. (The JVM's ``hsperfdata`` in
@@ -148,7 +148,7 @@ def _numbered(directory: Path | str) -> list[tuple[int, int, Path]]:
 def _sweep(directory: Path, mine: RingInfo) -> None:
     """Remove what dead attempts have left here, but for the last ones, and what this rank has never finished.
 
-    Nobody takes up an attempt again, so that what is dead stays dead; whoever reads one of these files goes on reading.
+    A dead attempt stays dead; a reader that has one of these files open goes on reading.
     """
     earlier = [(attempt, path) for _, attempt, path in _numbered(directory) if attempt < mine.attempt]
     dead = [(attempt, path) for attempt, path in earlier if _writer(path)[1] is False]

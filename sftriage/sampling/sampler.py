@@ -68,7 +68,7 @@ class StackSampler:
         self._asked = WORKERS.begin(self._period_s)
 
     def stop(self) -> None:
-        """Sample no more. The thread ends by itself, at once; nobody waits for it here."""
+        """Sample no more. The thread ends by itself, at once."""
         self._ended.set()
         WORKERS.end(self._asked)
 
@@ -90,7 +90,8 @@ class StackSampler:
             if self._problem:
                 return f"no stacks: {self._problem}"
             workers = WORKERS.collect(self._asked)
-            pieces = [piece.encode() for piece in written(path.name, self._stacks.told(), self._stacks.at(), workers)]
+            own, at = self._stacks.samples(), self._stacks.at()
+            pieces = [piece.encode() for piece in written(path.name, own, at, workers)]
             size_bytes = sum(map(len, pieces))
             if size_bytes > max_bytes:
                 return f"no stacks: they would have had {size_bytes} bytes, and {max(0, max_bytes)} were left"

@@ -127,7 +127,7 @@ class Frames:
             }
         return lines.get(at, self._codes[code].co_firstlineno)
 
-    def told(self) -> list[tuple[str, str, int]]:
+    def listed(self) -> list[tuple[str, str, int]]:
         """Every frame, in the order of its number: function, file and line."""
         return list(self._number)
 

@@ -31,13 +31,13 @@ faults; time in the kernel."""
 
 At = tuple[int, str, int]
 Times = tuple[int, int]
-"""How long a thread has run, and how long it has waited for a core (ns); -1 where nobody knows."""
+"""How long a thread has run, and how long it has waited for a core (ns); -1 where that is unknown."""
 
 
 class _Row(NamedTuple):
     """One look at all threads: the first one's step and stage, and of each thread its stack and its times.
 
-    ``waits_in`` is the kernel's function that the first one waits in; "" where it does not, or nobody knows.
+    ``waits_in`` is the kernel's function that the first one waits in; "" where it does not, or that is unknown.
     ``used`` is what `USED` names, by then.
     """
 
@@ -105,8 +105,8 @@ class Stacks:
                 schedstat.close()
             self._wchan.close()
 
-    def told(self) -> ProcessSamples:
-        """What was taken, once it has ended."""
+    def samples(self) -> ProcessSamples:
+        """All samples, once it has ended."""
         frames, rows = Frames(self._codes), self._rows
         stacks = [frames.numbers(stack) for stack in self._stacks]
         threads = dict.fromkeys((self._first, *(thread for row in rows for thread in row.stacks)))
@@ -114,7 +114,7 @@ class Stacks:
             "pid": os.getpid(),
             "began_ns": self._began_ns,
             "period_s": self._period_s,
-            "frames": frames.told(),
+            "frames": frames.listed(),
             "source": frames.source(),
             "stacks": stacks,
             "time_ns": [row.time_ns for row in rows],

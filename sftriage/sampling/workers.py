@@ -7,7 +7,7 @@ over on request, or when it ends. The trainer waits for it only on the thread th
 A worker that is not forked (``forkserver``, ``spawn``), or was before there was a `Monitor`, is not reached: the file
 says so, where the kernel's name of the process says that it is a worker (as torch has it since 2.5).
 
-A request is `_ASKED`: what, the number of the capture, seconds between samples. The answer is `_ANSWER`: the number,
+A request is `_REQUEST`: what, the number of the capture, seconds between samples. The answer is `_ANSWER`: the number,
 and how many bytes of packed JSON follow.
 """
 
@@ -33,7 +33,7 @@ from sftriage.sampling.speedscope import ProcessSamples
 from sftriage.sampling.stacks import Stacks
 
 _BEGIN, _END, _KEEP = b"B", b"E", b"K"
-_ASKED, _ANSWER = struct.Struct("<cId"), struct.Struct("<II")
+_REQUEST, _ANSWER = struct.Struct("<cId"), struct.Struct("<II")
 
 MAX_BYTES = 4 << 20
 """Of one worker, unpacked."""
@@ -42,7 +42,7 @@ ANSWER_S = 3.0
 """How long all workers have to hand over what they have, once a capture has ended."""
 
 KEPT_S = 60.0
-"""How long a worker keeps what it has, until it is asked for it."""
+"""How long a worker keeps its samples until they are requested."""
 
 LEAVE_S = 1.0
 """How long a worker that ends in the middle of a capture takes at most to hand over what it has."""
@@ -60,11 +60,11 @@ class _Channel:
         self.end = end
         self._read = b""
 
-    def tell(self, what: bytes, number: int, period_s: float = 0.0) -> None:
-        """Say something, if that can be done at once: a worker that is gone, or hears nothing, is told nothing."""
+    def send(self, what: bytes, number: int, period_s: float = 0.0) -> None:
+        """Send a request if that can be done at once; a worker that is gone or busy gets none."""
         with contextlib.suppress(OSError):
             # (in a process that has SIGPIPE as the kernel has it, it would be killed)
-            self.end.send(_ASKED.pack(what, number, period_s), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            self.end.send(_REQUEST.pack(what, number, period_s), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def answer(self, number: int) -> bytes | None:
         """What it has answered of this capture, as far as it has come; None where that is not all yet.
@@ -131,7 +131,7 @@ class Workers:
         self._number += 1
         self._sampling = self._number, period_s
         for channel in list(self._channels):
-            channel.tell(_BEGIN, *self._sampling)
+            channel.send(_BEGIN, *self._sampling)
         return self._number
 
     def end(self, number: int) -> None:
@@ -139,7 +139,7 @@ class Workers:
         if self._sampling is not None and self._sampling[0] == number:
             self._sampling = None
             for channel in list(self._channels):
-                channel.tell(_END, number)
+                channel.send(_END, number)
 
     def collect(self, number: int) -> list[ProcessSamples]:
         """What the workers have of a capture that has ended, and those that have nothing, with the ``problem``.
@@ -152,26 +152,26 @@ class Workers:
         # (one that was closed meanwhile has none)
         waiting = {at: channel for channel in list(self._channels) if (at := channel.end.fileno()) >= 0}
         for channel in waiting.values():
-            channel.tell(_KEEP, number)
+            channel.send(_KEEP, number)
         poll = select.poll()
         for descriptor in waiting:
             poll.register(descriptor, select.POLLIN)
         with contextlib.suppress(OSError):
             while waiting and (ready := poll.poll(max(0.0, until_s - monotonic()) * 1e3)):
                 for descriptor, _ in ready:
-                    channel, told = waiting[descriptor], None
+                    channel, samples = waiting[descriptor], None
                     try:
                         answer = channel.answer(number)
                         if answer is None:
                             continue
-                        told = json.loads(zlib.decompress(answer))
+                        samples = json.loads(zlib.decompress(answer))
                     except Exception:
-                        over = told is None and channel.over()
+                        over = samples is None and channel.over()
                         self._drop([channel] if over else [])
                         gone |= over
                     poll.unregister(descriptor)
                     del waiting[descriptor]
-                    found += [] if told is None else [told]
+                    found += [] if samples is None else [samples]
         found.sort(key=lambda one: (one.get("worker", 0), one["pid"]))
         return found + _not_reached({one["pid"] for one in found}, monotonic() + (ENDS_S if gone else 0.0))
 
@@ -197,7 +197,7 @@ class Workers:
         channel = _Channel(ends[0])
         self._channels.append(channel)
         if self._sampling is not None:
-            channel.tell(_BEGIN, *self._sampling)
+            channel.send(_BEGIN, *self._sampling)
 
     def _in_child(self) -> None:
         ends = self._forking.pop(threading.get_ident(), None)
@@ -273,19 +273,19 @@ def _ended(pid: int, until_s: float) -> bool:
 
 
 def _serve(channel: socket.socket) -> None:
-    """A worker's thread: asleep until it is asked for something. Whatever fails here ends it, and nothing else."""
+    """A worker's thread: asleep until a request comes. Whatever fails here ends it, and nothing else."""
     with contextlib.suppress(Exception), channel:
         # The worker's signals are for the worker: one that waits for some has blocked them in threads of its own only.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        asked = _next(channel)
-        while asked is not None:
-            what, number, period_s = asked
-            asked = _sample(channel, number, period_s) if what == _BEGIN else _next(channel)
+        request = _next(channel)
+        while request is not None:
+            what, number, period_s = request
+            request = _sample(channel, number, period_s) if what == _BEGIN else _next(channel)
 
 
 def _next(channel: socket.socket) -> tuple[bytes, int, float] | None:
-    message = channel.recv(_ASKED.size, socket.MSG_WAITALL)
-    return _ASKED.unpack(message) if len(message) == _ASKED.size else None
+    message = channel.recv(_REQUEST.size, socket.MSG_WAITALL)
+    return _REQUEST.unpack(message) if len(message) == _REQUEST.size else None
 
 
 def _readable(channel: socket.socket, seconds: float) -> bool:
@@ -295,7 +295,7 @@ def _readable(channel: socket.socket, seconds: float) -> bool:
 
 
 def _sample(channel: socket.socket, number: int, period_s: float) -> tuple[bytes, int, float] | None:
-    """Sample this process until something else is asked, and hand over what there is; what is asked then."""
+    """Sample this process until the next request, and hand over the samples; the request that comes then."""
     stacks = Stacks(period_s, threading.main_thread().ident or 0, outermost=_loop())
     done, leaving = threading.Event(), list[Any]()
 
@@ -309,18 +309,18 @@ def _sample(channel: socket.socket, number: int, period_s: float) -> tuple[bytes
 
     try:
         stacks.run(ended)
-        asked = _next(channel)
-        if asked is not None and asked[0] == _END:
+        request = _next(channel)
+        if request is not None and request[0] == _END:
             if not _readable(channel, KEPT_S):
                 return _next(channel)
-            asked = _next(channel)
-        # Where it is about to end, too: perhaps somebody asks later.
-        if asked is None or asked[0] == _KEEP:
-            channel.settimeout(LEAVE_S if asked is None else KEPT_S)
+            request = _next(channel)
+        # Where it is about to end, too: the request may come later.
+        if request is None or request[0] == _KEEP:
+            channel.settimeout(LEAVE_S if request is None else KEPT_S)
             answer = _answer(stacks)
             channel.sendall(_ANSWER.pack(number, len(answer)) + answer, socket.MSG_NOSIGNAL)
             channel.settimeout(None)
-        return asked
+        return request
     finally:
         done.set()
         for one in leaving:
@@ -328,7 +328,7 @@ def _sample(channel: socket.socket, number: int, period_s: float) -> tuple[bytes
 
 
 def _leave(channel: socket.socket, done: threading.Event) -> None:
-    """The worker ends: its thread is told as if nobody asked any more, and has a moment."""
+    """The worker ends: its thread sees the end of the requests, and has a moment."""
     with contextlib.suppress(OSError):
         channel.shutdown(socket.SHUT_RD)
         done.wait(LEAVE_S)
@@ -344,11 +344,11 @@ def _loop() -> CodeType | None:
 
 
 def _answer(stacks: Stacks) -> bytes:
-    info, told = _info(), stacks.told()
+    info, samples = _info(), stacks.samples()
     # The first is the worker itself.
-    told["threads"][0]["name"] = ""
-    told["worker"], told["of"] = getattr(info, "id", -1), getattr(info, "num_workers", -1)
-    text = json.dumps(told, separators=(",", ":")).encode()
+    samples["threads"][0]["name"] = ""
+    samples["worker"], samples["of"] = getattr(info, "id", -1), getattr(info, "num_workers", -1)
+    text = json.dumps(samples, separators=(",", ":")).encode()
     if len(text) > MAX_BYTES:
-        text = json.dumps({"pid": told["pid"], "problem": f"its samples have {len(text)} bytes"}).encode()
+        text = json.dumps({"pid": samples["pid"], "problem": f"its samples have {len(text)} bytes"}).encode()
     return zlib.compress(text, 1)

@@ -1,4 +1,4 @@
-"""The stages of a training script that nobody has edited, from torch's own seams.
+"""The stages of an unedited training script, from torch's own seams.
 
 `sftriage.seams.site` is a folder for ``PYTHONPATH``: its ``sitecustomize`` sees torch being imported, and has
 `sftriage.seams.patches` put the seams in. The recorder is imported once the script has trained a step. Standard library

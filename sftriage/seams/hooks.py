@@ -54,7 +54,7 @@ class Models:
                 seams.replaced.wrap(jit, "script", self._scripting)
 
     def look_inside(self) -> None:
-        """A model that nobody calls is a box for others: it is they that are called."""
+        """Replace models that are not called by their parts: a mere container is never called itself."""
         seams = self._seams
         for model in [model for model in self._hooked if not model.calls and "forward" in seams.on]:
             module = model.module()

@@ -13,7 +13,7 @@ _GRAPH = "GraphModule"
 
 
 def living(kinds: tuple[type, ...]) -> list[Any]:
-    """The objects of these types: of all that the garbage collector knows, so that this is to be asked once.
+    """The objects of these types, of all that the garbage collector knows: call it once.
 
     A hook on all modules would be in every submodule's way, have torch warn where a model is compiled, and have it
     compiled again when it goes.

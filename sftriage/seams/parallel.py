@@ -64,8 +64,8 @@ def model_cohort(trained: Iterable[Any]) -> str:
 
 def many_ranks() -> bool:
     """Whether there is anybody to wait for, or will be, by what the launcher says."""
-    said = os.environ.get("WORLD_SIZE", "")
-    if said.isdecimal() and int(said) > 1:
+    world_size = os.environ.get("WORLD_SIZE", "")
+    if world_size.isdecimal() and int(world_size) > 1:
         return True
     distributed = sys.modules.get("torch.distributed")
     return bool(

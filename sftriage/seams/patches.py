@@ -1,4 +1,4 @@
-"""The seams: where torch says, in a script that nobody has edited, that a part of a step begins or ends.
+"""The seams: where torch says, in an unedited script, that a part of a step begins or ends.
 
 ===========  =========================================================================================================
 data         ``DataLoader.__iter__``, and ``__next__`` of its iterators
@@ -52,7 +52,7 @@ _COMPILER = tuple(os.path.join("torch", part, "") for part in ("_dynamo", "_indu
 NAMES = ("data", H2D, "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
 
 LOOK_ROUNDS = 4
-"""Steps after each of which a model that nobody has called so far is given up for its parts."""
+"""Steps after each of which a model that was not called so far is given up for its parts."""
 
 
 class Seams:
@@ -102,7 +102,7 @@ class Seams:
         os.register_at_fork(after_in_child=self.steps.abandon)
 
     def stop(self) -> None:
-        """Take them out again. What is in nobody's way stays, and does nothing."""
+        """Take them out again. What stays does nothing."""
         self.on.clear()
         self.optimizers.take_out()
         self.replaced.undo()
@@ -276,7 +276,7 @@ class Seams:
             self.steps.leave(stage)
 
     def _compilations(self) -> int:
-        """How many frames the compiler has compiled; 0 where nobody wants to know."""
+        """How many frames the compiler has compiled; 0 where that is not needed."""
         if not self.counters and COMPILATION in self.on:
             self.counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", self.counters)
         return frames(self.counters)
@@ -295,7 +295,7 @@ def lead() -> Seams | None:
         _installed.stop()
         _installed = None
     if "torch.distributed" in sys.modules:
-        # (before the seams are in, for nobody says when it is imported)
+        # (before the seams are in, for they do not see it being imported)
         with contextlib.suppress(ImportError):
             import_module(exchanges.REMAPS)
     imported("torch")
@@ -381,9 +381,9 @@ def switched_off(text: str) -> frozenset[str]:
 
 def warn(message: str, *arguments: object) -> None:
     """Log one warning; seldom, so that nothing of the recorder is imported for it before."""
-    from sftriage.log import warn as said
+    from sftriage import log
 
-    said(message, *arguments)
+    log.warn(message, *arguments)
 
 
 _installed: Seams | None = None

@@ -1,4 +1,4 @@
-"""What torch's seams tell, made into steps and stages of a `Monitor`. No torch here.
+"""Steps and stages of a `Monitor`, from what torch's seams report. No torch here.
 
 A step ends where the optimizer did, and the next one begins there. The first round teaches which optimizer is the last
 one of a step, and which models there are; only then is there a monitor.

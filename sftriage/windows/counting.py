@@ -35,7 +35,7 @@ from sftriage.windows.log_segments import LogFiles, LogLimits, SegmentedLog, sam
 KIND = "counters"
 UNKNOWN = -1
 MAX_APART_NS = 2_000_000_000
-"""Readings around a step may lie so much further apart than the step is long. Of more, nobody knows where it was."""
+"""Readings around a step may lie so much further apart than the step is long. Of more, it is unknown where it was."""
 
 _WORDS = 1 + len(COUNTERS)
 _BYTES = (_WORDS + 1) * WORD_BYTES

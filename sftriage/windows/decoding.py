@@ -57,7 +57,7 @@ class StepArrays:
         rank_B: whose steps they are.
         slots_BW: the slots as they were written; ask the columns.
         counted_BC: what the kernel counted of each (see `sftriage.counters`), NaN where that is not known (see
-            `windows.counting`); None where nobody looked.
+            `windows.counting`); None where nothing was read.
     """
 
     schema: StageSchema
@@ -85,7 +85,7 @@ class StepArrays:
     ready_ns_B = _Column(READY)
     """Until the last gradient was ready; negative where that is not known."""
     work_B = _Column(WORK)
-    """How much work they were; 0 where nobody said."""
+    """How much work they were; 0 where unknown."""
     kind_B2 = _Column(slice(KIND, KIND_REST + 1))
     """What sort of step they are, each in two numbers (`kind_of` makes a text of them): 0, 0 is an ordinary one."""
 

@@ -16,7 +16,7 @@ from sftriage.windows.decoding import IntArray, StepArrays, together
 from sftriage.windows.rows import NS, RefinedArray, StepRows
 
 MAX_GAP_STEPS = 10_000
-"""Steps that nobody recorded are a gap in the numbering; over a longer one the job is taken up anew."""
+"""Steps that no rank recorded are a gap in the numbering; over a longer one the job is taken up anew."""
 
 DEVICE_LAG_STEPS = 96
 """A device's times come some steps after the host's. A window waits for them so long, or as many steps as it has, and

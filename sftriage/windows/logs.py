@@ -236,7 +236,7 @@ def thinning_of(logs: Iterable[StepFile]) -> Thinning | None:
 
 @dataclass(slots=True)
 class StepLogs:
-    """The logs of a run, by attempt and rank. They are many in a large job: each is opened when it is first asked for.
+    """The logs of a run, by attempt and rank. A large job has many: each is opened when it is first needed.
 
     Attributes:
         directory: where they are.

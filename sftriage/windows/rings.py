@@ -228,20 +228,20 @@ class _Now:
 def _now(words: Sequence[int], schema: StageSchema) -> _Now:
     found = _Now()
     open_stages: list[int] = []
-    said: list[tuple[int, int]] = []
+    values: list[tuple[int, int]] = []
     number = last_ns = 0
     for word in words:
         code, value = word >> layout.CODE_AT, word & layout.MAX_VALUE
         if code > layout.NOTED or layout.ON_STREAM <= code < layout.BEGIN:
-            said.append((code, value))
+            values.append((code, value))
             continue
         if value < last_ns:
             break
         last_ns = value
-        for of, what in said:
+        for of, what in values:
             number = what if of == layout.NUMBER else number
             found.special = bool(what) if of == layout.KIND else found.special
-        said.clear()
+        values.clear()
         if code == layout.BEGIN:
             found.step, found.step_since_ns, found.special = number, value, False
             open_stages = [layout.OTHER_STAGE]

@@ -19,7 +19,7 @@ class RankLocation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Steps of some ranks of one agent that were not told before; without steps, that the ranks are there.
+    """New steps of some ranks of one agent; without steps, that the ranks are there.
 
     Attributes:
         generation: which start of the job the ranks are of.
@@ -30,7 +30,7 @@ class Rows:
         device_steps: the same steps, or earlier ones, by the clocks of the devices; None where none of the ranks runs
             on a device that its host does not wait for.
         device_over: the ranks that will have no device times any more.
-        away: the ranks that nothing is heard of any more: until something is, nobody waits for them.
+        away: silent ranks, which windows do not wait for until they report again.
         wall_ns: what is to be added to the times of these steps to have nanoseconds since the epoch.
         agent: whose stream of rows they are of.
         position: where that stream has got to with these.

@@ -9,7 +9,7 @@ same for times on the device. A slot is ``10 + S + G`` 64-bit signed words (S st
     between_ns    from the end of the previous step to this start; 0 where that is not known
     flags         1: the step was left half-way; 2: a heavy profiler touched it
     kind          what sort of step: 16 bytes of UTF-8 in two words, zeros after it; all zeros is an ordinary one
-    work          how much of it: tokens or samples, as the job counts them; 0 where nobody said
+    work          how much of it: tokens or samples, as the job counts them; 0 where unknown
     ready_ns      of the split sync stage's own time, until the last gradient was ready; -1 where that is not known
     durations_ns  S words
     outside_ns    G words, sync stages in the order of the step
@@ -31,7 +31,7 @@ INCOMPLETE = 1
 CAPTURING = 2
 
 UNKNOWN = -1
-"""``ready_ns`` of a step in which nobody saw the last gradient become ready."""
+"""``ready_ns`` of a step whose last gradient was not seen to become ready."""
 
 _KIND = struct.Struct("=2q")
 

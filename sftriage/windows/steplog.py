@@ -54,7 +54,7 @@ class KeptSteps:
 def blocks_of(steps: StepArrays) -> set[int]:
     """The blocks of steps that stay, with those before them, where others are thinned: a profiler touched them."""
     captured = np.unique(steps.step_B[steps.capturing_B] // BLOCK_STEPS).tolist()
-    # What a capture was asked for lies before it.
+    # The cause of a capture lies before it.
     return {block - before for block in captured for before in (0, 1)}
 
 
