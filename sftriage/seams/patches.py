@@ -31,8 +31,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sftriage.base.files import write_atomically
-from sftriage.base.loops import start_thread
 from sftriage.seams import exchanges, models, parallel
 from sftriage.seams.exchanges import Exchanges
 from sftriage.seams.hooks import AROUND, Models
@@ -320,6 +318,9 @@ def imported(name: str) -> None:
 
 def _keep_report(seams: Seams, directory: Path) -> None:
     """Write the report several times a second, until the directory is gone: a process may end at any time."""
+    # (not in every process that imports torch)
+    from sftriage.base.files import write_atomically
+    from sftriage.base.loops import start_thread
 
     def keep() -> None:
         waiting = threading.Event()
