@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import re
 import stat
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -186,7 +187,7 @@ def _message(found: Any) -> str:
         ]
         return "unknown field" + (_near(str(location[-1]), fields) or f"; there are: {', '.join(fields)}")
     if kind == "literal_error":
-        choices = list(_literals(_annotation(location)))
+        choices = re.findall("'([^']*)'", found["ctx"]["expected"])
         return f"expected {' or '.join(choices)}, got {shown(value)}" + _near(str(value), choices)
     if kind == "value_error":
         return str(found["ctx"]["error"])
@@ -221,11 +222,3 @@ def _models(kind: Any) -> Iterator[type[BaseModel]]:
         yield kind
     for inner in typing.get_args(kind):
         yield from _models(inner)
-
-
-def _literals(kind: Any) -> Iterator[str]:
-    if typing.get_origin(kind) is typing.Literal:
-        yield from map(str, typing.get_args(kind))
-        return
-    for inner in typing.get_args(kind):
-        yield from _literals(inner)

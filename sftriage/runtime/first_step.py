@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import time
@@ -209,32 +210,26 @@ def hides(environment: Mapping[str, str], words: Sequence[str], given: Mapping[s
 def flags_of(words: Sequence[str]) -> set[str]:
     """The one-letter flags of a Python that was started by these words."""
     found: set[str] = set()
-    takes_value = False
-    for word in words[1:] if words and "python" in Path(words[0]).name else ():
-        if takes_value:
-            takes_value = False
-        elif word in _TAKES_VALUE:
-            takes_value = True
-        elif word.startswith("-") and word[1:2] not in ("", "-", "W", "X"):
-            letters, ends, _ = word[1:].partition("c")
-            letters, module, _ = letters.partition("m")
-            found |= set(letters)
-            if ends or module:
-                break
+    rest = iter(words[1:] if words and "python" in Path(words[0]).name else ())
+    for word in rest:
+        if word in _TAKES_VALUE:
+            next(rest, None)
         elif not word.startswith("-"):
             break
+        elif word[1:2] not in ("", "-", "W", "X"):
+            letters, *ends = re.split("[cm]", word[1:], maxsplit=1)
+            found |= set(letters)
+            if ends:
+                break
     return found
 
 
 def _below(pid: int) -> list[int]:
     found: list[int] = []
-    todo = [pid]
-    while todo:
-        for children in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                below = [int(child) for child in children.read_text(encoding="ascii").split()]
-                found += below
-                todo += below
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, children.read_text(encoding="ascii").split()):
+                found += (child, *_below(child))
     return found
 
 

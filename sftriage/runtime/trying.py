@@ -204,7 +204,6 @@ def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None
     seams = tuple(SeamFound(name, fired[name], stages.get(name)) for name in NAMES)
     failed = {name: why for one in trainers for name, why in one["failed"].items()}
     models = tuple(dict.fromkeys(name for one in trainers for name in one["models"]))
-    counts = len(trainers), sum(trained)
     known, told = known or Facts(auto=True), facts_of(ranks.told, auto=True)
     facts = replace(
         known,
@@ -219,7 +218,7 @@ def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None
         status=status,
     )
     nothing = why_nothing(facts)
-    seen = Observed(fired, failed, *counts, by_hand, ranks.infos, ranks.steps, stages, ranks.misuse, status, nothing)
+    seen = Observed(fired, failed, sum(trained), by_hand, ranks, stages, status, nothing)
     return JobFound(
         seams=seams,
         stages=stages,
@@ -287,19 +286,16 @@ class Observed:
     """What a job's rings and processes have shown.
 
     ``fired`` counts what each seam saw, ``failed`` says why one was switched off. ``training`` is how many processes
-    train, ``shares`` each stage's share of the steps, ``misuse`` the calls that made no sense to the recorder.
+    train, ``shares`` each stage's share of the steps.
     ``status`` is None for a job that was ended; ``nothing`` is why no step is recorded.
     """
 
     fired: Mapping[str, int]
     failed: Mapping[str, str]
-    trainers: int
     training: int
     by_hand: bool
-    infos: Sequence[RingInfo]
-    steps: Sequence[Sequence[StepRecord]]
+    ranks: Ranks
     shares: Mapping[str, float]
-    misuse: int
     status: int | None
     nothing: Reason | None
 
@@ -315,14 +311,14 @@ def missing_of(seen: Observed) -> tuple[Missing, ...]:
 
 def _ended(seen: Observed) -> Iterator[Missing]:
     if seen.status:
-        after = f"{counted(min(map(len, seen.steps)), 'recorded step')} of a rank"
+        after = f"{counted(min(map(len, seen.ranks.steps)), 'recorded step')} of a rank"
         what = f"the job ended by itself with exit status {seen.status}, after {after}"
         yield Missing(f"{what}: its own output, above, says why", ())
 
 
 def _unranked(seen: Observed) -> Iterator[Missing]:
     """Processes that do not know of one another: each records as rank 0 of 1."""
-    if seen.training > 1 and seen.infos and all(one.world_size == 1 for one in seen.infos):
+    if seen.training > 1 and seen.ranks.infos and all(one.world_size == 1 for one in seen.ranks.infos):
         what = f"{seen.training} processes train, and each says that it is rank 0 of 1"
         yield Missing(f"{what}: neither RANK and WORLD_SIZE nor torch.distributed say more", _RANKS)
 
@@ -335,8 +331,8 @@ def _under_seams(seen: Observed) -> Iterator[Missing]:
         yield Missing(_UNSEEN[name], ("import sftriage", *_around("sftriage", name)))
     if not unseen:
         yield from _elsewhere(seen, ("import sftriage", *_around("sftriage", "NAME")))
-    schema = seen.infos[0].schema
-    if seen.infos[0].world_size > 1 and not any(seen.shares.get(name) for name in schema.sync):
+    schema = seen.ranks.infos[0].schema
+    if seen.ranks.infos[0].world_size > 1 and not any(seen.shares.get(name) for name in schema.sync):
         what = "neither DDP nor FSDP is used, and nothing has waited in a collective of torch.distributed"
         yield Missing(f"nothing is known to wait for the other ranks: {what}", _EXCHANGE)
     if "forward" in schema.sync:
@@ -345,20 +341,20 @@ def _under_seams(seen: Observed) -> Iterator[Missing]:
 
 def _in_monitor(seen: Observed) -> Iterator[Missing]:
     """What a Monitor of the script's own leaves open."""
-    records = [record for steps in seen.steps for record in steps]
+    records = [record for steps in seen.ranks.steps for record in steps]
     # (a rank's last one may be so because it was ended)
-    if incomplete := sum(not one.complete for steps in seen.steps for one in steps[:-1]):
+    if incomplete := sum(not one.complete for steps in seen.ranks.steps for one in steps[:-1]):
         what = f"{incomplete} of {counted(len(records), 'step')} were left by an exception, or never"
         yield Missing(f"{what}: one turn of the loop is one step", ("with monitor.step():", "    ...  # one turn"))
-    if seen.misuse:
-        what = f"{counted(seen.misuse, 'call')} made no sense to the recorder"
+    if seen.ranks.misuse:
+        what = f"{counted(seen.ranks.misuse, 'call')} made no sense to the recorder"
         yield Missing(f"{what}: its warnings, above, say which (each sort once)", ())
-    schema = seen.infos[0].schema
+    schema = seen.ranks.infos[0].schema
     for name in schema.stages[:-1]:
         if not seen.shares.get(name):
             yield Missing(f"the stage {name} was declared, and never entered", _around("monitor", name))
     yield from _elsewhere(seen, _around("monitor", "NAME"))
-    if seen.infos[0].world_size > 1 and not schema.sync:
+    if seen.ranks.infos[0].world_size > 1 and not schema.sync:
         yield Missing("no stage is said to wait for the other ranks", _SYNC)
     elif schema.sync and all(one.ready_ns is None for one in records):
         what = f"no moment of the last gradient, by which {schema.sync[0]} would be told from waiting in it"
