@@ -13,7 +13,7 @@ import numpy as np
 
 from sftriage.controller.costs import Ledger
 from sftriage.controller.desired import ResumeState
-from sftriage.controller.policies import PolicyFiles
+from sftriage.controller.policies import PolicyFiles, change_lines
 from sftriage.controller.windows import peers_of
 from sftriage.decisions import (
     ENDED,
@@ -330,14 +330,13 @@ class Controller:
         self._stall_settings = StallSettings(floor_s=policies.detection.stalled_after_s)
 
     def _follow(self, now_s: float) -> None:
-        change = None if self._files is None else self._files.poll()
-        if change is None:
+        if self._files is None or (change := self._files.poll(now_s)) is None:
             return
         if change.kind == "changed":
-            self._adopt(change.policies)
-        for line in change.said():
+            self._adopt(self._files.current)
+        for line in change_lines(change):
             log.error("%s", line) if change.kind == "refused" else log.warning("%s", line)
-        self.record(change.event(now_s))
+        self.record(change)
 
     def trigger_of(self, capture_id: str) -> Trigger:
         """Why a capture exists."""

@@ -10,10 +10,11 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from sftriage.errors import InputError, UsageError
 from sftriage.events import NamedPolicy, PolicyChanged
@@ -26,36 +27,15 @@ SETTLED_S = 2.0
 """A file that changed this recently may change again within the clock's grain, unseen: it is read once more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What became of the policies: ``changed`` to others, ``refused`` (the last good ones hold), or ``restored``.
-
-    ``problems`` has a line for each mistake of those refused; ``later`` names the fields whose change has to wait for
-    another run.
-    """
-
-    kind: Literal["changed", "refused", "restored"]
-    policies: PolicySet
-    problems: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
-
-    def said(self) -> tuple[str, ...]:
-        """The change in lines for people."""
-        name = ", ".join(one.policy.metadata.name for one in self.policies.loaded)
-        if self.kind == "refused":
-            return (f"the policy has changed and is not valid; going on under {name} as it was", *self.problems)
-        if self.kind == "restored":
-            return (f"the policy is again the one in force: {name}",)
-        waiting = f"; {', '.join(self.later)} will take effect with another run" if self.later else ""
-        return (f"the policy has changed: now under {name}{waiting}",)
-
-    def event(self, now_s: float) -> PolicyChanged:
-        """The change as it goes on record: with the whole of what was taken over, for no other file may keep it."""
-        policies = tuple(
-            NamedPolicy(one.policy.metadata.name, one.sha256, one.policy.filled() if self.kind == "changed" else None)
-            for one in self.policies.loaded
-        )
-        return PolicyChanged(now_s, self.kind, policies, self.problems, self.later)
+def change_lines(change: PolicyChanged) -> tuple[str, ...]:
+    """What became of the policies, in lines for people."""
+    name = ", ".join(one.name for one in change.policies)
+    if change.kind == "refused":
+        return (f"the policy has changed and is not valid; going on under {name} as it was", *change.problems)
+    if change.kind == "restored":
+        return (f"the policy is again the one in force: {name}",)
+    waiting = f"; {', '.join(change.later)} will take effect with another run" if change.later else ""
+    return (f"the policy has changed: now under {name}{waiting}",)
 
 
 _CUTS = ("window_steps", "stride_steps", "warmup_steps")
@@ -86,22 +66,22 @@ class PolicyFiles:
         self._doubted: tuple[str, ...] | None = None
         self.current = _load(self._files())
         self._begun = self.current.detection
-        self._found: deque[Change] = deque()
+        self._found: deque[PolicyChanged] = deque()
         self.do: Do = at_once
 
-    def poll(self) -> Change | None:
-        """Look whether the files have changed; what has become of the policies, if anything has.
+    def poll(self, now_s: float = 0.0) -> PolicyChanged | None:
+        """Look whether the files have changed; what has become of the policies by ``now_s``, if anything has.
 
         What is wrong is returned once for each content that is wrong.
         """
         self.do(self._look, "policies", latest=True)
-        return self._found.popleft() if self._found else None
+        return msgspec.structs.replace(self._found.popleft(), time_s=now_s) if self._found else None
 
     def _look(self) -> None:
         if (change := self._change()) is not None:
             self._found.append(change)
 
-    def _change(self) -> Change | None:
+    def _change(self) -> PolicyChanged | None:
         signatures = [_signature(path) for path in self._files()]
         if signatures == self._signatures and self._settled:
             return None
@@ -120,18 +100,31 @@ class PolicyFiles:
         restored = contents == self._good
         self._good = contents
         if restored:
-            return Change("restored", self.current)
+            return self._event("restored")
         self.current = policies
         others = [name for name in _CUTS if getattr(self._begun, name) != getattr(policies.detection, name)]
-        return Change("changed", policies, later=tuple(f"detection.{name}" for name in others))
+        return self._event("changed", later=tuple(f"detection.{name}" for name in others))
 
-    def _refused(self, contents: tuple[str, ...], error: InputError | UsageError) -> Change | None:
+    def _refused(self, contents: tuple[str, ...], error: InputError | UsageError) -> PolicyChanged | None:
         if not self._settled and contents != self._doubted:
             # Perhaps only half written: let it be there a second time before anybody is alarmed.
             self._doubted = contents
             return None
         self._considered = contents
-        return Change("refused", self.current, tuple(str(error).splitlines()))
+        return self._event("refused", problems=tuple(str(error).splitlines()))
+
+    def _event(
+        self,
+        kind: Literal["changed", "refused", "restored"],
+        problems: tuple[str, ...] = (),
+        later: tuple[str, ...] = (),
+    ) -> PolicyChanged:
+        # (with the whole of what was taken over, for no other file may keep it)
+        policies = tuple(
+            NamedPolicy(one.policy.metadata.name, one.sha256, one.policy.filled() if kind == "changed" else None)
+            for one in self.current.loaded
+        )
+        return PolicyChanged(time_s=0.0, kind=kind, policies=policies, problems=problems, later=later)
 
     def _contents(self) -> tuple[str, ...]:
         return tuple(_content(path) for path in self._files())

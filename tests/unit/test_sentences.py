@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 import sftriage
-from sftriage.controller.policies import Change
+from sftriage.controller.policies import change_lines
 from sftriage.decisions import (
     CaptureRequest,
     CaptureResult,
@@ -57,9 +57,7 @@ from sftriage.events import (
 )
 from sftriage.mitigate.advice import Link, Messages, Straggler, advice_of
 from sftriage.mitigate.pipelines import Pipeline
-from sftriage.policy.loading import find, load
 from sftriage.policy.losses import losses_of
-from sftriage.policy.policy_set import PolicySet
 from sftriage.reports.explanation import explanation_lines
 from sftriage.reports.manifest import manifest_lines
 from sftriage.runs.advice import advice_lines
@@ -393,8 +391,7 @@ def events(capsys) -> Rows:
             for line in capsys.readouterr().err.splitlines():
                 yield f"{kind.__name__}, on a terminal", line
             if isinstance(event, PolicyChanged):
-                policies = PolicySet((load(find("default")),))
-                for line in Change(event.kind, policies, event.problems, event.later).said():
+                for line in change_lines(event):
                     yield f"{kind.__name__}, on a terminal", line
             if kind in get_args(Other):
                 for line in on_the_page(event):

@@ -8,7 +8,7 @@ import pytest
 
 from sftriage.controller import policies as module
 from sftriage.controller.controller import Controller
-from sftriage.controller.policies import PolicyFiles
+from sftriage.controller.policies import PolicyFiles, change_lines
 from sftriage.events import PolicyChanged, WindowJudged
 from sftriage.policy.document import PolicyError
 from sftriage.runs.journal import Journal, read_journal
@@ -63,7 +63,7 @@ def test_nothing_is_said_while_nothing_changes(files):
 def test_a_valid_change_is_taken_over_at_the_next_look(path, files):
     path.write_text(B, encoding="utf-8")
     change = files.poll()
-    assert (change.kind, change.policies.loaded[0].policy.metadata.name, name(files)) == ("changed", "b", "b")
+    assert (change.kind, change.policies[0].name, name(files)) == ("changed", "b", "b")
     assert kinds(files) == []
 
 
@@ -166,7 +166,7 @@ def test_what_has_to_wait_for_another_run_is_said(path, files):
     path.write_text(POLICY.format(name="a", window=100, gain="5%"), encoding="utf-8")
     change = files.poll()
     assert (change.kind, change.later) == ("changed", ("detection.window_steps",))
-    assert "detection.window_steps will take effect with another run" in change.said()[0]
+    assert "detection.window_steps will take effect with another run" in change_lines(change)[0]
     # WHEN it is as it was when the run began
     path.write_text(POLICY.format(name="a", window=50, gain="6%"), encoding="utf-8")
     assert files.poll().later == ()
