@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -10,11 +10,8 @@ from rich.text import Text
 
 from sftriage.commands.options import argument, option
 from sftriage.commands.output import print_json, results, write
-from sftriage.runtime.doctor import examine
+from sftriage.runtime.doctor import JobFound, examine, try_job
 from sftriage.words.amounts import counted
-
-if TYPE_CHECKING:
-    from sftriage.runtime.trying import JobFound
 
 _STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 
@@ -39,8 +36,6 @@ def doctor(
     ended after a few steps; what it writes meanwhile (checkpoints, logs) it does write.
     """
     if command:
-        from sftriage.runtime.trying import try_job
-
         found = try_job(command, steps, seconds)
         if as_json:
             print_json(found)

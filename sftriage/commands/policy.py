@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +14,19 @@ import yaml
 
 from sftriage.commands.options import argument, option
 from sftriage.commands.output import print_json, results, tell, write
-from sftriage.errors import UsageError
+from sftriage.controller.controller import shape_of
+from sftriage.controller.replay import ReplayedDecision, replay
+from sftriage.decisions import Verdict
+from sftriage.errors import InputError, UsageError
+from sftriage.events import WindowJudged
 from sftriage.policy.document import PolicyError, Problem
 from sftriage.policy.loading import LoadedPolicy, find, load, shipped
-from sftriage.policy.policy_set import load_set
+from sftriage.policy.policy_set import PolicySet, load_set
 from sftriage.policy.schema import TriagePolicy
 from sftriage.reports.replay import ReplayReport
-from sftriage.runtime.replaying import replay_recording
+from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.journal import read_journal
+from sftriage.runs.recordings import load_recording
 
 Files = Annotated[list[str], argument("POLICY", "Policy files, or names of shipped policies.")]
 
@@ -135,3 +141,38 @@ def _save(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--save {path}: {error.strerror}") from error
+
+
+_EPOCH_2000 = datetime(2000, 1, 1, tzinfo=timezone.utc)
+"""When a recording that does not say began: on a Saturday, at midnight."""
+
+
+def replay_recording(tried: PolicySet, on: Path, start: datetime | None) -> tuple[str, float, list[ReplayedDecision]]:
+    """What policies would have done on a recording: what that is called, when it began, and every window and stall.
+
+    Raises:
+        InputError: the recording cannot be read.
+    """
+    recording = load_recording(on)
+    detection = tried.detection
+    shape = shape_of(detection)
+    name, began, stalls = on.name, _EPOCH_2000, []
+    if on.is_dir():
+        run = RunDirectory(on)
+        info = read_info(run)
+        name, began, stalls = info.run_id, _moment(info.created_at, run), _stalls(run)
+    start_s = (began if start is None else start.replace(tzinfo=start.tzinfo or timezone.utc)).timestamp()
+    return name, start_s, list(replay(recording.windows(shape), tried, start_s, stalls))
+
+
+def _moment(text: str, run: RunDirectory) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InputError(f"{run.info_file}: created_at: {error}") from None
+    return moment.replace(tzinfo=moment.tzinfo or timezone.utc)
+
+
+def _stalls(run: RunDirectory) -> list[Verdict]:
+    judged = [event.verdict for event in read_journal(run.decisions) if isinstance(event, WindowJudged)]
+    return [verdict for verdict in judged if verdict.label == "stalled"]

@@ -1,22 +1,36 @@
-"""What of sftriage works on this machine, in the Python that asks, and what is missing for the rest."""
+"""``sftriage doctor``: what works on this machine, and, with a command, what some steps of its job show."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
+import signal
 import sys
 import sysconfig
 import tempfile
-from dataclasses import dataclass
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from sftriage.errors import SftriageError
-from sftriage.recorder import Monitor, moments
-from sftriage.runtime.rings import TMPFS
+from sftriage.base.loops import start_thread
+from sftriage.errors import RingError, SftriageError, UsageError
+from sftriage.recorder import Monitor, RingInfo, find_rings, moments
+from sftriage.records import EXCHANGE, StepRecord
+from sftriage.runtime.carrying import CARRIED_IN
+from sftriage.runtime.first_step import TOLD, Facts, Processes, Reason, facts_of, reports_in, under_seams, why_nothing
+from sftriage.runtime.launcher import Launcher
+from sftriage.runtime.rings import TMPFS, make_rings_directory, remove_rings_directory
+from sftriage.seams.patches import NAMES
+from sftriage.seams.steps import STAGES
 from sftriage.windows.rings import open_ring
+from sftriage.words.amounts import counted
 
 State = Literal["ok", "limited", "missing"]
 
@@ -99,3 +113,385 @@ def _programs() -> list[Finding]:
 def search_path() -> str:
     """Where programs are looked for: beside this Python first."""
     return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+
+
+_LOOK_S = 0.25
+_END_S = 30.0
+"""How long a job may take to end before it is killed."""
+
+_LAST_WORDS_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SeamFound:
+    """How often a seam was seen at work, over all ranks, and the stage's part of the steps; None for what is none."""
+
+    name: str
+    fired: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureWorks:
+    """Whether a profiler could be used in this job, and why not."""
+
+    profiler: str
+    works: bool
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobFound:
+    """What some steps of a job have shown.
+
+    ``stages`` has each stage's share of the steps, ``cohorts`` the ranks of each, ``writer`` the form of the recorder
+    ("" where nothing was recorded), ``collectives`` calls by function and stage. ``by_hand``: the script has a Monitor.
+    """
+
+    seams: tuple[SeamFound, ...]
+    stages: Mapping[str, float]
+    sync: tuple[str, ...]
+    cohorts: Mapping[str, int]
+    writer: str
+    captures: tuple[CaptureWorks, ...]
+    missing: tuple[Missing, ...]
+    ranks: int
+    steps: int
+    models: tuple[str, ...]
+    by_hand: bool
+    collectives: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What the rings of a job hold, and what its processes have told (`sftriage.seams.patches`).
+
+    ``misuse`` counts calls of its recorders that made no sense.
+    """
+
+    infos: tuple[RingInfo, ...]
+    steps: tuple[tuple[StepRecord, ...], ...]
+    told: tuple[Mapping[str, Any], ...]
+    misuse: int = 0
+
+
+def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
+    """Run a job until each of its ranks has recorded some steps, or for so long, and end it.
+
+    Its output goes to our standard error, until it is told to end.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"cannot start {command[0]}: no such program")
+    rings = make_rings_directory(f"doctor-{os.getpid()}")
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="sftriage-doctor-") as place,
+            under_seams(Path(place) / CARRIED_IN, rings) as added,
+        ):
+            environment = {"SFTRIAGE_RINGS": str(rings), **added}
+            status, known = _run(command, environment, rings, steps, patience_s)
+            return found_of(read_ranks(rings, rings / TOLD), status, known)
+    finally:
+        remove_rings_directory(rings)
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], rings: Path, steps: int, patience_s: float
+) -> tuple[int | None, Facts]:
+    """The exit status of a job that ended by itself, None of one that was ended; and what was seen of its processes."""
+    launcher = Launcher()
+    reading, writing = os.pipe()
+    try:
+        launcher.start(tuple(command), environment, output=writing)
+    finally:
+        os.close(writing)
+    over, told = threading.Event(), threading.Event()
+    passing_on = start_thread("output", _pass_on, reading, told)
+    processes, free_bytes = Processes(environment), shutil.disk_usage(rings).free
+
+    def end() -> None:
+        deadline_s = time.monotonic() + patience_s
+        while not over.wait(_LOOK_S) and time.monotonic() < deadline_s and not _enough(rings, steps):
+            processes.look(launcher.pid)
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            if not over.is_set():
+                told.set()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(launcher.pid, signum)
+            over.wait(_END_S)
+
+    ending = start_thread("doctor", end)
+    try:
+        status = launcher.wait()
+    finally:
+        over.set()
+        launcher.close()
+        ending.join()
+    # What is left of the job may keep its output open.
+    passing_on.join(_LAST_WORDS_S)
+    known = Facts(
+        auto=True,
+        torch=len(processes.torch),
+        hidden=processes.hidden,
+        free_bytes=free_bytes,
+        place=str(rings.parent),
+        told=launcher.told,
+        seconds=patience_s,
+    )
+    return None if told.is_set() else status, known
+
+
+def _pass_on(reading: int, told: threading.Event) -> None:
+    """Print what the job prints, until it is told to end: a launcher's traceback about that is not about the job."""
+    with contextlib.suppress(OSError):
+        while text := os.read(reading, 65536):
+            if not told.is_set():
+                os.write(2, text)
+    os.close(reading)
+
+
+def _enough(rings: Path, steps: int) -> bool:
+    ranks = read_ranks(rings, None)
+    return (
+        bool(ranks.infos)
+        and len(ranks.infos) >= ranks.infos[0].world_size
+        and all(len(one) >= steps for one in ranks.steps)
+    )
+
+
+def read_ranks(rings: Path, told: Path | None) -> Ranks:
+    """What is there by now; a file that cannot be read is left out."""
+    infos, steps, misuse = [], [], 0
+    newest = {path.name.split(".")[0]: path for path in find_rings(rings)}
+    for path in newest.values():
+        with contextlib.suppress(OSError, RingError), open_ring(path) as ring:
+            batch = ring.read()
+            infos.append(ring.info)
+            steps.append(tuple(batch.steps.records()))
+            misuse += ring.misuse + batch.misuse
+    return Ranks(tuple(infos), tuple(steps), tuple(reports_in(told)) if told is not None else (), misuse)
+
+
+def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None) -> JobFound:
+    """What that comes to, of a job that ended by itself with that exit status, or was ended."""
+    # (launchers and workers import torch, too, and train nothing)
+    trained = [bool(one["rounds"] or one["fired"]["backward"] or one["by_hand"]) for one in ranks.told]
+    trainers = [one for one, it_did in zip(ranks.told, trained, strict=True) if one["rank"] or it_did]
+    fired, collectives = Counter[str](), Counter[str]()
+    for one in trainers:
+        fired.update(one["fired"])
+        collectives.update(one.get("collectives", {}))
+    stages = shares_of(ranks)
+    by_hand = any(one["by_hand"] for one in trainers)
+    info = ranks.infos[0] if ranks.infos else None
+    seams = tuple(SeamFound(name, fired[name], stages.get(name)) for name in NAMES)
+    failed = {name: why for one in trainers for name, why in one["failed"].items()}
+    models = tuple(dict.fromkeys(name for one in trainers for name in one["models"]))
+    known, told = known or Facts(auto=True), facts_of(ranks.told, auto=True)
+    facts = replace(
+        known,
+        steps=sum(map(len, ranks.steps)),
+        rings=len(ranks.infos),
+        torch=max(told.torch, known.torch),
+        fired=told.fired,
+        failed=told.failed,
+        by_hand=told.by_hand,
+        compiling=told.compiling,
+        over=True,
+        status=status,
+    )
+    nothing = why_nothing(facts)
+    seen = Observed(fired, failed, sum(trained), by_hand, ranks, stages, status, nothing)
+    return JobFound(
+        seams=seams,
+        stages=stages,
+        sync=tuple(name for name in info.schema.sync if name != EXCHANGE or stages.get(name)) if info else (),
+        cohorts=Counter(one.cohort for one in ranks.infos),
+        writer=info.writer if info else "",
+        captures=captures_of(trainers),
+        missing=missing_of(seen),
+        ranks=len(ranks.infos),
+        steps=sum(map(len, ranks.steps)),
+        models=models,
+        by_hand=by_hand,
+        collectives=collectives,
+    )
+
+
+def shares_of(ranks: Ranks) -> dict[str, float]:
+    """The part of the steps' time that each stage takes, over all ranks, in the order of the step."""
+    if not ranks.infos:
+        return {}
+    names = ranks.infos[0].schema.stages
+    sums = [0] * len(names)
+    for info, records in zip(ranks.infos, ranks.steps, strict=True):
+        if info.schema.stages == names:
+            for record in records:
+                sums = [one + more for one, more in zip(sums, record.durations_ns, strict=True)]
+    return {name: part / max(1, sum(sums)) for name, part in zip(names, sums, strict=True)}
+
+
+def captures_of(trainers: Sequence[Mapping[str, Any]]) -> tuple[CaptureWorks, ...]:
+    """Which profilers a capture could use, as far as is known without one."""
+    torch_works = bool(trainers) and all(one["kineto"] for one in trainers)
+    nsys, spy = shutil.which("nsys"), shutil.which("py-spy", path=search_path())
+    attaching = os.geteuid() == 0 or _ptrace_scope() == 0
+    why_no_spy = "" if attaching else "the kernel lets nobody attach to a process (ptrace_scope)"
+    return (
+        CaptureWorks("torch", torch_works, "" if torch_works else "no trainer has a torch with Kineto"),
+        CaptureWorks("stacks", bool(trainers), "" if trainers else "no trainer was seen"),
+        CaptureWorks("nsys", bool(nsys), "" if nsys else "nsys is not on PATH"),
+        CaptureWorks("py-spy", bool(spy and attaching), why_no_spy if spy else "not installed: pip install py-spy"),
+    )
+
+
+def _ptrace_scope() -> int:
+    try:
+        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+_MUCH = 0.2
+"""The part of the steps from which on it matters that no stage has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Something that was not seen, and the lines by which it would be."""
+
+    what: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a job's rings and processes have shown.
+
+    ``fired`` counts what each seam saw, ``failed`` says why one was switched off. ``training`` is how many processes
+    train, ``shares`` each stage's share of the steps.
+    ``status`` is None for a job that was ended; ``nothing`` is why no step is recorded.
+    """
+
+    fired: Mapping[str, int]
+    failed: Mapping[str, str]
+    training: int
+    by_hand: bool
+    ranks: Ranks
+    shares: Mapping[str, float]
+    status: int | None
+    nothing: Reason | None
+
+
+def missing_of(seen: Observed) -> tuple[Missing, ...]:
+    """What was not seen, with what to write for it; what keeps all else from being seen comes first."""
+    if seen.nothing is not None:
+        ended = seen.nothing.code in ("failed", "stopped")
+        said = seen.nothing.what if ended else f"{seen.nothing.what}: no step is recorded"
+        return (Missing(said, _LINES.get(seen.nothing.code, ())),)
+    return (*_ended(seen), *_unranked(seen), *(_in_monitor(seen) if seen.by_hand else _under_seams(seen)))
+
+
+def _ended(seen: Observed) -> Iterator[Missing]:
+    if seen.status:
+        after = f"{counted(min(map(len, seen.ranks.steps)), 'recorded step')} of a rank"
+        what = f"the job ended by itself with exit status {seen.status}, after {after}"
+        yield Missing(f"{what}: its own output, above, says why", ())
+
+
+def _unranked(seen: Observed) -> Iterator[Missing]:
+    """Processes that do not know of one another: each records as rank 0 of 1."""
+    if seen.training > 1 and seen.ranks.infos and all(one.world_size == 1 for one in seen.ranks.infos):
+        what = f"{seen.training} processes train, and each says that it is rank 0 of 1"
+        yield Missing(f"{what}: neither RANK and WORLD_SIZE nor torch.distributed say more", _RANKS)
+
+
+def _under_seams(seen: Observed) -> Iterator[Missing]:
+    for name, why in seen.failed.items():
+        yield Missing(f"the seam {name} was switched off: {why}", ())
+    unseen = [name for name in STAGES[:3] if not seen.fired[name] and name not in seen.failed]
+    for name in unseen:
+        yield Missing(_UNSEEN[name], ("import sftriage", *_around("sftriage", name)))
+    if not unseen:
+        yield from _elsewhere(seen, ("import sftriage", *_around("sftriage", "NAME")))
+    schema = seen.ranks.infos[0].schema
+    if seen.ranks.infos[0].world_size > 1 and not any(seen.shares.get(name) for name in schema.sync):
+        what = "neither DDP nor FSDP is used, and nothing has waited in a collective of torch.distributed"
+        yield Missing(f"nothing is known to wait for the other ranks: {what}", _EXCHANGE)
+    if "forward" in schema.sync:
+        yield Missing("no moment of the last gradient: under FSDP it is accumulated after the exchange", ())
+
+
+def _in_monitor(seen: Observed) -> Iterator[Missing]:
+    """What a Monitor of the script's own leaves open."""
+    records = [record for steps in seen.ranks.steps for record in steps]
+    # (a rank's last one may be so because it was ended)
+    if incomplete := sum(not one.complete for steps in seen.ranks.steps for one in steps[:-1]):
+        what = f"{incomplete} of {counted(len(records), 'step')} were left by an exception, or never"
+        yield Missing(f"{what}: one turn of the loop is one step", ("with monitor.step():", "    ...  # one turn"))
+    if seen.ranks.misuse:
+        what = f"{counted(seen.ranks.misuse, 'call')} made no sense to the recorder"
+        yield Missing(f"{what}: its warnings, above, say which (each sort once)", ())
+    schema = seen.ranks.infos[0].schema
+    for name in schema.stages[:-1]:
+        if not seen.shares.get(name):
+            yield Missing(f"the stage {name} was declared, and never entered", _around("monitor", name))
+    yield from _elsewhere(seen, _around("monitor", "NAME"))
+    if seen.ranks.infos[0].world_size > 1 and not schema.sync:
+        yield Missing("no stage is said to wait for the other ranks", _SYNC)
+    elif schema.sync and all(one.ready_ns is None for one in records):
+        what = f"no moment of the last gradient, by which {schema.sync[0]} would be told from waiting in it"
+        yield Missing(f"{what} (under FSDP there is none)", ("monitor.watch(model)  # once, before the first step",))
+
+
+def _elsewhere(seen: Observed, lines: tuple[str, ...]) -> Iterator[Missing]:
+    share = seen.shares.get("other", 0.0)
+    if share >= _MUCH:
+        yield Missing(
+            f"{share:.0%} of the steps is in no stage (other): what is done between those that are seen", lines
+        )
+
+
+_UNSEEN = {
+    "data": "no batch came from a torch DataLoader in the training thread: its time is in other",
+    "forward": "no call of the model that is trained was seen (`model.forward(...)` is none, `model(...)` is): its "
+    "time is in other",
+    "backward": "no call of backward() was seen (`torch.autograd.grad` is none): its time is in other",
+}
+_INNER = {
+    "data": "batch = next(batches)",
+    "forward": "loss = loss_of(model(batch))",
+    "backward": "loss.backward()",
+    "optimizer": "optimizer.step()",
+}
+
+
+def _around(whose: str, stage: str) -> tuple[str, ...]:
+    return (f'with {whose}.stage("{stage}"):', f"    {_INNER.get(stage, '...')}")
+
+
+_MONITOR = (
+    "import sftriage",
+    "monitor = sftriage.Monitor()  # once, where the ranks know of each other (init_process_group)",
+    "while training:",
+    "    with monitor.step():",
+    *(f"        {line}" for stage in STAGES for line in _around("monitor", stage)),
+)
+_RANKS = (
+    "import sftriage",
+    "monitor = sftriage.Monitor(rank=RANK, world_size=WORLD_SIZE)  # as whoever started the processes counts them",
+)
+_SYNC = ('monitor = sftriage.Monitor(sync=("backward",))  # the stage in which gradients are exchanged',)
+_EXCHANGE = (
+    "import sftriage",
+    'with sftriage.stage("exchange", sync=True):',
+    "    ...  # where ranks wait for one another: gradients that are averaged",
+)
+_LINES = {
+    **dict.fromkeys(("no_optimizer", "no_step", "-I", "-E", "-S", "PYTHONPATH"), _MONITOR),
+    **dict.fromkeys(("monitor_unused", "monitor_elsewhere"), _MONITOR[2:]),
+}
+"""What helps against each of the reasons why nothing is recorded, where lines in the script do."""

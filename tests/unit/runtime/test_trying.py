@@ -7,8 +7,8 @@ import pytest
 
 from sftriage.recorder import RingInfo
 from sftriage.records import StageSchema, StepRecord
+from sftriage.runtime.doctor import Ranks, found_of
 from sftriage.runtime.first_step import Facts
-from sftriage.runtime.trying import Ranks, found_of
 from sftriage.seams.patches import NAMES
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
