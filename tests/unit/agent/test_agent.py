@@ -4,21 +4,27 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from sftriage.agent.agent import Agent
+from sftriage.agent.agent import Agent, Switches
 from sftriage.agent.captures import ANSWER_GRACE_S
 from sftriage.decisions import CaptureRequest, CaptureResult, Trigger, WantedCapture
 from sftriage.errors import RingError
-from sftriage.recorder import Monitor
+from sftriage.mitigate.switch_state import Setting
+from sftriage.mitigate.switching import Switch, SwitchFile, make_switch
+from sftriage.recorder import Monitor, find_rings
+from sftriage.traces import disk as module
+from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
 from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.steplog import StepLog
+from tests.disks import small_disk
 from tests.recorded import kept_of, read_log
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
@@ -301,3 +307,183 @@ def test_a_cohort_that_is_joined_late_is_in_what_is_kept(places, tmp_path, monit
 def _read_all(reader):
     while len(steps := reader.read()):
         yield steps
+
+
+DEADLINE_S = 20.0
+
+
+@pytest.mark.parametrize("full_from_the_start", [True, False])
+def test_steps_that_a_full_disk_refuses_are_told_at_once_and_kept_late(tmp_path, monkeypatch, full_from_the_start):
+    monkeypatch.setattr(module, "RETRY_S", 0.005)
+    rings, spool = tmp_path / "rings", tmp_path / "spool"
+    rings.mkdir()
+    spool.mkdir()
+    with small_disk(tmp_path / "disk") as small, Monitor(rings=rings, world_size=1) as monitor:
+        disk = Disk()
+        agent = Agent(rings, small.path, spool, LocalStore(tmp_path), job="job", run="run-1", do=disk.do)
+        told = []
+
+        def go_on(steps: int) -> None:
+            for _ in range(steps):
+                with monitor.step():
+                    pass
+            told.extend(step for rows in agent.rows() for step in rows.steps.step_B.tolist())
+
+        # GIVEN a job that goes on for longer than its disk has room
+        if full_from_the_start:
+            small.fill()
+        go_on(20)
+        disk.settle()
+        small.fill()
+        go_on(300)
+        # THEN its rank is not given up, and what it does is told
+        assert (told, agent.telemetry().problems) == (list(range(320)), {})
+        disk.settle()
+        assert not disk.well
+        # AND of a log that could not be begun there is nothing
+        logs = list(small.path.glob("rank-*"))
+        assert all(path.stat().st_size for path in logs)
+        assert bool(logs) != full_from_the_start
+        # WHEN there is room again THEN all of it is kept
+        small.empty()
+        disk.drain(DEADLINE_S)
+        assert [one.step for one in read_log(small.path / "rank-0.0.steps").records] == list(range(320))
+        *_, over = disk.news()
+        assert (over.lost, over.late["steps"] >= 300) == ({}, True)
+        agent.close()
+        disk.drain(DEADLINE_S)
+        disk.close()
+
+
+def test_before_there_is_a_ring_nobody_does_anything(agent):
+    agent.rows()
+    assert agent.statuses() is None
+
+
+def test_each_rank_is_in_its_stage_since_it_entered_it(agent, monitor):
+    # GIVEN rank 0 is in data of its second step, and rank 1 has not begun its first
+    before_ns = time.monotonic_ns()
+    first, _ = monitor(0, host="a"), monitor(1, host="b")
+    with first.step():
+        pass
+    with first.step(), first.stage("data"):
+        agent.rows()
+        job = agent.statuses()
+    assert (job.schema.sync, job.world_size, job.attempt) == (("backward",), 2, 0)
+    in_data, not_begun = job.ranks
+    assert (in_data.rank, in_data.host, in_data.stage, in_data.step, in_data.published) == (0, "a", "data", 1, 1)
+    assert 0 <= in_data.stage_age_ns <= in_data.step_age_ns <= time.monotonic_ns() - before_ns
+    # THEN the latter has been so since it started, not since the host did
+    assert (not_begun.rank, not_begun.host, not_begun.stage, not_begun.published) == (1, "b", None, 0)
+    assert 0 <= not_begun.stage_age_ns <= time.monotonic_ns() - before_ns
+    assert (not_begun.closed, not_begun.alive) == (False, True)
+
+
+def test_only_the_newest_attempt_counts(agent, monitor):
+    for rank in (0, 1):
+        monitor(rank).close()
+    agent.rows()
+    assert [one.closed for one in agent.statuses().ranks] == [True, True]
+    # WHEN rank 0 starts again
+    monitor(0)
+    agent.rows()
+    job = agent.statuses()
+    assert (job.attempt, [(one.rank, one.closed) for one in job.ranks]) == (1, [(0, False)])
+
+
+def test_who_asks_hears_of_every_rank_that_is_there_by_then(agent, monitor):
+    # GIVEN steps that were read when only one rank of the job had started
+    monitor(0)
+    agent.rows()
+    # WHEN the other one starts THEN it counts, before steps are read again
+    monitor(1)
+    assert [one.rank for one in agent.statuses().ranks] == [0, 1]
+
+
+def test_a_ring_that_cannot_be_read_any_more_is_a_rank_that_shows_nothing(agent, monitor, places):
+    for rank in (0, 1):
+        monitor(rank)
+    agent.rows()
+    os.truncate(find_rings(places["rings"])[1], 100)
+    assert [one.rank for one in agent.statuses().ranks] == [0]
+    assert list(agent.telemetry().problems.values())
+
+
+def test_groups_are_found_as_they_come_and_asked_once_for_what_is_wanted(tmp_path):
+    with closing(Switches(tmp_path, lambda *_: False)) as switches:
+        # GIVEN a host on which there is no group yet, and then one, beside a file that is none
+        assert switches.statuses() == []
+        path = make_switch(tmp_path, (0, 1))
+        (tmp_path / "rank-7.0.switch").write_bytes(b"somebody else's")
+        ranks = [Switch(path, place) for place in range(2)]
+        (status,) = switches.statuses()
+        assert (status.name, status.ranks, status.value) == (path.name, (0, 1), 0)
+        # WHEN a value is wanted, again and again THEN it is asked for once
+        switches.want({path.name: Setting(2), "rank-9.0.switch": Setting(1)})
+        with SwitchFile(path) as file:
+            asked = file.status().request
+        switches.want({path.name: Setting(2)})
+        assert switches.statuses()[0].request == asked
+        # AND it comes into force
+        for _ in range(asked.round):
+            for rank in ranks:
+                rank.begin(step=5)
+        assert switches.statuses()[0].value == 2
+        # AND the ranks' next start has a file of its own
+        again = make_switch(tmp_path, (0, 1))
+        assert [one.name for one in switches.statuses()] == [again.name]
+
+
+def made_by_another(rings, *groups):
+    """The files of groups whose first rank is another process, which is gone by now; each with its microbatches."""
+    child = os.fork()
+    if child == 0:
+        for ranks, microbatches in groups:
+            make_switch(rings, ranks, microbatches)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def test_groups_that_begin_with_the_same_rank_do_not_hide_one_another(tmp_path):
+    with closing(Switches(tmp_path, lambda *_: False)) as switches:
+        # GIVEN pipelines of two stages, in two copies, whose ranks join both kinds of groups
+        mesh = {(0, 1): 4, (2, 3): 4, (0, 2): 0, (1, 3): 0}
+        paths = {ranks: make_switch(tmp_path, ranks, microbatches) for ranks, microbatches in mesh.items()}
+        assert len(set(paths.values())) == 4
+        # THEN all are found, each with a status of its own
+        found = {one.ranks: one for one in switches.statuses()}
+        assert {ranks: one.microbatches for ranks, one in found.items()} == mesh
+        # WHEN something is wanted of one of those that a rank is the first of THEN it alone is asked
+        switches.want({found[0, 2].name: Setting(2), found[0, 1].name: Setting()})
+        assert {one.ranks: one.request.value for one in switches.statuses()} == dict.fromkeys(mesh, 0) | {(0, 2): 2}
+        # WHEN ranks join one of them again THEN the new one is in its place, and the others are as they were
+        again = make_switch(tmp_path, (0, 1), 4)
+        assert {one.name for one in switches.statuses()} == {again.name, *(one.name for one in found.values())} - {
+            found[0, 1].name
+        }
+
+
+def test_groups_of_ranks_that_have_ended_are_not_told_of_and_those_in_their_place_are(tmp_path):
+    with closing(Switches(tmp_path, lambda *_: False)) as switches:
+        # GIVEN groups of a first rank that has ended, one of which is there no more
+        made_by_another(tmp_path, ((0, 1), 4), ((0, 2), 0), ((0, 2), 0))
+        assert switches.statuses() == []
+        # WHEN it begins anew and joins THEN it is found, under whatever name
+        first = make_switch(tmp_path, (0, 2))
+        assert first.name == "rank-0.0.switch"
+        assert [one.ranks for one in switches.statuses()] == [(0, 2)]
+
+
+def test_a_file_in_the_place_of_one_that_was_open_is_found(tmp_path):
+    # GIVEN a group that was seen while its first rank was there, as far as was known
+    alive = True
+    with closing(Switches(tmp_path, lambda *_: alive)) as switches:
+        made_by_another(tmp_path, ((0, 1), 0))
+        (before,) = switches.statuses()
+        # WHEN the ranks begin anew between two looks, so that another file has the name of the first
+        alive = False
+        path = make_switch(tmp_path, (0, 1, 2))
+        assert path.name == before.name
+        switches.statuses()
+        # THEN it is told of, once it is seen that the first rank's process is another one
+        assert [one.ranks for one in switches.statuses()] == [(0, 1, 2)]
