@@ -46,13 +46,10 @@ def executor_for(request: CaptureRequest, info: RingInfo, places: Places, look: 
     return NsysCapture(request, places.nsys, mailbox, places.spool, look)
 
 
-def adopted(request: CaptureRequest, info: RingInfo, places: Places) -> Executor:
+def _adopted(request: CaptureRequest, info: RingInfo, places: Places) -> Executor:
     """The executor of a request that an agent which is gone handed to its rank.
 
     The trainer works by itself, and its answer waits in the mailbox. What worked from outside is ended.
-
-    Raises:
-        CaptureError: it cannot be resumed; the message is the reason.
     """
     mailbox = places.rings / info.file_name("mailbox")
     if not request.takes_steps:
@@ -227,7 +224,7 @@ class Captures:
             try:
                 if info is None:
                     raise CaptureError("its rank has no ring here any more")
-                return info, adopted(request, info, self._places)
+                return info, _adopted(request, info, self._places)
             except CaptureError as error:
                 raise _NotBegunError("failed", f"sftriage ended during it: {error}") from error
         if wanted.expires_s is not None and wanted.expires_s <= 0.0:

@@ -105,7 +105,7 @@ def retransmissions(content: bytes) -> Sequence[int]:
     return (int(values[names.index(b"RetransSegs")]),)
 
 
-def of_thread(pid: int) -> Iterator[Source]:
+def _of_thread(pid: int) -> Iterator[Source]:
     """The files that tell of a process and its main thread; the first one is there as long as it is."""
     thread = Path(f"/proc/{pid}/task/{pid}")
     # (it cannot be switched off in kernels before 5.14, and is counted there)
@@ -118,7 +118,7 @@ def of_thread(pid: int) -> Iterator[Source]:
     yield Source(Path(f"/proc/{pid}/net/snmp"), ("retransmitted",), retransmissions, SLOWLY_NS)
 
 
-def of_cgroup(pid: int) -> Iterator[Source]:
+def _of_cgroup(pid: int) -> Iterator[Source]:
     """The files that tell of the cgroup of a process, or else of its host."""
     folders = list(cgroups(Path(f"/proc/{pid}")))
     for name in ("cpu.stat.local", "cpu.stat"):
@@ -210,7 +210,7 @@ class RankCounters:
         self._last: Reading = (0, *(UNKNOWN for _ in COUNTERS))
         self._cgroup, self._looked_ns = b"", 0
         try:
-            self._take_up(of_thread(info.pid))
+            self._take_up(_of_thread(info.pid))
             # Once they are open: until then the pid could have become another process's.
             if start_ticks(info.pid) != info.pid_start_ticks:
                 raise ProcessLookupError(f"process {info.pid} is not the one that records")
@@ -257,7 +257,7 @@ class RankCounters:
             for place in one.places:
                 found[1 + place] = UNKNOWN
         del self._open[self._n_of_thread :]
-        self._take_up(of_cgroup(self._pid))
+        self._take_up(_of_cgroup(self._pid))
 
     def _take_up(self, sources: Iterable[Source]) -> None:
         for source in sources:

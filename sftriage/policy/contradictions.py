@@ -172,13 +172,13 @@ def in_capture(capture: dict[str, Any], where: Location, *, stalled: bool) -> It
 def _under_limits(capture: dict[str, Any], where: Location, limits: dict[str, Any]) -> Iterator[tuple[Location, str]]:
     """A limit under which a rule could never capture as many ranks as it says."""
     ranks, sample = capture.get("ranks", ()), capture.get("sample", SAMPLE)
-    if not (isinstance(ranks, list | tuple) and _is_count(sample)):
+    if not (isinstance(ranks, list | tuple) and type(sample) is int):
         return
     # Controls come where there is room for them: most suspects are fewer ranks than a rule allows.
     wanted, said = (len(ranks), f"ranks: {len(ranks)}") if ranks else (sample, f"sample: {sample}")
     for name, default in _LIMITS.items():
         most = limits.get(name, default)
-        if isinstance(most, int) and not isinstance(most, bool) and 0 < most < wanted:
+        if type(most) is int and 0 < most < wanted:
             at = "ranks" if ranks else "sample"
             yield (*where, at), f"{wanted} captures at once ({said}), but limits.{name} is {most}"
             return
@@ -208,10 +208,6 @@ _STALLED_CAPTURE = (
     "no {} capture on stalled, because it starts at a rank's next step, and a stalled rank takes none; "
     "a rule on stalled takes stacks (or says auto), or only observes"
 )
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _mapping(holder: Any, name: str) -> dict[str, Any]:

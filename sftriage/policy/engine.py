@@ -186,10 +186,12 @@ class _Case:
         found = explanations.standstill(self.verdict)
         if not able:
             return case.decision("hold", Why("standstill", found)), case.state
-        return case.decided(able, lambda rule: (stalled[rule.name], self._of_missing(stalled[rule.name])), found, found)
 
-    def _of_missing(self, ranks: tuple[int, ...]) -> Target:
-        return Target(key_of_ranks(STALL, ranks, None), math.inf, self.verdict.attempt)
+        def whom(rule: Rule) -> tuple[tuple[int, ...], Target]:
+            ranks = stalled[rule.name]
+            return ranks, Target(key_of_ranks(STALL, ranks, None), math.inf, self.verdict.attempt)
+
+        return case.decided(able, whom, found, found)
 
     def decided(
         self,

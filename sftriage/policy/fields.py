@@ -117,10 +117,6 @@ def _stage(value: object) -> object:
     return value
 
 
-def _fraction(value: object) -> object:
-    return quantities.fraction(value) if isinstance(value, str) else value
-
-
 def _held(value: object) -> object:
     if value is False:
         raise ValueError(
@@ -143,7 +139,7 @@ Rank = Annotated[int, Field(ge=0, lt=2**31)]
 Share = Annotated[str, _within(quantities.fraction, 0.0, 1.0, "0% to 100%"), _PERCENTAGE]
 Fraction = Annotated[
     float,
-    BeforeValidator(_fraction),
+    BeforeValidator(lambda value: quantities.fraction(value) if isinstance(value, str) else value),
     Field(ge=0, le=1),
     WithJsonSchema({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": quantities.PERCENTAGE}),
 ]

@@ -38,7 +38,8 @@ def continued(
     same = before is not None and (before.attempt, before.suspect) == (verdict.attempt, who)
     known = before.lasted if before is not None and same else {}
     waiting = [rule.name for rule in matching if rule.name in wanted]
-    if _is_contended(suspect) or CONTENTION in known:
+    contended = (suspect.contended_fraction or 0.0) >= MOST_FRACTION and suspect.pattern != "recurring"
+    if contended or CONTENTION in known:
         waiting.append(CONTENTION)
     if not waiting:
         return broken(state)
@@ -74,10 +75,6 @@ def contended(suspect: Suspect, wanted: Mapping[str, Lasting], state: State) -> 
     if lasted is None or lasted.seconds >= for_s or suspect.pattern == "recurring":
         return None
     return explanations.contended(suspect, lasted.seconds, for_s)
-
-
-def _is_contended(suspect: Suspect) -> bool:
-    return (suspect.contended_fraction or 0.0) >= MOST_FRACTION and suspect.pattern != "recurring"
 
 
 def _lasted(name: str, state: State) -> Lasted | None:

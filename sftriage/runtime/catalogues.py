@@ -185,8 +185,11 @@ def own_catalogue(directory: RunDirectory | None, store: Store) -> Path:
     Raises:
         UsageError: there is no place for one.
     """
-    if directory is not None and _writable(directory.catalogue):
-        return directory.catalogue
+    if directory is not None:
+        path = directory.catalogue
+        # (SQLite needs a journal beside it)
+        if os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK)):
+            return path
     caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(caches) / "sftriage" / "catalogues"
     try:
@@ -195,11 +198,6 @@ def own_catalogue(directory: RunDirectory | None, store: Store) -> Path:
         raise UsageError(f"{folder}: {error.strerror}; XDG_CACHE_HOME names another place for catalogues") from error
     place = store.place if directory is None else str(directory.path.resolve())
     return folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.db"
-
-
-def _writable(path: Path) -> bool:
-    """Whether a database can be written there: SQLite needs a journal beside it."""
-    return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
 
 
 def store_of(row: CaptureRow) -> Store:

@@ -193,7 +193,7 @@ def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
         ):
             environment = {"SFTRIAGE_RINGS": str(rings), **added}
             status, known = _run(command, environment, rings, steps, patience_s)
-            return found_of(read_ranks(rings, rings / TOLD), status, known)
+            return found_of(_read_ranks(rings, rings / TOLD), status, known)
     finally:
         remove_rings_directory(rings)
 
@@ -254,7 +254,7 @@ def _pass_on(reading: int, told: threading.Event) -> None:
 
 
 def _enough(rings: Path, steps: int) -> bool:
-    ranks = read_ranks(rings, None)
+    ranks = _read_ranks(rings, None)
     return (
         bool(ranks.infos)
         and len(ranks.infos) >= ranks.infos[0].world_size
@@ -262,7 +262,7 @@ def _enough(rings: Path, steps: int) -> bool:
     )
 
 
-def read_ranks(rings: Path, told: Path | None) -> Ranks:
+def _read_ranks(rings: Path, told: Path | None) -> Ranks:
     """What is there by now; a file that cannot be read is left out."""
     infos, steps, misuse = [], [], 0
     newest = {path.name.split(".")[0]: path for path in find_rings(rings)}
@@ -284,7 +284,7 @@ def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None
     for one in trainers:
         fired.update(one["fired"])
         collectives.update(one.get("collectives", {}))
-    stages = shares_of(ranks)
+    stages = _shares_of(ranks)
     by_hand = any(one["by_hand"] for one in trainers)
     info = ranks.infos[0] if ranks.infos else None
     seams = tuple(SeamFound(name, fired[name], stages.get(name)) for name in NAMES)
@@ -312,7 +312,7 @@ def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None
         cohorts=Counter(one.cohort for one in ranks.infos),
         writer=info.writer if info else "",
         captures=captures_of(trainers),
-        missing=missing_of(seen),
+        missing=_missing_of(seen),
         ranks=len(ranks.infos),
         steps=sum(map(len, ranks.steps)),
         models=models,
@@ -321,7 +321,7 @@ def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None
     )
 
 
-def shares_of(ranks: Ranks) -> dict[str, float]:
+def _shares_of(ranks: Ranks) -> dict[str, float]:
     """The part of the steps' time that each stage takes, over all ranks, in the order of the step."""
     if not ranks.infos:
         return {}
@@ -386,7 +386,7 @@ class Observed:
     nothing: Reason | None
 
 
-def missing_of(seen: Observed) -> tuple[Missing, ...]:
+def _missing_of(seen: Observed) -> tuple[Missing, ...]:
     """What was not seen, with what to write for it; what keeps all else from being seen comes first."""
     if seen.nothing is not None:
         ended = seen.nothing.code in ("failed", "stopped")

@@ -73,13 +73,13 @@ def why_nothing(facts: Facts) -> Reason | None:
     if not facts.over:
         return so_far
     if facts.told is not None:
-        return Reason("stopped", f"the job was stopped by {signal_name(facts.told)}, before any step was recorded")
+        return Reason("stopped", f"the job was stopped by {_signal_name(facts.told)}, before any step was recorded")
     if facts.seconds is not None and facts.status is None:
         return Reason(so_far.code, f"the time was up after {facts.seconds:g} s; until then {so_far.what}")
     if facts.status:
         what = f"the job ended by itself with exit status {facts.status}, before any step was recorded"
         number = facts.status - 128
-        why = f"{signal_name(number)} ended it" if number in signal.valid_signals() else "its own output says why"
+        why = f"{_signal_name(number)} ended it" if number in signal.valid_signals() else "its own output says why"
         return Reason("failed", f"{what}: {why}")
     return so_far
 
@@ -123,7 +123,7 @@ def _under_seams(facts: Facts) -> Reason:
     return Reason("no_optimizer" if backwards else "no_step", "no step of a torch.optim.Optimizer was seen")
 
 
-def signal_name(number: int) -> str:
+def _signal_name(number: int) -> str:
     """What a signal is called."""
     try:
         return signal.Signals(number).name
@@ -300,7 +300,7 @@ class FirstStep:
             if len(begun) >= world_size or now_s >= self._first_s + ALL_S:
                 self.recorded = True
                 shutil.rmtree(self._rings / TOLD, ignore_errors=True)
-                about = first_verdict(self._shape, 0.0), first_verdict(self._shape, self._step_s)
+                about = _first_verdict(self._shape, 0.0), _first_verdict(self._shape, self._step_s)
                 self._say(begun_sentence(len(begun), world_size, begun[0].schema, about))
                 self._note("")
             return
@@ -370,7 +370,7 @@ def under_seams(folder: Path, rings: Path) -> Iterator[dict[str, str]]:
         yield {**added, REPORT_ENV: str(rings / TOLD)}
 
 
-def first_verdict(shape: Shape, step_s: float) -> int:
+def _first_verdict(shape: Shape, step_s: float) -> int:
     """About which step there is a verdict, where a step takes ``step_s``."""
     return shape.first_verdict_step(0, step_s) + 2
 

@@ -252,11 +252,14 @@ class LocalRun(_Watched):
             launcher.close()
 
     def _watch(self, launcher: Launcher) -> None:
+        def note(what: str) -> None:
+            write_info(self.directory, replace(read_info(self.directory), not_recorded=what))
+
         try:
             self._begin(launcher.pid)
             FirstStep(
                 *(self._rings, self._given, shape_of(self.files.current.detection), self._say),
-                note=lambda what: self._disk.do(partial(self._note_not_recorded, what), "run.json", waits=False),
+                note=lambda what: self._disk.do(partial(note, what), "run.json", waits=False),
                 auto=bool(self._auto),
             ).follow(launcher)
             self._finish()
@@ -264,9 +267,6 @@ class LocalRun(_Watched):
             # (where it could not begin, the trainers' rings stay as long as they run)
             launcher.ended.wait()
             self._let_go()
-
-    def _note_not_recorded(self, what: str) -> None:
-        write_info(self.directory, replace(read_info(self.directory), not_recorded=what))
 
     def _let_go(self) -> None:
         self.close()

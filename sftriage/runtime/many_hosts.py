@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import socket
@@ -245,7 +246,7 @@ class HostRun:
             self._launch = None if nsys is None else self._under(nsys, directory)
             self._auto = self._held.enter_context(under_seams(directory / CARRIED_IN, self._rings)) if auto else {}
             if required:
-                check_hub(options)
+                _check_hub(options)
                 self._lead()
                 options.wait_for_secret()
         except BaseException:
@@ -278,7 +279,7 @@ class HostRun:
             say = log.warning if self._leads else log.debug
             about = self._rings, self._given, shape_of(self._detection), say
             first = FirstStep(*about, auto=bool(self._auto))
-            while not launcher.ended.is_set() and self._is_patient(launcher):
+            while not launcher.ended.is_set() and time.monotonic() < (launcher.told_s or math.inf) + LEAVE_S:
                 with suppressed():
                     first.look(launcher.pid, time.monotonic())
                 launcher.ended.wait(LOOK_S)
@@ -295,14 +296,10 @@ class HostRun:
             if self._controller is not None:
                 self._see_off(self._controller, launcher, told=told)
 
-    @staticmethod
-    def _is_patient(launcher: Launcher) -> bool:
-        return launcher.told_s is None or time.monotonic() < launcher.told_s + LEAVE_S
-
     def _join(self, ended: threading.Event) -> None:
         """Have this host's part in the job's triage begin, if that can be now; why it cannot is said once."""
         try:
-            check_hub(self._options)
+            _check_hub(self._options)
             self._lead()
             mine = self._options.credentials
             if mine is not None and not mine.exists() and not ended.wait(CREDS_S) and not mine.exists():
@@ -378,18 +375,14 @@ class HostRun:
         self._controller.keep()
 
 
-def check_hub(options: HubOptions) -> None:
-    """See that the hub has a name that is known here, and that one which nobody starts is there, and what lets us in.
-
-    Raises:
-        UsageError: it has not, or is not.
-    """
+def _check_hub(options: HubOptions) -> None:
+    """See that the hub's name is known here, and that a server which others start answers and lets us in."""
     for option, host, _ in options.hosts:
         try:
             socket.getaddrinfo(host, None)
         except (OSError, UnicodeError) as error:
             if options.nats is None:
-                check_slurm_host(host, os.environ)
+                _check_slurm_host(host, os.environ)
             raise UsageError(f"{option}: the name {host} is not known here ({error})") from error
     if options.nats is None:
         return
@@ -475,7 +468,7 @@ def wait_for_secret(
             up_s = now_s
         elif up_s > now_s and now_s > began_s + HINT_S and not told:
             told = True
-            check_slurm_host(host, environment)
+            _check_slurm_host(host, environment)
             log.warning("%s waits for %s, which is to start the hub", socket.gethostname(), host)
         # (to look into the directory has a file server asked again, which to look for a name may not)
         with contextlib.suppress(OSError), os.scandir(secret.parent) as entries:
@@ -492,12 +485,8 @@ def is_up(host: str, port: int) -> bool:
         return False
 
 
-def check_slurm_host(host: str, environment: Mapping[str, str]) -> None:
-    """See that a host is one of the SLURM job's, where this is one.
-
-    Raises:
-        UsageError: it is not; the message says which there are.
-    """
+def _check_slurm_host(host: str, environment: Mapping[str, str]) -> None:
+    """See that a host is one of the SLURM job's, where this is one."""
     hosts = slurm_hosts(environment)
     if hosts and host.partition(".")[0] not in hosts and _is_name(host):
         some = f"{', '.join(hosts[:3])}{', ...' if len(hosts) > 3 else ''}"

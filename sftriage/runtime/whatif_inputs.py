@@ -44,7 +44,7 @@ def load_operations(paths: Sequence[Path]) -> Operations:
     (path,) = paths
     try:
         if path.suffix == SUFFIX:
-            return arranged(read_rows(path))
+            return arranged(_read_rows(path))
         return operations_in(path)
     except InputError as error:
         if str(error).startswith(str(path)):
@@ -61,13 +61,8 @@ def _reduced(paths: Sequence[Path]) -> Window:
     return together(reduced.reductions)
 
 
-def read_rows(path: Path) -> Rows:
-    """The operations of a trace in Parquet, as they are in it.
-
-    Raises:
-        InputError: not such a file, or a column is missing or of another sort.
-        UsageError: the reader is not installed.
-    """
+def _read_rows(path: Path) -> Rows:
+    """The operations of a trace in Parquet, as they are in it."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
