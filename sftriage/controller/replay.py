@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.controller.controller import settings_of
-from sftriage.controller.windows import median_known, peers_of
+from sftriage.controller.windows import peers_of
 from sftriage.decisions import CaptureRequest, Decision, Verdict
 from sftriage.events import JobPaused
+from sftriage.frontier.arrays import known_medians
 from sftriage.policy.engine import decide
 from sftriage.policy.losses import Losses
 from sftriage.policy.policy_set import PolicySet
@@ -120,7 +121,7 @@ def _step_times(window: Window, first_step: int) -> NDArray[np.float64]:
     total_NR = new.durations_NRS.sum(axis=2)
     if new.between_NR is not None:
         total_NR = total_NR + np.nan_to_num(new.between_NR, nan=0.0)
-    return median_known(total_NR)
+    return known_medians(total_NR)
 
 
 @dataclass(slots=True)

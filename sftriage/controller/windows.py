@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sftriage.decisions import Verdict
 from sftriage.events import Span
+from sftriage.frontier.arrays import known_medians
 from sftriage.records import Window
 from sftriage.windows.decoding import together
 from sftriage.windows.gather import Gatherer, Shape, StepTimes
@@ -193,17 +194,4 @@ def _local_s(window: Window) -> NDArray[np.float64]:
     total_NR = window.durations_NRS[:, :, local].sum(axis=2)
     if window.ready_NR is not None:
         total_NR = total_NR + np.nan_to_num(window.ready_NR, nan=0.0)
-    return median_known(total_NR.T)
-
-
-def median_known(values_XY: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The median of each row's values that are not NaN; NaN where there are none.
-
-    numpy's own takes masked arrays to it, at a millisecond a call.
-    """
-    ordered_XY = np.sort(values_XY, axis=1)  # NaN comes last
-    known_X1 = (~np.isnan(values_XY)).sum(axis=1, keepdims=True)
-    # Of no known value it is the first, which is NaN.
-    places = np.maximum(known_X1 - 1, 0) // 2, np.minimum(known_X1 // 2, values_XY.shape[1] - 1)
-    low_X1, high_X1 = (np.take_along_axis(ordered_XY, at_X1, axis=1) for at_X1 in places)
-    return np.asarray((low_X1 + high_X1) / 2)[:, 0]
+    return known_medians(total_NR.T)

@@ -19,3 +19,13 @@ def medians(values: FloatArray, axis: int = -1) -> FloatArray:
         return np.asarray(parted[..., middle])
     # Below the upper of the two in the middle, the largest is the lower one.
     return np.asarray((parted[..., :middle].max(axis=-1) + parted[..., middle]) / 2)
+
+
+def known_medians(values_NXC: FloatArray) -> FloatArray:
+    """The medians over ranks of those that are known, as `np.nanmedian` has them, at a fraction of its cost."""
+    # What is not known comes last: of a row of which nothing is, at -1 and 0, too.
+    ordered_NXC, known_NC = np.sort(values_NXC, axis=1), (~np.isnan(values_NXC)).sum(axis=1)
+    lower_NC, upper_NC = (
+        np.take_along_axis(ordered_NXC, at_NC[:, None], axis=1)[:, 0] for at_NC in ((known_NC - 1) // 2, known_NC // 2)
+    )
+    return np.asarray((lower_NC + upper_NC) / 2)

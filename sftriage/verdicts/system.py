@@ -16,7 +16,7 @@ import numpy as np
 
 from sftriage.counters import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, accounting
 from sftriage.decisions import Suspect, Verdict
-from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
+from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, known_medians
 from sftriage.frontier.roles import LEAST_SAMPLE_RANKS, roles_of, sampled
 from sftriage.frontier.segments import complete_steps, segments
 from sftriage.frontier.units import Unit
@@ -272,7 +272,7 @@ def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: Boo
     late_NX = own_NX - np.median(local_NX[:, n_own:], axis=1)[:, None]
     share_NX = np.divide(own_NX, step_NX, out=np.zeros_like(step_NX), where=step_NX > 0.0)
     counted_NXC = window.counted_NRC[chosen_N][seen_N].astype(np.float64)
-    usual_NC, sums_3C = _known_medians(counted_NXC[:, n_own:]), np.full((3, len(COUNTERS)), np.nan)
+    usual_NC, sums_3C = known_medians(counted_NXC[:, n_own:]), np.full((3, len(COUNTERS)), np.nan)
     for place in np.flatnonzero(enough_C):
         counted_NX, usual_N = counted_NXC[:, :n_own, place], usual_NC[:, place]
         if place == PLACE["queued_s"]:
@@ -282,16 +282,6 @@ def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: Boo
     peers_S, over_S = local_SNX[:, :, n_own:].mean(axis=(1, 2)), local_SNX[:, :, :n_own].sum(axis=(1, 2))
     peers_S *= late_NX.size
     return _Sums(late_NX.size, float(late_NX.sum()), peers_S, over_S - peers_S, sums_3C)
-
-
-def _known_medians(values_NXC: FloatArray) -> FloatArray:
-    """The medians over ranks of those that are known, as `np.nanmedian` has them, at a fraction of its cost."""
-    # What is not known comes last: of a row of which nothing is, at -1 and 0, too.
-    ordered_NXC, known_NC = np.sort(values_NXC, axis=1), (~np.isnan(values_NXC)).sum(axis=1)
-    lower_NC, upper_NC = (
-        np.take_along_axis(ordered_NXC, at_NC[:, None], axis=1)[:, 0] for at_NC in ((known_NC - 1) // 2, known_NC // 2)
-    )
-    return np.asarray((lower_NC + upper_NC) / 2)
 
 
 def _as_much(counted_NX: FloatArray, n_own: int) -> float:

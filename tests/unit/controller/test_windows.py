@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.agent.reading import RankRings
-from sftriage.controller.windows import WindowAssembly, median_known, peers_of
+from sftriage.controller.windows import WindowAssembly, peers_of
 from sftriage.decisions import Suspect, Verdict
+from sftriage.frontier.arrays import known_medians
 from sftriage.recorder import Monitor
 from sftriage.records import StageSchema, Window
 from sftriage.windows.gather import Shape
@@ -245,6 +246,6 @@ VALUES = st.floats(0, 1e3) | st.just(float("nan"))
 def test_the_median_of_what_is_known_is_numpys(rows):
     values = np.array(rows)
     known = ~np.isnan(values).all(axis=1)
-    found = median_known(values)
+    found = known_medians(values)
     np.testing.assert_allclose(found[known], np.nanmedian(values[known], axis=1))
     assert np.isnan(found[~known]).all()
