@@ -1,5 +1,5 @@
-"""One job: windows are gathered, judged and decided about, and what is decided goes on record.
+"""One job: put its windows together, judge them, decide, and put both on record.
 
-`needs` says what a controller asks of its agents and of its record, `gathering` puts windows together, `controller`
-judges and decides, `wanting` holds the captures that are wanted now, and `resuming` what an earlier controller left.
+`needs` is what a controller needs of its agents, `windows` puts windows together, `controller` judges and decides, and
+`desired` holds the captures that it wants now and what an earlier controller left.
 """
