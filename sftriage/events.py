@@ -25,8 +25,6 @@ from sftriage.decisions import (
 from sftriage.records import JobStatus, Window
 
 VERSION = 1
-MAX_EVENT_BYTES = 8 * 2**20
-"""Room for a suspect of a hundred thousand ranks."""
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
