@@ -249,3 +249,13 @@ def test_the_median_of_what_is_known_is_numpys(rows):
     found = known_medians(values)
     np.testing.assert_allclose(found[known], np.nanmedian(values[known], axis=1))
     assert np.isnan(found[~known]).all()
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 2, 3])
+def test_rows_that_are_in_no_window_to_come_are_settled(warmup_steps):
+    # GIVEN windows of four steps that follow on one another, and rows of two steps each
+    gathering, windows = WindowAssembly(Shape(4, 4, warmup_steps)), []
+    for position in range(1, 8):
+        windows += gathering.add([rows((0, 1, 2, 3), 2 * (position - 1), 2, agent="a", position=position)])
+    # THEN what another controller would pass over as the job's warm-up is not settled
+    assert [gathering.settled(window)["a"] for window in windows[:2]] == [2, 4]
