@@ -12,15 +12,7 @@ from pydantic import Field, ValidationError
 
 from sftriage.decisions import CaptureState, Cause, Label, Outcome, ProfilerChoice, ReasonCode
 from sftriage.events import RemedyState
-from sftriage.kube.fields import (
-    Count,
-    Line,
-    Number,
-    ObjectModel,
-    ObservedStatus,
-    Sentence,
-    Word,
-)
+from sftriage.kube.fields import Count, Line, Number, ObjectModel, ObservedStatus, Sentence, Word
 from sftriage.policy.contradictions import in_capture
 from sftriage.policy.document import path_text
 from sftriage.policy.fields import Name, PolicyModel, Rank, Stage

@@ -17,16 +17,7 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sftriage import __version__
-from sftriage.decisions import (
-    ENDED,
-    CaptureRequest,
-    Clock,
-    Decision,
-    Label,
-    Profiler,
-    Regression,
-    Suspect,
-)
+from sftriage.decisions import ENDED, CaptureRequest, Clock, Decision, Label, Profiler, Regression, Suspect
 from sftriage.events import (
     CaptureChanged,
     CauseFound,
