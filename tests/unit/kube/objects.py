@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jsonschema
 
 from k8s.make_crds import definition
+from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, path_of, plural_of
 from sftriage.kube.objects import KINDS
 
 NOW_S = 1_800_000_000.0  # 2027-01-15T08:00:00Z
@@ -27,3 +29,46 @@ def refused(kind: str, part: str, value: Any) -> str:
     """Why a server would refuse a part of an object; "" where it takes it."""
     validator = jsonschema.Draft4Validator(_SCHEMAS[kind][part])
     return "; ".join(f"{one.json_path}: {one.message}" for one in validator.iter_errors(value))
+
+
+class KeptObjects:
+    """A server that keeps what is created, applied or patched, and answers as one does."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, dict[str, Any]] = {}
+        self.lock, self.version = threading.Lock(), 0
+
+    def ask(self, method: str, path: str, body: Any = None, *, as_: str = "", **query: Any) -> dict[str, Any]:
+        with self.lock:
+            return self.answer(method, path, body, query)
+
+    def answer(self, method: str, path: str, body: Any, query: dict[str, Any]) -> dict[str, Any]:
+        if method == "GET" and "limit" in query:
+            items = [one for where, one in self.kept.items() if where.startswith(f"{path}/")]
+            return {"items": items, "metadata": {"resourceVersion": str(self.version)}}
+        if method == "POST":
+            where = f"{path}/{body['metadata']['name']}"
+            if where in self.kept:
+                raise AnsweredError(STALE, "there already")
+            return self.keep(where, {**body, "metadata": {**body["metadata"], "uid": where, "generation": 1}})
+        if path not in self.kept:
+            raise AnsweredError(NOT_FOUND, "none")
+        return self.kept.pop(path) if method == "DELETE" else self.kept[path]
+
+    def apply(self, body: dict[str, Any], manager: str) -> dict[str, Any]:
+        with self.lock:
+            about = body["metadata"]
+            path = path_of(body["apiVersion"], plural_of(body["kind"]), about["namespace"], about["name"])
+            return self.keep(path, body)
+
+    def put_status(self, kind: Any, body: dict[str, Any], status: Any) -> None:
+        with self.lock:
+            where = path_of("sftriage.dev/v1alpha1", kind.plural, "ml", body["metadata"]["name"])
+            if where not in self.kept:
+                raise AnsweredError(NOT_FOUND, "none")
+            self.keep(where, {**self.kept[where], "status": status})
+
+    def keep(self, where: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        self.kept[where] = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+        return self.kept[where]

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, plural_of
 from sftriage.kube.controllers import Controllers, JobPods, PodSeen, _deployed, pod_seen
 from sftriage.kube.deploying import ControllerSettings
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.settings import InjectionSettings
+from tests.unit.kube.objects import KeptObjects
 
 JOB = JobRef("job", "pretraining", "ml")
 INJECTED = {"sftriage.dev/job-id": JOB.job_id, "sftriage.dev/status": "injected"}
@@ -56,40 +56,22 @@ def test_how_a_job_s_pods_stand(case):
     assert (found.count, found.watched, f"{now.status} {now.reason}") == (2, watched, told)
 
 
-class Server:
-    """A server that has some pods; what is made is kept, and watches say nothing."""
+class Server(KeptObjects):
+    """A server that has some pods, and a job; watches say nothing."""
 
     def __init__(self, pods) -> None:
-        self.pods, self.kept, self.ended = pods, {}, threading.Event()
+        super().__init__()
+        self.pods, self.ended = pods, threading.Event()
 
-    def ask(self, method, path, body=None, *, as_="", **query):
-        if method == "GET" and "limit" in query:
-            items = self.pods if path == "/api/v1/pods" else []
-            return {"items": items, "metadata": {"resourceVersion": "1"}}
-        if method == "GET":
-            if path.endswith("/jobs/pretraining"):
-                return {"metadata": {"uid": "7d"}}
-            if path not in self.kept:
-                raise AnsweredError(NOT_FOUND, "none")
-            return self.kept[path]
-        if method == "DELETE":
-            if self.kept.pop(path, None) is None:
-                raise AnsweredError(NOT_FOUND, "none")
-            return {}
-        where = f"{path}/{body['metadata']['name']}"
-        if where in self.kept:
-            raise AnsweredError(STALE, "there already")
-        self.kept[where] = body
-        return body
-
-    def apply(self, body, manager):
-        self.kept[f"{plural_of(body['kind'])}/{body['metadata']['name']}"] = body
+    def answer(self, method, path, body, query):
+        if path == "/api/v1/pods":
+            return {"items": self.pods, "metadata": {"resourceVersion": "1"}}
+        if path.endswith("/jobs/pretraining"):
+            return {"metadata": {"uid": "7d"}}
+        return super().answer(method, path, body, query)
 
     def list(self, kind, namespace):
         return []
-
-    def put_status(self, kind, body, status):
-        body["status"] = status
 
     def watch(self, path, seconds, **query):
         self.ended.wait(20.0)

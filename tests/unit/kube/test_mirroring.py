@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 
@@ -13,56 +12,43 @@ from sftriage.decisions import CaptureResult, ManualRequest
 from sftriage.errors import ClusterError
 from sftriage.events import CaptureChanged, ManualRequestDecided
 from sftriage.kube import client, mirroring
-from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, plural_of
+from sftriage.kube.client import STALE, AnsweredError
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.mirroring import Mirror
 from sftriage.runs.requests import left
 from tests.scenario import Recorder, decision, request_of, verdict
+from tests.unit.kube.objects import KeptObjects
 
 JOB = JobRef("jobset", "resnet", "ml")
 DEADLINE_S = 20.0
 
 
-class Server:
-    """A server that keeps what it is given, is away when it is told to, and refuses some writes as too late."""
+class Server(KeptObjects):
+    """A server that is away when it is told to, and refuses some writes as too late."""
 
     def __init__(self) -> None:
-        self.kept, self.lock, self.version = {}, threading.Lock(), 0
+        super().__init__()
         self.away, self.refused, self.stale = False, 0, Counter()
         self.made, self.looks = Counter(), 0
 
-    def ask(self, method, path, body=None, **query):
-        with self.lock:
-            self._check()
-            if method == "GET" and "limit" in query:
-                items = [one for where, one in self.kept.items() if where.startswith(f"{path}/")]
-                return {"items": items, "metadata": {"resourceVersion": str(self.version)}}
-            if method == "GET":
-                self.looks += "triagereports" in path
-                if path not in self.kept:
-                    raise AnsweredError(NOT_FOUND, "none")
-                return self.kept[path]
-            where = f"{path}/{body['metadata']['name']}"
-            if where in self.kept:
-                raise AnsweredError(STALE, "there already")
+    def answer(self, method, path, body, query):
+        self._check()
+        self.looks += method == "GET" and "limit" not in query and "triagereports" in path
+        found = super().answer(method, path, body, query)
+        if method == "POST":
             self.made[body["kind"]] += 1
-            return self._keep(where, {**body, "metadata": {**body["metadata"], "uid": where, "generation": 1}})
+        return found
 
     def apply(self, body, manager):
-        with self.lock:
-            self._check()
-            return self._keep(f"/api/v1/namespaces/ml/{plural_of(body['kind'])}/{body['metadata']['name']}", dict(body))
+        self._check()
+        return super().apply(body, manager)
 
     def put_status(self, kind, body, status):
-        with self.lock:
-            self._check()
-            if self.stale[kind.kind]:
-                self.stale[kind.kind] -= 1
-                raise AnsweredError(STALE, "modified")
-            where = f"/apis/sftriage.dev/v1alpha1/namespaces/ml/{kind.plural}/{body['metadata']['name']}"
-            if where not in self.kept:
-                raise AnsweredError(NOT_FOUND, "none")
-            self._keep(where, {**self.kept[where], "status": status})
+        self._check()
+        if self.stale[kind.kind]:
+            self.stale[kind.kind] -= 1
+            raise AnsweredError(STALE, "modified")
+        super().put_status(kind, body, status)
 
     def watch(self, path, seconds, **query):
         time.sleep(0.01)
@@ -74,7 +60,7 @@ class Server:
         with self.lock:
             about = {**body["metadata"], "namespace": "ml"}
             where = f"/apis/sftriage.dev/v1alpha1/namespaces/ml/tracecaptures/{about['name']}"
-            self._keep(where, {**body, "metadata": about})
+            self.keep(where, {**body, "metadata": about})
 
     def drop(self, name):
         with self.lock:
@@ -83,11 +69,6 @@ class Server:
     def of(self, plural):
         with self.lock:
             return [one for where, one in self.kept.items() if f"/{plural}/" in where]
-
-    def _keep(self, where, body):
-        self.version += 1
-        self.kept[where] = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
-        return self.kept[where]
 
     def _check(self):
         if self.away:

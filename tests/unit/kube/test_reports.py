@@ -101,18 +101,8 @@ def test_a_slow_job_is_reported_whole():
 def test_a_straggler_that_stays_is_reported_with_what_would_help_and_what_was_done():
     # GIVEN a rank that is named in one window after the other, and a remedy that was kept
     slow = [row(50 + 10 * n, "suspect", "throttle", "overhead_budget", onset=60) for n in range(6)]
-    kept = RemedyChanged(
-        time_s=1.0,
-        attempt=0,
-        step=90,
-        remedy="stragglar",
-        state="kept",
-        reason="helps",
-        rank=2,
-        who="rank 2",
-        where="data",
-        numbers={"on_s": 0.28, "off_s": 0.33, "saves_s": 0.05, "error_s": 0.002},
-    )
+    saved = {"on_s": 0.28, "off_s": 0.33, "saves_s": 0.05, "error_s": 0.002}
+    kept = RemedyChanged(1.0, 0, 90, "stragglar", "kept", "helps", 2, "rank 2", "data", numbers=saved)
     # (and of another group of ranks, no more than advice)
     advised = msgspec.structs.replace(kept, switch="other", state="advised", reason="not_allowed", rank=1, numbers={})
     status, plain = status_of(view(*slow, notes=(kept, advised)))

@@ -266,18 +266,12 @@ def test_closing_takes_no_longer_than_it_may(make, hook, caplog, answer):
     assert "2 notices were not delivered" in caplog.text
 
 
-def test_closing_again_puts_the_end_off_no_further(make, hook):
-    webhooks = make()
+def test_closing_starts_nothing_and_again_puts_the_end_off_no_further(make):
+    before, webhooks = threading.active_count(), make()
     webhooks.close()
     end_s = webhooks.close_by_s
     webhooks.close()
-    assert webhooks.close_by_s == end_s
-
-
-def test_closing_what_never_had_anything_to_say_starts_nothing(make):
-    before = threading.active_count()
-    make().close()
-    assert threading.active_count() == before
+    assert (webhooks.close_by_s, threading.active_count()) == (end_s, before)
 
 
 def test_a_decision_that_cannot_be_written_out_does_not_end_the_others(make, hook, caplog):
@@ -490,18 +484,8 @@ def test_what_is_told_later_of_the_same_suspect_says_why_too(make, hook):
     assert hook.received.empty()
 
 
-REMEDY = RemedyChanged(
-    time_s=1_800_000_020.0,
-    attempt=0,
-    step=240,
-    remedy="stragglar",
-    state="kept",
-    reason="helps",
-    rank=2,
-    who="rank 2",
-    where="data",
-    numbers={"on_s": 0.28, "off_s": 0.33, "saves_s": 0.05, "error_s": 0.002},
-)
+SAVED = {"on_s": 0.28, "off_s": 0.33, "saves_s": 0.05, "error_s": 0.002}
+REMEDY = RemedyChanged(1_800_000_020.0, 0, 240, "stragglar", "kept", "helps", 2, "rank 2", "data", numbers=SAVED)
 
 
 def test_whoever_was_told_of_a_straggler_is_told_what_is_done_about_it(make, hook):
