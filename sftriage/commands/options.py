@@ -106,8 +106,8 @@ class HubChoice:
         Path | None,
         option(
             "--creds FILE",
-            "What lets us in there: USER:PASSWORD, a token, the seed of an nkey, or what nsc or sftriage hub "
-            "account makes. By default the host of --hub makes a password, in a file under sftriage-runs.",
+            "Credentials: USER:PASSWORD, a token, the seed of an nkey, a .creds file of nsc, or a directory of such "
+            "files. By default the host of --hub makes a password, in a file under sftriage-runs.",
             False,
         ),
     ] = None
