@@ -15,9 +15,9 @@ from sftriage.words.amounts import counted, place
 if TYPE_CHECKING:
     from sftriage.runtime.controlling import JobController
     from sftriage.runtime.local import Keeping, LocalRun, TakeOver
-    from sftriage.sinks.exposition import Endpoint
     from sftriage.sinks.metering import Metering
     from sftriage.sinks.terminal import Reporter
+    from sftriage.web.metrics import MetricsEndpoint
 
     TriagedJob = LocalRun | TakeOver | JobController
 
@@ -140,12 +140,13 @@ class MetricsOptions:
             raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
         from sftriage.sinks.metering import Metering
 
-        def listen() -> Endpoint:
+        def listen() -> MetricsEndpoint:
+            from sftriage.web import metrics
             from sftriage.web.access import Access, token_of
-            from sftriage.web.metrics import MetricsEndpoint
 
             advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
-            return MetricsEndpoint(host, port or 0, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
+            access = Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice)
+            return metrics.MetricsEndpoint(host, port or 0, access)
 
         made = None if port is None else listen
         return Metering(made, self.metrics_file, self.metrics_per_rank, self.otel)

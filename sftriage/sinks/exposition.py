@@ -34,12 +34,6 @@ class Exposition(Protocol):
         """Let them go out once more, and end."""
 
 
-class Endpoint(Exposition, Protocol):
-    """Where metrics are served: made before the job starts, so that an address that cannot be had is said then."""
-
-    url: str
-
-
 class Exposed(Collector):
     """What an exposition collects, in place of the metrics themselves: with labels that every series bears.
 

@@ -20,7 +20,8 @@ from sftriage.sinks.stream import Sink
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    from sftriage.sinks.exposition import Endpoint, Exposition
+    from sftriage.sinks.exposition import Exposition
+    from sftriage.web.metrics import MetricsEndpoint
 
 _MULTIPROCESS = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -41,7 +42,7 @@ class Metering:
 
     def __init__(
         self,
-        listen: Callable[[], Endpoint] | None = None,
+        listen: Callable[[], MetricsEndpoint] | None = None,
         file: Path | None = None,
         per_rank: bool = False,
         otel: bool = False,
