@@ -153,7 +153,7 @@ def operate(
     except ImportError:
         raise UsageError("the operator needs kopf; install sftriage[k8s]") from None
     from sftriage.kube.deploying import ControllerSettings
-    from sftriage.kube.leading import Leader
+    from sftriage.kube.lease import Leader
 
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     # What kopf and asyncio say of a cluster that refuses is a page of their insides; the line above it says why.

@@ -11,7 +11,7 @@ from typing import Any
 
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, Places, is_token
-from sftriage.fleet.leading import Lease, make_places, taken_up
+from sftriage.fleet.lease import Lease, make_places, taken_up
 from sftriage.fleet.messages import Shipment
 from sftriage.fleet.wire import decode_shipment
 

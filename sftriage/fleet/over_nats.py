@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sftriage.decisions import Report, WantedCapture
-from sftriage.fleet.asking import Asking
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.groups import Groups
 from sftriage.fleet.hosts import Host, HostLook, Members, status_of_all
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.incoming import FETCH_S, Incoming, Message, Refusals
-from sftriage.fleet.leading import Lease
+from sftriage.fleet.lease import Lease
 from sftriage.fleet.messages import Block, Incarnation
+from sftriage.fleet.orders import CaptureOrders
 from sftriage.fleet.rows import Deduplicator, RowBuffer
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import decode_findings, encode
@@ -87,9 +87,11 @@ class NatsFleet:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._generations, self._note, self._keep = generations, note, keep
         self._noted, self._refusals = generations.changes, Refusals()
-        self._asking = Asking(hub, places, lease, self._place, self._holds, fetching, self._gone, clock, self._refusals)
+        self._orders = CaptureOrders(
+            hub, places, lease, self._place, self._holds, fetching, self._gone, clock, self._refusals
+        )
         self._hosts: dict[str, Host] = {}
-        self._incoming = Incoming(hub, places, lease, self._asking.write_again, clock, self._refusals)
+        self._incoming = Incoming(hub, places, lease, self._orders.write_again, clock, self._refusals)
         self._unsettled: deque[Message] = deque()
         self._rows = RowBuffer(SILENT_S + FETCH_S)
         self._dedup = Deduplicator()
@@ -113,7 +115,7 @@ class NatsFleet:
         One without which the job has started again is waited for no longer than it is to be heard of.
         """
         connected_s = self._hub.connected_s
-        if connected_s is None or self._asking.busy:
+        if connected_s is None or self._orders.busy:
             return False
         if not all_over(self._hosts, self._incoming.agents, self._generations, self._clock(), connected_s):
             self._called.clear()
@@ -157,13 +159,13 @@ class NatsFleet:
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """See `Fleet`. What nobody begins in time is called off, and what nobody ends is given up."""
         over = {agent: host.over for agent, host in self._hosts.items()}
-        self._asking.want(wanted, over, self._groups.wanted)
+        self._orders.want(wanted, over, self._groups.wanted)
         self._acknowledge()
 
     def reports(self) -> Sequence[Report]:
         """See `Fleet`: of each capture one that it has ended, and none after that."""
         self._take_in()
-        return self._asking.reports()
+        return self._orders.reports()
 
     def switches(self) -> Sequence[SwitchStatus]:
         """See `Fleet`: as their hosts have told last, those of which all hosts have."""
@@ -206,7 +208,7 @@ class NatsFleet:
 
     def close(self) -> None:
         """See `Fleet`: nothing is wanted any more; the lease is let go."""
-        self._asking.close(self._hosts)
+        self._orders.close(self._hosts)
         self._refusals.log_totals()
         self._lease.let_go()
         self._hub.close()
@@ -246,7 +248,7 @@ class NatsFleet:
             if shipment.switches is not None:
                 self._groups.heard(shipment.agent, shipment.switches, host.ranks)
             for report in shipment.reports:
-                self._asking.heard(report, message)
+                self._orders.heard(report, message)
             if message.rows:
                 host.waiting.append(message)
         if self._noted != self._generations.changes:

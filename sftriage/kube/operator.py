@@ -25,7 +25,7 @@ from sftriage.kube.controllers import GRACE_S, KEEP_S, Controllers
 from sftriage.kube.deploying import ControllerSettings
 from sftriage.kube.fields import Now, dated, status_of
 from sftriage.kube.jobs import JOB_LABEL, JobRef
-from sftriage.kube.leading import Leader
+from sftriage.kube.lease import Leader
 from sftriage.kube.mirrored import job_named
 from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Kind, StoredTrace
 from sftriage.kube.policies import standings

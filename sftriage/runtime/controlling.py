@@ -22,7 +22,7 @@ from sftriage.errors import UsageError
 from sftriage.fleet.generations import Generations, Known
 from sftriage.fleet.hosts import RollCall
 from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, LogLeader, Places
-from sftriage.fleet.leading import Leader, Lease, make_places, remove_places
+from sftriage.fleet.lease import Leader, Lease, make_places, remove_places
 from sftriage.fleet.messages import RunName
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.transfers import Fetching, taker

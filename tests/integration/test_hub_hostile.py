@@ -16,7 +16,7 @@ import pytest
 from sftriage import __version__
 from sftriage.decisions import CaptureResult, Report
 from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Places
-from sftriage.fleet.leading import make_places, taken_up
+from sftriage.fleet.lease import make_places, taken_up
 from sftriage.fleet.messages import Orders, RunName
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Fetching, taker

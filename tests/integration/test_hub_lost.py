@@ -14,7 +14,7 @@ from sftriage.agent.agent import Agent
 from sftriage.fleet import over_nats
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Places
-from sftriage.fleet.leading import Leader, Lease, make_places
+from sftriage.fleet.lease import Leader, Lease, make_places
 from sftriage.fleet.messages import Shipment
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.shipping import HostEnd

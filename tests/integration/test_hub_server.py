@@ -10,9 +10,9 @@ import subprocess
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.fleet import leading
+from sftriage.fleet import lease
 from sftriage.fleet.hub import Hub, HubAddress, HubError, Places
-from sftriage.fleet.leading import Leader, Lease
+from sftriage.fleet.lease import Leader, Lease
 from sftriage.runtime import hub_server
 from sftriage.runtime.hub_server import HubServer, listens_on, make_secret
 from sftriage.runtime.many_hosts import HubOptions, forget_hub, is_up, start_hub
@@ -216,8 +216,8 @@ def test_a_lease_that_goes_while_somebody_asks_whose_it_is_is_theirs(tmp_path, s
     from nats.js.errors import KeyNotFoundError
     from nats.js.kv import KeyValue
 
-    monkeypatch.setattr(leading, "TTL_S", 2.0)
-    monkeypatch.setattr(leading, "RENEW_S", 0.5)
+    monkeypatch.setattr(lease, "TTL_S", 2.0)
+    monkeypatch.setattr(lease, "RENEW_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = HubServer(("127.0.0.1", port), tmp_path / "nats", secret)

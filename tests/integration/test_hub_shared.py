@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, Places, agent_file
-from sftriage.fleet.leading import make_places
+from sftriage.fleet.lease import make_places
 from tests.integration.processes import wait_until
 from tests.integration.runs import captures
 from tests.integration.shared_nats import SharedNats

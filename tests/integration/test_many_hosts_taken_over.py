@@ -29,7 +29,7 @@ spec:
   detection: {window_steps: 20, stride_steps: 20, warmup_steps: 5}
   rules: [{name: none, match: {label: suspect, gain: ">= 99%"}}]
 """
-QUICK = "from sftriage.fleet import leading; leading.TTL_S, leading.RENEW_S = 3.0, 1.0"
+QUICK = "from sftriage.fleet import lease; lease.TTL_S, lease.RENEW_S = 3.0, 1.0"
 """A lease goes sooner than it would."""
 
 

@@ -12,7 +12,7 @@ from sftriage.mitigate.switch_state import Setting
 from sftriage.windows.shipped import ReadCounts
 from tests.disks import small_disk
 from tests.unit.fleet.shipments import group
-from tests.unit.fleet.test_asking import WANTED
+from tests.unit.fleet.test_orders import WANTED
 
 
 class Nowhere:

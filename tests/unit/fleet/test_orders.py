@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
-from sftriage.fleet.asking import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, Asking
 from sftriage.fleet.hub import Places
 from sftriage.fleet.incoming import Message, Refusals
+from sftriage.fleet.orders import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, CaptureOrders
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import decode_orders
 from sftriage.mitigate.switch_state import Setting
@@ -29,7 +29,7 @@ class Lease:
     epoch, lost = 7, ""
 
 
-class Asked(Asking):
+class Asked(CaptureOrders):
     """Captures that are asked of node-b, which has rank 3; `now_s` is the time."""
 
     def __init__(self, tmp_path):

@@ -16,7 +16,7 @@ import msgspec
 from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.incoming import Message, Refusals
-from sftriage.fleet.leading import Lease
+from sftriage.fleet.lease import Lease
 from sftriage.fleet.messages import Incarnation, Order, Orders
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import encode
@@ -54,7 +54,7 @@ class _Asked:
     ended: bool = False
 
 
-class Asking:
+class CaptureOrders:
     """The captures that are wanted, and what has become of them. The hub's thread writes the orders.
 
     Args:

@@ -6,7 +6,7 @@ import pytest
 
 from sftriage.errors import ClusterError
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError
-from sftriage.kube.leading import DURATION_S, Leader, Observed
+from sftriage.kube.lease import DURATION_S, Leader, Observed
 
 CASES = {
     "nobody holds it": ({}, 0.0, True),
