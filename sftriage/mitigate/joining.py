@@ -21,14 +21,6 @@ from sftriage.recorder.monitor import RINGS_ENV
 
 T = TypeVar("T")
 
-FORM = 2
-"""How ranks join, vote, and lay out what they share. It is another number with each release that changes any of that.
-
-Releases of different forms understand this much of each other: the first that a rank says is None, whether it is
-watched, and its form, its release, and what else belongs to that form. Where forms differ, the next is False, and all
-refuse. (It has the shape of what was said before there were forms: those who know of none refuse too.)
-"""
-
 
 def joined(
     as_before: str,
@@ -42,9 +34,9 @@ def joined(
     """This rank's end of a new file of the group; None where sftriage does not watch the job. On all ranks at once.
 
     Each host of the group has a file of its own, of the ranks there; those share it that have one directory of rings.
-    None on all ranks, with a warning that says what is ``as_before`` and what the remedy ``wants``, where it ``fits`` a
-    rank not, ranks are on several hosts and it does not work across these, a host has no file, or releases of sftriage
-    have different forms.
+    None on all ranks, with a warning that says what is ``as_before`` and what the remedy ``wants``, where a rank does
+    not fit (``fits``), ranks are on several hosts and it does not work across these, a host has no file, or releases of
+    sftriage differ.
     """
     group = group or dist.group.WORLD
     ranks = dist.get_process_group_ranks(group)
@@ -52,25 +44,20 @@ def joined(
     rings = Path(os.environ[RINGS_ENV]) if os.environ.get(RINGS_ENV) else None
     mine = _or_none(partial(_identity, rings)) if rings is not None and fits else None
     # (so that a group that has begun anew is another one on all of its hosts, with another name)
-    told_R = _of_all((None, rings is not None, (FORM, __version__, mine, secrets.token_hex(8))), group)
-    form_R = [words[0] for *_, words in told_R]
-    watched = [at for at, (_, is_watched, _) in enumerate(told_R) if is_watched and form_R[at] == FORM]
-    switch = None
-    if set(form_R) == {FORM}:
-        _, _, host_R, token_R = zip(*(words for *_, words in told_R), strict=True)
-        is_multi_host = len(set(host_R)) > 1
-        if rings is not None and None not in host_R and (multi_host or not is_multi_host):
-            here = [at for at, host in enumerate(host_R) if host == mine]
-            parts: dict[str, Any] = {"group": f"ranks-{ranks[0]}.{token_R[0]}", "here": here} if is_multi_host else {}
-            make = partial(make_switch, rings, ranks, microbatches, **parts)
-            name = _of_all(made.name if place == here[0] and (made := _or_none(make)) else "", group)[here[0]]
-            kind = MultiHostSwitch if is_multi_host else Switch
-            switch = _or_none(partial(kind, rings / name, place)) if name else None
-    else:
-        releases = {words[1] if isinstance(words, tuple) else "an older one" for *_, words in told_R}
-        wants = f"their ranks have releases of sftriage that do not go together: {', '.join(sorted(releases))}"
+    everything = _of_all((__version__, rings is not None, mine, secrets.token_hex(8)), group)
+    release_R, watched_R, host_R, token_R = zip(*everything, strict=True)
+    switch, is_multi_host = None, len(set(host_R)) > 1
+    if len(set(release_R)) > 1:
+        wants = f"their ranks have releases of sftriage that do not go together: {', '.join(sorted(set(release_R)))}"
+    elif rings is not None and None not in host_R and (multi_host or not is_multi_host):
+        here = [at for at, host in enumerate(host_R) if host == mine]
+        parts: dict[str, Any] = {"group": f"ranks-{ranks[0]}.{token_R[0]}", "here": here} if is_multi_host else {}
+        make = partial(make_switch, rings, ranks, microbatches, **parts)
+        name = _of_all(made.name if place == here[0] and (made := _or_none(make)) else "", group)[here[0]]
+        kind = MultiHostSwitch if is_multi_host else Switch
+        switch = _or_none(partial(kind, rings / name, place)) if name else None
     if not all(_of_all(switch is not None, group)):
-        if place == next(iter(watched), None):
+        if True in watched_R and place == watched_R.index(True):
             warn("%s: %s", as_before, wants)
         return None
     return switch

@@ -319,8 +319,6 @@ class Manifest(DocumentModel):
         Raises:
             InputError: not a manifest; `UnknownVersionError` if it is one of another version.
         """
-        if len(data) > MAX_MANIFEST_BYTES:
-            raise InputError(f"{source}: larger than {MAX_MANIFEST_BYTES // 2**20} MiB, which no manifest is")
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:

@@ -32,7 +32,7 @@ from sftriage.base.process import locked
 from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
 from sftriage.traces.documents import first_problem
 from sftriage.traces.files import chunks, copy, copy_verified, gzipped
-from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
+from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.stores import (
     PIN_NAME,
     WHOLE,
@@ -135,7 +135,7 @@ class LocalStore(Store):
         directory = self._directory(capture_id)
         path = directory / MANIFEST_NAME
         with regular(path, InputError) as file:
-            manifest = Manifest.from_json(file.read(MAX_MANIFEST_BYTES + 1), str(path))
+            manifest = Manifest.from_json(file.read(), str(path))
         if manifest.capture_id != capture_id:
             raise InputError(f"{path}: is the manifest of {manifest.capture_id}")
         for artefact in manifest.artefacts:

@@ -20,16 +20,14 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, ValidationError
 
-from sftriage.base.files import refusing, regular, sync_directory, write_atomically
+from sftriage.base.files import refusing, sync_directory, write_atomically
 from sftriage.base.process import is_locked, locked
-from sftriage.errors import InputError
 from sftriage.traces.documents import CONTROL, DocumentModel, Sentence, text
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest, Sha256
 from sftriage.traces.stores import PIN_NAME
 
 UPLOAD_NAME: Final = "upload.json"
 REMOVING: Final = ".removing-"
-_MAX_UPLOAD_BYTES = 64 * 1024
 _LOCK_S = 0.1  # (somebody may only be asking whether it is held)
 
 Signature = tuple[object, object]
@@ -68,9 +66,8 @@ class Removal:
 def read_upload(directory: Path) -> Upload | None:
     """How far the capture in a directory is; None where nothing has begun, or what is noted makes no sense."""
     try:
-        with regular(directory / UPLOAD_NAME, InputError) as file:
-            return Upload.model_validate_json(file.read(_MAX_UPLOAD_BYTES))
-    except (InputError, OSError, ValidationError):
+        return Upload.model_validate_json((directory / UPLOAD_NAME).read_bytes())
+    except (OSError, ValidationError):
         return None
 
 

@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -230,25 +229,18 @@ def hooked() -> None:
     assert "called once" in said[1]
 
 
-def releases(other: str) -> None:
-    """A rank has a release of another form: no rank takes the hook in, who knows of forms says so, training goes on."""
+def releases() -> None:
+    """A rank has another release: no rank takes the hook in, the first says so, training goes on."""
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
     said, rank = warnings(), dist.get_rank()
     model = DistributedDataParallel(nn.Linear(8, 8))
-    if rank == 1 and other == "before":
-        # (what it exchanged: who shares its rings, whether it is watched, a word for the name; and whether it is in)
-        told_R = joining._of_all((("boot", 1, 2), True, "0123456789abcdef"), None)
-        assert None in [host for host, *_ in told_R]
-        assert [watched for _, watched, _ in told_R] == [True] * 3
-        assert joining._of_all(False, None) == [False] * 3
-    else:
-        joining.FORM += rank == 1
-        assert attach(model, timedelta(seconds=LOST_TIMEOUT_S)) is None
+    joining.__version__ += ".1" * (rank == 1)
+    assert attach(model, timedelta(seconds=LOST_TIMEOUT_S)) is None
     for _ in range(3):
         model(torch.ones(8)).sum().backward()
-    assert len(said) == (rank == 0 or (rank == 1 and other == "later"))
+    assert len(said) == (rank == 0)
     assert all(one.startswith("sftriage: gradients are reduced as before: ") for one in said)
     assert all("do not go together" in one for one in said)
     assert not list(Path(os.environ["SFTRIAGE_RINGS"]).glob("*.switch"))
@@ -265,7 +257,7 @@ if __name__ == "__main__":
     elif what in LOST:
         lost(LOST[what])
     else:
-        {"sums": sums, "groups": groups, "ddp": ddp, "hooked": hooked}.get(what, partial(releases, what))()
+        {"sums": sums, "groups": groups, "ddp": ddp, "hooked": hooked, "releases": releases}[what]()
         dist.barrier()
         sys.stdout.write("right\n")
         sys.stdout.flush()

@@ -7,7 +7,7 @@ import pytest
 
 from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import InputError
-from sftriage.traces.manifest import MAX_MANIFEST_BYTES, CaptureInfo, Manifest, UnknownVersionError, may_contain
+from sftriage.traces.manifest import CaptureInfo, Manifest, UnknownVersionError, may_contain
 
 
 def changed(manifest: Manifest, path: str, value: Any) -> bytes:
@@ -98,12 +98,11 @@ def test_what_is_no_manifest_is_refused(data):
         Manifest.from_json(data, "m")
 
 
-def test_a_huge_file_and_two_artefacts_of_one_name_are_refused(make_manifest):
+def test_two_artefacts_of_one_name_are_refused(make_manifest):
     manifest = make_manifest("c-1")
     twice = manifest.model_copy(update={"artefacts": manifest.artefacts * 2})
-    for data, said in ((b"[" * (MAX_MANIFEST_BYTES + 1), "larger than 4 MiB"), (twice.to_json(), "of one name")):
-        with pytest.raises(InputError, match=said):
-            Manifest.from_json(data, "m")
+    with pytest.raises(InputError, match="of one name"):
+        Manifest.from_json(twice.to_json(), "m")
 
 
 def test_an_artefact_is_looked_up_by_name(make_manifest):
