@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError
-from sftriage.whatif.graph import AnyFloat, FloatArray, Graph, IndexArray, latest_begins
+from sftriage.whatif.graph import AnyFloat, IndexArray, latest_begins
 from sftriage.whatif.operations import Operations
 from sftriage.whatif.pipeline import OPTIMIZER, TYPES, Op, pipeline_graph
 
@@ -85,13 +85,17 @@ def arranged(rows: Rows) -> Operations:
     flat_E = (place_K[op_E] * n_whole + column_N[step_E]) * n_dps + dp_E
     if not whole_N.all():
         kept_E = whole_N[step_E]
-        flat_E, rows = flat_E[kept_E], _some(rows, kept_E)
-    start_TNW, duration_TNW = (
-        _laid_out(values, flat_E, (n_ops, n_whole, n_dps)) for values in (rows.start_E, rows.duration_E)
-    )
-    at_T = np.empty(n_ops * n_whole * n_dps, dtype=np.intp)
-    at_T[flat_E] = np.arange(len(flat_E))
-    at_T = at_T.reshape(n_ops, n_whole, n_dps)[:, 0, 0]
+        there = {name: getattr(rows, name) for name in Rows.__slots__ if name != "optypes"}
+        kept = {name: values[kept_E] for name, values in there.items() if values is not None}
+        flat_E, rows = flat_E[kept_E], Rows(rows.optypes, **kept)
+
+    def laid_out(values_E: NDArray[Any]) -> NDArray[Any]:
+        laid = np.empty((n_ops, n_whole, n_dps), dtype=values_E.dtype)
+        laid.ravel()[flat_E] = values_E
+        return laid
+
+    start_TNW, duration_TNW = laid_out(rows.start_E), laid_out(rows.duration_E)
+    at_T = laid_out(np.arange(len(flat_E)))[:, 0, 0]
     return _operations(rows, at_T, steps[whole_N], dps, start_TNW, duration_TNW, int(n_steps - n_whole))
 
 
@@ -149,17 +153,6 @@ def _usual(
     return np.flatnonzero(sets[usual]), whole_N
 
 
-def _some(rows: Rows, kept_E: NDArray[np.bool_]) -> Rows:
-    there = {name: getattr(rows, name) for name in Rows.__slots__ if name != "optypes"}
-    return Rows(rows.optypes, **{name: values[kept_E] for name, values in there.items() if values is not None})
-
-
-def _laid_out(values_E: AnyFloat, flat_E: IndexArray, shape: tuple[int, int, int]) -> AnyFloat:
-    laid = np.empty(shape, dtype=values_E.dtype)
-    laid.ravel()[flat_E] = values_E
-    return laid
-
-
 def _operations(
     rows: Rows,
     at_T: IndexArray,
@@ -186,6 +179,11 @@ def _operations(
         for index, (name, at) in enumerate(zip(names, at_T, strict=True))
     ]
     graph = pipeline_graph(ops)
+    # A transfer ends its own work after the last of its group began.
+    work_TNW = end_TNW - latest_begins(graph, start_TNW)
+    work_TNW[work_TNW <= -CLOCK_ERROR_S] = 0
+    alone_T = graph.group_T < 0
+    work_TNW[alone_T] = duration_TNW[alone_T]
     types = [one for one in TYPES.values() if one.name in names]
     index_of = {one.name: index for index, one in enumerate(types)}
     final = OPTIMIZER if OPTIMIZER in names else None
@@ -193,17 +191,16 @@ def _operations(
         graph=graph,
         types=tuple(types),
         type_T=np.array([index_of[name] for name in names], dtype=np.intp),
-        work_TNW=_by_themselves(graph, start_TNW, end_TNW, duration_TNW),
+        work_TNW=work_TNW,
         dp_TW=dps[None, :].astype(np.intp),
         pp_TW=rows.pp_E[at_T][:, None].astype(np.intp),
         steps=tuple(steps.tolist()),
-        measured_N=_measured(start_TNW, end_TNW),
+        measured_N=np.asarray(end_TNW.max(axis=(0, 2)) - start_TNW.min(axis=(0, 2)), dtype=np.float64),
         chunk_T=rows.chunk_E[at_T],
         microbatch_T=rows.microbatch_E[at_T],
         final_T=np.array([final is None or name == final for name in names]),
         notes=(f"{n_left_out} of {n_left_out + len(steps)} steps left out: not all operations are there",)
-        if n_left_out
-        else (),
+        * bool(n_left_out),
         ranks=_ranks(rows),
     )
 
@@ -215,16 +212,3 @@ def _ranks(rows: Rows) -> dict[tuple[int, int], int]:
     worker_E = rows.dp_E.astype(np.intp) * n_stages + rows.pp_E
     workers, at = np.unique(worker_E, return_index=True)
     return {divmod(int(worker), n_stages): int(rank) for worker, rank in zip(workers, rows.rank_E[at], strict=True)}
-
-
-def _by_themselves(graph: Graph, start_TNW: AnyFloat, end_TNW: AnyFloat, duration_TNW: AnyFloat) -> AnyFloat:
-    """What each operation takes by itself: a transfer ends that much after the last of its group began."""
-    transfer_TNW = end_TNW - latest_begins(graph, start_TNW)
-    transfer_TNW[transfer_TNW <= -CLOCK_ERROR_S] = 0
-    grouped_T = graph.group_T >= 0
-    transfer_TNW[~grouped_T] = duration_TNW[~grouped_T]
-    return transfer_TNW
-
-
-def _measured(start_TNW: AnyFloat, end_TNW: AnyFloat) -> FloatArray:
-    return np.asarray(end_TNW.max(axis=(0, 2)) - start_TNW.min(axis=(0, 2)), dtype=np.float64)

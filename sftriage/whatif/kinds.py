@@ -271,17 +271,11 @@ def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, 
 
 def _transfers(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     for code, mixed in SYNCS.items():
-        indices = [at for at, one in enumerate(operations.types) if one.communication and one.mixed == mixed]
-        if indices:
-            yield from _slow_syncs(operations, found, code, indices)
-
-
-def _slow_syncs(operations: Operations, found: Slowdown, code: Code, indices: list[int]) -> Iterator[_Candidate]:
-    of_communication = operations.of_types(*indices)
-    share = mended(operations, found, of_communication).share
-    if share >= MIN_SHARE:
-        parts = {operations.types[index].part for index in indices}
-        slowdowns = {part: slowdown for part, slowdown in found.by_part.items() if part in parts}
-        worst = max(slowdowns, key=lambda part: slowdowns[part])
-        kind = Kind(code, share, {"slowdown": slowdowns[worst]}, part=worst)
-        yield _Candidate(kind, operations.at_ideal(of_communication))
+        types = {at: one for at, one in enumerate(operations.types) if one.communication and one.mixed == mixed}
+        of_communication = operations.of_types(*types)
+        share = mended(operations, found, of_communication).share if types else 0.0
+        if share >= MIN_SHARE:
+            slowdowns = {one.part: found.by_part[one.part] for one in types.values()}
+            worst = max(slowdowns, key=lambda part: slowdowns[part])
+            kind = Kind(code, share, {"slowdown": slowdowns[worst]}, part=worst)
+            yield _Candidate(kind, operations.at_ideal(of_communication))

@@ -107,13 +107,28 @@ def slowdown_of(operations: Operations) -> Slowdown:
     found = Slowdown(operations.steps, operations.measured_N, replayed_N, ideal_s)
     if not found.s >= MIN_SLOWDOWN:
         return found
+    parts: dict[str, list[int]] = {}
+    for index, of_type in enumerate(operations.types):
+        parts.setdefault(of_type.part, []).append(index)
+
+    def only(kept_TW: BoolArray) -> FloatArray:
+        return operations.replay(kept_TW).finish_N / ideal_s
+
+    if operations.dp_TW.shape[0] == 1:
+        alone_NW = operations.each_column_alone() / ideal_s
+        by_dp_N = {int(dp): alone_NW[:, column] for column, dp in enumerate(operations.dp_TW[0])}
+    else:
+        by_dp_N = {dp: only(operations.dp_TW == dp) for dp in operations.dp_ranks}
     found = replace(
         found,
-        by_part_N={part: step_N / found.ideal_s for part, step_N in _by_part(operations).items()},
-        by_dp_N={dp: step_N / found.ideal_s for dp, step_N in _by_dp(operations).items()},
-        by_pp_N={pp: step_N / found.ideal_s for pp, step_N in _by_pp(operations).items()},
+        by_part_N={part: only(operations.of_types(*indices)) for part, indices in parts.items()},
+        by_dp_N=by_dp_N,
+        by_pp_N={pp: only(operations.pp_TW == pp) for pp in operations.pp_ranks},
     )
-    worst = _worst(found.by_worker())
+    by_worker = found.by_worker()
+    # Of equals the first: global ranks go through all of one stage, and to the next.
+    slowest = sorted(by_worker, key=lambda worker: -by_worker[worker])
+    worst = tuple(slowest[: ceil(len(by_worker) * WORST_PERCENT / 100)])
     return replace(
         found,
         worst=worst,
@@ -135,27 +150,3 @@ def replaced(operations: Operations, found: Slowdown, work_TNW: FloatArray) -> F
 def _fix(found: Slowdown, step_N: FloatArray) -> Fix:
     step_s = float(step_N.mean())
     return Fix(step_s, (float(found.replayed_N.mean()) - step_s) / found.lost_s)
-
-
-def _by_dp(operations: Operations) -> dict[int, FloatArray]:
-    if operations.dp_TW.shape[0] == 1:
-        alone_NW = operations.each_column_alone()
-        return {int(dp): alone_NW[:, column] for column, dp in enumerate(operations.dp_TW[0])}
-    return {dp: operations.replay(operations.dp_TW == dp).finish_N for dp in operations.dp_ranks}
-
-
-def _by_pp(operations: Operations) -> dict[int, FloatArray]:
-    return {pp: operations.replay(operations.pp_TW == pp).finish_N for pp in operations.pp_ranks}
-
-
-def _by_part(operations: Operations) -> dict[str, FloatArray]:
-    parts: dict[str, list[int]] = {}
-    for index, of_type in enumerate(operations.types):
-        parts.setdefault(of_type.part, []).append(index)
-    return {part: operations.replay(operations.of_types(*indices)).finish_N for part, indices in parts.items()}
-
-
-def _worst(by_worker: dict[tuple[int, int], float]) -> tuple[tuple[int, int], ...]:
-    """The slowest of the workers; of equals the first: global ranks go through all of one stage, and to the next."""
-    slowest = sorted(by_worker, key=lambda worker: -by_worker[worker])
-    return tuple(slowest[: ceil(len(by_worker) * WORST_PERCENT / 100)])
