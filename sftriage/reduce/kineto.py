@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import IO, Any, Final
 
 import msgspec
@@ -75,7 +74,6 @@ class _Event(msgspec.Struct, gc=False):
 
 
 _EVENTS = msgspec.json.Decoder(list[_Event])
-_EVENT = msgspec.json.Decoder(_Event)
 
 
 def read_kineto(stream: IO[bytes], source: str) -> Trace:
@@ -103,18 +101,17 @@ def _kind(category: str | None) -> int:
     return RUNTIME if name.endswith(("_runtime", "_driver")) else KINDS.get(name, IGNORED)
 
 
-def _track(columns: Columns, written: tuple[object, object]) -> int:
-    process, thread = (str(part)[:_LONG] for part in written)
-    return columns.track_id(process, thread)
-
-
 class _Kineto:
     def __init__(self, source: str) -> None:
         self._source = source
         self._columns, self._halves = Columns(source), Columns(source)
         self.values: dict[str, Any] = dict.fromkeys((_BASE, _DISTRIBUTED, _JOB, _CAPTURE_ID))
-        self._kinds, self._tracks = _Numbers(_kind), _Numbers(partial(_track, self._columns))
+        self._kinds, self._tracks = _Numbers(_kind), _Numbers(self._track)
         self._n_events = self._n_impossible = 0
+
+    def _track(self, written: tuple[object, object]) -> int:
+        process, thread = (str(part)[:_LONG] for part in written)
+        return self._columns.track_id(process, thread)
 
     def events(self, piece: bytes) -> None:
         self._take(_EVENTS.decode(piece))

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import msgspec
+from msgspec import Meta, Struct
 
 from sftriage.errors import InputError
 from sftriage.sampling.stacks import USED
-from sftriage.traces.documents import CONTROL, first_problem
+from sftriage.traces.documents import CONTROL
+from sftriage.traces.jsonstream import UNDECODABLE
 
 MAX_FILE_BYTES = 256 * 2**20
 
@@ -130,38 +132,36 @@ def samples_in(data: bytes, source: str) -> StackSamples:
     if len(data) > MAX_FILE_BYTES:
         raise InputError(f"{source}: over {MAX_FILE_BYTES} bytes of stacks")
     try:
-        return _Document.model_validate_json(data).samples()
-    except ValidationError as error:
-        raise InputError(f"{source}: not sampled stacks: {first_problem(error)}") from None
+        document = msgspec.json.decode(data, type=_Document)
+        document.check()
+    except (*UNDECODABLE, ValueError) as error:
+        raise InputError(f"{source}: not sampled stacks: {_clean(str(error))}") from None
+    return document.samples()
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+Whole = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 
 
-Whole = Annotated[int, Field(ge=-1, lt=2**63)]
-
-
-class _Frame(_Model):
+class _Frame(Struct):
     name: str
     file: str
     line: Whole
 
 
-class _Shared(_Model):
+class _Shared(Struct):
     frames: tuple[_Frame, ...]
 
 
-class _Profile(_Model):
+class _Profile(Struct):
     name: str
-    samples: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
+    samples: tuple[tuple[Annotated[int, Meta(ge=0)], ...], ...]
 
 
-class _Thread(_Model):
+class _Thread(Struct):
     run_ns: tuple[Whole, ...]
     waited_ns: tuple[Whole, ...]
-    # (a file of before has none, nor have other threads than the first)
-    waits_in: tuple[Annotated[str, Field(max_length=100)], ...] = ()
+    # (of the training thread alone)
+    waits_in: tuple[Annotated[str, Meta(max_length=100)], ...] = ()
     collected_ns: tuple[Whole, ...] = ()
     minor_faults: tuple[Whole, ...] = ()
     major_faults: tuple[Whole, ...] = ()
@@ -172,10 +172,10 @@ class _Thread(_Model):
         return {name: column for name in USED if (column := getattr(self, name))}
 
 
-class _Rows(_Model):
-    period_s: Annotated[float, Field(gt=0, lt=3600)]
+class _Rows(Struct, kw_only=True):
+    period_s: Annotated[float, Meta(gt=0, lt=3600)]
     time_ns: tuple[Whole, ...]
-    threads: Annotated[tuple[_Thread, ...], Field(min_length=1)]
+    threads: Annotated[tuple[_Thread, ...], Meta(min_length=1)]
     sampler: _Thread
 
     def lengths(self) -> set[int]:
@@ -190,61 +190,57 @@ class _Rows(_Model):
             ThreadSamples(
                 _clean(profile.name),
                 tuple(stacks.setdefault(stack, stack) for stack in profile.samples),
-                thread.run_ns,
-                thread.waited_ns,
-                thread.waits_in,
-                thread.used,
+                *(thread.run_ns, thread.waited_ns, thread.waits_in, thread.used),
             )
             for profile, thread in zip(profiles, self.threads, strict=True)
         )
+
+    @property
+    def period_ns(self) -> int:
+        return int(self.period_s * 1e9)
 
     @property
     def sampling(self) -> ThreadSamples:
         return ThreadSamples("", (), self.sampler.run_ns, self.sampler.waited_ns)
 
 
-class _Worker(_Rows):
+class _Worker(_Rows, kw_only=True):
     worker: Whole
     pid: Whole
 
 
-class _NotSampled(_Model):
-    pid: Whole
+class _NotSampled(Struct):
     problem: str
 
 
-class _Columns(_Rows):
+class _Columns(_Rows, kw_only=True):
     schema_version: Literal[1]
     step: tuple[Whole, ...]
     stage: tuple[str, ...]
     since_ns: tuple[Whole, ...]
     source: tuple[str, ...]
-    # (a file of before has none of these)
     workers: tuple[_Worker, ...] = ()
     not_sampled: tuple[_NotSampled, ...] = ()
 
 
-class _Document(_Model):
+class _Document(Struct):
     shared: _Shared
-    profiles: Annotated[tuple[_Profile, ...], Field(min_length=1)]
+    profiles: Annotated[tuple[_Profile, ...], Meta(min_length=1)]
     sftriage: _Columns
 
-    @model_validator(mode="after")
-    def _fits(self) -> _Document:
+    def check(self) -> None:
         columns, n_frames = self.sftriage, len(self.shared.frames)
         if sum(len(one.threads) for one in (columns, *columns.workers)) != len(self.profiles):
             raise ValueError("threads of other profiles")
         lengths = {len(column) for column in (columns.step, columns.stage, columns.since_ns)}
         for rows, profiles in self._processes():
-            lengths |= rows.lengths() | {len(one.samples) for one in profiles}
-            if len(lengths) > 1:
+            if len(lengths | rows.lengths() | {len(one.samples) for one in profiles}) > 1:
                 raise ValueError("columns of unequal lengths")
             lengths = set()
         if len(columns.source) != n_frames:
             raise ValueError("lines of source for other frames")
         if any(number >= n_frames for one in self.profiles for stack in one.samples for number in stack):
             raise ValueError("a stack names a frame that is not there")
-        return self
 
     def _processes(self) -> Iterator[tuple[_Rows, Sequence[_Profile]]]:
         at = 0
@@ -279,7 +275,7 @@ class _Document(_Model):
                 )
                 for one, line in frames
             ),
-            period_ns=_ns(columns),
+            period_ns=columns.period_ns,
             time_ns_N=columns.time_ns,
             step_N=columns.step,
             stage_N=columns.stage,
@@ -288,15 +284,11 @@ class _Document(_Model):
             others=tuple(others),
             sampler=columns.sampling,
             workers=tuple(
-                WorkerSamples(one.worker, one.pid, _ns(one), one.time_ns, threads, one.sampling)
+                WorkerSamples(one.worker, one.pid, one.period_ns, one.time_ns, threads, one.sampling)
                 for one, threads in zip(columns.workers, theirs, strict=True)
             ),
             not_sampled=tuple(_clean(one.problem) for one in columns.not_sampled),
         )
-
-
-def _ns(rows: _Rows) -> int:
-    return int(rows.period_s * 1e9)
 
 
 def _clean(text: str) -> str:

@@ -43,50 +43,34 @@ def test_unknown_fields_are_ignored_and_an_unknown_version_is_refused(make_manif
             Manifest.from_json(other, "m")
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("schema_version", "1"),
-        ("schema_version", True),
-        ("capture_id", "../etc"),
-        ("capture_id", "a\n"),
-        ("capture_id", ""),
-        ("capture_id", "a" * 101),
-        ("capture_id", 7),
-        ("artefacts.0.name", "../../etc/passwd"),
-        ("artefacts.0.name", "manifest.json"),
-        ("artefacts.0.name", "a\x00b"),
-        ("artefacts.0.role", "virus"),
-        ("artefacts.0.size_bytes", -1),
-        ("artefacts.0.size_bytes", 2**63),
-        ("artefacts.0.size_bytes", "7"),
-        ("artefacts.0.sha256", "AB" * 32),
-        ("artefacts", []),
-        ("artefacts", {}),
-        ("job", "\x1b[2J"),
-        ("job", "j" * 2001),
-        ("created_at", "2027-01-15T08:00:00"),
-        ("created_at", "2027-01-15T08:00:00+02:00"),
-        ("created_at", 1_800_000_000),
-        ("trigger.label", "guilty"),
-        ("trigger.ranks", []),
-        ("trigger.ranks", [-1]),
-        ("trigger.ranks", [0.5]),
-        ("trigger.gain_s", float("nan")),
-        ("trigger.share", float("inf")),
-        ("trigger.stage", "s" * 32),
-        ("trigger.window", {"first_step": 9, "last_step": 8}),
-        ("trigger.window", None),
-        ("capture.rank", 8),
-        ("capture.steps", 6),
-        ("capture.first_step", 10**30),
-        ("capture.last_step", 159),
-        ("capture.world_size", 0),
-        ("capture.clock", {f"k{n}": 1 for n in range(65)}),
-        ("capture.timings_s", {"\x1b": 1.0}),
-        ("may_contain", None),
-    ],
-)
+HOSTILE = {
+    "schema_version": ["1", True],
+    "capture_id": ["../etc", "a\n", "", "a" * 101, 7],
+    "artefacts.0.name": ["../../etc/passwd", "manifest.json", "a\x00b"],
+    "artefacts.0.role": ["virus"],
+    "artefacts.0.size_bytes": [-1, 2**63, "7"],
+    "artefacts.0.sha256": ["AB" * 32],
+    "artefacts": [[], {}],
+    "job": ["\x1b[2J", "j" * 2001],
+    "created_at": ["2027-01-15T08:00:00", "2027-01-15T08:00:00+02:00", 1_800_000_000],
+    "trigger.label": ["guilty"],
+    "trigger.ranks": [[], [-1], [0.5]],
+    "trigger.gain_s": [float("nan")],
+    "trigger.share": [float("inf")],
+    "trigger.stage": ["s" * 32],
+    "trigger.window": [{"first_step": 9, "last_step": 8}, None],
+    "capture.rank": [8],
+    "capture.steps": [6],
+    "capture.first_step": [10**30],
+    "capture.last_step": [159],
+    "capture.world_size": [0],
+    "capture.clock": [{f"k{n}": 1 for n in range(65)}],
+    "capture.timings_s": [{"\x1b": 1.0}],
+    "may_contain": [None],
+}
+
+
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in HOSTILE.items() for value in values])
 def test_hostile_values_are_refused(path, value, make_manifest):
     with pytest.raises(InputError, match=r"^m: not a manifest: [^\x00-\x1f]+$"):
         Manifest.from_json(changed(make_manifest("c-1"), path, value), "m")

@@ -87,27 +87,8 @@ def decode(piece: bytes) -> None:
     msgspec.json.decode(piece)
 
 
-CLEAR = (
-    '"',
-    "{",
-    "}",
-    "[",
-    "]",
-    ",",
-    ":",
-    "\\",
-    "\\u12",
-    "C:\\new\\x.py",
-    "\t",
-    "\x01",
-    "é",
-    "\udce9",
-    "'",
-    "}]}",
-    '" ',
-)
-"""What is unescaped, and looks like no key."""
-
+# What is unescaped, and looks like no key; and what looks like one.
+CLEAR = (*'"{}[],:\\', "\\u12", "C:\\new\\x.py", "\t", "\x01", "é", "\udce9", "'", "}]}", '" ')
 LIKE_KEYS = (
     '", "n": 3',
     '", "pid": 3',

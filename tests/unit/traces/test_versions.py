@@ -52,24 +52,6 @@ def test_the_tables_are_those_of_their_version(tmp_path, store):
     assert described(tmp_path / "made.db") == described(tmp_path / "known.db")
 
 
-def test_a_catalogue_of_this_version_goes_on_with_what_it_has(tmp_path, store, put):
-    # GIVEN one with a capture that the store has no more, so that making it anew would lose it
-    Catalogue(made := tmp_path / "made.db", store).reindex()
-    path = tmp_path / "catalogue.db"
-    Catalogue(made, store).add(put("a"))
-    with sqlite3.connect(path) as connection:
-        connection.executescript(AS_OF_0001)
-        connection.execute("ATTACH ? AS made", (str(made),))
-        for table in ("sftriage_captures", "sftriage_stores"):
-            connection.execute(f"INSERT INTO {table} SELECT * FROM made.{table}")
-    store.remove("a")
-    # THEN it is found, and there is room for another
-    catalogue = Catalogue(path, store)
-    assert [row.capture_id for row in catalogue.find()] == ["a"]
-    catalogue.add(put("b", second=1))
-    assert [row.capture_id for row in catalogue.find()] == ["a", "b"]
-
-
 def test_one_of_another_version_is_refused_and_left_alone(tmp_path, store, put):
     path = tmp_path / "catalogue.db"
     put("a")
