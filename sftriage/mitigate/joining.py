@@ -42,9 +42,9 @@ def joined(
     ranks = dist.get_process_group_ranks(group)
     place = ranks.index(dist.get_rank())
     rings = Path(os.environ[RINGS_ENV]) if os.environ.get(RINGS_ENV) else None
-    mine = _or_none(partial(_identity, rings)) if rings is not None and fits else None
+    mine = _unless_refused(partial(_identity, rings)) if rings is not None and fits else None
     # (so that a group that has begun anew is another one on all of its hosts, with another name)
-    everything = _of_all((__version__, rings is not None, mine, secrets.token_hex(8)), group)
+    everything = _gathered((__version__, rings is not None, mine, secrets.token_hex(8)), group)
     release_R, watched_R, host_R, token_R = zip(*everything, strict=True)
     switch, is_multi_host = None, len(set(host_R)) > 1
     if len(set(release_R)) > 1:
@@ -53,17 +53,17 @@ def joined(
         here = [at for at, host in enumerate(host_R) if host == mine]
         parts: dict[str, Any] = {"group": f"ranks-{ranks[0]}.{token_R[0]}", "here": here} if is_multi_host else {}
         make = partial(make_switch, rings, ranks, microbatches, **parts)
-        name = _of_all(made.name if place == here[0] and (made := _or_none(make)) else "", group)[here[0]]
+        name = _gathered(made.name if place == here[0] and (made := _unless_refused(make)) else "", group)[here[0]]
         kind = MultiHostSwitch if is_multi_host else Switch
-        switch = _or_none(partial(kind, rings / name, place)) if name else None
-    if not all(_of_all(switch is not None, group)):
+        switch = _unless_refused(partial(kind, rings / name, place)) if name else None
+    if not all(_gathered(switch is not None, group)):
         if True in watched_R and place == watched_R.index(True):
             warn("%s: %s", as_before, wants)
         return None
     return switch
 
 
-def _of_all(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
+def _gathered(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
     said_R: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(said_R, mine, group=group)
     return said_R
@@ -75,7 +75,7 @@ def _identity(rings: Path) -> tuple[str, int, int]:
     return boot_id, found.st_dev, found.st_ino
 
 
-def _or_none(what: Callable[[], T]) -> T | None:
+def _unless_refused(what: Callable[[], T]) -> T | None:
     try:
         return what()
     except (OSError, RingError) as error:

@@ -154,12 +154,12 @@ class Loop:
 
     def _after_trial(self, trial: Trial, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
         switch = trial.of(now)
-        reason = _stops(trial, switch, now)
+        reason = _end_reason(trial, switch, now)
         if reason is not None:
             return self._undone(trial, now, reason)
         if trial.kept or switch is None:
             return self, None
-        trial = _gone_on(trial, switch, now)
+        trial = _advanced(trial, switch, now)
         if not (trial.is_over and len(trial.parts) == len(PARTS)):
             return self._with_trial(trial), None
         numbers = _effect(trial, now.step_s)
@@ -170,7 +170,7 @@ class Loop:
         return self._with_trial(replace(trial, told=told)), told
 
     def _advising(self, told: RemedyChanged) -> Loop:
-        here = told.attempt, *_about(told)
+        here = told.attempt, *_subject_of(told)
         others = {about: one for about, one in self.advised.items() if about != here}
         return replace(self, advised=others if told.reason == "gone" else {**others, here: told})
 
@@ -184,14 +184,14 @@ class Loop:
         free = replace(now, switches=[one for one in now.switches if one.name not in self.trials])
         for told, of_step in _found(free, looked_s, self.slow_since):
             if told.remedy == "pipeline":
-                looked_s[_about(told)] = now.time_s
+                looked_s[_subject_of(told)] = now.time_s
             allowed, expected = now.allowed, told.numbers["expected_s"] / of_step
             if told.reason == "no_room" or allowed is None or told.remedy not in allowed.remedies:
-                about = now.attempt, *_about(told)
+                about = now.attempt, *_subject_of(told)
                 if (told.reason == "no_room" or expected >= MIN_SHARE) and about not in self.advised:
                     return self._advising(told), told
                 continue
-            waits = now.time_s < self.undone_s.get(_about(told), float("-inf")) + allowed.cooldown_s
+            waits = now.time_s < self.undone_s.get(_subject_of(told), float("-inf")) + allowed.cooldown_s
             # (what was in force before may be on all ranks still, where a host has not heard)
             waits |= switches[told.switch].next_request(0) is not None
             if expected >= allowed.min_saving_fraction and not waits:
@@ -215,12 +215,12 @@ class Loop:
 
     def _without_trial(self, told: RemedyChanged) -> Loop:
         # (what was cut off has shown nothing)
-        waits = {} if told.reason in ("interrupted", "restarted") else {_about(told): told.time_s}
+        waits = {} if told.reason in ("interrupted", "restarted") else {_subject_of(told): told.time_s}
         others = {name: one for name, one in self.trials.items() if name != told.switch}
         return replace(self, trials=others, undone_s={**self.undone_s, **waits})
 
 
-def _about(told: RemedyChanged) -> tuple[str, int]:
+def _subject_of(told: RemedyChanged) -> tuple[str, int]:
     return told.remedy, told.rank
 
 
@@ -301,7 +301,7 @@ def _changed(
     return msgspec.structs.replace(told, **changed, numbers={**told.numbers, **numbers})
 
 
-def _stops(trial: Trial, switch: SwitchStatus | None, now: JobNow) -> RemedyReason | None:
+def _end_reason(trial: Trial, switch: SwitchStatus | None, now: JobNow) -> RemedyReason | None:
     if now.attempt > trial.told.attempt or (switch is None and trial.is_replaced(now.switches)):
         return "restarted"
     if switch is None:
@@ -322,7 +322,7 @@ def _stops(trial: Trial, switch: SwitchStatus | None, now: JobNow) -> RemedyReas
     return "not_switched" if waits and now.time_s > trial.asked_s + SWITCH_S else None
 
 
-def _gone_on(trial: Trial, switch: SwitchStatus, now: JobNow) -> Trial:
+def _advanced(trial: Trial, switch: SwitchStatus, now: JobNow) -> Trial:
     if not trial.is_over:
         is_over = now.last_step >= trial.parts[-1] + trial.steps - 1
         return replace(trial, is_over=is_over, asked_s=now.time_s) if is_over else trial

@@ -125,7 +125,7 @@ class Switch:
                 self._in_force(mine.value, step)
         else:
             asked = Request.of(words[0])
-            if asked.round == self._round + 1 and self._may(asked.value):
+            if asked.round == self._round + 1 and self._accepts(asked.value):
                 self._vote = words[line + VOTE] = asked.word
         words[line + ROUND] = self._round
         return self._value
@@ -134,7 +134,7 @@ class Switch:
         self._value = value
         self._words[self._line + SINCE_STEP], self._words[self._line + IN_FORCE] = step, value
 
-    def _may(self, value: int) -> bool:
+    def _accepts(self, value: int) -> bool:
         self._asked_S = ()
         if value < PLANNED:
             return value <= (0 if self.microbatches else self._n)
@@ -205,7 +205,7 @@ class MultiHostSwitch(Switch):
             self._due += self._rounds_apart
         if self._round == self._due:
             asked, now_ns = Request.of(words[0]).value, self.clock()
-            vote = asked if self._may(asked) else NO_VOTE
+            vote = asked if self._accepts(asked) else NO_VOTE
             # (of the first there is nothing to be said, and the second is at once)
             round_ns = (now_ns - self._cast_ns) // self._rounds_apart if self._cast_ns else VOTES_APART_NS
             self._cast_ns = now_ns

@@ -40,7 +40,7 @@ SURE_STEPS = 4
 """What makes it sure: so much of it, and so many samples at that place, or some in so many steps: where the interpreter
 is held, one sample stands for long."""
 
-TOLD_BY_COUNTS: frozenset[CauseCode] = frozenset({"python", "descheduled", "page_faults"})
+NEEDS_COUNTERS: frozenset[CauseCode] = frozenset({"python", "descheduled", "page_faults"})
 """What may be something else, by what the kernel has counted: it is not sure where that is not known."""
 
 BY_SYSTEM: dict[CauseCode, Callable[[Spot], float | None]] = {
@@ -133,14 +133,14 @@ class _Search:
 
     def cause(self) -> CauseInfo:
         if self.others_s is None:
-            return self._unknown(self._nobody_to_compare_with())
+            return self._unknown(self._no_comparison())
         if self.longer_s <= LEAST_FRACTION * self.findings.suspect.step_s:
             return self._unknown(f"{self.findings.stage} took hardly longer than what it is compared with")
         line = self._line()
         # (what is known by its name says more than the operators in it)
         named = line if line is not None and line.code in WORKS else None
         return (
-            (self._accounted() if self._done_to_it() else None)
+            (self._accounted() if self._is_system() else None)
             or self._kernels()
             or self._system()
             or self._collected()
@@ -148,10 +148,10 @@ class _Search:
             or self._operator()
             or line
             or self._accounted()
-            or self._unknown(self._nothing_stands_out())
+            or self._unknown(self._no_main_place())
         )
 
-    def _done_to_it(self) -> bool:
+    def _is_system(self) -> bool:
         if self.account is None or not self.account.of_rank:
             return False
         return self.account.code != "descheduled" or not self._works_more()
@@ -181,7 +181,9 @@ class _Search:
             took_s = sum(self._seconds(one) * (fraction_of(one) or 0.0) for one in self.spots)
             control_s = self._beside_s(fraction_of)
             enough = took_s - (control_s or 0.0) >= MAIN_FRACTION * self.longer_s
-            if enough and not (code == "descheduled" and (self._works_more() or self._queues_as_others())):
+            # (a rank that does not queue for longer than its peers has a busy host)
+            busy_host = self.counted.get("queued_s", self.longer_s) < MAIN_FRACTION * self.longer_s
+            if enough and not (code == "descheduled" and (self._works_more() or busy_host)):
                 said = f"{self._subject()}: for {_of(took_s, self.stage_s)} {DOES[code]}"
                 return self._made(code, said, took_s, control_s, None, "does so for")
         return None
@@ -206,11 +208,6 @@ class _Search:
         # Where most of what it runs is work that the others do not have, what it waits for a core comes of that.
         its_own = more_s >= MAIN_FRACTION * ran_s and more_s >= LEAST_WORK_FRACTION * self.longer_s
         return its_own or more_s >= WORKS_MORE_FRACTION * self.longer_s
-
-    def _queues_as_others(self) -> bool:
-        """The kernel counted that it did not stand in the run queue for longer than its peers: its host is busy."""
-        queued_s = self.counted.get("queued_s")
-        return queued_s is not None and queued_s < MAIN_FRACTION * self.longer_s
 
     def _operator(self) -> CauseInfo | None:
         operators = [one for one in self.findings.shares if one.kind in ("operator", "call") and not one.waits]
@@ -269,9 +266,12 @@ class _Search:
         if not alone and sum(more_s) < SURE_FRACTION * self.longer_s:
             return None
         took_s, control_s = self._seconds(spot), self._control_s(spot)
-        said = f"{self._subject()}: {_of(took_s, self.stage_s)} in {self._done_at(spot)}"
+        said = f"{self._subject()}: {_of(took_s, self.stage_s)} in {self._described(spot)}"
         code = self._code_at(spot)
-        workers = self._workers() if code == "dataloader_workers" else None
+        workers = None
+        if code == "dataloader_workers" and self.sampled is not None:
+            beside = None if self.findings.beside == "steps" else self.beside
+            workers = in_workers(self.sampled, beside, self.findings.stage, self.steps)
         said += "" if workers is None else self._in_workers(workers)
         # (a wait is counted when it ends, and may have begun before the stage)
         waited = min(spot.waited_fraction or 0.0, 1.0 - (spot.run_fraction or 0.0))
@@ -285,13 +285,13 @@ class _Search:
         theirs_s = (self.others_s or 0.0) if self.findings.control is None else 0.0
         if len(ranked) < 2 or more_s[1] - theirs_s < SECOND_FRACTION * self.longer_s:
             return made if alone else None
-        second = f"Another {milliseconds(self._seconds(ranked[1]))} are in {self._done_at(ranked[1])}."
+        second = f"Another {milliseconds(self._seconds(ranked[1]))} are in {self._described(ranked[1])}."
         return made.model_copy(update={"sentence": f"{made.sentence} {second}"})
 
     def _more_s(self, spot: Spot) -> float:
         return self._seconds(spot) - (self._control_s(spot) or 0.0)
 
-    def _done_at(self, spot: Spot) -> str:
+    def _described(self, spot: Spot) -> str:
         code = self._code_at(spot)
         said = f"{place(spot.frame)}, {DOES[code]}{how(code, spot)}"
         if code == "gil":
@@ -305,10 +305,6 @@ class _Search:
         if code == "python" and faults:
             return "page_faults"
         return self.account.code if code == "blocked" and self.account is not None else code
-
-    def _workers(self) -> WorkerSpot | None:
-        beside = None if self.findings.beside == "steps" else self.beside
-        return None if self.sampled is None else in_workers(self.sampled, beside, self.findings.stage, self.steps)
 
     def _in_workers(self, found: WorkerSpot) -> str:
         control, others = self.findings.control, ""
@@ -342,7 +338,7 @@ class _Search:
         enough = samples >= SURE_SAMPLES or steps >= SURE_STEPS
         sure = known_s is not None and enough and more_s >= SURE_FRACTION * self.longer_s
         # (a thread that runs may run for page faults, and one that waits for a core may have waited for a disk before)
-        sure = sure and not (self.findings.counted is None and code in TOLD_BY_COUNTS)
+        sure = sure and not (self.findings.counted is None and code in NEEDS_COUNTERS)
         return CauseInfo(
             code=code,
             sure=sure and code not in ("blocked", "unknown"),
@@ -358,14 +354,14 @@ class _Search:
         rank = self.findings.suspect.rank
         return f"{'The rank' if rank is None else f'Rank {rank}'} is slow in {self.findings.stage}"
 
-    def _nobody_to_compare_with(self) -> str:
+    def _no_comparison(self) -> str:
         """A rank that somebody has captured need not be slow: what it did is said, and no more."""
         spot, stage = self._most(), self.findings.stage
         did = "" if spot is None else f"; most of {stage} is in {place(spot.frame)}, "
         took = "" if spot is None else _of(self._seconds(spot), self.stage_s)
         return f"whether {stage} took too long is not known, for there is no other rank to compare with{did}{took}"
 
-    def _nothing_stands_out(self) -> str:
+    def _no_main_place(self) -> str:
         spot = self._most()
         if spot is None:
             return f"why {self.findings.stage} took so long is not known: no stacks were sampled"
@@ -449,7 +445,7 @@ def cause_of_rank(
             # What the system has counted stands on no number of samples.
             sure=sum(one.samples for one in found) >= SURE_STEPS
             and certain_s >= SURE_FRACTION * over_s
-            and not (counted is None and code in TOLD_BY_COUNTS),
+            and not (counted is None and code in NEEDS_COUNTERS),
             sentence=f"{subject}: for {milliseconds(took_s)} {does}.",
             next_step=NEXT_STEP[code],
             took_s=took_s,

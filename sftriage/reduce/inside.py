@@ -42,7 +42,7 @@ _KIND_NAMES: Final[dict[int, Kind]] = {
     RUNTIME: "call",
 }
 # Annotations that stand for work or waiting of their own, and not only for a part of the program.
-_TELLING: Final = (*WAITS, "enumerate(DataLoader)*", "Optimizer.*")
+_MEANINGFUL: Final = (*WAITS, "enumerate(DataLoader)*", "Optimizer.*")
 UNSEEN = "without any event in the trace"
 _ADDRESS = re.compile(r"(?: object)? at 0x[0-9a-f]+")
 _NAME_SHIFT = 4
@@ -72,8 +72,8 @@ def find(
         beside, than = control, "its control" if control.trace.rank is None else f"rank {control.trace.rank}"
     elif len(others):
         beside = suspect
-    profile, named, took = _looked_at(suspect, stage, wanted)
-    against, its_named, its_took = (None,) * 3 if beside is None else _looked_at(beside, stage, its_steps)
+    profile, named, took = _profile_of(suspect, stage, wanted)
+    against, its_named, its_took = (None,) * 3 if beside is None else _profile_of(beside, stage, its_steps)
     quicker = against is not None and against.stage_s >= profile.stage_s and against.device_s >= profile.device_s
     if beside is suspect and quicker:
         # What makes these steps the faulty ones is not that the stage is longer in them: its peers were quicker.
@@ -93,7 +93,7 @@ def find(
     )
 
 
-def _looked_at(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StageProfile, Tally, Took]:
+def _profile_of(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StageProfile, Tally, Took]:
     trace, steps = reduction.trace, reduction.steps
     chosen = np.isin(steps.number_N, numbers)
     inside = Intervals(steps.start_N[chosen], steps.end_N[chosen])
@@ -222,7 +222,7 @@ class Tally:
 def _on_host(trace: Trace, track: int, spans: Intervals) -> tuple[Tally, int, int]:
     """What the steps' process did in some spans: by name, how long any thread worked, and worked or waited."""
     names = trace.names
-    idles, tells, beside = matching(names, IDLES), matching(names, _TELLING), steplike(names) | matching(names, OURS)
+    idles, tells, beside = matching(names, IDLES), matching(names, _MEANINGFUL), steplike(names) | matching(names, OURS)
     waits = idles | matching(names, WAITS)
     # A copy back from the device lasts until the device has come to it.
     copies_back = EventQuery(ON_DEVICE, matching(names, ("Memcpy DtoH*",)))

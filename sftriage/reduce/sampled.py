@@ -18,7 +18,7 @@ _IN_TORCH = re.compile(r"/torch/")
 _CALLS_TORCH = re.compile(r"\b(torch|nn|F)\.\w")
 """A file of torch's, and a line that calls it: what has no Python of its own leaves no frame."""
 
-_NOT_SAID: frozenset[CauseCode] = frozenset({"unknown", "blocked"})
+_NO_CAUSE: frozenset[CauseCode] = frozenset({"unknown", "blocked"})
 """Codes of a cause that is none."""
 
 
@@ -65,8 +65,8 @@ def find_sampled(
     if control is not None:
         shared = sorted(set(wanted) & set(control.steps))
         beside, wanted, its_steps = control, shared or wanted, shared or sorted(control.steps)
-    profile, named = _looked_at(suspect, stage, wanted)
-    against, its = (None, {}) if beside is None else _looked_at(beside, stage, its_steps)
+    profile, named = _profile_of(suspect, stage, wanted)
+    against, its = (None, {}) if beside is None else _profile_of(beside, stage, its_steps)
     if against is not None and beside is suspect and against.stage_s >= profile.stage_s:
         # What makes these steps the faulty ones is not that the stage is longer in them: its peers were quicker.
         against, its = None, {}
@@ -86,7 +86,7 @@ def find_sampled(
     )
 
 
-def _looked_at(one: SampledRank, stage: str, steps: list[int]) -> tuple[StageProfile, dict[tuple[str, str], Share]]:
+def _profile_of(one: SampledRank, stage: str, steps: list[int]) -> tuple[StageProfile, dict[tuple[str, str], Share]]:
     found = spots(one.samples, stage, steps)
     stage_s, weight_ns = one.mean_s(stage, steps), sum(spot.weight_ns for spot in found)
     per_ns = stage_s / weight_ns if weight_ns else 0.0
@@ -154,6 +154,6 @@ def left_open(code: CauseCode, *, operators: bool, stacks: bool, torch_call: boo
     """
     if code == "python" and torch_call and not operators:
         return "operators"
-    if code not in _NOT_SAID:
+    if code not in _NO_CAUSE:
         return ""
     return "operators" if not operators else "system" if stacks else "stacks"

@@ -217,7 +217,7 @@ _CALLED: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
 )
 """By what the program had called, as ``FILE FUNCTION``: of several the first."""
 
-_STANDS_AT: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
+_BY_SOURCE: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
     ("sleep", re.compile(r"\bsleep\(")),
     ("garbage_collection", re.compile(r"\bgc\.collect\(")),
     ("output", re.compile(r"\bprint\(|\bstd(out|err)\.(write|flush)\(")),
@@ -235,7 +235,7 @@ _STANDS_AT: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
 )
 """By the line at which the innermost function stood, which calls what has no Python of its own."""
 
-_WAITS_IN: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
+_BY_KERNEL: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
     ("sleep", re.compile(r"nanosleep")),
     ("subprocess", re.compile(r"^(do|kernel)_wait(4|id)?$")),
     ("output", re.compile(r"pipe_write|tty_write")),
@@ -264,8 +264,8 @@ def code_of(spot: Spot) -> CauseCode:
     called = [f"{one.file} {one.function}" for one in spot.within]
     fits: Sequence[CauseCode] = (
         *(code for code, pattern in _CALLED if any(pattern.search(one) for one in called)),
-        *(code for code, pattern in _WAITS_IN if spot.waits_in and pattern.search(spot.waits_in) and not runs),
-        *(code for code, pattern in _STANDS_AT if pattern.search(innermost.source)),
+        *(code for code, pattern in _BY_KERNEL if spot.waits_in and pattern.search(spot.waits_in) and not runs),
+        *(code for code, pattern in _BY_SOURCE if pattern.search(innermost.source)),
     )
     found = next((code for code in fits if not runs or code in WORKS), None)
     if found is not None or runs:
@@ -276,13 +276,13 @@ def code_of(spot: Spot) -> CauseCode:
     return "blocked" if spot.beside is None else "gil"
 
 
-_SAYS_ALL: frozenset[CauseCode] = frozenset({"dataloader_workers", "checkpoint", "collective", "recompilation"})
+_CLEAR_BY_CODE: frozenset[CauseCode] = frozenset({"dataloader_workers", "checkpoint", "collective", "recompilation"})
 """What a library does by functions of its own, whose names say no more."""
 
 
 def how(code: CauseCode, spot: Spot) -> str:
     """By what a place does it: the library's function that it calls, and for whom it waits meanwhile."""
-    called = "" if code in _SAYS_ALL else called_by(spot)
+    called = "" if code in _CLEAR_BY_CODE else called_by(spot)
     if code == "python":
         calls = _calls(spot.frame.source) if spot.line_fraction >= ONE_LINE_FRACTION else []
         return f" in {called}" if called else "" if calls else " in Python"

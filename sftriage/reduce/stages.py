@@ -50,7 +50,7 @@ def find_steps(trace: Trace, names: Names) -> TracedSteps:
     """
     marks = _step_marks(trace, names)
     if not len(marks):
-        raise InputError(f"{trace.source}: {_nothing(trace, names)}")
+        raise InputError(f"{trace.source}: {_no_steps_words(trace, names)}")
     tracks = np.bincount(marks.track_E)
     track = int(tracks.argmax())
     marks = marks.at(marks.track_E == track)
@@ -92,7 +92,7 @@ def _numbers(trace: Trace, name_N: Ints, names: Names) -> Ints:
     return np.array(numbers, dtype=np.int64)[which_N]
 
 
-def _nothing(trace: Trace, names: Names) -> str:
+def _no_steps_words(trace: Trace, names: Names) -> str:
     if names.step is not None or names.step_end is not None:
         return f"nothing in it is called {names.step or names.step_end!r}"
     counts = np.zeros(len(trace.names), dtype=np.int64)

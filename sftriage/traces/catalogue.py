@@ -33,7 +33,7 @@ _MAX_UNEXPLAINED = 20
 _READERS = 8
 _BATCH = 500
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 _Value = TypeVar("_Value")
 _COLUMNS = tuple(field.name for field in dataclasses.fields(CaptureRow))
 
@@ -68,7 +68,7 @@ class Catalogue:
 
     def add(self, manifest: Manifest) -> None:
         """Index a capture that is in the store. Adding it again changes nothing."""
-        self._insert([(self._its_store.reference(manifest), manifest)])
+        self._insert([(self._own_store.reference(manifest), manifest)])
 
     def drop(self, reference: str) -> None:
         """Forget a capture, by the store's reference. One that is not there changes nothing."""
@@ -76,16 +76,16 @@ class Catalogue:
 
     def find(self, wanted: CaptureQuery | None = None) -> list[CaptureRow]:
         """The captures that are wanted, oldest first; each once, where it can be had from several stores."""
-        here = None if self._store is None else self._its_name
+        here = None if self._store is None else self._own_name
         query = select(*(captures.c[name] for name in _COLUMNS)).where(*conditions(wanted or CaptureQuery(), here))
         query = query.order_by(*(captures.c[name] for name in ("created_at", "capture_id", "job", "run", "store")))
-        found = self._ask(lambda connection: connection.execute(query).all(), indexed=True)
+        found = self._run_query(lambda connection: connection.execute(query).all(), indexed=True)
         rows = [row for row in map(CaptureRow.read, found) if row is not None]
         return _each_once(rows) if self._store is None else [replace(row, store=self._store.place) for row in rows]
 
     def is_indexed(self) -> bool:
         """Whether all that the store had was indexed once."""
-        return self._ask(self._has_mark)
+        return self._run_query(self._has_mark)
 
     def refresh(self, progress: Progress | None = None) -> tuple[str, ...]:
         """Index what the catalogue lacks, and forget what is gone; what in the store is no capture, and why.
@@ -95,9 +95,9 @@ class Catalogue:
         if not self.is_indexed():
             return self.reindex(progress).problems
         # In this order: what is put and added between the two is in the store, and no leftover.
-        known = self._ask(self._references)
-        there = self._its_store.ids()
-        found, problems = self._read((there - known) | (there & self._ask(self._unexplained)), progress)
+        known = self._run_query(self._references)
+        there = self._own_store.ids()
+        found, problems = self._read((there - known) | (there & self._run_query(self._unexplained)), progress)
         self._insert(found)
         self._delete(known - there)
         return problems
@@ -105,13 +105,13 @@ class Catalogue:
     def reindex(self, progress: Progress | None = None) -> Indexed:
         """Build the index of the store again; what was found there. What is added meanwhile stays."""
         # Before the store is read: what is added from now on is no leftover.
-        known = self._ask(self._references)
-        found, problems = self._read(self._its_store.ids(), progress)
+        known = self._run_query(self._references)
+        found, problems = self._read(self._own_store.ids(), progress)
         self._insert(found)
         self._delete(known - {reference for reference, _ in found})
-        mark = {"key": key_of(self._its_name), "store": self._its_name}
-        self._ask(partial(_upsert, stores, [mark]), write=True)
-        return Indexed(len(found), (*problems, *self._its_store.leftovers()))
+        mark = {"key": key_of(self._own_name), "store": self._own_name}
+        self._run_query(partial(_upsert, stores, [mark]), write=True)
+        return Indexed(len(found), (*problems, *self._own_store.leftovers()))
 
     def _read(
         self, references: Collection[str], progress: Progress | None
@@ -119,7 +119,7 @@ class Catalogue:
         found: list[tuple[str, Manifest]] = []
         unfit: dict[str, Condition] = {}
         with ThreadPoolExecutor(_READERS) as readers:
-            seen = readers.map(self._its_store.seen, ordered := sorted(references))
+            seen = readers.map(self._own_store.seen, ordered := sorted(references))
             for done, (reference, (manifest, condition)) in enumerate(zip(ordered, seen, strict=True), 1):
                 if manifest is not None and condition.whole:
                     found.append((reference, manifest))
@@ -128,58 +128,60 @@ class Catalogue:
                 if progress is not None:
                     progress(done, len(ordered))
         # What was removed meanwhile is no problem.
-        still = self._its_store.ids() if unfit else frozenset()
+        still = self._own_store.ids() if unfit else frozenset()
         return found, tuple(f"capture {one} {condition.words}" for one, condition in unfit.items() if one in still)
 
     def _insert(self, found: Sequence[tuple[str, Manifest]]) -> None:
-        rows = [CaptureRow.of(manifest, self._its_name, reference) for reference, manifest in found]
+        rows = [CaptureRow.of(manifest, self._own_name, reference) for reference, manifest in found]
         values = [{"key": key_of(row.store, row.reference), **dataclasses.asdict(row)} for row in rows]
         for batch in _batches(values):
-            self._ask(partial(_upsert, captures, batch), write=True)
+            self._run_query(partial(_upsert, captures, batch), write=True)
 
     def _delete(self, references: Collection[str]) -> None:
-        for keys in _batches([key_of(self._its_name, reference) for reference in sorted(references)]):
-            self._ask(partial(_forget, keys), write=True)
+        for keys in _batches([key_of(self._own_name, reference) for reference in sorted(references)]):
+            self._run_query(partial(_forget, keys), write=True)
 
     def _references(self, connection: Connection) -> frozenset[str]:
-        query = select(captures.c.reference).where(captures.c.store == self._its_name)
+        query = select(captures.c.reference).where(captures.c.store == self._own_name)
         return frozenset(connection.execute(query).scalars())
 
     def _unexplained(self, connection: Connection) -> frozenset[str]:
         now = datetime.now(timezone.utc)
         at = captures.c.created_at
         lately = at >= written(now - _EXPLAINED_LATER), at <= written(now)
-        its = captures.c.store == self._its_name, captures.c.cause.is_(None), *lately
+        its = captures.c.store == self._own_name, captures.c.cause.is_(None), *lately
         newest = select(captures.c.reference).where(*its).order_by(captures.c.created_at.desc())
         return frozenset(connection.execute(newest.limit(_MAX_UNEXPLAINED)).scalars())
 
     def _has_mark(self, connection: Connection) -> bool:
-        query = select(stores.c.key).where(stores.c.key == key_of(self._its_name))
+        query = select(stores.c.key).where(stores.c.key == key_of(self._own_name))
         return connection.execute(query).first() is not None
 
     @property
-    def _its_store(self) -> Store:
+    def _own_store(self) -> Store:
         if self._store is None:
             raise UsageError(f"{self.name}: say which store is to be indexed")
         return self._store
 
     @property
-    def _its_name(self) -> str:
-        return self._database.store_name(self._its_store.place)
+    def _own_name(self) -> str:
+        return self._database.store_name(self._own_store.place)
 
-    def _ask(self, question: Callable[[Connection], _Answer], *, write: bool = False, indexed: bool = False) -> _Answer:
+    def _run_query(
+        self, question: Callable[[Connection], _Result], *, write: bool = False, indexed: bool = False
+    ) -> _Result:
         try:
-            return self._answer(question, write=write, indexed=indexed)
+            return self._run_once(question, write=write, indexed=indexed)
         except (DBAPIError, Foreign) as error:
             if not self._database.set_aside(error):
                 raise CatalogueError(f"{self.name}: {reason(error)}{self._database.remedy(error)}") from error
         try:
-            return self._answer(question, write=write, indexed=indexed)
+            return self._run_once(question, write=write, indexed=indexed)
         except (DBAPIError, Foreign) as error:
             words = f"{self.name} cannot be built again: {reason(error)}{self._database.remedy(error)}"
             raise CatalogueError(words) from error
 
-    def _answer(self, question: Callable[[Connection], _Answer], *, write: bool, indexed: bool) -> _Answer:
+    def _run_once(self, question: Callable[[Connection], _Result], *, write: bool, indexed: bool) -> _Result:
         indexed = indexed and self._store is not None
         with self._database.transaction(write=write) as connection:
             if self._database.is_current(connection) and (not indexed or self._has_mark(connection)):

@@ -119,7 +119,7 @@ class RemoteStore(Store):
     def remove(self, capture_id: str) -> None:
         """See `Store.remove`. What an earlier removal, or an upload, that was cut short has left there goes too."""
         key = self._key(capture_id)
-        names = self._lying(key)
+        names = self._files_at(key)
         if not names:
             raise UsageError(f"no capture {shown(capture_id)} in {self.place}")
         for name in sorted(names, key=lambda name: (name != MANIFEST_NAME, name)):
@@ -149,7 +149,7 @@ class RemoteStore(Store):
 
     def names(self, capture_id: str) -> Mapping[str, int]:
         """What lies in the place of a capture of this run, whole or not: name and bytes."""
-        return self._lying(self._key(capture_id))
+        return self._files_at(self._key(capture_id))
 
     def manifest_bytes(self, capture_id: str) -> bytes | None:
         """The manifest of a capture of this run as it lies there, unchecked; None where there is none."""
@@ -219,13 +219,13 @@ class RemoteStore(Store):
     def _listed(self) -> dict[str, _Names]:
         return {place: names for place, names in self._places().items() if MANIFEST_NAME in names}
 
-    def _lying(self, key: str) -> _Names:
+    def _files_at(self, key: str) -> _Names:
         """What lies in a place, and not below it: in a directory, a link there may lead anywhere."""
         names = {path.removeprefix(f"{key}/"): size for path, size in self._objects.sizes(key).items()}
         return {name: size for name, size in names.items() if "/" not in name}
 
     def _names(self, key: str) -> _Names:
-        names = self._lying(key)
+        names = self._files_at(key)
         if MANIFEST_NAME not in names:
             raise UsageError(f"no capture {key.rpartition('/')[2]} in {self.place}")
         return names

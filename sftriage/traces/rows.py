@@ -178,10 +178,10 @@ def conditions(wanted: CaptureQuery, store: str | None) -> Iterator[ColumnElemen
         yield captures.c.store == store
     for name in _EQUAL:
         if (value := getattr(wanted, name)) is not None:
-            yield captures.c[name] == value if _sayable(value) else false()
+            yield captures.c[name] == value if _storable(value) else false()
     if wanted.prefix is not None:
         prefix = wanted.prefix
-        yield func.substr(captures.c.capture_id, 1, len(prefix)) == prefix if _sayable(prefix) else false()
+        yield func.substr(captures.c.capture_id, 1, len(prefix)) == prefix if _storable(prefix) else false()
     if wanted.steps is not None:
         spans = (("first_step", "last_step"), ("window_first_step", "window_last_step"))
         begin, end = wanted.steps
@@ -190,7 +190,7 @@ def conditions(wanted: CaptureQuery, store: str | None) -> Iterator[ColumnElemen
         yield captures.c.created_at >= written(wanted.since)
 
 
-def _sayable(value: str | int) -> bool:
+def _storable(value: str | int) -> bool:
     """Whether a database can be asked for it: what is no text (of another encoding), or too large, is nowhere."""
     if isinstance(value, int):
         return abs(value) < 2**63

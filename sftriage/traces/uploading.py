@@ -115,8 +115,9 @@ class Sender:
         if listed:
             self._refuse_another(manifest)
         for artefact in manifest.artefacts:
-            there = names.get(artefact.name) == artefact.size_bytes
-            if there and (before.verified_at is not None or self._holds(capture_id, artefact)):
+            if names.get(artefact.name) == artefact.size_bytes and (
+                before.verified_at is not None or self._holds(capture_id, artefact)
+            ):
                 continue
             if listed:
                 # It would be there with something else beside it.
@@ -236,7 +237,7 @@ class Uploader:
         self._settled: dict[str, tuple[Signature, object]] = {}
         # How often it was asked to look anew, and of that how often it has begun to.
         self._asked = self._answered = 0
-        self._standing = UploadProgress()
+        self._progress = UploadProgress()
         self._changed = threading.Condition()
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -255,19 +256,19 @@ class Uploader:
         self._all_released = True
         with self._changed:
             self._asked += 1
-            self._standing = replace(self._standing, looked=False)
+            self._progress = replace(self._progress, looked=False)
         self._wake.set()
 
     @property
     def standing(self) -> UploadProgress:
         """How far it is."""
-        return self._standing
+        return self._progress
 
     def wait(self, seen: UploadProgress, timeout_s: float) -> UploadProgress:
         """Wait until the progress differs from ``seen``, or the time is over; the progress then."""
         with self._changed:
-            self._changed.wait_for(lambda: self._standing is not seen, timeout_s)
-            return self._standing
+            self._changed.wait_for(lambda: self._progress is not seen, timeout_s)
+            return self._progress
 
     def close(self, timeout_s: float) -> bool:
         """End the thread, in the middle of a file if need be; whether it has ended within that time."""
@@ -297,18 +298,18 @@ class Uploader:
             self._backoff.reset()
         if before.keys() - self._failures.keys():
             self._again_s = 0.0  # the store is there again: nothing else waits
-        self._stand_after(ids, asked)
+        self._report(ids, asked)
 
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
                 # Of several processes one uploads; should it end, the next look finds the place free.
                 with self._outbox.uploading() as ours:
-                    self._stand(taken=not ours)
-                    while ours and not self._stop.is_set() and not self._standing.given_up:
+                    self._set_progress(taken=not ours)
+                    while ours and not self._stop.is_set() and not self._progress.given_up:
                         self.turn()
                         self._pause()
-                if self._standing.given_up or self._stop.is_set():
+                if self._progress.given_up or self._stop.is_set():
                     return
                 self._pause()
         except Stopped:
@@ -317,12 +318,12 @@ class Uploader:
             log.exception("uploads have ended; finish them with: sftriage traces upload")
         finally:
             # Whoever waits, waits no longer.
-            self._stand(current=None, given_up=True)
+            self._set_progress(current=None, given_up=True)
 
     def _pause(self) -> None:
         now_s = time.monotonic()
         due_s = self._again_s - now_s if self._failures else LOOK_S
-        if not self._standing.given_up:
+        if not self._progress.given_up:
             self._wake.wait(max(_SHORTEST_PAUSE_S, min(LOOK_S, due_s)))
         self._wake.clear()
 
@@ -352,7 +353,7 @@ class Uploader:
                 log.exception("%s could not be uploaded", name)
             self._failures[name] = str(error)
             log.info("%s is not in the store yet: %s", name, error)
-        self._stand(current=None)
+        self._set_progress(current=None)
         return name not in self._failures
 
     @property
@@ -362,16 +363,16 @@ class Uploader:
     def _told(self, capture_id: str, artefact: Artefact, doing: Doing, done_bytes: int) -> None:
         if self._stop.is_set():
             raise Stopped
-        now, before = Current(capture_id, artefact.name, doing, done_bytes, artefact.size_bytes), self._standing.current
+        now, before = Current(capture_id, artefact.name, doing, done_bytes, artefact.size_bytes), self._progress.current
         same = before is not None and replace(before, done_bytes=done_bytes) == now
         moved = done_bytes - (before.done_bytes if before is not None and same else 0)
-        self._stand(current=now, moved_bytes=self._standing.moved_bytes + max(0, moved))
+        self._set_progress(current=now, moved_bytes=self._progress.moved_bytes + max(0, moved))
 
-    def _stand_after(self, ids: list[str], asked: int) -> None:
+    def _report(self, ids: list[str], asked: int) -> None:
         removals = {f"removal of {one.capture_id}": one.capture_id for one in self._outbox.removals()}
         why = self._failures
         left = [name for name in ids if name not in self._settled and (name in why or not self._changes_only)]
-        self._stand(
+        self._set_progress(
             stored=sum(name in self._settled for name in ids),
             left={name: why.get(name, "") for name in left},
             removals={capture_id: why.get(name, "") for name, capture_id in removals.items()},
@@ -380,7 +381,7 @@ class Uploader:
             given_up=bool(why) and self._over,
         )
 
-    def _stand(self, **now: Any) -> None:
+    def _set_progress(self, **now: Any) -> None:
         with self._changed:
-            self._standing = replace(self._standing, **now)
+            self._progress = replace(self._progress, **now)
             self._changed.notify_all()

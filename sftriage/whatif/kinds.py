@@ -70,7 +70,7 @@ class _Candidate:
 
 def kinds_of(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
     """The kinds, first those of a verdict, then what accounts for most; none where the slowdown is small."""
-    kinds, named = _seen(operations, found), operations.named
+    kinds, named = _by_replay(operations, found), operations.named
     if named is None or found.m_w is None:
         return kinds
     own = Kind("slow_worker", min(1.0, named.saves_s / found.lost_s), workers=named.workers, part=named.part)
@@ -78,7 +78,7 @@ def kinds_of(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
     return own, *(one for one in kinds if one.code not in known)
 
 
-def _seen(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
+def _by_replay(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
     """The kinds that operations show: one hides another, so what accounts for most is mended before the next look."""
     named: dict[str, Kind] = {}
     mended: set[str] = set()
@@ -120,7 +120,7 @@ def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterat
     # With one data-parallel rank the last stage is one worker; far more often it has too much to do than is broken.
     alone = several and len(operations.dp_ranks) == 1 and all(pp == last for _, pp in found.worst)
     if m_w >= MIN_MAIN_SHARE and not alone:
-        workers = _as_slow(found)
+        workers = _slowest_of(found)
         if not varying or _steadily(operations, found, workers, of_stage=False) >= MIN_SHARE:
             kind = Kind("slow_worker", m_w, {"M_W": m_w}, workers, _slow_in(operations, workers))
             yield _Candidate(kind, operations.at_ideal(operations.of_workers(found.worst)))
@@ -157,7 +157,7 @@ def _steadily(operations: Operations, found: Slowdown, workers: tuple[Worker, ..
     return replaced(operations, found, work_TNW).share
 
 
-def _as_slow(found: Slowdown) -> tuple[Worker, ...]:
+def _slowest_of(found: Slowdown) -> tuple[Worker, ...]:
     by_worker = found.by_worker()
     over = {worker: by_worker[worker] - 1.0 for worker in found.worst}
     return tuple(worker for worker in over if over[worker] >= max(over.values()) / 2)
