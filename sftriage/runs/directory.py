@@ -138,7 +138,7 @@ def read_info(run: RunDirectory) -> RunInfo:
     import msgspec  # not above: most commands only want to know where a run is
 
     try:
-        values = msgspec.json.decode(run.info_file.read_bytes())
+        values = json.loads(run.info_file.read_bytes())  # msgspec's decoder refuses half a surrogate pair
         if values["version"] > RUN_VERSION:
             raise InputError(f"{run.info_file}: version {values['version']} is newer than this sftriage understands")
         return msgspec.convert(values, RunInfo)

@@ -162,7 +162,7 @@ def test_a_hostile_run_does_nothing_to_the_terminal(watch, run):
     info = json.loads(run.directory.info_file.read_text())
     run.directory.info_file.write_text(json.dumps({**info, "job": nasty, "policy": "\ud800" + nasty}))
     of = verdict(20, "suspect", stage=nasty, advances={nasty: 0.1, "other": 0.0})
-    run.decide(of, "throttle", nasty, resolves=nasty)
+    run.decide(of, "throttle", nasty)
     # WHEN it is watched THEN they are text
     terminal = watch("--run", run.directory.path)
     terminal.wait_for("?]0;owned??[2J[bold]?data", "Frontier")

@@ -23,6 +23,12 @@ def test_what_was_run_can_be_read_again(tmp_path):
     assert run.policy_file.read_text() == "the: policy\n"
 
 
+def test_a_name_that_no_text_has_is_read_as_it_was_written(tmp_path):
+    # GIVEN a job named by bytes that are no UTF-8, as a command line gives them
+    info = dataclasses.replace(INFO, job="a\udcff")
+    assert read_info(create(tmp_path / "run", info, "")) == info
+
+
 def test_it_is_private_even_in_a_directory_that_others_may_enter(tmp_path):
     (tmp_path / "run").mkdir(mode=0o755)
     run = create(tmp_path / "run", INFO, "")
