@@ -27,7 +27,7 @@ KUBE := $(wildcard tests/integration/test_kube_*.py)
 # What is built of the recorder and the seams, where there is a compiler.
 WRITER := $(wildcard sftriage/recorder/*.c) sftriage/seams/_seam.c
 
-.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-deps gpu-check soak unit golden golden-accept openers frameworks check lint types imports mechanisms house clean
+.PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-deps gpu-check soak unit golden golden-accept openers frameworks check lint types imports house clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -83,7 +83,7 @@ openers: $(VENV)/openers/.installed
 
 frameworks: $(VENV)/frameworks/.installed
 
-check: lint types imports mechanisms golden house
+check: lint types imports house golden
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -95,13 +95,9 @@ types: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-# Threads, locks, renames and retries outside sftriage/base.
-mechanisms: $(VENV)/.dev
-	$(BIN)/python tests/house_mechanisms.py
-
 # Lines, names, mechanisms and words against their budgets, which only go down (ARGS=--lower).
 house: $(VENV)/.dev
-	$(BIN)/python tests/house.py $(ARGS)
+	$(BIN)/python -m tests.house $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
