@@ -40,7 +40,7 @@ from sftriage.events import (
     WindowSeen,
 )
 from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, is_settled, straggler_in, tells
-from sftriage.mitigate.loop import JobNow, Loop
+from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.policy.choosing import Situation
 from sftriage.policy.engine import decide
@@ -153,7 +153,7 @@ class Controller:
         self.losses = self._left.losses
         self._triggers = {capture_id: why for capture_id, (_, why) in self._left.unended.items()}
         self._learnt: dict[int, int] = {}
-        self._loop = Loop.resumed(self._left.remedies)
+        self._loop = RemedyLoop.resumed(self._left.remedies)
         # Of the newest attempt: whom the last windows name that tell anything of that, and of how many ranks.
         self._recent: deque[Chronic | None] = deque(maxlen=RECENT_WINDOWS)
         self._attempt = self._n_ranks = 0

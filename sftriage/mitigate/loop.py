@@ -110,7 +110,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class RemedyLoop:
     """What is done about stragglers: remedies that are kept or tried, and when others were undone.
 
     ``trials`` are by the names of their groups. ``advised`` is the advice of an attempt where no more can be done,
@@ -125,7 +125,7 @@ class Loop:
     slow_since: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
     @classmethod
-    def resumed(cls, told: Sequence[RemedyChanged]) -> Loop:
+    def resumed(cls, told: Sequence[RemedyChanged]) -> RemedyLoop:
         """The loop of a controller that goes on with a run, by what is on record."""
         loop = cls()
         for one in told:
@@ -142,7 +142,7 @@ class Loop:
         trials = self.trials
         return {one.name: trials[one.name].setting(one) if one.name in trials else Setting() for one in switches}
 
-    def after(self, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
+    def after(self, now: JobNow) -> tuple[RemedyLoop, RemedyChanged | None]:
         """The loop as it goes on, and what is to go on record of that before anything is switched."""
         loop, tries = replace(self, slow_since=_slow_since(now, self.slow_since)), False
         for trial in self.trials.values():
@@ -152,7 +152,7 @@ class Loop:
             tries |= not trial.kept
         return (loop, None) if tries else loop._considered(now)
 
-    def _after_trial(self, trial: Trial, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
+    def _after_trial(self, trial: Trial, now: JobNow) -> tuple[RemedyLoop, RemedyChanged | None]:
         switch = trial.of(now)
         reason = _end_reason(trial, switch, now)
         if reason is not None:
@@ -169,12 +169,12 @@ class Loop:
         told = _changed(trial.told, now, "kept", "helps", numbers)
         return self._with_trial(replace(trial, told=told)), told
 
-    def _advising(self, told: RemedyChanged) -> Loop:
+    def _advising(self, told: RemedyChanged) -> RemedyLoop:
         here = told.attempt, *_subject_of(told)
         others = {about: one for about, one in self.advised.items() if about != here}
         return replace(self, advised=others if told.reason == "gone" else {**others, here: told})
 
-    def _considered(self, now: JobNow) -> tuple[Loop, RemedyChanged | None]:
+    def _considered(self, now: JobNow) -> tuple[RemedyLoop, RemedyChanged | None]:
         switches = {one.name: one for one in now.switches}
         for told in self.advised.values():
             if told.attempt == now.attempt and told.switch in switches and _is_gone(told, switches[told.switch]):
@@ -201,7 +201,7 @@ class Loop:
 
     def _undone(
         self, trial: Trial, now: JobNow, reason: RemedyReason, numbers: Mapping[str, float] = {}
-    ) -> tuple[Loop, RemedyChanged]:
+    ) -> tuple[RemedyLoop, RemedyChanged]:
         told = _changed(trial.told, now, "undone", reason, numbers)
         loop = self._without_trial(told)
         if trial.kept:
@@ -210,10 +210,10 @@ class Loop:
             loop = replace(loop, trials=cut_off)
         return loop, told
 
-    def _with_trial(self, trial: Trial) -> Loop:
+    def _with_trial(self, trial: Trial) -> RemedyLoop:
         return replace(self, trials={**self.trials, trial.told.switch: trial})
 
-    def _without_trial(self, told: RemedyChanged) -> Loop:
+    def _without_trial(self, told: RemedyChanged) -> RemedyLoop:
         # (what was cut off has shown nothing)
         waits = {} if told.reason in ("interrupted", "restarted") else {_subject_of(told): told.time_s}
         others = {name: one for name, one in self.trials.items() if name != told.switch}

@@ -6,7 +6,7 @@ import pytest
 
 from sftriage.events import RemedyChanged
 from sftriage.fleet.groups import Groups
-from sftriage.mitigate.loop import JobNow, Loop
+from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switch_state import UNLIKE, Request, Setting
 from sftriage.policy.schema import Mitigate
 from tests.unit.fleet.shipments import group
@@ -123,7 +123,7 @@ def test_a_controller_that_takes_over_while_a_host_is_silent_leaves_in_force_wha
         told.groups.want(loop.wanted(switches))
         return loop, said, told.groups.wanted
 
-    loop, said, wanted = turn(0, Loop.resumed([kept]))
+    loop, said, wanted = turn(0, RemedyLoop.resumed([kept]))
     # THEN nothing is said, and nobody asked for anything else; neither once windows come, of the host that speaks
     assert (said, wanted) == (None, {})
     loop, said, wanted = turn(1, loop)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.mitigate.advice import Straggler
-from sftriage.mitigate.loop import PARTS, SLOW_STEPS, SWITCH_S, JobNow, Loop
+from sftriage.mitigate.loop import PARTS, SLOW_STEPS, SWITCH_S, JobNow, RemedyLoop
 from sftriage.mitigate.switch_state import UNLIKE, Request, Setting, StageTimes, SwitchStatus
 from sftriage.policy.schema import Mitigate
 
@@ -28,7 +28,7 @@ class Job:
     """A job that takes its steps, of 8 ranks that switch when they are told to, and the loop beside it."""
 
     def __init__(self, allowed=ALLOWED, *, helps_s=0.05, straggler=LATE, switches=True, beside=()):
-        self.loop, self.told, self.allowed, self.straggler = Loop(), [], allowed, straggler
+        self.loop, self.told, self.allowed, self.straggler = RemedyLoop(), [], allowed, straggler
         self.step, self.helps_s, self.switches = 100, helps_s, switches
         self.group, self.steps_s, self.time_s = GROUP, {}, 1000.0
         self.beside = list(beside)
@@ -171,7 +171,7 @@ def test_of_a_group_that_is_not_told_of_nothing_is_said_before_it_is_known(turns
     # GIVEN a remedy that is tried, or kept WHEN its group is told of no more, or not yet
     job = Job()
     job.turns(turns)
-    loop = Loop.resumed(job.told) if resumed else job.loop
+    loop = RemedyLoop.resumed(job.told) if resumed else job.loop
     now = replace(job.now(), switches=told_of)
     # THEN it is undone only if it is certain that it is not in force
     after, told = loop.after(now)
@@ -187,7 +187,7 @@ def test_of_a_group_that_is_not_told_of_nothing_is_said_before_it_is_known(turns
 def test_who_takes_over_undoes_a_trial_that_was_cut_off_once_its_group_is_told_of():
     job = Job()
     job.turns(3)
-    loop = Loop.resumed(job.told)
+    loop = RemedyLoop.resumed(job.told)
     # GIVEN a group of which some host says nothing WHEN it does again THEN that goes on record, and not before
     assert loop.after(replace(job.now(), switches=[])) == (loop, None)
     assert loop.after(job.now())[1].reason == "interrupted"
@@ -207,7 +207,7 @@ def test_another_controller_goes_on_with_what_is_kept_and_undoes_what_was_cut_of
     job.turns(turns)
     assert job.told[-1].state == state
     # WHEN another one goes on by what is on record
-    job.loop = Loop.resumed(job.told)
+    job.loop = RemedyLoop.resumed(job.told)
     known = len(job.told)
     if state == "kept":
         assert job.turns(3)[known:] == []
@@ -224,7 +224,7 @@ def test_nothing_is_ever_in_force_that_is_not_on_record_as_tried_or_kept_under_a
     job = Job()
     for event in events:
         if event == "takeover":
-            job.loop = Loop.resumed(job.told)
+            job.loop = RemedyLoop.resumed(job.told)
         elif event == "restart":
             job.group = replace(job.group, name=f"rank-0.{job.step}.switch", value=0, since_step=-1)
         elif event in ("gone", "back"):
@@ -259,7 +259,7 @@ def test_stages_run_further_ahead_under_a_slow_link_where_that_helps():
     assert kept.ahead_S == trying.ahead_S != (4, 3, 2, 1)
     assert max(kept.ahead_S) <= 8
     # AND a controller that goes on by what is on record wants the same
-    assert Loop.resumed(job.told).wanted([job.group]) == job.loop.wanted([job.group])
+    assert RemedyLoop.resumed(job.told).wanted([job.group]) == job.loop.wanted([job.group])
 
 
 def test_a_link_is_slow_that_is_slow_at_every_look_for_some_time():
@@ -332,7 +332,7 @@ def test_a_link_that_was_advised_on_is_said_to_have_healed_and_is_named_again_if
         replace(job.group, stages=tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES)),
     )
     # WHEN it heals THEN that is said, once, also by a controller that goes on with the run
-    for loop in (job.loop, Loop.resumed(job.told)):
+    for loop in (job.loop, RemedyLoop.resumed(job.told)):
         job.loop, job.told, job.group = loop, [], healed
         assert job.turns(3) == [("advised", "gone")]
     # AND if it is slow again, it is named again
@@ -359,7 +359,7 @@ def test_each_group_has_its_remedy_and_one_at_a_time_is_tried():
     assert states(job.told) == helped
     assert [one.value != 0 for one in (job.group, *job.beside)] == [True, True]
     # AND a controller that goes on by what is on record wants the same
-    assert Loop.resumed(job.told).wanted([job.group, *job.beside]) == job.loop.wanted([job.group, *job.beside])
+    assert RemedyLoop.resumed(job.told).wanted([job.group, *job.beside]) == job.loop.wanted([job.group, *job.beside])
     # WHEN the first link heals THEN it alone is undone
     healed = tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES)
     job.group = replace(job.group, stages=healed)
