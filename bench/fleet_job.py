@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sftriage.counters import COUNTERS
+from sftriage.model.counters import COUNTERS
+from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.slots import BETWEEN, DURATIONS, READY, SEQ, START, STEP, slot_words
 from sftriage.windows.statuses import status_of

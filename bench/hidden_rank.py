@@ -23,8 +23,8 @@ from bench.drawing import SHARES, draw
 from bench.rivals import RULES, Named, says
 from bench.rows import BAR_FRACTION, STRIDE_STEPS, WARMUP_STEPS, WINDOW_STEPS, Outcome, Row, Truth
 from bench.runner import add_recordings, recordings, say
-from sftriage.decisions import Suspect, Verdict
-from sftriage.records import Window
+from sftriage.model.verdicts import Suspect, Verdict
+from sftriage.model.windows import Window
 from sftriage.runs.recordings import load_recording
 from sftriage.verdicts import Settings, judge
 from sftriage.windows.gather import Shape

@@ -25,11 +25,11 @@ from bench.rivals import RULES, Columns, Rule, Said, columns_of
 from bench.rows import STRIDE_STEPS, WINDOW_STEPS
 from sftriage.controller.controller import settings_of
 from sftriage.controller.replay import replay
-from sftriage.counters import MOST_FRACTION
-from sftriage.decisions import Verdict
+from sftriage.model.counters import MOST_FRACTION
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import Window
 from sftriage.policy.loading import find, load
 from sftriage.policy.policy_set import PolicySet
-from sftriage.records import Window
 from sftriage.verdicts import Settings
 
 Name = tuple[str, tuple[int, ...]]

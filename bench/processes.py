@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sftriage.events import Event, decode
+from sftriage.model.events import Event, decode
 from tests.integration.processes import descendants
 
 LOOK_S = 0.01

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.rows import LOCAL_PLACES, STAGE_OF, Deck
-from sftriage.records import OTHER, StageSchema, Window, axes_of
+from sftriage.model.windows import OTHER, StageSchema, Window, axes_of
 from sftriage.windows.counting import counted_of
 
 FloatArray = NDArray[np.float64]

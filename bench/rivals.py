@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.frontier.accounting import anchored
-from sftriage.records import OTHER, StageSchema, Window
+from sftriage.model.windows import OTHER, StageSchema, Window
 
 FloatArray = NDArray[np.float64]
 MAD_TO_SIGMA, MAD_SIGMAS = 1.4826, 3.5

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.counters import COUNTERS
-from sftriage.decisions import Verdict
 from sftriage.frontier.accounting import anchored
-from sftriage.records import OTHER, StageSchema, Window
+from sftriage.model.counters import COUNTERS
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import OTHER, StageSchema, Window
 from sftriage.verdicts import Settings, judge
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.gather import Gatherer, Shape

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sftriage.events import WindowJudged, encode
+from sftriage.model.events import WindowJudged, encode
 from sftriage.recorder.layout import LOG_MAGIC, encode_header
 from tests.scenario import Run, decision, info_of, run_at, slots, verdict
 

@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sftriage.model.windows import StageSchema as StageSchema
     from sftriage.recorder import Monitor as Monitor
     from sftriage.recorder import stage as stage
-    from sftriage.records import StageSchema as StageSchema
 
 _HOMES = {
     "Monitor": "sftriage.recorder",
-    "StageSchema": "sftriage.records",
+    "StageSchema": "sftriage.model.windows",
     "stage": "sftriage.recorder",
 }
 

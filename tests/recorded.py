@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from sftriage.agent.reading import RankRings
 from sftriage.controller.windows import WindowAssembly
+from sftriage.model.windows import StepRecord, Window
 from sftriage.recorder import RingInfo
-from sftriage.records import StepRecord, Window
 from sftriage.windows.counting import KIND, KeptReadings, kept_readings
 from sftriage.windows.gather import Shape
 from sftriage.windows.log_segments import find_logs

@@ -3,6 +3,7 @@
 import struct
 from pathlib import Path
 
+from sftriage.model.windows import StepRecord
 from sftriage.recorder import RingInfo
 from sftriage.recorder.layout import (
     BEGIN,
@@ -18,7 +19,6 @@ from sftriage.recorder.layout import (
     WORD_BYTES,
     encode_header,
 )
-from sftriage.records import StepRecord
 
 
 def write_ring(directory: Path, info: RingInfo, *records: StepRecord) -> Path:

@@ -19,26 +19,12 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from sftriage.decisions import (
-    ENDED,
-    CaptureRequest,
-    CaptureResult,
-    Decision,
-    Lost,
-    ReasonCode,
-    Regression,
-    Suspect,
-    Trigger,
-    Verdict,
-)
-from sftriage.events import (
-    CaptureChanged,
-    WindowJudged,
-    encode,
-)
+from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ReasonCode, Trigger
+from sftriage.model.events import CaptureChanged, WindowJudged, encode
+from sftriage.model.verdicts import Lost, Regression, Suspect, Verdict
+from sftriage.model.windows import OTHER, StageSchema, Window
 from sftriage.recorder import RingInfo
 from sftriage.recorder.layout import WORD_BYTES
-from sftriage.records import OTHER, StageSchema, Window
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.following import WindowRow, row_of
 from sftriage.runs.journal import Journal, read_journal

@@ -24,11 +24,11 @@ from nats.aio.client import Client
 from nats.js.errors import KeyNotFoundError
 
 from bench.fleet_job import BOOTED_S, S_NS, SCHEMA, Job, Shape
-from sftriage.decisions import CaptureResult, Report
 from sftriage.fleet.hub import HubAddress, Places, token
 from sftriage.fleet.messages import Block, Shipment
 from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S, ship_s
 from sftriage.fleet.wire import decode_orders, encode
+from sftriage.model.captures import CaptureResult, Report
 from sftriage.recorder.layout import RingInfo
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 

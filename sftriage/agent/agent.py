@@ -13,10 +13,10 @@ from sftriage.agent.captures import Captures, Places
 from sftriage.agent.gpus import EvidenceSampler, slowed_fraction
 from sftriage.agent.reading import RankRings
 from sftriage.capture.nsys import NsysPlace
-from sftriage.decisions import Report, WantedCapture
 from sftriage.errors import RingError
+from sftriage.model.captures import Report, WantedCapture
+from sftriage.model.windows import GpuFindings, JobStatus, plain
 from sftriage.recorder import RingInfo
-from sftriage.records import GpuFindings, JobStatus, plain
 from sftriage.traces.disk import Do, at_once
 from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import ReadCounts, Rows

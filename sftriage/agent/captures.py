@@ -14,8 +14,8 @@ from sftriage.capture.executor import Executor, RankLook
 from sftriage.capture.nsys import AbandonedNsys, NsysCapture, NsysPlace
 from sftriage.capture.stacks import AbandonedStacks, StacksCapture
 from sftriage.capture.torch_profiler import SampledCapture, TorchCapture
-from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
 from sftriage.errors import CaptureError, SftriageError
+from sftriage.model.captures import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
 from sftriage.recorder import RingInfo
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, contents_of
 from sftriage.traces.store import LocalStore

@@ -16,8 +16,8 @@ from pathlib import Path
 from sftriage.agent.counting import Counting
 from sftriage.base.log_once import LogOnce
 from sftriage.errors import RingError
+from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.recorder import RingInfo, find_rings
-from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.logs import LOG_KIND

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from sftriage.decisions import CAPTURE_ID
 from sftriage.errors import InputError, UsageError
-from sftriage.records import plain
+from sftriage.model.captures import CAPTURE_ID
+from sftriage.model.windows import plain
 from sftriage.reports.explanation import explanation_lines
 from sftriage.reports.manifest import manifest_lines
 from sftriage.reports.markdown import markdown

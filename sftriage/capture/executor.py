@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
 from sftriage.capture.mailbox import MailboxClient
-from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState
 from sftriage.errors import CaptureError, RingError
-from sftriage.records import RankStatus
+from sftriage.model.captures import CaptureRequest, CaptureResult, CaptureState
+from sftriage.model.windows import RankStatus
 from sftriage.traces.store import FileToStore
 
 ENDED = "sftriage ended during it"

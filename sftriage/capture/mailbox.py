@@ -13,8 +13,9 @@ from typing import Any
 from zlib import crc32
 
 from sftriage.base.process import locked_file
-from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError, RingError
+from sftriage.model.captures import CaptureRequest, CaptureResult
+from sftriage.model.windows import plain
 from sftriage.profiling.executor import State
 from sftriage.recorder import layout
 from sftriage.recorder.files import OpenFile
@@ -37,7 +38,6 @@ from sftriage.recorder.mailbox import (
     STATES,
     STEPS,
 )
-from sftriage.records import plain
 
 _LIVE = struct.Struct("=13q")
 _WORD = struct.Struct("=q")

@@ -28,9 +28,9 @@ from sftriage.capture import nsys_dialect as dialect
 from sftriage.capture.executor import ENDED, Course, InTurns, RankLook, Turns, mailbox_of
 from sftriage.capture.nsys_rank import NOTE, release_registry
 from sftriage.capture.nsys_report import check, to_export, to_report, unread
-from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError, RingError
-from sftriage.records import RankStatus
+from sftriage.model.captures import CaptureRequest, CaptureResult
+from sftriage.model.windows import RankStatus
 from sftriage.traces.store import FileToStore
 
 ASK_S = 20.0

@@ -20,8 +20,8 @@ from typing import Any
 from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import private
 from sftriage.capture.executor import ENDED, Course, InTurns, RankLook
-from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
+from sftriage.model.captures import CaptureRequest
 from sftriage.recorder import RingInfo
 from sftriage.recorder.answering import ANSWER, ASKS
 from sftriage.traces.store import FileToStore

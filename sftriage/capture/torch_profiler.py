@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from sftriage.capture.executor import Executor, mailbox_of
-from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState
 from sftriage.errors import CaptureError, InputError, RingError
+from sftriage.model.captures import CaptureRequest, CaptureResult, CaptureState
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.store import FileToStore
 

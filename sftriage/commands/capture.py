@@ -14,8 +14,8 @@ import typer
 from sftriage.commands.cli import arguments
 from sftriage.commands.options import RunOption, meant, option
 from sftriage.commands.output import notices, print_json, say, write
-from sftriage.decisions import ManualRequest, ProfilerChoice
 from sftriage.errors import CaptureError, UsageError
+from sftriage.model.captures import ManualRequest, ProfilerChoice
 from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.runs.requests import leave, withdraw
 from sftriage.words.amounts import place

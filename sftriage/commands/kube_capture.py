@@ -11,13 +11,13 @@ from sftriage.commands.capture import INTERRUPTED
 from sftriage.commands.kube_options import ContextOption, NamespaceOption, connected, within
 from sftriage.commands.options import JsonOption, argument, option
 from sftriage.commands.output import notices, print_json, say, write
-from sftriage.decisions import ProfilerChoice
 from sftriage.errors import CaptureError, UsageError
 from sftriage.kube.captures import STORING_S
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
 from sftriage.kube.listing import Body, Progress, is_of, progress_of, trace_row
 from sftriage.kube.objects import CAPTURES, REPORTS, capture_of
-from sftriage.records import plain
+from sftriage.model.captures import ProfilerChoice
+from sftriage.model.windows import plain
 
 LOOK_S = 1.0
 ANSWER_S = 60.0

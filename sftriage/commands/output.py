@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sftriage.commands.cli import ReaderGone
-from sftriage.records import plain
+from sftriage.model.windows import plain
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

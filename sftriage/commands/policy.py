@@ -16,9 +16,9 @@ from sftriage.commands.options import argument, option
 from sftriage.commands.output import print_json, results, tell, write
 from sftriage.controller.controller import shape_of
 from sftriage.controller.replay import ReplayedDecision, replay
-from sftriage.decisions import Verdict
 from sftriage.errors import InputError, UsageError
-from sftriage.events import WindowJudged
+from sftriage.model.events import WindowJudged
+from sftriage.model.verdicts import Verdict
 from sftriage.policy.document import PolicyError, Problem
 from sftriage.policy.loading import LoadedPolicy, find, load, shipped
 from sftriage.policy.policy_set import PolicySet, load_set

@@ -10,8 +10,8 @@ from sftriage.commands.options import CapturesChoice, JsonOption, meant, option
 from sftriage.commands.output import counting, notices, print_json, say, tell, write
 from sftriage.commands.traces import CaptureArgument, captures_of
 from sftriage.errors import CatalogueError, UsageError
+from sftriage.model.windows import plain
 from sftriage.policy import quantities
-from sftriage.records import plain
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.runtime.catalogues import own_catalogue, whole_store
 from sftriage.traces.catalogue import Catalogue

@@ -14,8 +14,8 @@ import typer
 from sftriage.base.files import refusing, replacing
 from sftriage.commands.options import CapturesChoice, JsonOption, argument, option
 from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
-from sftriage.decisions import Profiler
 from sftriage.errors import SftriageError, UsageError
+from sftriage.model.captures import Profiler
 from sftriage.reduce.flames import FOLDED_NAME, collapsed
 from sftriage.reduce.samples import read_samples
 from sftriage.reports.manifest import manifest_lines

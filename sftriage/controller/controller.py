@@ -15,18 +15,12 @@ from sftriage.controller.costs import Ledger
 from sftriage.controller.desired import ResumeState
 from sftriage.controller.policies import PolicyFiles, change_lines
 from sftriage.controller.windows import peers_of
-from sftriage.decisions import (
-    ENDED,
-    CaptureRequest,
-    CaptureResult,
-    Decision,
-    ManualRequest,
-    Reproduced,
-    Trigger,
-    Verdict,
-)
 from sftriage.errors import InputError
-from sftriage.events import (
+from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, is_settled, straggler_in, tells
+from sftriage.mitigate.loop import JobNow, RemedyLoop
+from sftriage.mitigate.switch_state import Setting, SwitchStatus
+from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced, Trigger
+from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
     CostMeasured,
@@ -39,9 +33,8 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, is_settled, straggler_in, tells
-from sftriage.mitigate.loop import JobNow, RemedyLoop
-from sftriage.mitigate.switch_state import Setting, SwitchStatus
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.choosing import Situation
 from sftriage.policy.engine import decide
 from sftriage.policy.explanations import labelled, trigger
@@ -51,7 +44,6 @@ from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import decide_follow_up, decide_manual_request, trigger_of_request
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished, left_open
-from sftriage.records import JobStatus, Window
 from sftriage.stalls.pace import on_clock
 from sftriage.stalls.verdict import StallSettings, Watch, look, still_ranks
 from sftriage.verdicts import Past, Settings, judge

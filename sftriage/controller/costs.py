@@ -9,9 +9,9 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from sftriage.events import CostMeasured
 from sftriage.frontier.arrays import FloatArray, medians
-from sftriage.records import Window
+from sftriage.model.events import CostMeasured
+from sftriage.model.windows import Window
 
 AFTER_STEPS = 10
 """Steps after a capture that may still be slower for it: its trace is exported and packed meanwhile."""

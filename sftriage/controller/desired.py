@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sftriage.controller.needs import Fleet
-from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, Trigger, Verdict, WantedCapture
-from sftriage.events import (
+from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Trigger, WantedCapture
+from sftriage.model.events import (
     CaptureChanged,
     Event,
     EvidenceGathered,
@@ -17,6 +17,7 @@ from sftriage.events import (
     RemedyChanged,
     WindowJudged,
 )
+from sftriage.model.verdicts import Verdict
 from sftriage.policy.losses import Losses
 
 EXPIRES_S = 60.0

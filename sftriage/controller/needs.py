@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from sftriage.decisions import Report, WantedCapture
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
-from sftriage.records import GpuFindings, JobStatus
+from sftriage.model.captures import Report, WantedCapture
+from sftriage.model.windows import GpuFindings, JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from sftriage.errors import InputError, UsageError
-from sftriage.events import NamedPolicy, PolicyChanged
+from sftriage.model.events import NamedPolicy, PolicyChanged
 from sftriage.policy.document import PolicyError, Problem
 from sftriage.policy.loading import read
 from sftriage.policy.policy_set import PolicySet, load_set

@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from sftriage.controller.controller import settings_of
 from sftriage.controller.windows import peers_of
-from sftriage.decisions import CaptureRequest, Decision, Verdict
-from sftriage.events import JobPaused
 from sftriage.frontier.arrays import known_medians
+from sftriage.model.captures import CaptureRequest, Decision
+from sftriage.model.events import JobPaused
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import Window
 from sftriage.policy.engine import decide
 from sftriage.policy.losses import Losses
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import State, finished
-from sftriage.records import Window
 from sftriage.verdicts import Past, Settings, judge
 
 

@@ -10,10 +10,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.decisions import Verdict
-from sftriage.events import Span
 from sftriage.frontier.arrays import known_medians
-from sftriage.records import Window
+from sftriage.model.events import Span
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import Window
 from sftriage.windows.decoding import together
 from sftriage.windows.gather import Gatherer, Shape, StepTimes
 from sftriage.windows.shipped import Rows

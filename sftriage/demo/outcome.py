@@ -10,8 +10,9 @@ import numpy as np
 
 from sftriage.controller.controller import settings_of, shape_of
 from sftriage.controller.replay import judge_all
-from sftriage.decisions import CaptureResult, Verdict
 from sftriage.demo.faults import CausedFault, Fault
+from sftriage.model.captures import CaptureResult
+from sftriage.model.verdicts import Verdict
 from sftriage.policy.schema import Detection
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory

@@ -11,8 +11,8 @@ import numpy as np
 from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, ReportingAgent
 from sftriage.fleet.incoming import Message
 from sftriage.fleet.messages import Block, Incarnation, Shipment
+from sftriage.model.windows import JobStatus
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import JobStatus
 from sftriage.windows.shipped import ReadCounts
 from sftriage.windows.statuses import together
 from sftriage.words.amounts import counted

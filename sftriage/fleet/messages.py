@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sftriage.decisions import Report, WantedCapture
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
+from sftriage.model.captures import Report, WantedCapture
+from sftriage.model.windows import JobStatus
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
 
 MAX_SECONDS = 1e12

@@ -13,7 +13,6 @@ from functools import partial
 
 import msgspec
 
-from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.incoming import Message, Refusals
 from sftriage.fleet.lease import Lease
@@ -21,6 +20,7 @@ from sftriage.fleet.messages import Incarnation, Order, Orders
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import encode
 from sftriage.mitigate.switch_state import Setting
+from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 
 log = logging.getLogger("sftriage")
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sftriage.decisions import Report, WantedCapture
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.groups import Groups
 from sftriage.fleet.hosts import Host, HostLook, Members, status_of_all
@@ -29,7 +28,8 @@ from sftriage.fleet.rows import Deduplicator, RowBuffer
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import decode_findings, encode
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
-from sftriage.records import GpuFindings, JobStatus
+from sftriage.model.captures import Report, WantedCapture
+from sftriage.model.windows import GpuFindings, JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sftriage.decisions import CaptureResult, Report
 from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.messages import NO_NAME, RunName
+from sftriage.model.captures import CaptureResult, Report
 from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore

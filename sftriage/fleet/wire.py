@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage import __version__
-from sftriage.counters import COUNTERS
-from sftriage.decisions import CAPTURE_ID, Report
 from sftriage.errors import InputError, SftriageError
 from sftriage.fleet import groups
 from sftriage.fleet.messages import MAX_SECONDS, Block, Orders, Shipment
+from sftriage.model.captures import CAPTURE_ID, Report
+from sftriage.model.counters import COUNTERS
+from sftriage.model.windows import GpuFindings, JobStatus, StageSchema
 from sftriage.recorder.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
-from sftriage.records import GpuFindings, JobStatus, StageSchema
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import FLAGS, KIND, KIND_REST, READY, SEQ, START, STEP, UNKNOWN, WORK, slot_words

@@ -13,7 +13,7 @@ import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, SingleArray
 from sftriage.frontier.segments import Segment, SegmentColumn, complete_steps, segments
-from sftriage.records import Window
+from sftriage.model.windows import Window
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from sftriage.frontier.arrays import FloatArray
 from sftriage.frontier.roles import SAMPLE_RANKS, Roles
 from sftriage.frontier.segments import Segment, segments
 from sftriage.frontier.whatif import SegmentReplay, joined, replay
-from sftriage.records import StageSchema, Window
+from sftriage.model.windows import StageSchema, Window
 
 TOLD_BY_RANKS = 8
 """Ranks whose times are compared to check that two windows agree in the steps that they share."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from sftriage.frontier.arrays import RankArray
-from sftriage.records import Window
+from sftriage.model.windows import Window
 
 SAMPLE_RANKS = 512
 """Ranks of a large cohort that its medians are taken from, drawn once.

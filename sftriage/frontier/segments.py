@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
-from sftriage.records import EXCHANGE, OTHER, Window
+from sftriage.model.windows import EXCHANGE, OTHER, Window
 
 Index = slice | tuple[slice | RankArray, ...]
 """Some steps, or some of them and for each a rank or ranks, as numpy takes them."""

@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sftriage.decisions import Scope
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, medians
 from sftriage.frontier.roles import LEAST_SAMPLE_RANKS, SAMPLE_RANKS, Roles, grouped, sampled
 from sftriage.frontier.whatif import SegmentReplay
+from sftriage.model.verdicts import Scope
 
 UnitName: TypeAlias = "int | str"
 """A rank by its number, or a host by its name."""

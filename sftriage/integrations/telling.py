@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sftriage.decisions import Verdict
-from sftriage.events import CaptureChanged, CauseFound, Event, RemedyChanged, WindowJudged
+from sftriage.model.events import CaptureChanged, CauseFound, Event, RemedyChanged, WindowJudged
+from sftriage.model.verdicts import Verdict
 from sftriage.sinks.terminal import LineSink
 
 NOBODY = -1.0

@@ -104,7 +104,7 @@ class VerdictLog:
         self._each(lambda tracker: tracker.close())
 
     def _tell(self, told: EntrySink, line: bytes) -> None:
-        from sftriage.events import decode
+        from sftriage.model.events import decode
 
         try:
             event = decode(line)

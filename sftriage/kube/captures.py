@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from sftriage.decisions import ENDED, CaptureResult
 from sftriage.kube.fields import Answer, Now, dated, status_of
 from sftriage.kube.objects import (
     RequestState,
@@ -19,6 +18,7 @@ from sftriage.kube.objects import (
     TraceCaptureStatus,
     capture_of,
 )
+from sftriage.model.captures import ENDED, CaptureResult
 from sftriage.traces.documents import first_problem
 from sftriage.traces.manifest import Manifest
 from sftriage.words.captures import caused

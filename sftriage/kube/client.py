@@ -219,7 +219,6 @@ def _event(line: bytes) -> dict[str, Any]:
 
 
 def _configured(context: str | None) -> str:
-    """Load the credentials; the namespace of their context."""
     from kubernetes import config
 
     kube: Any = config

@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from sftriage.decisions import NAMING, CaptureResult, ManualRequest
 from sftriage.kube.captures import Body, KnownCapture, capture_status
 from sftriage.kube.fields import status_of
 from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL, JobRef, System
 from sftriage.kube.objects import API_VERSION, GROUP, CaptureTrigger, Requester, TraceCaptureSpec, capture_of
+from sftriage.model.captures import CaptureResult, ManualRequest
+from sftriage.model.verdicts import NAMING
 from sftriage.policy.contradictions import in_capture
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
 from sftriage.runs.source import View

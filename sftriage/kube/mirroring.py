@@ -17,15 +17,6 @@ from typing import Any
 from sftriage.base.loops import Backoff, Loop
 from sftriage.base.notes import Note
 from sftriage.errors import ClusterError, SftriageError, UsageError
-from sftriage.events import (
-    CaptureChanged,
-    CauseFound,
-    Event,
-    FollowUpDecided,
-    ManualRequestDecided,
-    Sight,
-    WindowJudged,
-)
 from sftriage.kube.client import (
     NOT_FOUND,
     STALE,
@@ -41,6 +32,15 @@ from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.mirrored import Mirrored, report_body
 from sftriage.kube.objects import API_VERSION, CAPTURES, REPORTS
 from sftriage.kube.reports import EVERY_S, News, event_body, event_name, news, report_status
+from sftriage.model.events import (
+    CaptureChanged,
+    CauseFound,
+    Event,
+    FollowUpDecided,
+    ManualRequestDecided,
+    Sight,
+    WindowJudged,
+)
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.requests import leave
 from sftriage.runs.source import RunSource, View

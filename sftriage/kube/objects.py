@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from sftriage.decisions import CaptureState, Cause, Label, Outcome, ProfilerChoice, ReasonCode
-from sftriage.events import RemedyState
 from sftriage.kube.fields import Count, Line, Number, ObjectModel, ObservedStatus, Sentence, Word
+from sftriage.model.captures import CaptureState, Cause, Outcome, ProfilerChoice, ReasonCode
+from sftriage.model.events import RemedyState
+from sftriage.model.verdicts import Label
 from sftriage.policy.contradictions import in_capture
 from sftriage.policy.document import path_text
 from sftriage.policy.fields import Name, PolicyModel, Rank, Stage

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from sftriage.events import RemedyChanged
 from sftriage.kube.fields import Answer, Now, dated, readable, status_of
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.mirrored import metadata_of
@@ -21,6 +20,7 @@ from sftriage.kube.objects import (
     StragglerCost,
     TriageReportStatus,
 )
+from sftriage.model.events import RemedyChanged
 from sftriage.runs.advice import advice_of_run, remedy_line, tried_in
 from sftriage.runs.following import WindowRow
 from sftriage.runs.glance import captures_cost_s, glance_of

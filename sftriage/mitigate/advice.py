@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from sftriage.events import RemedyChanged
 from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, planned, slow_link, step_s
 from sftriage.mitigate.schedule import fewest_rounds, schedule_of
+from sftriage.model.events import RemedyChanged
 from sftriage.verdicts.judging import UNDECIDED
 
 MOST_SCHEDULED = 64

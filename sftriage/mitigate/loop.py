@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.events import PipelineFigures, RemedyChanged, RemedyReason, RemedyState
 from sftriage.mitigate.advice import MIN_SHARE, Straggler, around, as_measured
 from sftriage.mitigate.pipelines import Pipeline, one_f_one_b, pipeline_seen, planned, slow_link, step_s
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
+from sftriage.model.events import PipelineFigures, RemedyChanged, RemedyReason, RemedyState
 from sftriage.policy.schema import Mitigate
 
 PARTS = (True, False, True, False)

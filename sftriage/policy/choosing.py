@@ -12,7 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sftriage.decisions import SAMPLE_STACKS, SAMPLES_PER_SECOND, ChoiceReason, Clock, LeftOpen, Profiler
+from sftriage.model.captures import SAMPLE_STACKS, SAMPLES_PER_SECOND, ChoiceReason, LeftOpen, Profiler
+from sftriage.model.verdicts import Clock
 from sftriage.policy.schema import Capture
 
 COMPUTE = frozenset({"h2d", "forward", "fwd", "loss", "backward", "bwd", "optimizer", "optim"})

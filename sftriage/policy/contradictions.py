@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from sftriage.decisions import Profiler, ProfilerChoice
+from sftriage.model.captures import Profiler, ProfilerChoice
 from sftriage.policy.fields import Location
 
 # Defaults that others are held against.

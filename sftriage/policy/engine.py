@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from sftriage.decisions import CaptureRequest, Decision, Outcome, Suspect, Verdict
+from sftriage.model.captures import CaptureRequest, Decision, Outcome
+from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.policy import explanations, lasting, limits
 from sftriage.policy.choosing import Means, Situation, choose, options_of
 from sftriage.policy.explanations import Parameters, Why

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeAlias, cast
 
-from sftriage.counters import MOST_FRACTION
-from sftriage.decisions import ChoiceReason, Decision, Parameter, ReasonCode, Suspect, Trigger, Verdict
+from sftriage.model.captures import ChoiceReason, Decision, Parameter, ReasonCode, Trigger
+from sftriage.model.counters import MOST_FRACTION
+from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.policy.choosing import Means
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import Rule

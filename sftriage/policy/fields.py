@@ -14,9 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic.config import JsonDict
 
 from sftriage.errors import SchemaError
+from sftriage.model.windows import MAX_STAGE_NAME_BYTES, STAGE_NAME, StageSchema
 from sftriage.policy import quantities
 from sftriage.policy.quantities import shown
-from sftriage.records import MAX_STAGE_NAME_BYTES, STAGE_NAME, StageSchema
 
 UTC = timezone.utc
 MAX_CRON_LENGTH = 200

@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sftriage.counters import MOST_FRACTION
-from sftriage.decisions import Regression, Suspect, Verdict
+from sftriage.model.counters import MOST_FRACTION
+from sftriage.model.verdicts import Regression, Suspect, Verdict
 from sftriage.policy import explanations
 from sftriage.policy.explanations import Parameters, Why
 from sftriage.policy.quantities import CONTENTION, Lasting

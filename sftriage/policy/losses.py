@@ -1,6 +1,6 @@
 """Suspects by key, and what each has cost a job since it began: the sum of what verdicts say, and nothing else. Pure.
 
-A verdict's `decisions.Lost` has what its suspect cost in each step that no window before has counted. Summed over a
+A verdict's `Lost` has what its suspect cost in each step that no window before has counted. Summed over a
 run's verdicts, in order, that is the same while the job runs, once another controller has taken it over, and after it.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from sftriage.decisions import Lost, Suspect, Verdict
+from sftriage.model.verdicts import Lost, Suspect, Verdict
 from sftriage.words.verdicts import where, who
 
 WHOLE = "*"

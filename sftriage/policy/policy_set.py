@@ -9,7 +9,7 @@ from functools import cached_property
 
 from apscheduler.triggers.cron import CronTrigger
 
-from sftriage.decisions import Suspect
+from sftriage.model.verdicts import Suspect
 from sftriage.policy.document import PolicyError, Problem, path_text
 from sftriage.policy.fields import Location, next_open_s
 from sftriage.policy.loading import LoadedPolicy, find, load

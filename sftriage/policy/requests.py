@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from sftriage.decisions import (
+from sftriage.model.captures import (
     SAMPLES_PER_SECOND,
     CaptureRequest,
     ChoiceReason,

@@ -16,7 +16,8 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from sftriage.decisions import Label, Pattern, ProfilerChoice, Scope, Suspect
+from sftriage.model.captures import ProfilerChoice
+from sftriage.model.verdicts import Label, Pattern, Scope, Suspect
 from sftriage.policy import quantities
 from sftriage.policy.contradictions import (
     CAPTURES_PER_DAY,

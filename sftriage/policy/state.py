@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
-from sftriage.decisions import CaptureRequest, CaptureResult, LeftOpen, Profiler
 from sftriage.errors import InputError
+from sftriage.model.captures import CaptureRequest, CaptureResult, LeftOpen, Profiler
 from sftriage.policy.losses import NOBODY, Target
 
 HOUR_S = 3600.0

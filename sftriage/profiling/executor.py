@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sftriage.base.loops import start_thread
-from sftriage.decisions import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
 from sftriage.errors import CaptureError
 from sftriage.log import warn
+from sftriage.model.captures import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
 from sftriage.profiling.guard import GUARD, ProfilerGuard
 from sftriage.profiling.session import (
     OPTIONS,

@@ -16,11 +16,11 @@ from pathlib import Path
 from time import monotonic, monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
-from sftriage.decisions import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
 from sftriage.errors import CaptureError
+from sftriage.model.captures import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
+from sftriage.model.windows import OTHER
 from sftriage.profiling.guard import ProfilerGuard
 from sftriage.profiling.spool import write_trace
-from sftriage.records import OTHER
 from sftriage.sampling.sampler import NAME, StackSampler, period_of
 
 if TYPE_CHECKING:

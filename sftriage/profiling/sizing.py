@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
+from sftriage.model.captures import CaptureRequest
 from sftriage.profiling.session import STACK_OPTIONS, TorchSession
 from sftriage.profiling.spool import create
 

@@ -10,9 +10,9 @@ from typing import Any
 from sftriage.base.process import start_ticks
 from sftriage.errors import RingError, UsageError
 from sftriage.log import warn
+from sftriage.model.windows import StageSchema
 from sftriage.profiling.session import torch_distributed
 from sftriage.recorder.layout import RingInfo, bounded_text
-from sftriage.records import StageSchema
 
 JOB_ENV = "SFTRIAGE_JOB"
 HOST_ENV = "SFTRIAGE_HOST"

@@ -74,7 +74,7 @@ from typing import Any
 from zlib import crc32
 
 from sftriage.errors import RingError, SftriageError
-from sftriage.records import StageSchema
+from sftriage.model.windows import StageSchema
 
 HEADER_BYTES = 4096
 WORD_BYTES = 8

@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import get_args
 from zlib import crc32
 
-from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError
+from sftriage.model.captures import CaptureRequest, CaptureResult
+from sftriage.model.windows import plain
 from sftriage.profiling.executor import State
 from sftriage.recorder import files
 from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT, MAILBOX_MAGIC, RingInfo, encode_header
-from sftriage.records import plain
 
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_DETAIL_CHARS = 2000

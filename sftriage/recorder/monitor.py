@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError, SchemaError, UsageError
 from sftriage.log import warn
+from sftriage.model.windows import StageSchema
 from sftriage.profiling.executor import CaptureExecutor
 from sftriage.profiling.spool import SPOOL
 from sftriage.recorder import moments
@@ -33,7 +34,6 @@ from sftriage.recorder.layout import MAX_SLOTS, RingInfo
 from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import claim
-from sftriage.records import StageSchema
 
 if TYPE_CHECKING:
     import torch

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import RingError, SchemaError
 from sftriage.log import warn
+from sftriage.model.windows import OTHER, StageSchema
 from sftriage.profiling.executor import CaptureExecutor
 from sftriage.recorder import layout
 from sftriage.recorder.device import CUDA_START_STEPS, DeviceTime, cuda_in_use, in_c
@@ -25,7 +26,6 @@ from sftriage.recorder.files import forget_locks
 from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.moments import NEVER
 from sftriage.recorder.ring import RingFile
-from sftriage.records import OTHER, StageSchema
 
 if TYPE_CHECKING:
     from sftriage.recorder.answering import Answering

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from sftriage.counters import MAJOR_FAULTS, Account, accounting, runs_for_faults
+from sftriage.model.counters import MAJOR_FAULTS, Account, accounting, runs_for_faults
 from sftriage.reduce.samples import Frame, StackSamples
 from sftriage.reduce.spots import WORKS, Spot, code_of, how, place, spots
 from sftriage.reduce.workers import WorkerSpot, in_workers

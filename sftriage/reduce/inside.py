@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from sftriage.errors import InputError
-from sftriage.records import OTHER
+from sftriage.model.windows import OTHER
 from sftriage.reduce.events import (
     ANNOTATION,
     KERNEL,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sftriage.errors import InputError, SchemaError
-from sftriage.records import StageSchema
+from sftriage.model.windows import StageSchema
 from sftriage.traces.documents import first_problem
 
 OWN: Final = "sftriage:"

@@ -23,8 +23,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from sftriage.decisions import Profiler
 from sftriage.errors import SftriageError, UsageError
+from sftriage.model.captures import Profiler
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, read_samples
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.manifest import Artefact, Manifest

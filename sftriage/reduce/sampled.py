@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from sftriage.decisions import LeftOpen
 from sftriage.errors import InputError
+from sftriage.model.captures import LeftOpen
 from sftriage.reduce.samples import StackSamples
 from sftriage.reduce.spots import RUNS_FRACTION, Spot, spots
 from sftriage.traces.documents import CONTROL

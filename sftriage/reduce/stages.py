@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from sftriage.errors import InputError, SchemaError
-from sftriage.records import OTHER, StageSchema
+from sftriage.model.windows import OTHER, StageSchema
 from sftriage.reduce.events import (
     ANNOTATION,
     MEMCPY,

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from sftriage.errors import InputError
-from sftriage.records import StageSchema, Window
+from sftriage.model.windows import StageSchema, Window
 from sftriage.reduce.intervals import Ints
 from sftriage.reduce.stages import Reduction, TracedSteps, outside_ns
 

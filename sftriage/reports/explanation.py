@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sftriage.decisions import Decision, Verdict
-from sftriage.events import RemedyChanged, WindowJudged
+from sftriage.model.captures import Decision
+from sftriage.model.events import RemedyChanged, WindowJudged
+from sftriage.model.verdicts import Verdict
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import milliseconds
 from sftriage.words.decisions import advice, reason_sentence, resolution

@@ -9,8 +9,8 @@ from itertools import groupby
 from typing import Any
 
 from sftriage.controller.replay import ReplayedDecision
-from sftriage.decisions import Outcome
-from sftriage.records import plain
+from sftriage.model.captures import Outcome
+from sftriage.model.windows import plain
 from sftriage.words.amounts import counted, size
 from sftriage.words.decisions import decision_values, reason_kind, reason_sentence
 from sftriage.words.verdicts import where, who

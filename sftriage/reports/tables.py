@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from sftriage.decisions import Verdict
+from sftriage.model.verdicts import Verdict
 from sftriage.words.amounts import every, milliseconds, moment, numbers, size, span
 from sftriage.words.captures import stage_suspected
 from sftriage.words.verdicts import CLOCKS, where, who

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from sftriage.decisions import CaptureResult
-from sftriage.events import CauseFound, JobPaused, RemedyChanged, RingGivenUp
-from sftriage.records import plain
+from sftriage.model.captures import CaptureResult
+from sftriage.model.events import CauseFound, JobPaused, RemedyChanged, RingGivenUp
+from sftriage.model.windows import plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
 from sftriage.runs.outlook import telling_row

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from sftriage.errors import UsageError
-from sftriage.events import RemedyChanged
 from sftriage.mitigate.advice import (
     RECENT_WINDOWS,
     Advice,
@@ -24,7 +23,8 @@ from sftriage.mitigate.advice import (
     tells,
 )
 from sftriage.mitigate.pipelines import Pipeline
-from sftriage.records import plain
+from sftriage.model.events import RemedyChanged
+from sftriage.model.windows import plain
 from sftriage.runs.following import WindowRow
 from sftriage.runs.source import View
 from sftriage.words.advice import (

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from sftriage.decisions import Label
+from sftriage.model.verdicts import Label
 from sftriage.runs.following import WindowRow
 
 MAX_COLUMNS = 400

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sftriage.errors import InputError, IntegrityError, UsageError
-from sftriage.records import plain
+from sftriage.model.windows import plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.store import LocalStore

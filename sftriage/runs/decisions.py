@@ -12,9 +12,9 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sftriage.decisions import ENDED, CaptureResult, Decision
 from sftriage.errors import InputError, UsageError
-from sftriage.events import (
+from sftriage.model.captures import ENDED, CaptureResult, Decision
+from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
     CostMeasured,
@@ -26,7 +26,7 @@ from sftriage.events import (
     RemedyChanged,
     WindowJudged,
 )
-from sftriage.records import plain
+from sftriage.model.windows import plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import Note, RequestRow, WindowRow, note_kind
 from sftriage.runs.journal import read_journal

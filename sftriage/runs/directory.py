@@ -36,7 +36,7 @@ from pathlib import Path
 
 from sftriage.base.files import write_atomically
 from sftriage.errors import InputError, UsageError
-from sftriage.records import plain
+from sftriage.model.windows import plain
 
 RUN_VERSION = 1
 

@@ -10,25 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sftriage.decisions import (
+from sftriage.model.captures import (
     ENDED,
     CaptureRequest,
     CaptureResult,
-    Clock,
     Decision,
-    Label,
     Outcome,
     Parameter,
-    Pattern,
     Profiler,
     ReasonCode,
-    Regression,
     Role,
-    Suspect,
     Trigger,
-    Verdict,
 )
-from sftriage.events import (
+from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
     CostMeasured,
@@ -45,6 +39,7 @@ from sftriage.events import (
     WindowJudged,
     decode,
 )
+from sftriage.model.verdicts import Clock, Label, Pattern, Regression, Suspect, Verdict
 from sftriage.policy.losses import Losses, same_trouble, suspect_key
 from sftriage.runs.journal import Appended
 from sftriage.words.decisions import reason_sentence, resolution
@@ -94,7 +89,7 @@ class RequestRow(_DecisionRow):
     """Captures that no window led to, and what was decided about them: a person asked, or another capture led to them.
 
     ``by`` is the person, or "", and ``why`` what they said, or the other capture, whose id is then in ``beside``.
-    ``request_id`` is the person's (see `decisions.ManualRequest`).
+    ``request_id`` is the person's (see `model.captures.ManualRequest`).
     """
 
     by: str
@@ -127,7 +122,7 @@ def note_kind(note: Note) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedSuspect:
-    """A suspect in words, and its numbers (see `decisions.Suspect`)."""
+    """A suspect in words, and its numbers (see `model.verdicts.Suspect`)."""
 
     who: str
     where: str

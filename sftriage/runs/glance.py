@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sftriage.events import CostMeasured, JobPaused
+from sftriage.model.events import CostMeasured, JobPaused
 from sftriage.policy.losses import Losses, SuspectLoss
 from sftriage.runs.advice import pipeline_of_run, straggler_of, tried_in
 from sftriage.runs.following import Note, WindowRow

@@ -19,14 +19,7 @@ import msgspec
 
 from sftriage.base.files import write_atomically
 from sftriage.errors import InputError
-from sftriage.events import (
-    Event,
-    EvidenceGathered,
-    JournalCompacted,
-    WindowJudged,
-    decode,
-    encode,
-)
+from sftriage.model.events import Event, EvidenceGathered, JournalCompacted, WindowJudged, decode, encode
 from sftriage.policy.losses import Losses
 from sftriage.traces.disk import Counted, Do, at_once
 
@@ -38,7 +31,7 @@ RESERVE_BYTES = 16 << 10
 
 
 class Journal:
-    """Appends to ``decisions.jsonl``, which holds whole lines only. What ``do`` does is on disk before it returns.
+    """Appends to ``model.captures.jsonl``, which holds whole lines only. What ``do`` does is on disk before it returns.
 
     Args:
         path: the file, which need not be there.

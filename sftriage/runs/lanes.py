@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from pydantic import ValidationError
 
+from sftriage.model.windows import OTHER, StageSchema, StepRecord
 from sftriage.recorder import RingInfo
-from sftriage.records import OTHER, StageSchema, StepRecord
 from sftriage.runs.lateness import HeatSource
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest, RecordedRank, RecordedStep, RecordedSteps
 from sftriage.verdicts.system import system_counts

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from sftriage.frontier.accounting import by_step
 from sftriage.frontier.segments import segments
+from sftriage.model.windows import Window
 from sftriage.recorder import RingInfo
-from sftriage.records import Window
 from sftriage.windows.logs import StepFile, StepLogs, Thinning, windows
 from sftriage.windows.steplog import BLOCK_STEPS, PERIOD_STEPS
 

@@ -113,7 +113,6 @@ def running_ranks(run: RunDirectory) -> list[RingInfo]:
 
 
 def _written(rings: Path) -> Iterator[RingInfo]:
-    """The rings that a trainer still writes into."""
     for path in find_rings(rings):
         with contextlib.suppress(RingError), open_ring(path) as ring:
             if ring.writer_alive:

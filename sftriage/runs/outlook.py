@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sftriage.decisions import CaptureResult
+from sftriage.model.captures import CaptureResult
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
 from sftriage.words.glance import decision_phrase, face_words
 

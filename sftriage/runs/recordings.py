@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from sftriage.errors import InputError, RingError
+from sftriage.model.windows import Window
 from sftriage.policy.loading import load
 from sftriage.policy.schema import Detection
 from sftriage.recorder import RingInfo, find_rings
-from sftriage.records import Window
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import StepArrays, together

@@ -13,10 +13,10 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sftriage.base.files import write_atomically
-from sftriage.decisions import ENDED, ManualRequest, ProfilerChoice
 from sftriage.errors import CaptureError, UsageError
-from sftriage.events import FollowUpDecided, ManualRequestDecided
-from sftriage.records import plain
+from sftriage.model.captures import ENDED, ManualRequest, ProfilerChoice
+from sftriage.model.events import FollowUpDecided, ManualRequestDecided
+from sftriage.model.windows import plain
 from sftriage.runs.decisions import decided_in, states_in
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal

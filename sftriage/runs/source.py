@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 
-from sftriage.decisions import CaptureResult
 from sftriage.errors import InputError
-from sftriage.events import CostMeasured
+from sftriage.model.captures import CaptureResult
+from sftriage.model.events import CostMeasured
 from sftriage.policy.losses import Losses
 from sftriage.runs.captures import CaptureShelf, Damaged
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs

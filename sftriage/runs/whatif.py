@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.counters import MOST_FRACTION
-from sftriage.decisions import Verdict
 from sftriage.errors import InputError
-from sftriage.events import WindowJudged
 from sftriage.frontier.segments import complete_steps, segments
-from sftriage.records import Window
+from sftriage.model.counters import MOST_FRACTION
+from sftriage.model.events import WindowJudged
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import Window
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.journal import read_journal
 from sftriage.runs.outlook import DISTURBED

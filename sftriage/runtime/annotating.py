@@ -9,9 +9,9 @@ from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from sftriage.decisions import LeftOpen, Reproduced
 from sftriage.errors import InputError, SftriageError
-from sftriage.events import CauseFound, CostMeasured, Place
+from sftriage.model.captures import LeftOpen, Reproduced
+from sftriage.model.events import CauseFound, CostMeasured, Place
 from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.sampled import SampledRank, find_sampled, in_torch, left_open, slowest

@@ -17,8 +17,8 @@ from sftriage.errors import UsageError
 from sftriage.recorder.moments import carried_binary
 
 CARRIED = (
-    *("__init__.py", "counters.py", "decisions.py", "errors.py", "log.py", "records.py"),
-    *("base", "profiling", "recorder", "sampling", "seams"),
+    *("__init__.py", "errors.py", "log.py"),
+    *("base", "model", "profiling", "recorder", "sampling", "seams"),
 )
 """Of this package: what runs in a trainer."""
 

@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from sftriage.base.loops import start_thread
 from sftriage.errors import RingError, SftriageError, UsageError
+from sftriage.model.windows import EXCHANGE, StepRecord
 from sftriage.recorder import Monitor, RingInfo, find_rings, moments
-from sftriage.records import EXCHANGE, StepRecord
 from sftriage.runtime.carrying import CARRIED_IN
 from sftriage.runtime.first_step import TOLD, Facts, Processes, Reason, facts_of, reports_in, under_seams, why_nothing
 from sftriage.runtime.launcher import Launcher

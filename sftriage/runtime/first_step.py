@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.errors import RingError
+from sftriage.model.windows import StageSchema
 from sftriage.recorder import RingInfo, find_rings
-from sftriage.records import StageSchema
 from sftriage.runtime.carrying import carried
 from sftriage.runtime.launcher import Launcher
 from sftriage.seams.patches import REPORT_ENV
@@ -124,7 +124,6 @@ def _under_seams(facts: Facts) -> Reason:
 
 
 def _signal_name(number: int) -> str:
-    """What a signal is called."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import SftriageError
-from sftriage.events import CaptureChanged, Event, Sight
+from sftriage.model.events import CaptureChanged, Event, Sight
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.sinks.stream import Sink
 from sftriage.traces.keys import CaptureKey

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sftriage.decisions import Verdict
 from sftriage.errors import InputError, UsageError
-from sftriage.records import Window
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import Window
 from sftriage.reduce.causes import cause_of, cause_of_rank
 from sftriage.reduce.events import Trace
 from sftriage.reduce.inside import find

@@ -25,14 +25,14 @@ from sftriage.controller.desired import Corroboration, DesiredCaptures, ResumeSt
 from sftriage.controller.needs import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.windows import WindowAssembly
-from sftriage.decisions import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
 from sftriage.errors import SftriageError
-from sftriage.events import DiskRecovered, JobSeen, Received, Resumed, RingGivenUp, TakenOver
+from sftriage.model.captures import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
+from sftriage.model.events import DiskRecovered, JobSeen, Received, Resumed, RingGivenUp, TakenOver
+from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import in_the_same_steps
 from sftriage.policy.schema import Rule
-from sftriage.records import JobStatus, Window
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
 from sftriage.runs.liveness import DISK, FAILING, holding, note_problem

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from sftriage.errors import InputError, UsageError
-from sftriage.events import CaptureChanged, Event, Sight
+from sftriage.model.events import CaptureChanged, Event, Sight
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, write_info
 from sftriage.sinks.stream import Sink
 from sftriage.traces.objects import checked_url

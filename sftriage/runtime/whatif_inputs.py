@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError, UsageError
-from sftriage.records import Window
+from sftriage.model.windows import Window
 from sftriage.reduce.naming import Names
 from sftriage.reduce.together import together
 from sftriage.runs.whatif import operations_in, operations_of

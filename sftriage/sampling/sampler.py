@@ -16,8 +16,8 @@ from pathlib import Path
 
 from sftriage.base import files
 from sftriage.base.loops import start_thread
-from sftriage.decisions import SAMPLES_PER_SECOND
 from sftriage.errors import CaptureError
+from sftriage.model.captures import SAMPLES_PER_SECOND
 from sftriage.sampling.speedscope import written
 from sftriage.sampling.stacks import At, Stacks
 from sftriage.sampling.workers import WORKERS

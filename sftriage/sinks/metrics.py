@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sftriage import __version__
-from sftriage.decisions import ENDED, CaptureRequest, Clock, Decision, Label, Profiler, Regression, Suspect
-from sftriage.events import (
+from sftriage.frontier.accounting import by_step
+from sftriage.model.captures import ENDED, CaptureRequest, Decision, Profiler
+from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
     CostMeasured,
@@ -35,8 +36,8 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.frontier.accounting import by_step
-from sftriage.records import OTHER, Window
+from sftriage.model.verdicts import Clock, Label, Regression, Suspect
+from sftriage.model.windows import OTHER, Window
 from sftriage.sinks.exposition import Exposed, Exposition
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.words.decisions import reasons_of

@@ -22,8 +22,8 @@ from opentelemetry.trace import Span as ApiSpan
 
 from sftriage import __version__
 from sftriage.base.loops import start_thread
-from sftriage.decisions import ENDED, Decision, Regression, Suspect, Verdict
-from sftriage.events import (
+from sftriage.model.captures import ENDED, Decision
+from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
     Event,
@@ -35,6 +35,7 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
+from sftriage.model.verdicts import Regression, Suspect, Verdict
 from sftriage.sinks.stream import Sink, keep_newest, window_of
 
 log = logging.getLogger("sftriage")

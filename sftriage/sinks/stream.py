@@ -14,8 +14,8 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from sftriage.base.loops import start_thread
-from sftriage.decisions import Verdict
-from sftriage.events import Event, Sight, WindowSeen
+from sftriage.model.events import Event, Sight, WindowSeen
+from sftriage.model.verdicts import Verdict
 
 log = logging.getLogger("sftriage")
 

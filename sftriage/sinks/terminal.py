@@ -10,8 +10,8 @@ from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from sftriage.decisions import ENDED, CaptureResult, Decision, Verdict
-from sftriage.events import (
+from sftriage.model.captures import ENDED, CaptureResult, Decision
+from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
     DiskFailed,
@@ -25,6 +25,7 @@ from sftriage.events import (
     TakenOver,
     WindowJudged,
 )
+from sftriage.model.verdicts import Verdict
 from sftriage.sinks.stream import Sink
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import counted, milliseconds

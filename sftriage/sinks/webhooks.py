@@ -31,11 +31,12 @@ from urllib3.util import Retry, Url, make_headers, parse_url
 
 from sftriage import __version__
 from sftriage.base.loops import start_thread
-from sftriage.decisions import Decision, Trigger, Verdict
 from sftriage.errors import SftriageError
-from sftriage.events import CauseFound, Event, FollowUpDecided, PolicyChanged, RemedyChanged, Sight, WindowJudged
+from sftriage.model.captures import Decision, Trigger
+from sftriage.model.events import CauseFound, Event, FollowUpDecided, PolicyChanged, RemedyChanged, Sight, WindowJudged
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import plain
 from sftriage.policy.schema import Rule, Webhook
-from sftriage.records import plain
 from sftriage.sinks.stream import Sink, keep_newest
 from sftriage.words.advice import remedy_told
 from sftriage.words.captures import caused
@@ -390,7 +391,6 @@ class _Lane:
         _post(_address(self._webhook), body, content_type)
 
     def _wait(self, due_s: float) -> bool:
-        """Wait until then; False if that is after the end."""
         if self._sink.closing.wait(due_s - time.monotonic()) and due_s < self._sink.close_by_s:
             time.sleep(max(0.0, due_s - time.monotonic()))
         return due_s < self._sink.close_by_s

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.records import JobStatus, Window
+from sftriage.model.windows import JobStatus, Window
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.decisions import Suspect, Verdict
-from sftriage.records import OTHER, JobStatus, RankStatus, Window
+from sftriage.model.verdicts import Suspect, Verdict
+from sftriage.model.windows import OTHER, JobStatus, RankStatus, Window
 from sftriage.stalls.pace import NS, JobSince, Pace, Pause, Wait
 
 BoolArray = NDArray[np.bool_]
@@ -174,7 +174,6 @@ def wait_state_of(job: JobSince, pace: Pace, now_ns: int) -> WaitState | None:
 
 
 def _in_stages(job: JobStatus, names: Collection[str]) -> BoolArray:
-    """Which ranks are in one of some stages."""
     return np.isin(job.stage_R, [at for at, stage in enumerate(job.schema.stages) if stage in names])
 
 
@@ -208,7 +207,6 @@ def _furthest_behind(job: JobStatus, some_R: BoolArray) -> RankArray:
 
 
 def _wait(job: JobStatus, live_R: BoolArray, missing_M: RankArray, reasons: tuple[str, ...], pace: Pace) -> Wait:
-    """The kind of wait."""
     if "died" in reasons or reasons == ("left_early",):
         return "step"  # a rank that is dead, or has stopped recording, will not arrive, in a first step either
     if not pace.periods_s or (job.published_R[live_R] == 0).any():

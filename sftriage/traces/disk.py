@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sftriage.base.loops import start_thread
-from sftriage.events import DiskFailed, DiskRecovered
+from sftriage.model.events import DiskFailed, DiskRecovered
 
 log = logging.getLogger("sftriage")
 

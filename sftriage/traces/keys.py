@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from sftriage.decisions import CAPTURE_ID
 from sftriage.errors import InputError, UsageError
+from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.documents import CONTROL
 from sftriage.traces.manifest import Manifest
 

@@ -12,23 +12,21 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 
-from sftriage.decisions import (
+from sftriage.errors import InputError, SchemaError
+from sftriage.model.captures import (
     CAPTURE_ID,
     SAMPLE_STACKS,
     CaptureRequest,
     CaptureResult,
     Cause,
     ChoiceReason,
-    Clock,
-    Pattern,
     Profiler,
     Reproduced,
     Role,
-    Scope,
     Trigger,
 )
-from sftriage.errors import InputError, SchemaError
-from sftriage.records import MAX_STAGE_NAME_BYTES, MAX_STAGES, StageSchema, plain
+from sftriage.model.verdicts import Clock, Pattern, Scope
+from sftriage.model.windows import MAX_STAGE_NAME_BYTES, MAX_STAGES, StageSchema, plain
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.documents import CONTROL, Count, DocumentModel, Number, Rank, Sentence, Word, first_problem, text
 from sftriage.traces.findings import CauseInfo, Findings
@@ -63,7 +61,7 @@ class Steps(DocumentModel):
 
 
 class TriggerInfo(DocumentModel):
-    """Why the capture exists: the window, the suspect in it, and the rule that asked (see `decisions.Trigger`)."""
+    """Why the capture exists: the window, the suspect in it, and the rule that asked (see `model.captures.Trigger`)."""
 
     window: Steps
     label: Cause
@@ -162,7 +160,7 @@ class Artefact(DocumentModel):
 
 
 class ReproducedInfo(DocumentModel):
-    """Whether the fault was there while it was captured (see `decisions.Reproduced`)."""
+    """Whether the fault was there while it was captured (see `model.captures.Reproduced`)."""
 
     answer: Literal["yes", "no", "partly"]
     steps: Count
@@ -206,7 +204,7 @@ MAX_RECORDED_STEPS = 8
 
 
 class RecordedStep(DocumentModel):
-    """One step as its rank recorded it (see `records.StepRecord`), nanoseconds on the rank's own clock."""
+    """One step as its rank recorded it (see `model.windows.StepRecord`), nanoseconds on the rank's own clock."""
 
     step: Count
     start_ns: Count

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, ColumnElement, Double, MetaData, String, Table, Text, and_, false, func, or_
 from sqlalchemy.types import TypeEngine
 
-from sftriage.decisions import CAPTURE_ID
+from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.documents import CONTROL
 from sftriage.traces.findings import CauseInfo
 from sftriage.traces.manifest import Manifest

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from sftriage.decisions import CAPTURE_ID
 from sftriage.errors import InputError, IntegrityError, UsageError
+from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.findings import Findings
 from sftriage.traces.manifest import (
     CostInfo,

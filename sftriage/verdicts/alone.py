@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.decisions import OwnWork
 from sftriage.frontier.arrays import BoolArray, FloatArray
 from sftriage.frontier.units import UnitName
+from sftriage.model.verdicts import OwnWork
 from sftriage.verdicts.sequential import HISTORY_STEPS, MAX_DRIFT, Evidence
 from sftriage.verdicts.settings import Settings
 

@@ -14,11 +14,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from sftriage.decisions import Verdict
 from sftriage.frontier.arrays import FloatArray, medians
 from sftriage.frontier.profile import Profile, Typical
 from sftriage.frontier.whatif import MAD_TO_SIGMA
-from sftriage.records import Window
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import Window
 from sftriage.verdicts.settings import Settings
 
 MAX_SAMPLES = 32

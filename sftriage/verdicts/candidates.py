@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.decisions import Scope, Suspect
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, medians
 from sftriage.frontier.profile import Profile, Typical
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.units import Unit, UnitName
-from sftriage.records import StageSchema
+from sftriage.model.verdicts import Scope, Suspect
+from sftriage.model.windows import StageSchema
 from sftriage.verdicts.alone import Alone, Known, own_work
 from sftriage.verdicts.course import Course, Onset, Track, course_of, onset_of, recurring_course
 from sftriage.verdicts.sequential import Recurrence

@@ -81,7 +81,6 @@ def more_work(work_N: FloatArray, work: float) -> FloatArray:
 
 
 def _joined(blocks: tuple[FloatArray, ...]) -> tuple[FloatArray, ...]:
-    """Blocks of twice as many steps."""
     pairs = zip(blocks[::2], blocks[1::2], strict=False)
     return tuple(np.concatenate((two[:1], (one[1:] + two[1:]) / 2)) for one, two in pairs)
 

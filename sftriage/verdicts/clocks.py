@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sftriage.decisions import Clock, Verdict
 from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.segments import complete_steps
-from sftriage.records import Window
+from sftriage.model.verdicts import Clock, Verdict
+from sftriage.model.windows import Window
 from sftriage.verdicts.settings import Settings
 
 HOST_STAGES = frozenset({"data"})

@@ -13,9 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from sftriage.decisions import Pattern
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.units import UnitName
+from sftriage.model.verdicts import Pattern
 from sftriage.verdicts.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, Recurrence
 from sftriage.verdicts.settings import Settings
 

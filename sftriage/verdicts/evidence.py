@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sftriage.decisions import Suspect
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.overlap import KeptReplay
 from sftriage.frontier.profile import Profile, Typical
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.units import UnitName
+from sftriage.model.verdicts import Suspect
 from sftriage.verdicts.alone import Alone, Known
 from sftriage.verdicts.baseline import (
     Baseline,

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from sftriage.decisions import Suspect
 from sftriage.frontier.accounting import Accounting, advances_by_step
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.overlap import remembered
@@ -16,7 +15,8 @@ from sftriage.frontier.profile import Profile, Typical, profile
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.units import Unit, UnitName, host_units, last_elsewhere, places_of, rank_units
 from sftriage.frontier.whatif import SegmentReplay
-from sftriage.records import Window
+from sftriage.model.verdicts import Suspect
+from sftriage.model.windows import Window
 from sftriage.verdicts.alone import Known, is_marked, known_after, named_alone
 from sftriage.verdicts.baseline import Baseline, OwnTimes, Regime, excess_of, regimes_of
 from sftriage.verdicts.candidates import Candidate, OnsetKey, WindowContext, candidates_of, group_candidates

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sftriage.decisions import Lost, Regression, Suspect, Verdict
-from sftriage.records import Window
+from sftriage.model.verdicts import Lost, Regression, Suspect, Verdict
+from sftriage.model.windows import Window
 from sftriage.verdicts.baseline import learned
 from sftriage.verdicts.clocks import Timed, on_its_clock, timed
 from sftriage.verdicts.evidence import Past, WindowEvidence, is_single

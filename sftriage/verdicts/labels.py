@@ -10,12 +10,12 @@ from functools import partial
 
 import numpy as np
 
-from sftriage.decisions import Label, Suspect, Verdict
 from sftriage.frontier.accounting import Accounting, account, walked
 from sftriage.frontier.overlap import resumed
 from sftriage.frontier.roles import roles_of
 from sftriage.frontier.whatif import replay
-from sftriage.records import Window
+from sftriage.model.verdicts import Label, Suspect, Verdict
+from sftriage.model.windows import Window
 from sftriage.verdicts.candidates import Candidate
 from sftriage.verdicts.evidence import Past, WindowEvidence, is_named, is_single
 from sftriage.verdicts.gathering import gather_evidence

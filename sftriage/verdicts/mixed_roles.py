@@ -9,7 +9,7 @@ import numpy as np
 from sftriage.frontier.accounting import Walk
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.whatif import JITTER_RANKS
-from sftriage.records import Window
+from sftriage.model.windows import Window
 from sftriage.verdicts.evidence import WindowEvidence
 
 

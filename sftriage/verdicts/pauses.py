@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sftriage.events import JobPaused, PauseReason
 from sftriage.frontier.arrays import BoolArray, medians
+from sftriage.model.events import JobPaused, PauseReason
 from sftriage.verdicts.regression import COMMON, QUEUED, STAGES, STEP, StepMeasures
 from sftriage.verdicts.settings import Settings
 

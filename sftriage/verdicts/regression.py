@@ -20,12 +20,12 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.decisions import Regression
 from sftriage.frontier.accounting import Walk, advances_by_step
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.profile import Profile
 from sftriage.frontier.whatif import MAD_TO_SIGMA
-from sftriage.records import Window
+from sftriage.model.verdicts import Regression
+from sftriage.model.windows import Window
 from sftriage.verdicts.baseline import MAX_SAMPLES, Regime, Samples, met, regimes_of
 from sftriage.verdicts.climbing import LAST_STEP, WORK, Way, more_work
 from sftriage.verdicts.climbing import STEP as STEP_AT

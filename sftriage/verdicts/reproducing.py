@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from sftriage.decisions import Reproduced, Trigger
 from sftriage.frontier.accounting import walked
 from sftriage.frontier.arrays import FloatArray, medians
 from sftriage.frontier.roles import roles_of
 from sftriage.frontier.segments import complete_steps
 from sftriage.frontier.whatif import replay
-from sftriage.records import Window
+from sftriage.model.captures import Reproduced, Trigger
+from sftriage.model.windows import Window
 from sftriage.verdicts.clocks import HOST_STAGES, timed
 from sftriage.verdicts.settings import Settings
 

@@ -172,7 +172,6 @@ class Tests(NamedTuple):
 
 
 def _longer(runs: Runs, unit: UnitName) -> Runs:
-    """The runs after one more event."""
     if not runs or runs[-1][0] != unit:
         return (*runs, (unit, False))[-MAX_RUNS:]
     return runs if runs[-1][1] else (*runs[:-1], (unit, True))

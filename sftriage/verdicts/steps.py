@@ -8,7 +8,7 @@ import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.profile import Profile
-from sftriage.records import Window
+from sftriage.model.windows import Window
 from sftriage.verdicts.settings import Settings
 
 
@@ -50,5 +50,4 @@ def ordinary_steps(used_N: BoolArray, whole: Profile, exposed_N: FloatArray, set
 
 
 def _with_next(steps_N: BoolArray) -> BoolArray:
-    """These steps, and the one after each."""
     return np.asarray(steps_N | np.concatenate([[False], steps_N[:-1]]))

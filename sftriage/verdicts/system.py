@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sftriage.counters import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, accounting
-from sftriage.decisions import Suspect, Verdict
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, known_medians
 from sftriage.frontier.roles import LEAST_SAMPLE_RANKS, roles_of, sampled
 from sftriage.frontier.segments import complete_steps, segments
 from sftriage.frontier.units import Unit
-from sftriage.records import Window
+from sftriage.model.counters import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, accounting
+from sftriage.model.verdicts import Suspect, Verdict
+from sftriage.model.windows import Window
 from sftriage.verdicts.settings import Settings
 
 MIN_KNOWN_FRACTION = 0.5

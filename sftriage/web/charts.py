@@ -13,7 +13,8 @@ from itertools import pairwise
 from math import floor, isnan, log10
 from urllib.parse import urlencode
 
-from sftriage.decisions import CaptureResult, Label
+from sftriage.model.captures import CaptureResult
+from sftriage.model.verdicts import Label
 from sftriage.runs.axis import Axis, TimelineColumn, axis_of, columns_of, stages_of, stepwise
 from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.lateness import HeatMap

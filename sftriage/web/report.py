@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sftriage.decisions import CaptureResult
+from sftriage.model.captures import CaptureResult
 from sftriage.runs.axis import axis_of
 from sftriage.runs.following import RequestRow
 from sftriage.runs.lanes import Lanes

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from sftriage.decisions import CAPTURE_ID
+from sftriage.model.captures import CAPTURE_ID
 from sftriage.reduce.flames import FOLDED_NAME
 from sftriage.runs.axis import Axis, TimelineColumn
 from sftriage.runs.captures import Damaged

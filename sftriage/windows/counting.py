@@ -24,8 +24,8 @@ from zlib import crc32
 
 import numpy as np
 
-from sftriage.counters import COUNTERS, OF_THREAD, PLACE, UNITS
 from sftriage.errors import RingError
+from sftriage.model.counters import COUNTERS, OF_THREAD, PLACE, UNITS
 from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import COUNTERS_MAGIC, HEADER_BYTES, WORD_BYTES

@@ -14,9 +14,9 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.counters import COUNTERS
+from sftriage.model.counters import COUNTERS
+from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder.layout import MAX_COUNT, WORD_BYTES
-from sftriage.records import StageSchema, StepRecord
 from sftriage.windows.slots import (
     BETWEEN,
     CAPTURING,
@@ -56,7 +56,7 @@ class StepArrays:
         schema: the stages.
         rank_B: whose steps they are.
         slots_BW: the slots as they were written; ask the columns.
-        counted_BC: what the kernel counted of each (see `sftriage.counters`), NaN where that is not known (see
+        counted_BC: what the kernel counted of each (see `sftriage.model.counters`), NaN where that is not known (see
             `windows.counting`); None where nothing was read.
     """
 

@@ -9,9 +9,9 @@ from itertools import islice
 
 import numpy as np
 
-from sftriage.events import Span
+from sftriage.model.events import Span
+from sftriage.model.windows import StageSchema, Window
 from sftriage.recorder.layout import MAX_COUNT
-from sftriage.records import StageSchema, Window
 from sftriage.windows.decoding import IntArray, StepArrays, together
 from sftriage.windows.rows import NS, RefinedArray, StepRows
 

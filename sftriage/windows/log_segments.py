@@ -21,9 +21,9 @@ from zlib import crc32
 
 from sftriage.base.files import open_regular
 from sftriage.errors import RingError
+from sftriage.model.windows import StageSchema
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, WORD_BYTES, RingInfo, decode_header, encode_header
-from sftriage.records import StageSchema
 
 MAX_SEGMENT_BYTES = 4 << 20
 MIN_SEGMENT_BYTES = 16 << 10

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from sftriage.errors import RingError
+from sftriage.model.windows import Window
 from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT
-from sftriage.records import Window
 from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, together
 from sftriage.windows.gather import Gatherer, Shape

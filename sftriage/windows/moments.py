@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.model.windows import StageSchema
 from sftriage.recorder import RingInfo, layout
-from sftriage.records import StageSchema
 from sftriage.windows import slots
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.counters import COUNTERS
 from sftriage.errors import InputError, SchemaError
+from sftriage.model.counters import COUNTERS
+from sftriage.model.windows import OTHER, StageSchema, Window
 from sftriage.recorder.layout import MAX_COUNT
-from sftriage.records import OTHER, StageSchema, Window
 from sftriage.windows.counting import counted_of
 from sftriage.windows.decoding import BoolArray, FloatArray
 

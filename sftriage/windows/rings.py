@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import RingError
+from sftriage.model.windows import OTHER, RankStatus, StageSchema
 from sftriage.recorder import layout
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import (
@@ -26,7 +27,6 @@ from sftriage.recorder.layout import (
     WORD_BYTES,
     with_additions,
 )
-from sftriage.records import OTHER, RankStatus, StageSchema
 from sftriage.windows.decoding import BoolArray
 from sftriage.windows.moments import Batch, Copied, batches
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.counters import COUNTERS
-from sftriage.records import StageSchema
+from sftriage.model.counters import COUNTERS
+from sftriage.model.windows import StageSchema
 from sftriage.windows.decoding import BoolArray, FloatArray, IntArray, StepArrays
 from sftriage.windows.slots import kind_of
 

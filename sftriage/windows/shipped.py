@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sftriage.records import StageSchema
+from sftriage.model.windows import StageSchema
 from sftriage.windows.decoding import StepArrays
 
 

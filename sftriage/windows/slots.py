@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import struct
 
+from sftriage.model.windows import StageSchema
 from sftriage.recorder.layout import WORD_BYTES, bounded_text
-from sftriage.records import StageSchema
 
 SEQ, STEP, START, BETWEEN, FLAGS, KIND, KIND_REST, WORK, READY = range(9)
 DURATIONS = 9

@@ -9,8 +9,8 @@ from itertools import accumulate, chain
 
 import numpy as np
 
+from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.recorder.layout import MAX_COUNT
-from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.windows.decoding import IntArray
 
 N_VALUES = 10

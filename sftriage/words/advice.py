@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sftriage.events import RemedyChanged, RemedyReason
+from sftriage.model.events import RemedyChanged, RemedyReason
 from sftriage.words.amounts import milliseconds
 
 TITLES = {

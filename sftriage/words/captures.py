@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from sftriage.decisions import CaptureRequest, CaptureResult, CaptureState, ChoiceReason, LeftOpen, Profiler
+from sftriage.model.captures import CaptureRequest, CaptureResult, CaptureState, ChoiceReason, LeftOpen, Profiler
 from sftriage.words.amounts import counted, milliseconds, size, some_ranks, span
 
 CONTROL_PART = "healthy, captured in the same steps to compare the suspect with"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from sftriage.decisions import ChoiceReason, Decision, LeftOpen, Parameter, Profiler, ReasonCode
-from sftriage.records import plain
+from sftriage.model.captures import ChoiceReason, Decision, LeftOpen, Parameter, Profiler, ReasonCode
+from sftriage.model.windows import plain
 from sftriage.words.amounts import clock
 from sftriage.words.captures import CHOICES, LEFT_OPEN, PROFILERS, choice_words
 from sftriage.words.verdicts import AFTER_GRADIENTS, BY_SYSTEM, RESOLVES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sftriage.decisions import Parameter, ReasonCode
-from sftriage.records import OTHER
+from sftriage.model.captures import Parameter, ReasonCode
+from sftriage.model.windows import OTHER
 from sftriage.words.decisions import RESOLUTIONS, SentenceFields
 from sftriage.words.verdicts import AFTER_GRADIENTS, RESOLVES
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sftriage.words.amounts import lasted, span
 
 if TYPE_CHECKING:
-    from sftriage.events import DiskRecovered, JobPaused, RingGivenUp
+    from sftriage.model.events import DiskRecovered, JobPaused, RingGivenUp
 
 
 def thinning(whole_from_step: int, first_step: int, block_steps: int, period_steps: int) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sftriage.counters import MOST_FRACTION
-from sftriage.decisions import Decision, Outcome, Verdict
+from sftriage.model.captures import Decision, Outcome
+from sftriage.model.counters import MOST_FRACTION
+from sftriage.model.verdicts import Verdict
 
 WITHIN_S = 60.0
 MOST_TIMES, MOST = 2, 6

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.controller.desired import EXPIRES_S
-from sftriage.decisions import ENDED, CaptureRequest, Verdict
-from sftriage.events import CaptureChanged, Event, TakenOver, WindowJudged
 from sftriage.fleet.orders import END_GRACE_S
+from sftriage.model.captures import ENDED, CaptureRequest
+from sftriage.model.events import CaptureChanged, Event, TakenOver, WindowJudged
+from sftriage.model.verdicts import Verdict
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import load_recording
 from sftriage.traces.store import LocalStore

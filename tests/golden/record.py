@@ -285,7 +285,7 @@ def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
     from prometheus_client import generate_latest
     from rich.console import Console
 
-    from sftriage.events import CauseFound, JobSeen, Received, RemedyChanged, WindowJudged
+    from sftriage.model.events import CauseFound, JobSeen, Received, RemedyChanged, WindowJudged
     from sftriage.sinks.metrics import Metrics
     from sftriage.sinks.spans import SpanSink
     from sftriage.sinks.terminal import Reporter

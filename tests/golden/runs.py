@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from sftriage.controller.controller import Controller, shape_of
-from sftriage.decisions import CaptureRequest, CaptureResult, ManualRequest
-from sftriage.events import (
+from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
+from sftriage.model.events import (
     DiskRecovered,
     Event,
     EvidenceGathered,
@@ -26,9 +26,9 @@ from sftriage.events import (
     Span,
     TakenOver,
 )
+from sftriage.model.windows import JobStatus, RankStatus, StepRecord, Window
 from sftriage.policy.loading import find, load
 from sftriage.recorder import RingInfo
-from sftriage.records import JobStatus, RankStatus, StepRecord, Window
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording

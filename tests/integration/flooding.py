@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import nats
 
-from sftriage.decisions import CaptureResult, Report
 from sftriage.fleet.hub import HubAddress, Places
 from sftriage.fleet.messages import Block
 from sftriage.fleet.wire import MAX_UNPACKED_BYTES, decode_shipment, encode
+from sftriage.model.captures import CaptureResult, Report
 
 NAMES = ("nobody", "x-controller", "\x1b[31mred", "\u202eabc", "a\x07b", "n" * 900)
 """Hosts that there are not, and that no host can be."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sftriage.capture.mailbox import MailboxClient
-from sftriage.decisions import ManualRequest
 from sftriage.errors import RingError
+from sftriage.model.captures import ManualRequest
 from sftriage.recorder import find_rings
 from sftriage.runs import requests
 from sftriage.runs.directory import RunDirectory, read_info

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sftriage.decisions import CaptureResult
 from sftriage.kube.captures import KnownCapture, capture_status
+from sftriage.model.captures import CaptureResult
 from sftriage.traces.manifest import Manifest, ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore

@@ -4,8 +4,8 @@ import json
 
 import msgspec
 
-from sftriage.decisions import Verdict
-from sftriage.events import WindowJudged
+from sftriage.model.events import WindowJudged
+from sftriage.model.verdicts import Verdict
 from sftriage.policy.losses import losses_of
 from sftriage.runs.journal import read_journal
 from tests.integration.linked import check_linked

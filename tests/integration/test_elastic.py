@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.decisions import ENDED
-from sftriage.events import CaptureChanged
+from sftriage.model.captures import ENDED
+from sftriage.model.events import CaptureChanged
 from sftriage.runs.journal import read_journal
 from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader

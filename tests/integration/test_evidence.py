@@ -14,8 +14,8 @@ import pytest
 from sftriage.agent import gpus as evidence
 from sftriage.agent.gpus import EvidenceSampler, NvmlQuestion, environment_of, evidence_of, gather, parse_reading
 from sftriage.base.process import start_ticks
+from sftriage.model.windows import StageSchema, plain
 from sftriage.recorder import RingInfo
-from sftriage.records import StageSchema, plain
 from tests import needs
 
 DEADLINE_S = 60.0

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from sftriage import __version__
-from sftriage.decisions import CaptureResult, Report
 from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Places
 from sftriage.fleet.lease import make_places, taken_up
 from sftriage.fleet.messages import Orders, RunName
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Fetching, taker
 from sftriage.fleet.wire import VERSION, decode_orders, encode
+from sftriage.model.captures import CaptureResult, Report
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.traces.manifest import Artefact

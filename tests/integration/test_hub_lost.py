@@ -20,8 +20,8 @@ from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import encode
+from sftriage.model.windows import GpuFindings
 from sftriage.recorder import Monitor
-from sftriage.records import GpuFindings
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.runtime.kept_rows import KeptRows
 from sftriage.traces.disk import Disk

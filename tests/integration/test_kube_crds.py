@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from k8s.make_crds import definition
-from sftriage.decisions import CaptureResult
 from sftriage.kube.captures import KnownCapture, capture_status
 from sftriage.kube.objects import KINDS, capture_of
 from sftriage.kube.policies import loaded, standings
 from sftriage.kube.reports import report_status
+from sftriage.model.captures import CaptureResult
 from sftriage.policy.document import PolicyError
 from sftriage.policy.loading import find, parse, shipped
 from sftriage.policy.losses import Losses, SuspectLoss

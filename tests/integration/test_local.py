@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent import captures
-from sftriage.decisions import ENDED, ManualRequest
-from sftriage.events import CaptureChanged, WindowJudged
+from sftriage.model.captures import ENDED, ManualRequest
+from sftriage.model.events import CaptureChanged, WindowJudged
 from sftriage.runs import requests
 from sftriage.runs.decisions import decisions_of
 from sftriage.runtime import local

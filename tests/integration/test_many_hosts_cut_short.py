@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from sftriage.decisions import ENDED
-from sftriage.events import CaptureChanged
+from sftriage.model.captures import ENDED
+from sftriage.model.events import CaptureChanged
 from sftriage.recorder import find_rings
 from sftriage.runs.journal import read_journal
 from sftriage.windows.rings import open_ring

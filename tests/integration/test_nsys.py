@@ -15,7 +15,7 @@ import pytest
 from sftriage.agent.agent import Agent
 from sftriage.capture import nsys, nsys_rank
 from sftriage.capture.nsys import NsysPlace
-from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, Trigger, WantedCapture
+from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Trigger, WantedCapture
 from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.killing import POLICY as ASKED_ONLY

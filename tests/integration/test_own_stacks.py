@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.capture.stacks import StacksCapture
-from sftriage.decisions import CaptureRequest
+from sftriage.model.captures import CaptureRequest
 from sftriage.recorder import find_rings
 from sftriage.windows.rings import open_ring
 from tests.integration.processes import wait_until

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sftriage.decisions import Suspect
 from sftriage.frontier.accounting import by_step
+from sftriage.model.verdicts import Suspect
 from sftriage.verdicts import Settings, judge
 from tests.scenario import Fault, Job, gaussian, heavy_tailed
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.counters import COUNTERS, PLACE
+from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.verdicts import Settings, judge
 from sftriage.words.verdicts import verdict_sentence
 from tests.scenario import Fault, Job, every, from_step

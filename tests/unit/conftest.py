@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sftriage.commands import main
-from sftriage.decisions import CaptureRequest, CaptureResult, Profiler, Trigger
+from sftriage.model.captures import CaptureRequest, CaptureResult, Profiler, Trigger
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
 from sftriage.traces.store import LocalStore

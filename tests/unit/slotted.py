@@ -11,8 +11,8 @@ from zlib import crc32
 import pytest
 
 from sftriage.base.process import start_ticks
+from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder.layout import MAX_COUNT, WORD_BYTES, RingInfo
-from sftriage.records import StageSchema, StepRecord
 from sftriage.windows.slots import BETWEEN, DURATIONS, READY, SEQ, UNKNOWN, WORK, slot_bytes, slot_words
 from tests.unit.windows.steps import raw as slots
 

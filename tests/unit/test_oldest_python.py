@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage import decisions
+from sftriage.model import captures
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,4 +24,4 @@ def test_it_is_the_same_wherever_it_is_said(file, pattern):
 
 
 def test_what_msgspec_is_given_has_no_type_in_quotes_which_it_does_not_read_there():
-    assert not isinstance(decisions.Parameter, str)
+    assert not isinstance(captures.Parameter, str)

@@ -19,25 +19,19 @@ from rich.console import Console
 
 import sftriage
 from sftriage.controller.policies import change_lines
-from sftriage.decisions import (
+from sftriage.mitigate.advice import Link, Messages, Straggler, advice_of
+from sftriage.mitigate.pipelines import Pipeline
+from sftriage.model.captures import (
     CaptureRequest,
     CaptureResult,
     CaptureState,
     Decision,
-    Label,
-    Lost,
     ManualRequest,
     Outcome,
-    OwnWork,
-    Pattern,
     Profiler,
     ReasonCode,
-    Regression,
-    Scope,
-    Suspect,
-    Verdict,
 )
-from sftriage.events import (
+from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
     CostMeasured,
@@ -55,8 +49,7 @@ from sftriage.events import (
     TakenOver,
     WindowJudged,
 )
-from sftriage.mitigate.advice import Link, Messages, Straggler, advice_of
-from sftriage.mitigate.pipelines import Pipeline
+from sftriage.model.verdicts import Label, Lost, OwnWork, Pattern, Regression, Scope, Suspect, Verdict
 from sftriage.policy.losses import losses_of
 from sftriage.reports.explanation import explanation_lines
 from sftriage.reports.manifest import manifest_lines

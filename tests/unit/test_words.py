@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sftriage
-from sftriage.decisions import CaptureState, Decision, ReasonCode
+from sftriage.model.captures import CaptureState, Decision, ReasonCode
 from sftriage.words.amounts import lasted, rank_hours
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, reason_kind, reason_sentence, resolution
 from sftriage.words.glance import afterwards, look_at

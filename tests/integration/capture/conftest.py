@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sftriage.capture.nsys import NsysCapture, NsysPlace
-from sftriage.decisions import CaptureRequest
+from sftriage.model.captures import CaptureRequest
 from sftriage.recorder import Monitor
 from sftriage.windows.rings import open_ring
 

@@ -7,9 +7,9 @@ from contextlib import closing
 import pytest
 import sqlalchemy as sa
 
-from sftriage.decisions import CaptureResult
 from sftriage.errors import CatalogueError
-from sftriage.events import CaptureChanged
+from sftriage.model.captures import CaptureResult
+from sftriage.model.events import CaptureChanged
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.traces import databases
 from sftriage.traces.catalogue import Catalogue

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.capture.mailbox import MailboxClient
-from sftriage.decisions import CaptureRequest, CaptureResult
+from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.windows.rings import open_ring
 from tests.recorded import new_records
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.records import StepRecord
+from sftriage.model.windows import StepRecord
 from sftriage.windows.rings import open_ring
 from tests.integration.jobs import bits
 from tests.integration.jobs.ready import PAUSE_S, ROWS, SLOW, STEPS, THAWED_AT

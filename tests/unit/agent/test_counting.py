@@ -28,10 +28,10 @@ from sftriage.agent.counting import (
     transfers,
 )
 from sftriage.base.process import start_ticks
-from sftriage.counters import COUNTERS, OF_THREAD, PLACE
 from sftriage.errors import RingError
+from sftriage.model.counters import COUNTERS, OF_THREAD, PLACE
+from sftriage.model.windows import StageSchema
 from sftriage.recorder import find_rings
-from sftriage.records import StageSchema
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.counting import UNKNOWN, CountersLog
 from sftriage.windows.gather import Gatherer, Shape

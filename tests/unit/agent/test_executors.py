@@ -9,8 +9,8 @@ from sftriage.agent.captures import Places, executor_for, overlap
 from sftriage.capture.nsys import NsysCapture, NsysPlace
 from sftriage.capture.stacks import StacksCapture
 from sftriage.capture.torch_profiler import SampledCapture, TorchCapture
-from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError
+from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.recorder import Monitor
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.agent.gpus import Gpu, locate, remarks, slowed_fraction, visible_entries
+from sftriage.model.windows import StageSchema
 from sftriage.recorder import RingInfo
-from sftriage.records import StageSchema
 
 A, B, C, D = "GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3", "GPU-dddd-4"
 ALIKE = tuple(Gpu(index, uuid, name="H100") for index, uuid in enumerate((A, B, C, D)))

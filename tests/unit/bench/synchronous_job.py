@@ -4,7 +4,7 @@ import numpy as np
 
 from bench.resampled import own_times
 from bench.rows import STAGES, SYNC
-from sftriage.records import StageSchema, Window
+from sftriage.model.windows import StageSchema, Window
 
 SCHEMA = StageSchema((*STAGES, "other"), SYNC)
 TWO_SYNCS = StageSchema(("data", "gather", "forward", "backward", "optimizer", "other"), ("gather", "backward"))

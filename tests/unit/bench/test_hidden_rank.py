@@ -23,8 +23,8 @@ from bench.hidden_rank import (
 )
 from bench.rivals import RULES, columns_of, says
 from bench.rows import LOCAL_PLACES, STAGES, SYNC, Delay, Outcome, Row, Truth
-from sftriage.decisions import Suspect, Verdict
-from sftriage.records import StageSchema, Window
+from sftriage.model.verdicts import Suspect, Verdict
+from sftriage.model.windows import StageSchema, Window
 
 SCHEMA = StageSchema((*STAGES, "other"), SYNC)
 HEALTHY_MS = {"data": 20.0, "h2d": 5.0, "forward": 30.0, "backward": 40.0, "optimizer": 8.0, "other": 1.0}

@@ -14,10 +14,10 @@ from sftriage.base.children import Finished
 from sftriage.base.process import start_ticks
 from sftriage.capture import stacks
 from sftriage.capture.stacks import FlightRecorder, StacksCapture, place_of
-from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
+from sftriage.model.captures import CaptureRequest
+from sftriage.model.windows import RankStatus, StageSchema
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import RankStatus, StageSchema
 
 WAITS = "def waits_here():\n    print('up', flush=True)\n    input()\nwaits_here()\n"
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from sftriage.capture.torch_profiler import verify_stacks, verify_trace
-from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import CaptureError
+from sftriage.model.captures import CaptureRequest, CaptureResult
 
 REQUEST = CaptureRequest("w0-9-r2-x-1", 2, "torch", steps=3, warmup_steps=1, max_seconds=10, max_bytes=100_000)
 RESULT = CaptureResult("w0-9-r2-x-1", 2, "stored", first_step=5, last_step=7)

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from sftriage.assistants.answers import Answers, Places
-from sftriage.events import PipelineFigures, RemedyChanged
+from sftriage.model.events import PipelineFigures, RemedyChanged
 from sftriage.runs.glance import glance_of
 from tests.scenario import Recorder, decision, run_at, verdict
 from tests.unit.whatif.planted import Job

@@ -10,7 +10,7 @@ import pytest
 
 from sftriage.commands.capture import capture
 from sftriage.commands.cli import flattened
-from sftriage.decisions import ManualRequest
+from sftriage.model.captures import ManualRequest
 from sftriage.policy.schema import Capture
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.requests import leave, left

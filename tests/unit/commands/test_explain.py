@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sftriage.controller.controller import Controller
-from sftriage.events import RemedyChanged
+from sftriage.model.events import RemedyChanged
+from sftriage.model.windows import StageSchema, Window
 from sftriage.policy.loading import find, load
-from sftriage.records import StageSchema, Window
 from sftriage.runs.journal import Journal
 from sftriage.windows.counting import counted_of
 from tests.unit.conftest import run_in

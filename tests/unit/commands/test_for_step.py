@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sftriage.decisions import CaptureRequest, Decision, Suspect, Verdict
+from sftriage.model.captures import CaptureRequest, Decision
+from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.runs.decisions import MAX_DECISIONS, Named, decided_about, fault_at, why_undecided
 from sftriage.runs.lateness import UNKNOWN, HeatSource
 from sftriage.traces.findings import CauseInfo, Findings, PlaceInfo, StageProfile

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.events import DiskRecovered
+from sftriage.model.events import DiskRecovered
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.liveness import DISK, note_problem
 from sftriage.traces.store import LocalStore

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import yaml
 
-from sftriage.decisions import Decision, Suspect, Verdict
+from sftriage.model.captures import Decision
+from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.policy.loading import parse, shipped
 from tests.scenario import Recorder
 from tests.unit.commands.test_analyze import recorded

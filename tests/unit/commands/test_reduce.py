@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sftriage.errors import InputError
+from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import StageSchema, StepRecord
 from sftriage.reduce.naming import Names
 from sftriage.reduce.stages import outside_ns
 from sftriage.runtime.reducing import load_signal, read_all

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sftriage.decisions import CaptureRequest, CaptureResult, Decision, Pattern, Regression, Suspect, Verdict
-from sftriage.events import CaptureChanged, WindowJudged
+from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
+from sftriage.model.events import CaptureChanged, WindowJudged
+from sftriage.model.verdicts import Pattern, Regression, Suspect, Verdict
 from sftriage.sinks.terminal import Progress, Reporter
 from sftriage.words.captures import capturing_sentence
 from sftriage.words.news import MOST, MOST_TIMES, WITHIN_S, News, RecentLines, urgency_of

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from sftriage.controller.controller import Controller, settings_of
-from sftriage.decisions import CaptureResult, Reproduced
 from sftriage.errors import InputError
-from sftriage.events import RemedyChanged
 from sftriage.mitigate.switch_state import Request, SwitchStatus
+from sftriage.model.captures import CaptureResult, Reproduced
+from sftriage.model.events import RemedyChanged
+from sftriage.model.windows import StageSchema, Window
 from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
-from sftriage.records import StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
 
 POLICY = """

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.controller.costs import AFTER_STEPS, KEPT_STEPS, Ledger
-from sftriage.records import StageSchema, Window
+from sftriage.model.windows import StageSchema, Window
 
 SCHEMA = StageSchema(("forward", "other"))
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from sftriage.controller.controller import Controller
 from sftriage.controller.desired import EXPIRES_S, DesiredCaptures, resume_state
-from sftriage.decisions import CaptureRequest, CaptureResult, ManualRequest, Reproduced, Trigger
-from sftriage.events import CauseFound
+from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Reproduced, Trigger
+from sftriage.model.events import CauseFound
+from sftriage.model.windows import RankStatus
 from sftriage.policy.loading import parse
-from sftriage.records import RankStatus
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.windows.statuses import status_of
 from tests.unit.controller.test_controller import window

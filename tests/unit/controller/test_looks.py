@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sftriage.controller.controller import Controller
+from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
-from sftriage.records import JobStatus, RankStatus, StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.stalls.verdict import StallSettings
 from sftriage.windows.statuses import status_of

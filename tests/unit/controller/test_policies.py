@@ -9,7 +9,7 @@ import pytest
 from sftriage.controller import policies as module
 from sftriage.controller.controller import Controller
 from sftriage.controller.policies import PolicyFiles, change_lines
-from sftriage.events import PolicyChanged, WindowJudged
+from sftriage.model.events import PolicyChanged, WindowJudged
 from sftriage.policy.document import PolicyError
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.traces.disk import Disk

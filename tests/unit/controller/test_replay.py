@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.controller.replay import replay
-from sftriage.decisions import Suspect, Verdict
+from sftriage.model.verdicts import Suspect, Verdict
+from sftriage.model.windows import StageSchema, Window
 from sftriage.policy.loading import parse
 from sftriage.policy.policy_set import PolicySet
-from sftriage.records import StageSchema, Window
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
 STEP_S = 0.05

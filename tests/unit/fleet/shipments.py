@@ -4,8 +4,8 @@ import numpy as np
 
 from sftriage.fleet.messages import Block, Shipment
 from sftriage.mitigate.switch_state import Request, SwitchStatus
+from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.shipped import RankLocation, Rows
 from sftriage.windows.slots import DURATIONS, READY, SEQ, START, STEP, slot_words

@@ -2,10 +2,10 @@
 
 import pytest
 
-from sftriage.decisions import CaptureResult
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet.messages import RunName
 from sftriage.fleet.transfers import Transfer, taker
+from sftriage.model.captures import CaptureResult
 from sftriage.runtime.hosting import Copies, HostCaptures
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.events import RemedyChanged
 from sftriage.fleet.groups import Groups
 from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switch_state import UNLIKE, Request, Setting
+from sftriage.model.events import RemedyChanged
 from sftriage.policy.schema import Mitigate
 from tests.unit.fleet.shipments import group
 

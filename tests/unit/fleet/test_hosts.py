@@ -7,7 +7,7 @@ import pytest
 from sftriage.fleet.generations import Generations, ReportingAgent
 from sftriage.fleet.hosts import Host, status_of_all
 from sftriage.fleet.messages import Incarnation
-from sftriage.records import StageSchema
+from sftriage.model.windows import StageSchema
 from sftriage.windows.statuses import status_of
 from tests.unit.fleet.shipments import SCHEMA, block, info, shipment, status
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.fleet.hub import Places
 from sftriage.fleet.incoming import Message, Refusals
 from sftriage.fleet.orders import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, CaptureOrders
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import decode_orders
 from sftriage.mitigate.switch_state import Setting
+from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 20.0, 1 << 20)
 TRIGGER = Trigger(5, 24, "suspect", "rank", (3,), "data", 0.1, 0.2, 1.0, "p", "0" * 64, "slow")

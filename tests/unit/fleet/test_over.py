@@ -5,7 +5,7 @@ import pytest
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.hosts import Host
 from sftriage.fleet.over_nats import GONE_S, all_over, of_all
-from sftriage.records import GpuFindings
+from sftriage.model.windows import GpuFindings
 
 NOW_S = 1000.0
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from sftriage.decisions import CaptureResult, Report
 from sftriage.fleet import shipping
 from sftriage.fleet.hub import LogLeader, Places
 from sftriage.fleet.messages import Order, Orders
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.wire import encode
 from sftriage.mitigate.switch_state import Setting
+from sftriage.model.captures import CaptureResult, Report
 from sftriage.windows.shipped import ReadCounts
 from tests.disks import small_disk
 from tests.unit.fleet.shipments import group

@@ -1,8 +1,8 @@
 """How far a trace is on its way is told every so often, and not of what is quick."""
 
-from sftriage.decisions import CaptureResult
 from sftriage.fleet import transfers
 from sftriage.fleet.transfers import TELL_S, Transfer
+from sftriage.model.captures import CaptureResult
 
 RESULT = CaptureResult("c-1", 3, "stored")
 

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.counters import COUNTERS
-from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.errors import SftriageError
 from sftriage.fleet import wire
 from sftriage.fleet.messages import Block, Incarnation, Order, Orders, RunName, Shipment
@@ -24,7 +22,9 @@ from sftriage.fleet.wire import (
     parts,
 )
 from sftriage.mitigate.switch_state import Request, Setting, StageTimes
-from sftriage.records import StageSchema
+from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
+from sftriage.model.counters import COUNTERS
+from sftriage.model.windows import StageSchema
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from sftriage.windows.slots import DURATIONS, FLAGS, KIND_REST, READY, SEQ, START, STEP, WORK, slot_words

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.decisions import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.fleet import wire
 from sftriage.fleet.messages import Incarnation, Order, Orders
 from sftriage.fleet.wire import (
@@ -24,8 +23,9 @@ from sftriage.fleet.wire import (
     encode,
 )
 from sftriage.mitigate.switch_state import Setting
+from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
+from sftriage.model.windows import GpuFindings
 from sftriage.recorder.layout import MAX_COUNT
-from sftriage.records import GpuFindings
 from sftriage.windows.shipped import ReadCounts
 from tests.unit.fleet.shipments import block, group, shipment, status
 

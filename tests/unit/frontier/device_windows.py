@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sftriage.records import OTHER, StageSchema, Window
+from sftriage.model.windows import OTHER, StageSchema, Window
 from tests.scenario import CALM, Drawn, Fault, Noise
 
 MS = 1e-3

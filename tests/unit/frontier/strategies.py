@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sftriage.records import OTHER, StageSchema, Window
+from sftriage.model.windows import OTHER, StageSchema, Window
 
 NAMES = ("data", "h2d", "forward", "backward", "optimizer", "log")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from sftriage.frontier.accounting import anchored, walk, walked
 from sftriage.frontier.segments import complete_steps, segments
-from sftriage.records import OTHER, StageSchema
+from sftriage.model.windows import OTHER, StageSchema
 from tests.scenario import Fault, Job, exactly, gaussian
 
 from .strategies import ANY, distinct_windows, windows

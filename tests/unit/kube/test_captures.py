@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.decisions import CaptureResult, CaptureState
 from sftriage.kube.captures import STORING_S, KnownCapture, capture_status, removal
 from sftriage.kube.objects import capture_of
+from sftriage.model.captures import CaptureResult, CaptureState
 from sftriage.traces.findings import CauseInfo
 from sftriage.traces.manifest import CostInfo, ReproducedInfo
 from tests.unit.conftest import manifest_of

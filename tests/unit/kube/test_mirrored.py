@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.decisions import CaptureRequest, CaptureResult, ManualRequest, Trigger
-from sftriage.events import ManualRequestDecided
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.mirrored import Mirrored, job_named, metadata_of, report_body
 from sftriage.kube.objects import capture_of
+from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Trigger
+from sftriage.model.events import ManualRequestDecided
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.following import request_row, row_of
 from sftriage.runs.source import View

@@ -8,13 +8,13 @@ from collections import Counter
 
 import pytest
 
-from sftriage.decisions import CaptureResult, ManualRequest
 from sftriage.errors import ClusterError
-from sftriage.events import CaptureChanged, ManualRequestDecided
 from sftriage.kube import client, mirroring
 from sftriage.kube.client import STALE, AnsweredError
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.mirroring import Mirror
+from sftriage.model.captures import CaptureResult, ManualRequest
+from sftriage.model.events import CaptureChanged, ManualRequestDecided
 from sftriage.runs.requests import left
 from tests.scenario import Recorder, decision, request_of, verdict
 from tests.unit.kube.objects import KeptObjects

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.decisions import CaptureResult
-from sftriage.events import CostMeasured, RemedyChanged
 from sftriage.kube.objects import MAX_CAPTURES, MAX_HOLDS
 from sftriage.kube.reports import outdated, report_status
+from sftriage.model.captures import CaptureResult
+from sftriage.model.events import CostMeasured, RemedyChanged
 from sftriage.policy.losses import Losses, SuspectLoss
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.following import row_of

@@ -7,9 +7,9 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.decisions import CaptureState
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.reports import event_body, event_name, news
+from sftriage.model.captures import CaptureState
 from sftriage.runs.outlook import Face
 from tests.unit.kube.objects import NOW_S, made
 

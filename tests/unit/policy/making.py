@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sftriage.counters import SystemCode
-from sftriage.decisions import CaptureResult, Decision, Pattern, Scope, Suspect, Verdict
+from sftriage.model.captures import CaptureResult, Decision
+from sftriage.model.counters import SystemCode
+from sftriage.model.verdicts import Pattern, Scope, Suspect, Verdict
 from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from sftriage.counters import SystemCode
 from sftriage.errors import InputError
+from sftriage.model.counters import SystemCode
 from sftriage.policy.engine import decide
 from sftriage.policy.explanations import trigger
 from sftriage.policy.state import GRACE_S, Running, State, finished

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.decisions import CaptureRequest, CaptureResult, Decision
+from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import WORSE_TIMES
 from sftriage.policy.losses import key_of_ranks

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.decisions import Regression
+from sftriage.model.verdicts import Regression
 from sftriage.policy.contradictions import contradictions
 from sftriage.policy.engine import decide
 from sftriage.policy.schema import TriagePolicy

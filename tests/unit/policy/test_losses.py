@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.decisions import Lost
+from sftriage.model.verdicts import Lost
 from sftriage.policy.engine import decide
 from sftriage.policy.losses import MOST_SUSPECTS, OTHERS, Losses, losses_of
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.decisions import ManualRequest
+from sftriage.model.captures import ManualRequest
 from sftriage.policy.engine import decide
 from sftriage.policy.requests import decide_manual_request
 from sftriage.policy.state import finished

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sftriage.decisions import CaptureRequest, CaptureResult, ManualRequest
+from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
 from sftriage.policy.choosing import Situation
 from sftriage.policy.loading import parse
 from sftriage.policy.policy_set import PolicySet

@@ -15,7 +15,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from sftriage.capture.mailbox import MailboxClient
-from sftriage.decisions import CaptureRequest, CaptureResult
+from sftriage.model.captures import CaptureRequest, CaptureResult
+from sftriage.model.windows import StepRecord
 from sftriage.profiling import executor
 from sftriage.profiling.executor import CaptureExecutor
 from sftriage.profiling.guard import ProfilerGuard
@@ -24,7 +25,6 @@ from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.monitor import Monitor
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import RingFile
-from sftriage.records import StepRecord
 from sftriage.windows.rings import open_ring
 from tests.recorded import new_records
 

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
+from sftriage.model.captures import CaptureRequest
 from sftriage.profiling.guard import ProfilerGuard
 from sftriage.profiling.session import TorchSession
 

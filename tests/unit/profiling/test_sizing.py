@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.decisions import CaptureRequest
 from sftriage.errors import CaptureError
+from sftriage.model.captures import CaptureRequest
 from sftriage.profiling.sizing import MAX_STALL_S, PROBED_STEPS, StepLimit, StepSizes, TraceCost
 
 MANY_BYTES = 1 << 40

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.model.windows import StepRecord
 from sftriage.recorder import gradients, identity, moments, ring
 from sftriage.recorder.identity import COHORT_ENV, HOST_ENV, JOB_ENV
 from sftriage.recorder.monitor import RINGS_ENV, SPOOL_ENV, Monitor
-from sftriage.records import StepRecord
 from sftriage.windows import rings
 from sftriage.windows.rings import Ring, open_ring
 from tests.unit.slotted import make_info, record_of, slot_of

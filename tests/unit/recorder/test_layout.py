@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import RingError
+from sftriage.model.windows import MAX_STAGE_NAME_BYTES, MAX_STAGES, OTHER, StageSchema
 from sftriage.recorder.layout import (
     BLOCK_WORDS,
     HEADER_BYTES,
@@ -17,7 +18,6 @@ from sftriage.recorder.layout import (
     decode_header,
     encode_header,
 )
-from sftriage.records import MAX_STAGE_NAME_BYTES, MAX_STAGES, OTHER, StageSchema
 
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]{0,30}", fullmatch=True).filter(lambda name: name != OTHER)
 

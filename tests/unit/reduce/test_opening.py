@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.decisions import Reproduced
+from sftriage.model.captures import Reproduced
 from sftriage.reduce.opening import FirstView, StackSlice, StackTrack, StackTracks, lay_out, tracks_of
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, WorkerSamples
 from sftriage.traces.manifest import ReproducedInfo

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from sftriage.decisions import CaptureResult, ManualRequest, Regression
-from sftriage.events import CauseFound, FollowUpDecided, ManualRequestDecided, Place, RemedyChanged
+from sftriage.model.captures import CaptureResult, ManualRequest
+from sftriage.model.events import CauseFound, FollowUpDecided, ManualRequestDecided, Place, RemedyChanged
+from sftriage.model.verdicts import Regression
 from sftriage.reports.watch_changes import WatchPosition, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage, Watcher

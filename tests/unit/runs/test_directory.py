@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.errors import InputError, UsageError
-from sftriage.records import plain
+from sftriage.model.windows import plain
 from sftriage.runs.directory import RunDirectory, RunInfo, create, find_run, read_info, remember
 from sftriage.runs.picture import run_named
 

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from sftriage.decisions import CaptureResult
-from sftriage.events import CostMeasured, WindowJudged, encode
+from sftriage.model.captures import CaptureResult
+from sftriage.model.events import CostMeasured, WindowJudged, encode
 from sftriage.runs.following import JournalTail
 from tests.scenario import Recorder, decision, request_of, verdict
 

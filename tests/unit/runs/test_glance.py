@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.decisions import CaptureResult
-from sftriage.events import CostMeasured, JobPaused
+from sftriage.model.captures import CaptureResult
+from sftriage.model.events import CostMeasured, JobPaused
 from sftriage.policy.losses import losses_of
 from sftriage.runs.following import row_of
 from sftriage.runs.glance import captured_words, captures_cost_s, glance_of

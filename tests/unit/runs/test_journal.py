@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from sftriage.controller.desired import resume_state
-from sftriage.decisions import CaptureRequest, CaptureResult, Decision, Lost, Regression, Suspect, Verdict
 from sftriage.errors import InputError, UsageError
-from sftriage.events import CaptureChanged, DiskRecovered, JournalCompacted, WindowJudged
+from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
+from sftriage.model.events import CaptureChanged, DiskRecovered, JournalCompacted, WindowJudged
+from sftriage.model.verdicts import Lost, Regression, Suspect, Verdict
 from sftriage.runs.decisions import window_of
 from sftriage.runs.following import JournalTail
 from sftriage.runs.journal import Journal, read_journal

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sftriage.errors import InputError
-from sftriage.records import StageSchema, StepRecord
+from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.runs.lanes import WIDTH, lanes_of, peers_of, recorded_of
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest
 from tests.scenario import info_of

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sftriage.records import StageSchema, Window
+from sftriage.model.windows import StageSchema, Window
 from sftriage.runs.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, HeatSource, column_steps, heat_map, lateness_of
 from sftriage.windows.logs import StepLogs
 from tests.scenario import SCHEMA, info_of

@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
-from sftriage.decisions import CaptureResult, ManualRequest
-from sftriage.events import (
+from sftriage.model.captures import CaptureResult, ManualRequest
+from sftriage.model.events import (
     VERSION,
     CostMeasured,
     DiskRecovered,

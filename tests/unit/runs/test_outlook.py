@@ -1,6 +1,7 @@
 import pytest
 
-from sftriage.decisions import ENDED, CaptureResult, Regression
+from sftriage.model.captures import ENDED, CaptureResult
+from sftriage.model.verdicts import Regression
 from sftriage.runs.decisions import groups_of, log_of
 from sftriage.runs.following import row_of
 from sftriage.runs.outlook import outlook

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sftriage.errors import InputError
+from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder.layout import HEADER_BYTES, RingInfo
-from sftriage.records import StageSchema, StepRecord
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.slots import slot_bytes

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sftriage.counters import COUNTERS
-from sftriage.decisions import Trigger
-from sftriage.events import CostMeasured
+from sftriage.model.captures import Trigger
+from sftriage.model.counters import COUNTERS
+from sftriage.model.events import CostMeasured
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.annotating import Annotations
 from sftriage.verdicts.reproducing import reproduced

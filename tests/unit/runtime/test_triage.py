@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from sftriage.agent import captures
-from sftriage.decisions import ManualRequest
-from sftriage.events import RingGivenUp
+from sftriage.model.captures import ManualRequest
+from sftriage.model.events import RingGivenUp
+from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.policy.loading import find, load
-from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.glance import glance_of
 from sftriage.runs.journal import read_journal

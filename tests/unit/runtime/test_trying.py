@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder import RingInfo
-from sftriage.records import StageSchema, StepRecord
 from sftriage.runtime.doctor import Ranks, found_of
 from sftriage.runtime.first_step import Facts
 from sftriage.seams.patches import NAMES

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.records import StageSchema
+from sftriage.model.windows import StageSchema
 from sftriage.runtime.first_step import ROOM_BYTES, Facts, begun_sentence, flags_of, hides, why_nothing
 
 AUTO, BY_HAND = Facts(auto=True, torch=2), Facts(auto=False, torch=2)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.decisions import CaptureResult
-from sftriage.events import CaptureChanged
+from sftriage.model.captures import CaptureResult
+from sftriage.model.events import CaptureChanged
 from sftriage.runs.captures import upload_words
 from sftriage.runs.directory import RunDirectory, read_info, write_info
 from sftriage.runtime import uploads

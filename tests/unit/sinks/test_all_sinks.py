@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from rich.console import Console
 
-from sftriage.decisions import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, Verdict
-from sftriage.events import (
+from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest
+from sftriage.model.events import (
     CaptureChanged,
     CostMeasured,
     EvidenceGathered,
@@ -25,7 +25,8 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.records import StageSchema, Window
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import StageSchema, Window
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.metrics import Metrics

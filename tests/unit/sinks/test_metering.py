@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from sftriage.events import JobSeen, Received
+from sftriage.model.events import JobSeen, Received
 from sftriage.sinks import exposition
 from sftriage.sinks.exposition import TextFile
 from sftriage.sinks.metering import Metering

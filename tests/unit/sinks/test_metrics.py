@@ -11,17 +11,9 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from sftriage.decisions import (
-    CaptureRequest,
-    CaptureResult,
-    Decision,
-    ManualRequest,
-    Regression,
-    Reproduced,
-    Suspect,
-    Verdict,
-)
-from sftriage.events import (
+from sftriage.frontier.accounting import anchored, by_step
+from sftriage.model.captures import CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced
+from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
     CostMeasured,
@@ -36,8 +28,8 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.frontier.accounting import anchored, by_step
-from sftriage.records import JobStatus, RankStatus, StageSchema, Window
+from sftriage.model.verdicts import Regression, Suspect, Verdict
+from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, Metrics
 from sftriage.windows.statuses import status_of
 from sftriage.words.verdicts import RESOLVES

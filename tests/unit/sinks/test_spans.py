@@ -9,9 +9,18 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from sftriage.decisions import CaptureResult, Decision, ManualRequest, Reproduced, Suspect, Verdict
-from sftriage.events import CaptureChanged, CauseFound, ManualRequestDecided, Place, Span, WindowJudged, WindowSeen
-from sftriage.records import Window
+from sftriage.model.captures import CaptureResult, Decision, ManualRequest, Reproduced
+from sftriage.model.events import (
+    CaptureChanged,
+    CauseFound,
+    ManualRequestDecided,
+    Place,
+    Span,
+    WindowJudged,
+    WindowSeen,
+)
+from sftriage.model.verdicts import Suspect, Verdict
+from sftriage.model.windows import Window
 from sftriage.sinks.spans import SpanSink, Telling, trace_id_of
 from tests.otlp import Receiver
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.events import TakenOver
+from sftriage.model.events import TakenOver
 from sftriage.sinks.stream import Sink, Stream
 
 DEADLINE_S = 20.0

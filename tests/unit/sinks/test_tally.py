@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.frontier.accounting import anchored, by_step
-from sftriage.records import StageSchema, Window
+from sftriage.model.windows import StageSchema, Window
 from sftriage.sinks.metrics import StepTally
 
 from ..frontier.strategies import windows

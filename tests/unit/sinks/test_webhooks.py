@@ -13,8 +13,9 @@ import pytest
 import urllib3
 from msgspec.structs import replace as replaced
 
-from sftriage.decisions import Decision, Suspect, Trigger, Verdict
-from sftriage.events import CauseFound, Place, PolicyChanged, RemedyChanged, WindowJudged
+from sftriage.model.captures import Decision, Trigger
+from sftriage.model.events import CauseFound, Place, PolicyChanged, RemedyChanged, WindowJudged
+from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.policy.schema import Rule, Webhook
 from sftriage.sinks import webhooks
 from sftriage.sinks.stream import Stream

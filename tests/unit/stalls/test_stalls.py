@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.records import RankStatus, StageSchema, Window
+from sftriage.model.windows import RankStatus, StageSchema, Window
 from sftriage.stalls.pace import Pace, Pause, on_clock
 from sftriage.stalls.verdict import MAX_NAMED, StallSettings, Watch, look, stall_verdict, still_ranks, wait_state_of
 from sftriage.windows.statuses import status_of

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from hypothesis import Phase
 from hypothesis import strategies as st
 
-from sftriage.decisions import CaptureRequest, CaptureResult, Trigger
+from sftriage.model.captures import CaptureRequest, CaptureResult, Trigger
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, ReproducedInfo, TriggerInfo

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import RingError
-from sftriage.events import DiskFailed, DiskRecovered
+from sftriage.model.events import DiskFailed, DiskRecovered
 from sftriage.traces import disk as module
 from sftriage.traces.disk import Counted, Disk, refusal
 

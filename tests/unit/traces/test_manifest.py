@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import InputError
+from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.traces.manifest import CaptureInfo, Manifest, UnknownVersionError, may_contain
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.capture.torch_profiler import verify_trace
-from sftriage.decisions import CaptureRequest, CaptureResult
 from sftriage.errors import InputError
+from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.reduce.kineto import read_kineto
 from sftriage.traces import jsonstream
 from sftriage.traces.jsonstream import TraceReader, mended, whole

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sftriage.decisions import Trigger
 from sftriage.frontier.accounting import anchored
+from sftriage.model.captures import Trigger
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.reproducing import reproduced
 from sftriage.words.verdicts import explain, verdict_sentence

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.decisions import Trigger
+from sftriage.model.captures import Trigger
 from sftriage.verdicts import Settings, judge
 from sftriage.verdicts.reproducing import reproduced
 from tests.scenario import Fault, Job, at, every, from_step

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from sftriage.records import StageSchema
+from sftriage.model.windows import StageSchema
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.words.verdicts import who
 from tests.scenario import Fault, Job, classify, every, exactly, from_step, gaussian

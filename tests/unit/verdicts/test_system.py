@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.counters import COUNTERS
+from sftriage.model.counters import COUNTERS
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.system import system_counts, with_system
 from sftriage.windows.counting import counted_of

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from sftriage.decisions import CaptureResult
+from sftriage.model.captures import CaptureResult
 from sftriage.policy.loading import find
 from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource

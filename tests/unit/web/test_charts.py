@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.decisions import CaptureResult
+from sftriage.model.captures import CaptureResult
 from sftriage.runs.axis import MAX_COLUMNS, Axis, Stretch, axis_of, columns_of, newest_steps
 from sftriage.runs.following import row_of
 from sftriage.runs.lateness import HeatMap

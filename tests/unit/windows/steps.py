@@ -5,7 +5,7 @@ from zlib import crc32
 
 import numpy as np
 
-from sftriage.records import StageSchema, StepRecord
+from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.windows.decoding import StepArrays, decode
 from sftriage.windows.slots import CAPTURING, INCOMPLETE, UNKNOWN
 

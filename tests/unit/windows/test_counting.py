@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.counters import COUNTERS, PLACE
 from sftriage.errors import RingError
+from sftriage.model.counters import COUNTERS, PLACE
+from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder.layout import HEADER_BYTES
-from sftriage.records import StageSchema, StepRecord
 from sftriage.windows.counting import (
     MAX_APART_NS,
     UNKNOWN,

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder import RingInfo
-from sftriage.records import StageSchema, StepRecord
 from sftriage.windows.decoding import checked, decode, together
 from sftriage.windows.slots import slot_bytes
 from tests.unit.slotted import SlotCheck

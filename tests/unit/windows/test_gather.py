@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.counters import COUNTERS, PLACE
-from sftriage.records import StageSchema, StepRecord, Window
+from sftriage.model.counters import COUNTERS, PLACE
+from sftriage.model.windows import StageSchema, StepRecord, Window
 from sftriage.windows.gather import MAX_GAP_STEPS, Gatherer, Shape
 from tests.unit.windows.steps import batch
 

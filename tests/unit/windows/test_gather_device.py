@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.records import StageSchema, StepRecord
+from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.windows.gather import DEVICE_LAG_STEPS, Gatherer, Shape
 from tests.unit.windows.steps import batch
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.counters import COUNTERS, PLACE
 from sftriage.errors import RingError
+from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.recorder.layout import HEADER_BYTES
 from sftriage.windows.counting import UNKNOWN, CountersLog
 from sftriage.windows.decoding import StepArrays, together

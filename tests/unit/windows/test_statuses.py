@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.records import RankStatus, StageSchema
+from sftriage.model.windows import RankStatus, StageSchema
 from sftriage.windows.statuses import status_of, together
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))

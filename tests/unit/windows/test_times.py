@@ -1,6 +1,6 @@
 """When steps began and ended: the first rank's start, the last rank's end."""
 
-from sftriage.records import StepRecord
+from sftriage.model.windows import StepRecord
 from sftriage.windows import gather as module
 from sftriage.windows.gather import Span, StepTimes
 from tests.unit.windows.steps import batch

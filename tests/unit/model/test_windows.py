@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.decisions import CaptureRequest
-from sftriage.records import StageSchema, Window, axes_of
+from sftriage.model.captures import CaptureRequest
+from sftriage.model.windows import StageSchema, Window, axes_of
 
 SIZES = {"R": 3, "S": 4, "G": 2, "C": 5}
 SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("forward", "backward"))
@@ -126,7 +126,7 @@ def test_steps_that_a_window_does_not_have_are_refused(first, last):
 
 
 def test_a_trainer_that_imports_the_records_does_not_import_numpy():
-    asks = "import sys, sftriage.recorder, sftriage.records; sys.exit('numpy' in sys.modules)"
+    asks = "import sys, sftriage.recorder, sftriage.model.windows; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asks], check=False).returncode == 0
 
 

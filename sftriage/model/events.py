@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from sftriage.decisions import (
+from sftriage.model.captures import (
     CaptureRequest,
     CaptureResult,
     Decision,
@@ -20,9 +20,9 @@ from sftriage.decisions import (
     ManualRequest,
     Reproduced,
     Trigger,
-    Verdict,
 )
-from sftriage.records import JobStatus, Window
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import JobStatus, Window
 
 VERSION = 1
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sftriage.counters import COUNTERS, accounting, accounts
+from sftriage.model.counters import COUNTERS, accounting, accounts
 
 TABLE = {
     # What was counted over the peers' in steps that were late by 30 ms -> the code, whether it was counted, and

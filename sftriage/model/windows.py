@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from sftriage.counters import PLACE
 from sftriage.errors import SchemaError
+from sftriage.model.counters import PLACE
 
 if TYPE_CHECKING:
     import numpy as np
