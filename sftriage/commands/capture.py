@@ -17,7 +17,6 @@ from sftriage.commands.output import notices, print_json, say, write
 from sftriage.errors import CaptureError, UsageError
 from sftriage.model.captures import ManualRequest, ProfilerChoice
 from sftriage.runs.directory import RunDirectory, find_run, read_info
-from sftriage.runs.requests import leave, withdraw
 from sftriage.words.amounts import place
 
 INTERRUPTED = 128 + 2
@@ -134,13 +133,13 @@ def capture(
     try:
         with notices().status("asking") as status:
             # In here already: the run can take the request up before this returns.
-            leave(directory, ask)
+            requests.leave(directory, ask)
             decision = requests.answer(directory, ask)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
             grace_s = max(ANSWER_GRACE_S[request["profiler"]] for request in decision["requests"])
             ended = requests.ended(directory, decision, max_seconds + grace_s + NOTED_S, status.update)
     except KeyboardInterrupt:
-        withdraw(directory, ask)
+        requests.withdraw(directory, ask)
         say(requests.left_alone(directory, ask))
         raise typer.Exit(INTERRUPTED) from None
     _tell(directory, decision, ended, requests.follow_ups(directory, ended), as_json=as_json)

@@ -16,8 +16,6 @@ from sftriage.commands.options import CapturesChoice, JsonOption, argument, opti
 from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
 from sftriage.errors import SftriageError, UsageError
 from sftriage.model.captures import Profiler
-from sftriage.reduce.flames import FOLDED_NAME, collapsed
-from sftriage.reduce.samples import read_samples
 from sftriage.reports.manifest import manifest_lines
 from sftriage.reports.tables import captures_table, decisions_table
 from sftriage.runs.captures import (
@@ -34,6 +32,7 @@ from sftriage.runs.captures import (
 from sftriage.runs.directory import find_run
 from sftriage.runtime import catalogues
 from sftriage.runtime.catalogues import CatalogueCaptures
+from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.sampling.sampler import NAME as STACKS_NAME
 from sftriage.traces.files import copy
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
@@ -307,6 +306,9 @@ def _fetch(store: Store, reference: str, artefact: Artefact, target: Path, *, fo
 
 
 def _fetch_folded(store: Store, reference: str, stacks: Artefact, target: Path, *, force: bool) -> Path:
+    from sftriage.reduce.flames import collapsed
+    from sftriage.reduce.samples import read_samples
+
     target = destination_of(FOLDED_NAME, target, force=force)
     with tempfile.TemporaryDirectory() as folder:
         sampled = read_samples(_fetch(store, reference, stacks, Path(folder) / stacks.name, force=False))

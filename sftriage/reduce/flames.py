@@ -22,8 +22,6 @@ MAX_DEPTH = 128
 MAX_STACKS = 1000
 """Different stacks of one side that are told apart; of more, the least are put together."""
 
-FOLDED_NAME = "stacks.folded"
-"""What collapsed stacks are called as a file; they are made of the samples when somebody asks."""
 
 OTHERS = Frame("(other stacks)", "", 0)
 

@@ -23,6 +23,7 @@ from sftriage.sampling.stacks import At, Stacks
 from sftriage.sampling.workers import WORKERS
 
 NAME = "stacks.speedscope.json"
+FOLDED_NAME = "stacks.folded"
 """What the file is called among a capture's artefacts."""
 
 PERIOD_S = 0.005

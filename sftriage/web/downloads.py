@@ -23,9 +23,9 @@ from starlette.types import Send
 
 from sftriage.base.files import regular
 from sftriage.errors import InputError, IntegrityError, SftriageError
-from sftriage.reduce.flames import FOLDED_NAME, collapsed
+from sftriage.reduce.flames import collapsed
 from sftriage.reduce.samples import StackSamples, samples_in
-from sftriage.sampling.sampler import NAME
+from sftriage.sampling.sampler import FOLDED_NAME, NAME
 from sftriage.traces.files import chunks, verified
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, Manifest

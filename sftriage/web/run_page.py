@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sftriage.model.captures import CAPTURE_ID
-from sftriage.reduce.flames import FOLDED_NAME
 from sftriage.runs.axis import Axis, TimelineColumn
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import log_of
@@ -25,6 +24,7 @@ from sftriage.runs.lateness import HeatMap
 from sftriage.runs.outlook import CaptureStatus
 from sftriage.runs.source import Drawing, RunSource, StartedRuns, View
 from sftriage.runs.whatif import HOTTEST, WhatIf, heat_of, operations_in, timelines_of, trace_events, whatif_of
+from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.traces.manifest import Manifest
 from sftriage.web.access import Access
 from sftriage.web.charts import CHOICES, StepRange, bars_of, table_of, timeline

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sftriage.errors import InputError, SftriageError, UsageError
-from sftriage.reduce.flames import FOLDED_NAME
 from sftriage.runs.captures import since_of
 from sftriage.runs.lanes import lanes_of
+from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureQuery, CaptureRow
