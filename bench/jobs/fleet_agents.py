@@ -24,7 +24,7 @@ from nats.aio.client import Client
 from nats.js.errors import KeyNotFoundError
 
 from bench.fleet_job import BOOTED_S, S_NS, SCHEMA, Job, Shape
-from sftriage.fleet.hub import HubAddress, Places, token
+from sftriage.fleet.hub import HubAddress, Subjects, token
 from sftriage.fleet.messages import Block, Shipment
 from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S, ship_s
 from sftriage.fleet.wire import decode_orders, encode
@@ -47,7 +47,7 @@ class Seen:
 
 
 class Agent:
-    def __init__(self, number: int, job: Job, places: Places, seen: Seen) -> None:
+    def __init__(self, number: int, job: Job, places: Subjects, seen: Seen) -> None:
         self._job, self._places, self._seen = job, places, seen
         self._name, self._number = token(f"host-{number:05}"), number
         self._ranks = job.shape.ranks_of(number)
@@ -150,7 +150,7 @@ class Agent:
 
 
 async def run(about: dict[str, Any]) -> None:
-    shape, places, seen = Shape(**about["shape"]), Places.of(about["job_id"]), Seen()
+    shape, places, seen = Shape(**about["shape"]), Subjects.of(about["job_id"]), Seen()
     address = HubAddress(about["url"], Path(about["credentials"]))
     job = Job(shape, 0.0)
     numbers = range(about["first"], min(about["first"] + about["agents"], shape.agents))

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sftriage.agent.captures import Captures, Places
+from sftriage.agent.captures import CapturePaths, Captures
 from sftriage.agent.gpus import EvidenceSampler, slowed_fraction
 from sftriage.agent.reading import RankRings
 from sftriage.capture.nsys import NsysPlace
@@ -109,7 +109,7 @@ class Agent:
     ) -> None:
         self._rings = RankRings(rings, steps, kept, do)
         self._switches = Switches(rings, self._rings.writes)
-        self._captures = Captures(self._rings, Places(rings, spool, nsys), store, job=job, run=run)
+        self._captures = Captures(self._rings, CapturePaths(rings, spool, nsys), store, job=job, run=run)
         self._do = partial(do, lane="captures", latest=True, patience_s=STORING_S)
         self._gpus = EvidenceSampler()
         self._has_gpus = True

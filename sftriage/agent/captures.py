@@ -22,7 +22,7 @@ from sftriage.traces.store import LocalStore
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class CapturePaths:
     """Where captures find the trainers' rings and mailboxes, the spool, and, where it launched them, nsys."""
 
     rings: Path
@@ -30,7 +30,7 @@ class Places:
     nsys: NsysPlace | None = None
 
 
-def executor_for(request: CaptureRequest, info: RingInfo, places: Places, look: RankLook) -> Executor:
+def executor_for(request: CaptureRequest, info: RingInfo, places: CapturePaths, look: RankLook) -> Executor:
     """The executor of a request, not yet started.
 
     Raises:
@@ -46,7 +46,7 @@ def executor_for(request: CaptureRequest, info: RingInfo, places: Places, look: 
     return NsysCapture(request, places.nsys, mailbox, places.spool, look)
 
 
-def _adopted(request: CaptureRequest, info: RingInfo, places: Places) -> Executor:
+def _adopted(request: CaptureRequest, info: RingInfo, places: CapturePaths) -> Executor:
     """The executor of a request that an agent which is gone handed to its rank.
 
     The trainer works by itself, and its answer waits in the mailbox. What worked from outside is ended.
@@ -112,7 +112,7 @@ class Captures:
     The store keeps their traces, with manifests that name the job and the run.
     """
 
-    def __init__(self, rings: RankRings, places: Places, store: LocalStore, *, job: str, run: str) -> None:
+    def __init__(self, rings: RankRings, places: CapturePaths, store: LocalStore, *, job: str, run: str) -> None:
         self._rings, self._places, self._store = rings, places, store
         self._job, self._run = job, run
         self._running: dict[str, _Running] = {}

@@ -53,7 +53,7 @@ LastStep = Annotated[
 class Answers:
     """What may be asked about some places: a method a tool, which an assistant knows by its description."""
 
-    places: Places
+    places: RunLookup
 
     def list_runs(self) -> dict[str, Any]:
         """List the runs that there are, newest first, each with its health in a word and a sentence.
@@ -256,7 +256,7 @@ class Answers:
         return f"{told[:MOST_CHARACTERS]}\n\n_Cut here; `sftriage report` has the rest._\n"
 
 
-def _run(places: Places, run: RunDirectory) -> dict[str, Any]:
+def _run(places: RunLookup, run: RunDirectory) -> dict[str, Any]:
     try:
         view = places.view(run)
     except InputError as error:
@@ -377,7 +377,7 @@ def _cut(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RunLookup:
     """The runs that lie in a directory, or the one that it is, and a store, if there is one."""
 
     root: Path

@@ -47,7 +47,7 @@ def agent(
 
     # (what is sent to the job, as before it is preempted, this one is not to die of)
     notes = Notes()
-    from sftriage.runtime.hosting import HURRY_S, LEAVE_S, Copies, Host, host_directory, host_name, left_behind
+    from sftriage.runtime.hosting import HURRY_S, LEAVE_S, AgentHost, Copies, host_directory, host_name, left_behind
     from sftriage.runtime.rings import tidy_rings
 
     options = hub.options()
@@ -64,7 +64,7 @@ def agent(
     name = name or host_name(os.environ)
     where = directory or host_directory(options.job_id, name, os.environ)
     about = job or options.job_id, options.job_id, options.address, name, copies
-    host = Host(rings, where.absolute(), *about)
+    host = AgentHost(rings, where.absolute(), *about)
     host.start()
     told = over = False
     try:

@@ -30,7 +30,7 @@ Switch = bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class TorchOptions:
+class TorchFlags:
     """What torch.profiler records beside operators and kernels."""
 
     sample_stacks: Annotated[
@@ -45,7 +45,7 @@ class TorchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class NsysOptions:
+class NsysFlags:
     """What Nsight Systems records."""
 
     nsys_trace: Annotated[
@@ -60,7 +60,7 @@ class NsysOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class StacksOptions:
+class StacksFlags:
     """What a look from outside has beside Python's frames."""
 
     native: Annotated[
@@ -97,9 +97,9 @@ def capture(
     ] = 200,
     max_bytes: Annotated[str, option("SIZE", "Size over which a trace is not kept.")] = "512Mi",
     *,
-    torch: TorchOptions,
-    nsys: NsysOptions,
-    stacks: StacksOptions,
+    torch: TorchFlags,
+    nsys: NsysFlags,
+    stacks: StacksFlags,
     as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
 ) -> None:
     """Capture ranks of a job that runs, under the same limits and with the same record as any capture.

@@ -153,7 +153,7 @@ def operate(
     except ImportError:
         raise UsageError("the operator needs kopf; install sftriage[k8s]") from None
     from sftriage.kube.deploying import ControllerSettings
-    from sftriage.kube.lease import Leader
+    from sftriage.kube.lease import LeaderElection
 
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     # What kopf and asyncio say of a cluster that refuses is a page of their insides; the line above it says why.
@@ -163,7 +163,7 @@ def operate(
     controllers = None if said is None else ControllerSettings(said, of_jobs.runs_claim or "")
     leader = None
     if lease is not None:
-        leader = Leader(objects, held, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")
+        leader = LeaderElection(objects, held, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")
     keep_s = of_jobs.report_days * DAY_S
     after = operator.Looked(stores, namespace or (), watch_seconds, controllers, of_jobs.grace_seconds, keep_s)
     operator.run(objects, after, leader)

@@ -14,7 +14,7 @@ from sftriage.commands.output import notices, print_json, say, write
 from sftriage.errors import CaptureError, UsageError
 from sftriage.kube.captures import STORING_S
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
-from sftriage.kube.listing import Body, Progress, is_of, progress_of, trace_row
+from sftriage.kube.listing import Body, FetchProgress, is_of, progress_of, trace_row
 from sftriage.kube.objects import CAPTURES, REPORTS, capture_of
 from sftriage.model.captures import ProfilerChoice
 from sftriage.model.windows import plain
@@ -88,7 +88,9 @@ def _job_name(objects: ClusterObjects, namespace: str, job: str) -> str:
     return names[0] if names else job
 
 
-def _ended(objects: ClusterObjects, namespace: str, made: Body, patience_s: float, show: Any) -> tuple[Body, Progress]:
+def _ended(
+    objects: ClusterObjects, namespace: str, made: Body, patience_s: float, show: Any
+) -> tuple[Body, FetchProgress]:
     name, begun_s, warned, body = made["metadata"]["name"], time.monotonic(), False, made
     while True:
         try:
@@ -97,7 +99,7 @@ def _ended(objects: ClusterObjects, namespace: str, made: Body, patience_s: floa
         except AnsweredError as error:
             if error.status != NOT_FOUND:
                 raise
-            return body, Progress("deleted", over=True, words="Somebody has deleted it.")
+            return body, FetchProgress("deleted", over=True, words="Somebody has deleted it.")
         show(f"{name}: {progress.state}")
         waited_s = time.monotonic() - begun_s
         if progress.over or waited_s > patience_s:
@@ -108,7 +110,7 @@ def _ended(objects: ClusterObjects, namespace: str, made: Body, patience_s: floa
         time.sleep(LOOK_S)
 
 
-def _tell(body: Body, progress: Progress, *, as_json: bool) -> None:
+def _tell(body: Body, progress: FetchProgress, *, as_json: bool) -> None:
     row = trace_row(body)
     if as_json:
         print_json({**plain(row), "detail": progress.words})

@@ -36,6 +36,6 @@ def mcp(
         if error.name is None or error.name.partition(".")[0] != "mcp":
             raise
         raise UsageError("an assistant's server needs the MCP SDK; install sftriage[mcp]") from error
-    from sftriage.assistants.answers import Places
+    from sftriage.assistants.answers import RunLookup
 
-    server(Places(runs.resolve(), store)).run("stdio")
+    server(RunLookup(runs.resolve(), store)).run("stdio")

@@ -15,7 +15,7 @@ from sftriage.errors import UsageError
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.lanes import control_of
 from sftriage.runs.lateness import HeatMap
-from sftriage.runs.picture import Report, capture_report, run_named, run_report
+from sftriage.runs.picture import RunReport, capture_report, run_named, run_report
 from sftriage.runs.source import RunSource
 from sftriage.words.amounts import clock_time, place
 
@@ -96,7 +96,7 @@ def _of_capture(what: str, meant: CapturesChoice, form: str, made: str) -> str:
     source = None if of_run is None else RunSource(lambda: of_run)
     view = None if source is None else source.view()
     where = f"--store {its_store.place}" if of_run is None else f"--run {shlex.quote(run_named(of_run.path))}"
-    told: Report = capture_report(manifest, {} if view is None else view.uploads, where)
+    told: RunReport = capture_report(manifest, {} if view is None else view.uploads, where)
     if form == "md":
         from sftriage.reports.markdown import markdown
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class NsysOptions:
+class NsysChoice:
     """Whether the ranks run under Nsight Systems, and what it traces."""
 
     nsys: Annotated[
@@ -69,7 +69,7 @@ def run(
         bool, option("--required", "Do not start the job where it cannot be watched; say why instead.")
     ] = False,
     *,
-    nsys: NsysOptions,
+    nsys: NsysChoice,
     keep: KeepingOptions,
     catalogue: CatalogueOption = None,
     metrics: MetricsOptions,

@@ -12,7 +12,7 @@ from sftriage.commands.options import option
 from sftriage.commands.output import say
 from sftriage.errors import UsageError
 from sftriage.kube.client import ClusterObjects
-from sftriage.kube.serving import KeptSettings, Webhook, version_of_cluster, wait_for_certificate
+from sftriage.kube.serving import KeptSettings, WebhookServer, version_of_cluster, wait_for_certificate
 from sftriage.kube.serving import serve as answer_until_stopped
 
 ServerVersionOption = Annotated[str | None, option("MAJOR.MINOR", "The cluster's version.", "the one that it tells")]
@@ -39,7 +39,7 @@ def serve(
     kept, told = KeptSettings(settings), version_option(server_version)
     objects = ClusterObjects.connect()
     wait_for_certificate(cert, cert_seconds)
-    webhook = Webhook(kept, lambda: version_of_cluster(objects) if told is None else told)
+    webhook = WebhookServer(kept, lambda: version_of_cluster(objects) if told is None else told)
     answer_until_stopped(webhook, host, port, cert)
 
 

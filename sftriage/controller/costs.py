@@ -39,7 +39,7 @@ KEPT_STEPS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CostedStep:
     """A step of the job: how long it took, its kind, and whether a profiler ran.
 
     ``rank`` took ``over_s`` longer than the median rank in one ``part`` that is its own, by number: nobody was further
@@ -71,7 +71,7 @@ class Ledger:
     ``left_R`` is what of the very last one comes after its sync stages, in seconds.
     """
 
-    steps: Mapping[int, Step] = field(default_factory=dict)
+    steps: Mapping[int, CostedStep] = field(default_factory=dict)
     settled: int = -1
     left_R: FloatArray | None = field(default=None, compare=False)
 
@@ -122,7 +122,7 @@ class Ledger:
         cost_s = sum(step.took_s for step in during if like[step.kind]) - sum(expected_s.values())
         return max(0.0, cost_s), _usual_s(like[ordinary])
 
-    def _free(self, first: int) -> Iterator[Step]:
+    def _free(self, first: int) -> Iterator[CostedStep]:
         captured = -AFTER_STEPS - 1
         for number, step in self.steps.items():
             captured = number if step.capturing else captured
@@ -130,7 +130,7 @@ class Ledger:
                 yield step
 
 
-def _expected_s(before: Sequence[Step], during: Sequence[Step]) -> float:
+def _expected_s(before: Sequence[CostedStep], during: Sequence[CostedStep]) -> float:
     """What some steps would have taken together without a capture, by those of their kind before; 0 where none are.
 
     That is what as many took before, in the mean; but single slow steps that come back in one place count as often as
@@ -162,16 +162,16 @@ def _expected_s(before: Sequence[Step], during: Sequence[Step]) -> float:
     return expected_s
 
 
-def _usual_s(before: Sequence[Step]) -> float:
+def _usual_s(before: Sequence[CostedStep]) -> float:
     recent = np.asarray([step.took_s for step in before[-BEFORE_STEPS:]])
     return max(_near_s(before), float(np.minimum(recent, MOST_MEDIANS * float(np.median(recent))).mean()))
 
 
-def _near_s(before: Sequence[Step]) -> float:
+def _near_s(before: Sequence[CostedStep]) -> float:
     return float(np.median([step.took_s for step in before[-NEAR_STEPS:]]))
 
 
-def _steps(window: Window, left_R: FloatArray | None) -> tuple[dict[int, Step], FloatArray]:
+def _steps(window: Window, left_R: FloatArray | None) -> tuple[dict[int, CostedStep], FloatArray]:
     """The steps of a window, by number, and what of the last one comes after its sync stages. What nobody saw took NaN.
 
     A step is taken from the end of the sync stages of the one before: from there on the ranks are together. What a rank
@@ -196,7 +196,7 @@ def _steps(window: Window, left_R: FloatArray | None) -> tuple[dict[int, Step], 
     steps = {}
     for n, over_RP in enumerate(over_NRP):
         rank, part = divmod(int(over_RP.argmax()), over_RP.shape[1])
-        steps[window.first_step + n] = Step(
+        steps[window.first_step + n] = CostedStep(
             took_s=float(took_N[n]),
             capturing=window.capturing_N is not None and bool(window.capturing_N[n]),
             kind=next(iter(window.noted(n)), ""),

@@ -127,7 +127,7 @@ def hosts_of(urls: str) -> list[tuple[str, int]]:
     return found
 
 
-class Places:
+class Subjects:
     """The names of a job's subjects, streams and buckets on the hub, made of a token of its name.
 
     Attributes:
@@ -142,7 +142,7 @@ class Places:
         self.want, self.lease, self.traces = (f"sft_{run}_{name}" for name in ("want", "lease", "traces"))
 
     @classmethod
-    def of(cls, job_id: str) -> Places:
+    def of(cls, job_id: str) -> Subjects:
         """Those of a job."""
         return cls(token(job_id))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sftriage.errors import SftriageError
-from sftriage.fleet.hub import Hub, Places, is_token
+from sftriage.fleet.hub import Hub, Subjects, is_token
 from sftriage.fleet.lease import Lease, make_places, taken_up
 from sftriage.fleet.messages import Shipment
 from sftriage.fleet.wire import decode_shipment
@@ -94,7 +94,7 @@ class Incoming:
     def __init__(
         self,
         hub: Hub,
-        places: Places,
+        places: Subjects,
         lease: Lease,
         lost_all: Callable[[], None],
         clock: Callable[[], float],

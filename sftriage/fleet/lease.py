@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sftriage.errors import UsageError
-from sftriage.fleet.hub import Hub, HubError, Places
+from sftriage.fleet.hub import Hub, HubError, Subjects
 from sftriage.recorder.layout import bounded_text
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Lease:
         HubError: the hub cannot be asked.
     """
 
-    def __init__(self, hub: Hub, places: Places, leader: Leader) -> None:
+    def __init__(self, hub: Hub, places: Subjects, leader: Leader) -> None:
         self._hub, self._places, self._leader = hub, places, leader
         self._revision, self.epoch, self.lost = 0, 0, ""
         # A renewal that is under way when the lease is let go would take it once more.
@@ -71,7 +71,6 @@ class Lease:
                 self._hub.call(self._remove(), RENEW_S)
 
     async def _take(self) -> None:
-        """Take the lease; one that is held may run out first."""
         from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 
         bucket = await _bucket(self._hub.js, self._places.lease, ttl=TTL_S)
@@ -157,7 +156,7 @@ def _leader(value: bytes | None) -> Leader | None:
     return msgspec.structs.replace(found, run_id=bounded_text(found.run_id), host=bounded_text(found.host))
 
 
-async def make_places(hub: Hub, places: Places, run_id: str) -> None:
+async def make_places(hub: Hub, places: Subjects, run_id: str) -> None:
     """Make what a run has on the hub; what another run of the same job has left there goes.
 
     Raises:
@@ -182,7 +181,7 @@ async def make_places(hub: Hub, places: Places, run_id: str) -> None:
         raise HubError(f"the hub at {hub.address.url} has no room for this job: {error}") from error
 
 
-async def _make(js: JetStreamContext, places: Places, run_id: str) -> None:
+async def _make(js: JetStreamContext, places: Subjects, run_id: str) -> None:
     from nats.js.api import DiscardPolicy, RePublish, StorageType, StreamConfig
     from nats.js.errors import NotFoundError
 
@@ -205,7 +204,7 @@ async def _make(js: JetStreamContext, places: Places, run_id: str) -> None:
         await js.create_object_store(places.traces, ttl=TRACE_TTL_S, max_bytes=MAX_TRACE_BYTES)
 
 
-async def remove_places(hub: Hub, places: Places, *, lease: bool = True) -> None:
+async def remove_places(hub: Hub, places: Subjects, *, lease: bool = True) -> None:
     """Remove what a job has on the hub."""
     from nats.js.errors import Error
 
@@ -216,7 +215,7 @@ async def remove_places(hub: Hub, places: Places, *, lease: bool = True) -> None
             await js.delete_stream(stream)
 
 
-async def taken_up(hub: Hub, places: Places, first: int) -> Any:
+async def taken_up(hub: Hub, places: Subjects, first: int) -> Any:
     """The stream from the first message on that no controller has acknowledged, as a pull subscription.
 
     What an earlier controller was given, and did not acknowledge, the hub would keep from us until it gives up on that

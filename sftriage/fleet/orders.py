@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from sftriage.fleet.hub import Hub, Places
+from sftriage.fleet.hub import Hub, Subjects
 from sftriage.fleet.incoming import Message, Refusals
 from sftriage.fleet.lease import Lease
 from sftriage.fleet.messages import Incarnation, Order, Orders
@@ -68,7 +68,7 @@ class CaptureOrders:
     def __init__(
         self,
         hub: Hub,
-        places: Places,
+        places: Subjects,
         lease: Lease,
         place: Place,
         holds: Callable[[Message], bool],

@@ -19,7 +19,7 @@ import numpy as np
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.groups import Groups
 from sftriage.fleet.hosts import Host, HostLook, Members, status_of_all
-from sftriage.fleet.hub import Hub, Places
+from sftriage.fleet.hub import Hub, Subjects
 from sftriage.fleet.incoming import FETCH_S, Incoming, Message, Refusals
 from sftriage.fleet.lease import Lease
 from sftriage.fleet.messages import Block, Incarnation
@@ -76,7 +76,7 @@ class NatsFleet:
     def __init__(
         self,
         hub: Hub,
-        places: Places,
+        places: Subjects,
         lease: Lease,
         generations: Generations,
         note: Callable[[Generations], None],

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from sftriage.base.log_once import LogOnce
 from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import SftriageError
-from sftriage.fleet.hub import Hub, HubError, LogLeader, Places, token
+from sftriage.fleet.hub import Hub, HubError, LogLeader, Subjects, token
 from sftriage.fleet.messages import Block, Incarnation, Orders, RunName, Shipment
 from sftriage.fleet.transfers import Sending
 from sftriage.fleet.wire import MAX_MESSAGE_BYTES, decode_orders, decode_ranks, encode, parts
@@ -82,7 +82,7 @@ class HostEnd:
         self,
         agent: Agent,
         hub: Hub,
-        places: Places,
+        places: Subjects,
         name: str,
         boot_id: str,
         rings_id: str,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
-from sftriage.fleet.hub import Hub, Places
+from sftriage.fleet.hub import Hub, Subjects
 from sftriage.fleet.messages import NO_NAME, RunName
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Artefact, Manifest
@@ -110,7 +110,7 @@ class Sending:
     """
 
     def __init__(
-        self, hub: Hub, places: Places, kept: HostCaptures, name: str, tell: Tell, wanted: Callable[[str], bool]
+        self, hub: Hub, places: Subjects, kept: HostCaptures, name: str, tell: Tell, wanted: Callable[[str], bool]
     ) -> None:
         self._hub, self._places, self._kept, self._name = hub, places, kept, name
         self._tell, self._wanted = tell, wanted

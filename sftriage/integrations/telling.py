@@ -12,7 +12,7 @@ from sftriage.sinks.terminal import LineSink
 NOBODY = -1.0
 
 
-class Entry(NamedTuple):
+class TrackerEntry(NamedTuple):
     """What an event is at a step: numbers by name, and a text with its name, or ""."""
 
     step: int
@@ -31,7 +31,7 @@ class EntrySink(LineSink):
         self._lines: list[str] = []
         self._step = 0
 
-    def entry(self, event: Event) -> Entry:
+    def entry(self, event: Event) -> TrackerEntry:
         """What is logged of an event."""
         numbers: Mapping[str, float] = {}
         name = "sftriage/run"
@@ -50,7 +50,7 @@ class EntrySink(LineSink):
                 name = "sftriage/cause"
         self._lines.clear()
         self.take(event)
-        return Entry(self._step, numbers, name, "\n".join(self._lines))
+        return TrackerEntry(self._step, numbers, name, "\n".join(self._lines))
 
     def say(self, text: str) -> None:
         """One line."""

@@ -149,7 +149,6 @@ def _taken(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _trainers(pod: Pod) -> tuple[list[int], tuple[str, ...]]:
-    """The containers to watch, and warnings about the others."""
     containers = list(items(mapping(pod, "spec"), "containers"))
     named = [name.strip() for name in annotations_of(pod).get(CONTAINERS_ANNOTATION, "").split(",") if name.strip()]
     missing = sorted(set(named) - {text(one, "name") for one in containers})

@@ -22,24 +22,24 @@ API = "coordination.k8s.io/v1"
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedLease:
     """Who was seen to hold a lease, when that was renewed by its own words, and since when it says so by our clock."""
 
     holder: str = ""
     renewed: str = ""
     since_s: float = 0.0
 
-    def after(self, spec: Mapping[str, Any], now_s: float) -> Observed:
+    def after(self, spec: Mapping[str, Any], now_s: float) -> ObservedLease:
         """What is known once the lease was seen so: clocks of others are not believed, only that something changed."""
         holder, renewed = str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or "")
-        return self if (holder, renewed) == (self.holder, self.renewed) else Observed(holder, renewed, now_s)
+        return self if (holder, renewed) == (self.holder, self.renewed) else ObservedLease(holder, renewed, now_s)
 
     def free_for(self, me: str, duration_s: float, now_s: float) -> bool:
         """Whether somebody may take it."""
         return self.holder in ("", me) or now_s > self.since_s + duration_s
 
 
-class Leader:
+class LeaderElection:
     """A candidate called ``me``, for the lease ``name`` of a namespace; ``now`` is monotonic, in seconds."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Leader:
     ) -> None:
         self._objects, self._me, self._now = objects, me, now
         self._where, self._name, self._namespace = path_of(API, "leases", namespace), name, namespace
-        self._seen = Observed()
+        self._seen = ObservedLease()
         self._renewed_s = 0.0
         self._loop = Loop("lease", self._renew, RENEW_S, failing="the lease cannot be renewed")
         self.lost = threading.Event()

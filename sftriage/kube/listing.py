@@ -186,7 +186,7 @@ def stored_of(body: Body) -> StoredTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class FetchProgress:
     """How far a capture is: its state, whether that is its last, and what there is to say of it."""
 
     state: str
@@ -194,10 +194,10 @@ class Progress:
     words: str
 
 
-def progress_of(body: Body) -> Progress:
+def progress_of(body: Body) -> FetchProgress:
     """How far a capture is."""
     status = status_of(body)
     state = str(status.get("state", "requested"))
     if "deletionTimestamp" in body["metadata"]:
-        return Progress(state, over=True, words="It is being deleted.")
-    return Progress(state, state in ENDED, status.get("detail") or CAPTURE_STATES.get(state, ""))
+        return FetchProgress(state, over=True, words="It is being deleted.")
+    return FetchProgress(state, state in ENDED, status.get("detail") or CAPTURE_STATES.get(state, ""))

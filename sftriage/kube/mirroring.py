@@ -31,7 +31,7 @@ from sftriage.kube.fields import status_of
 from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.mirrored import Mirrored, report_body
 from sftriage.kube.objects import API_VERSION, CAPTURES, REPORTS
-from sftriage.kube.reports import EVERY_S, News, event_body, event_name, news, report_status
+from sftriage.kube.reports import EVERY_S, ReportNews, event_body, event_name, news, report_status
 from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
@@ -74,7 +74,7 @@ class Mirror(Sink):
         self._written: tuple[Any, float] = (None, 0.0)
         self._told: dict[str, float] = {}
         self._waiting: Counter[str] = Counter()
-        self._news: dict[str, News] = {}
+        self._news: dict[str, ReportNews] = {}
         path = path_of(API_VERSION, CAPTURES.plural, job.namespace)
         about = {"apiVersion": API_VERSION, "kind": CAPTURES.kind}
         selector = {"labelSelector": f"{JOB_LABEL}={job.object_name}"}
@@ -218,7 +218,7 @@ class Mirror(Sink):
                 problems.append(error)
             del self._news[reason], self._waiting[reason]
 
-    def _put_event(self, one: News, now_s: float) -> None:
+    def _put_event(self, one: ReportNews, now_s: float) -> None:
         report = self._served_report(report_body(self._job))
         path = path_of("v1", "events", self._job.namespace, event_name(self._job, one.reason))
         before = ask_unless(self._objects, NOT_FOUND, "GET", path) or {}

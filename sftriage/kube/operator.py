@@ -25,7 +25,7 @@ from sftriage.kube.controllers import GRACE_S, KEEP_S, Controllers
 from sftriage.kube.deploying import ControllerSettings
 from sftriage.kube.fields import Now, dated, status_of
 from sftriage.kube.jobs import JOB_LABEL, JobRef
-from sftriage.kube.lease import Leader
+from sftriage.kube.lease import LeaderElection
 from sftriage.kube.mirrored import job_named
 from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Kind, StoredTrace
 from sftriage.kube.policies import standings
@@ -306,7 +306,7 @@ def _tell(objects: ClusterObjects, body: dict[str, Any], words: str) -> None:
         objects.put_status(CAPTURES, body, {**status, "conditions": [*others, removed.plain()]})
 
 
-def run(objects: ClusterObjects, after: Looked, leader: Leader | None = None) -> None:
+def run(objects: ClusterObjects, after: Looked, leader: LeaderElection | None = None) -> None:
     """Run until SIGTERM or Ctrl-C, or until another operator leads.
 
     Args:

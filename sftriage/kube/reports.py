@@ -190,7 +190,7 @@ EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ReportNews:
     """Something to tell: ``reason`` is one of a few words, so that an event of each is all that a job ever has."""
 
     reason: str
@@ -198,22 +198,22 @@ class News:
     message: str
 
 
-def news(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[News]:
+def news(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ReportNews]:
     """What a report says, by its status, that it did not say before."""
     health, was = now.get("health"), before.get("health")
     if health != was and health not in _SILENT and not (health == "healthy" and was in _SILENT):
         reason = "".join(word.capitalize() for word in str(health).split("_"))
-        yield News(reason, "Warning" if health in _TROUBLE else "Normal", str(now.get("summary") or health))
+        yield ReportNews(reason, "Warning" if health in _TROUBLE else "Normal", str(now.get("summary") or health))
     remedy = now.get("remedy")
     if isinstance(remedy, Mapping) and remedy != before.get("remedy"):
-        yield News(f"Remedy{str(remedy.get('state')).capitalize()}", "Normal", str(remedy.get("words")))
+        yield ReportNews(f"Remedy{str(remedy.get('state')).capitalize()}", "Normal", str(remedy.get("words")))
     known = {one["capture_id"]: one["state"] for one in _reported(before)}
     for state, reason in (("stored", "CaptureStored"), ("failed", "CaptureFailed"), ("expired", "CaptureFailed")):
         new = [one for one in _reported(now) if one["state"] == state != known.get(one["capture_id"])]
         if new:
             words = NEWS[state].format(count=len(new), capture_id=new[0]["capture_id"], rank=new[0]["rank"])
             message = f"{words} {new[0].get('cause') or ''}".strip()
-            yield News(reason, "Normal" if state == "stored" else "Warning", message)
+            yield ReportNews(reason, "Normal" if state == "stored" else "Warning", message)
 
 
 def _reported(status: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -226,7 +226,7 @@ def event_name(job: JobRef, reason: str) -> str:
 
 
 def event_body(
-    job: JobRef, report: Mapping[str, Any], told: News, before: Mapping[str, Any], times: int, now_s: float
+    job: JobRef, report: Mapping[str, Any], told: ReportNews, before: Mapping[str, Any], times: int, now_s: float
 ) -> dict[str, Any]:
     """The event that says so, of the report.
 

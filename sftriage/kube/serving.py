@@ -178,7 +178,7 @@ def version_of_cluster(objects: ClusterObjects) -> Version | None:
     return None
 
 
-class Webhook:
+class WebhookServer:
     """Answers reviews.
 
     Args:
@@ -244,7 +244,7 @@ def wait_for_certificate(folder: Path, patience_s: float) -> None:
         time.sleep(LOOK_S)
 
 
-def serve(webhook: Webhook, host: str, port: int, folder: Path) -> None:
+def serve(webhook: WebhookServer, host: str, port: int, folder: Path) -> None:
     """Answer until the process is asked to stop.
 
     Raises:

@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.ordering import Step, order_of
+from sftriage.mitigate.ordering import ScheduledStep, order_of
 from sftriage.mitigate.switch_state import SwitchStatus
 from sftriage.whatif.graph import graph_of, timeline
 from sftriage.whatif.operations import Operations
@@ -134,20 +134,20 @@ def step_s(pipeline: Pipeline, ahead_S: Sequence[int]) -> float:
     fits = len(ahead_S) == len(pipeline.forward_S) and ahead_S[-1] >= 1
     if not fits or any(one < after for one, after in pairwise(ahead_S)):
         raise UsageError(f"stages ahead by {list(ahead_S)}: each is as far ahead as the next, at least")
-    number: dict[tuple[int, Step], int] = {}
+    number: dict[tuple[int, ScheduledStep], int] = {}
     work: list[float] = []
     dependencies: list[tuple[int, int]] = []
     for stage, ahead in enumerate(ahead_S):
         for step in order_of(ahead, pipeline.microbatches):
             number[stage, step] = len(work)
             work.append((pipeline.forward_S if step.kind == "F" else pipeline.backward_S)[stage])
-        mine = range(number[stage, Step("F", 0)], len(work))
+        mine = range(number[stage, ScheduledStep("F", 0)], len(work))
         dependencies += pairwise(mine)
     for link, delay_s in enumerate(pipeline.delay_L):
         for microbatch in range(pipeline.microbatches):
             for step, source, target in (
-                (Step("F", microbatch), link, link + 1),
-                (Step("B", microbatch), link + 1, link),
+                (ScheduledStep("F", microbatch), link, link + 1),
+                (ScheduledStep("B", microbatch), link + 1, link),
             ):
                 ends = number[source, step], number[target, step]
                 dependencies += [(ends[0], len(work)), (len(work), ends[1])]

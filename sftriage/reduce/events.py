@@ -1,7 +1,7 @@
 """The packed events of a trace, whatever file they came from, unpacked part by part.
 
-Columns of whole numbers take as few bytes as they need, so that a trace of any size fits into memory. Axes: E events,
-P pieces of time.
+Whole numbers take as few bytes as they need, so that a trace of any size fits into memory. Axes: E events, P pieces of
+time.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ class NameIds(dict[str, int]):
 
 
 @dataclass(slots=True)
-class Columns:
+class EventColumns:
     """The events of one process as they are read."""
 
     source: str
@@ -388,7 +388,7 @@ class Columns:
         self._n_waiting = 0
 
 
-def pair_halves(halves: Columns, whole: Columns) -> int:
+def pair_halves(halves: EventColumns, whole: EventColumns) -> int:
     """Pair beginnings and ends by their nesting; the number of halves that are left over.
 
     ``halves`` have no duration, and `ENDS` in the kind of an end; their names and tracks are numbers of ``whole``,

@@ -23,7 +23,7 @@ from sftriage.reduce.events import (
     OPERATOR,
     PYTHON,
     RUNTIME,
-    Columns,
+    EventColumns,
     Trace,
     pair_halves,
 )
@@ -104,7 +104,7 @@ def _kind(category: str | None) -> int:
 class _Kineto:
     def __init__(self, source: str) -> None:
         self._source = source
-        self._columns, self._halves = Columns(source), Columns(source)
+        self._columns, self._halves = EventColumns(source), EventColumns(source)
         self.values: dict[str, Any] = dict.fromkeys((_BASE, _DISTRIBUTED, _JOB, _CAPTURE_ID))
         self._kinds, self._tracks = _Numbers(_kind), _Numbers(self._track)
         self._n_events = self._n_impossible = 0

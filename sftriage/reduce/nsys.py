@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sftriage.errors import InputError
-from sftriage.reduce.events import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME, Columns, Trace
+from sftriage.reduce.events import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME, EventColumns, Trace
 from sftriage.traces.documents import CONTROL
 
 _PROCESS = ~0xFFFFFF
@@ -58,7 +58,7 @@ class _Export:
         self._database = database
         self._columns_of = {table: self._columns(table) for table in (*_TABLES, "StringIds")}
         self._names = self._strings()
-        self._of_process: dict[int, Columns] = {}
+        self._of_process: dict[int, EventColumns] = {}
         self._broken = 0
 
     def traces(self) -> Iterator[Trace]:
@@ -133,7 +133,7 @@ class _Export:
             return
         columns = self._of_process.get(owner & _PROCESS)
         if columns is None:
-            columns = self._of_process[owner & _PROCESS] = Columns(f"{self._path}!pid {owner >> 24 & 0xFFFFFF}")
+            columns = self._of_process[owner & _PROCESS] = EventColumns(f"{self._path}!pid {owner >> 24 & 0xFFFFFF}")
         its_track = track or (str(owner >> 24 & 0xFFFFFF), str(owner & 0xFFFFFF))
         number = link if type(link) is int else -1
         if not columns.add(start, end - start, kind, columns.name_ids[name], columns.track_id(*its_track), number):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sftriage.runs.picture import CaptureNote, Frontier, Report
+from sftriage.runs.picture import CaptureNote, Frontier, RunReport
 from sftriage.words.amounts import milliseconds
 from sftriage.words.captures import caused
 from sftriage.words.glance import QUESTIONS
@@ -13,7 +13,7 @@ from sftriage.words.glance import QUESTIONS
 _MEANS_SOMETHING = re.compile(r"([\\`*_{}\[\]<>|#]|:(?=(?:[a-z+-][\w+-]*|100|1234):))")
 
 
-def markdown(report: Report, made: str) -> str:
+def markdown(report: RunReport, made: str) -> str:
     """The whole report; ``made`` says by what and when."""
     captures = [line for one in report.captures for line in _capture(one)]
     if report.left_out:
@@ -31,7 +31,7 @@ def code(command: str) -> str:
     return f"`{command}`"
 
 
-def _head(report: Report) -> Iterator[str]:
+def _head(report: RunReport) -> Iterator[str]:
     yield f"# {text(report.title)}"
     yield ""
     yield ", ".join(f"{name} {text(value)}" for name, value in report.about)

@@ -17,7 +17,7 @@ from sftriage.words.verdicts import CLOCKS, where, who
 
 if TYPE_CHECKING:
     from sftriage.traces.rows import CaptureRow
-    from sftriage.traces.stores import Condition
+    from sftriage.traces.stores import StoreCondition
 
 LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red", "needs_evidence": "yellow"}
 OUTCOME_STYLES = {"capture": "bold red", "hold": "yellow", "throttle": "magenta", "ignore": "dim"}
@@ -103,7 +103,7 @@ def _became(result: dict[str, Any]) -> str:
     return f"rank {result['rank']}: {result['state']}" + (f", {result['detail']}" if result["detail"] else "")
 
 
-def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | None], width: int) -> Table:
+def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[StoreCondition | None], width: int) -> Table:
     """A line a capture, with its run where there are several, and its host where that is another one than this.
 
     Ids of captures and runs are copied: none is ever broken.

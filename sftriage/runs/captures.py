@@ -19,7 +19,7 @@ from sftriage.traces.uploads import Outbox, Upload
 
 if TYPE_CHECKING:
     from sftriage.traces.rows import CaptureRow
-    from sftriage.traces.stores import Condition
+    from sftriage.traces.stores import StoreCondition
 
 
 _TOLD = {"state", "url", "reason", "verified_at"}
@@ -137,7 +137,7 @@ def upload_words(upload: Upload) -> str:
     return f"{upload.state}: to {upload.url}"
 
 
-StoredState: TypeAlias = "tuple[Manifest | None, Condition | None]"
+StoredState: TypeAlias = "tuple[Manifest | None, StoreCondition | None]"
 """A capture's manifest, and whether it is there as it was put; None of what cannot be told."""
 
 
@@ -162,7 +162,7 @@ def cause_values(manifest: Manifest) -> dict[str, Any] | None:
     return None if manifest.cause is None else manifest.cause.model_dump(mode="json")
 
 
-def condition_values(condition: Condition | None) -> dict[str, Any]:
+def condition_values(condition: StoreCondition | None) -> dict[str, Any]:
     """Whether a capture is there as it was put, as JSON values."""
     return {"state": condition and condition.state, "problem": (condition and condition.problem) or None}
 

@@ -300,7 +300,7 @@ class CaptureNote:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RunReport:
     """What is reported.
 
     Attributes:
@@ -321,7 +321,7 @@ class Report:
     left_out: int = 0
 
 
-def run_report(view: View) -> Report:
+def run_report(view: View) -> RunReport:
     """The report of a run as it is now."""
     name, where = Path(view.directory).name, run_named(Path(view.directory))
     view = replace(view, directory=where)
@@ -336,7 +336,7 @@ def run_report(view: View) -> Report:
     damaged = sum(isinstance(one, Damaged) for one in view.captures)
     if damaged:
         about.append(("damaged", f"{damaged:,} captures cannot be read"))
-    return Report(
+    return RunReport(
         title=name if info is None else f"{info.job}, {info.run_id}",
         about=tuple(about),
         glance=glance_of(view),
@@ -353,11 +353,11 @@ def run_named(directory: Path) -> str:
     return place(found) if found.is_relative_to(Path.cwd()) else found.name
 
 
-def capture_report(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> Report:
+def capture_report(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> RunReport:
     """The report of one capture. ``where`` is the option that says where it is: of a run, or of a store."""
     note = capture_note(manifest, uploads, where)
     about = (("job", manifest.job), ("run", manifest.run), ("capture", manifest.capture_id))
-    return Report(title=f"{manifest.job}, {note.title[:1].lower()}{note.title[1:]}", about=about, captures=(note,))
+    return RunReport(title=f"{manifest.job}, {note.title[:1].lower()}{note.title[1:]}", about=about, captures=(note,))
 
 
 def capture_note(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> CaptureNote:

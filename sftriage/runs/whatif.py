@@ -25,8 +25,8 @@ from sftriage.verdicts.clocks import timed
 from sftriage.verdicts.settings import Settings
 from sftriage.verdicts.system import HeldBack
 from sftriage.whatif.graph import AnyFloat, FloatArray, Graph, graph_of, timeline
-from sftriage.whatif.kinds import Kind, kinds_of
-from sftriage.whatif.operations import Named, Operations, OpType
+from sftriage.whatif.kinds import OperationKind, kinds_of
+from sftriage.whatif.operations import NamedOperations, Operations, OpType
 from sftriage.whatif.slowdown import Slowdown, slowdown_of
 from sftriage.windows.gather import Shape
 from sftriage.words.amounts import some_ranks
@@ -51,7 +51,7 @@ HOTTEST = 1.5
 """From here on a worker is as red as it gets, as in the paper's maps."""
 
 
-def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[Kind]) -> dict[str, Any]:
+def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[OperationKind]) -> dict[str, Any]:
     """All figures as JSON values; None for what is not shared out, as S is too small."""
     by_worker = found.by_worker()
     return {
@@ -94,13 +94,13 @@ def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[Kind]
     }
 
 
-def _saves_s(operations: Operations, found: Slowdown, kind: Kind) -> float:
+def _saves_s(operations: Operations, found: Slowdown, kind: OperationKind) -> float:
     """What mending a kind would save in a step: of whom a verdict names, what that says."""
     named = operations.named if kind.code == "slow_worker" else None
     return kind.share * found.lost_s if named is None else named.saves_s
 
 
-def _sentence(operations: Operations, found: Slowdown, kind: Kind) -> str:
+def _sentence(operations: Operations, found: Slowdown, kind: OperationKind) -> str:
     who = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers]
     saves_s = _saves_s(operations, found, kind)
     said = kind_sentence(kind.code, kind.share, saves_s, kind.numbers, who, kind.part)
@@ -109,7 +109,7 @@ def _sentence(operations: Operations, found: Slowdown, kind: Kind) -> str:
     return f"{BEHIND} {said}" if kind.hidden_by else said
 
 
-def whatif_lines(operations: Operations, found: Slowdown, kinds: Sequence[Kind]) -> Iterator[str]:
+def whatif_lines(operations: Operations, found: Slowdown, kinds: Sequence[OperationKind]) -> Iterator[str]:
     """What a person reads first."""
     shared_out, named = found.m_w is not None, operations.named
     if named is not None:
@@ -249,7 +249,7 @@ class WhatIf:
 
     operations: Operations
     found: Slowdown
-    kinds: tuple[Kind, ...]
+    kinds: tuple[OperationKind, ...]
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -383,11 +383,11 @@ def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
     )
 
 
-def _named(verdict: Verdict, ranks: Mapping[tuple[int, int], int]) -> Named:
+def _named(verdict: Verdict, ranks: Mapping[tuple[int, int], int]) -> NamedOperations:
     suspect, step_s = verdict.suspects[0], verdict.numbers.get("slow_step_s", verdict.exposed_s)
     workers = tuple(worker for worker, rank in ranks.items() if rank in suspect.ranks)
     held_back = suspect.by_system is not None
-    return Named(workers, suspect.stage or "", suspect.gain_s, step_s, held_back=held_back)
+    return NamedOperations(workers, suspect.stage or "", suspect.gain_s, step_s, held_back=held_back)
 
 
 def _grid(window: Window) -> tuple[NDArray[np.intp], tuple[str, ...]]:

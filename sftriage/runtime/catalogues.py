@@ -19,7 +19,7 @@ from sftriage.traces.keys import shown, written
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Condition, Store
+from sftriage.traces.stores import Store, StoreCondition
 
 MAX_NAMED = 5
 
@@ -85,10 +85,10 @@ class CatalogueCaptures:
         if self.store is not None or not on_this_host(row.store):
             return None, None
         if (directory := directory_here(row.store)) is None:
-            return None, Condition("missing", f"{shown(row.store)}: no such directory")
+            return None, StoreCondition("missing", f"{shown(row.store)}: no such directory")
         return LocalStore(directory.parent).seen(row.reference)
 
-    def damage(self, rows: Sequence[CaptureRow], conditions: Sequence[Condition | None]) -> Iterator[str]:
+    def damage(self, rows: Sequence[CaptureRow], conditions: Sequence[StoreCondition | None]) -> Iterator[str]:
         """What of some captures is not there as it was put, and what to do about it, a sentence each."""
         unfit = [(row, one) for row, one in zip(rows, conditions, strict=True) if one is not None and not one.whole]
         for row, one in unfit[:MAX_NAMED]:

@@ -21,7 +21,7 @@ from sftriage.controller.policies import PolicyFiles, files_of
 from sftriage.errors import UsageError
 from sftriage.fleet.generations import Generations, Known
 from sftriage.fleet.hosts import RollCall
-from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, LogLeader, Places
+from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, LogLeader, Subjects
 from sftriage.fleet.lease import Leader, Lease, make_places, remove_places
 from sftriage.fleet.messages import RunName
 from sftriage.fleet.over_nats import NatsFleet
@@ -102,7 +102,7 @@ class JobController:
                 raise UsageError(f"{directory} already holds a run; go on with it by --run, or name another with --out")
         self.files = PolicyFiles(policies)
         self.files.do = Disk().do
-        self._places, self._ended = Places.of(job_id), False
+        self._places, self._ended = Subjects.of(job_id), False
         self._deadline_s = float("inf")
         with contextlib.ExitStack() as held:
             mine = address.of(CONTROLLER_FILE)

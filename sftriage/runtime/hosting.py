@@ -21,7 +21,7 @@ from sftriage.base.log_once import LogOnce
 from sftriage.base.notes import Note
 from sftriage.base.process import BOOT_ID
 from sftriage.errors import SftriageError, UsageError
-from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, LogLeader, Places, agent_file, token
+from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, LogLeader, Subjects, agent_file, token
 from sftriage.fleet.messages import RunName
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Transfer
@@ -193,7 +193,7 @@ class HostCaptures:
         return True
 
 
-class Host:
+class AgentHost:
     """This host's part of a job. It waits for a hub that cannot be reached, while the job goes on.
 
     ``directory`` is this host's own (see `host_directory`), ``job`` the job's name for people, ``job_id`` its name on
@@ -235,7 +235,7 @@ class Host:
         # (names that are a launcher's or a person's are no part of what a server reads)
         name, job, run = bounded_text(name), bounded_text(job), bounded_text(job_id)
         agent = Agent(rings, steps, self.spool, store.local, job=job, run=run, nsys=nsys, kept=KEPT, do=self._disk.do)
-        places, agent_token = Places.of(job_id), token(name)
+        places, agent_token = Subjects.of(job_id), token(name)
         mine = address.of(agent_file(agent_token), AGENTS_FILE)
         hub = Hub(mine, f"sftriage agent {agent_token}", places.inbox(agent_token))
         self._end = HostEnd(agent, hub, places, name, boot_id, rings_id, directory / "begun", store, self._log_leader)

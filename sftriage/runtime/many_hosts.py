@@ -35,8 +35,8 @@ from sftriage.runtime.hosting import (
     LOOK_S,
     NO_COPIES,
     SPEAKER,
+    AgentHost,
     Copies,
-    Host,
     file_name,
     free,
     host_directory,
@@ -229,7 +229,7 @@ class HostRun:
         self._command, self._job, self._options, self._copies = command, job, options, copies
         self._name, self._controlling, self._detection = host_name(os.environ), controlling, detection
         self._held = contextlib.ExitStack()
-        self._host: Host | None = None
+        self._host: AgentHost | None = None
         self._controller: Supervised | None = None
         self._server: HubServer | None = None
         self._said = ""
@@ -307,7 +307,7 @@ class HostRun:
             self._options.wait_for_secret(over=ended.is_set)
             if ended.is_set():
                 return
-            host = Host(
+            host = AgentHost(
                 *(self._rings, self._directory, self._job, self._options.job_id),
                 *(self._options.address, self._name, self._copies),
             )

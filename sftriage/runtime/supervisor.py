@@ -147,7 +147,6 @@ def _abandon(preparing: Future[Triaged]) -> None:
 
 
 def _in_thread(future: Future[Result], act: Callable[[], Result]) -> bool:
-    """Whether a thread could be had to do it."""
     try:
         start_thread("beside", _fill, future, act)
     except RuntimeError:

@@ -125,7 +125,7 @@ class Triage:
         self._attempt, self._step_s = 0, USUAL_STEP_S
         self._seen_s = self._tidied_s = self._looked_s = self._mitigated_s = -TIDY_S
         self._look_took_s = 0.0
-        self._failures = Failures(directory.failures, self._rings, self._disk.do)
+        self._failures = FailedTurns(directory.failures, self._rings, self._disk.do)
         self._asks = ManualRequests(directory, partial(self._disk.do, lane="asks"))
         self._log_once = LogOnce(log, logging.ERROR)
         self._reports: list[Report] = []
@@ -458,7 +458,7 @@ MAX_LOG_BYTES = 64 << 10
 """The file of tracebacks takes no more than this."""
 
 
-class Failures:
+class FailedTurns:
     """Runs the parts of a turn, and shows triage as off while one fails. The next turn tries again.
 
     ``path`` gets the traceback of each new failure, up to `MAX_LOG_BYTES`; ``rings`` is where pages and `sftriage

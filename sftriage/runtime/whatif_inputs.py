@@ -15,7 +15,7 @@ from sftriage.reduce.naming import Names
 from sftriage.reduce.together import together
 from sftriage.runs.whatif import operations_in, operations_of
 from sftriage.runtime.reducing import read_all
-from sftriage.whatif.arranging import COLUMNS, RANK, Rows, arranged
+from sftriage.whatif.arranging import COLUMNS, RANK, TraceRows, arranged
 from sftriage.whatif.operations import Operations
 
 SUFFIX = ".parquet"
@@ -61,8 +61,7 @@ def _reduced(paths: Sequence[Path]) -> Window:
     return together(reduced.reductions)
 
 
-def _read_rows(path: Path) -> Rows:
-    """The operations of a trace in Parquet, as they are in it."""
+def _read_rows(path: Path) -> TraceRows:
     try:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
@@ -106,7 +105,7 @@ def _read_rows(path: Path) -> Rows:
         if values_E.dtype.kind not in ("f" if seconds else "iu"):
             meant = "seconds" if seconds else "whole numbers"
             raise InputError(f"{path}: {column}: {values_E.dtype}, and not {meant}")
-    return Rows.of(columns, names)
+    return TraceRows.of(columns, names)
 
 
 class _MissingError(Exception):

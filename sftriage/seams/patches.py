@@ -36,7 +36,7 @@ from sftriage.seams.exchanges import Exchanges
 from sftriage.seams.hooks import AROUND, Models
 from sftriage.seams.optimizers import Optimizers, frames
 from sftriage.seams.replaced import Replaced, uncompiled
-from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, Steps
+from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, StageSteps
 
 if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
@@ -74,7 +74,7 @@ class Seams:
         self.cohort = ""
         self.trained: tuple[str, ...] = ()
         self.failed: dict[str, str] = {}
-        self.steps = Steps(self._begin, self._step_ends)
+        self.steps = StageSteps(self._begin, self._step_ends)
         self._torch = torch = sys.modules["torch"]
         # (whether the compiler reads what it is in, rather than that it is run; it takes the answer for a constant)
         self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling

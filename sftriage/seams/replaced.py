@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
-from sftriage.seams.steps import Steps
+from sftriage.seams.steps import StageSteps
 
 
 def _nothing(*_: object) -> None:
@@ -21,7 +21,7 @@ def _hide_us(error: BaseException) -> None:
     error.__traceback__ = without_our_frames(error.__traceback__)
 
 
-class Place(NamedTuple):
+class ReplacedName(NamedTuple):
     """A function that is a stage: whose it is, its name there, and what is in its place."""
 
     owner: Any
@@ -45,10 +45,10 @@ class Replaced:
     """
 
     def __init__(
-        self, steps: Steps, on: set[str], fail: Callable[[str, Exception], None], tracing: Callable[[], bool]
+        self, steps: StageSteps, on: set[str], fail: Callable[[str, Exception], None], tracing: Callable[[], bool]
     ) -> None:
         self._steps, self._on, self._fail, self._tracing = steps, on, fail, tracing
-        self.stages: list[Place] = []
+        self.stages: list[ReplacedName] = []
         self._undo: list[Callable[[], object]] = []
 
     def undo(self) -> None:
@@ -71,7 +71,7 @@ class Replaced:
 
         staged = self.around(original, stage, begins, ended)
         self.put(owner, name, staged)
-        self.stages.append(Place(owner, name, stage, original, staged))
+        self.stages.append(ReplacedName(owner, name, stage, original, staged))
 
     def wrap(self, owner: Any, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Put what is made of a function in its place."""

@@ -60,7 +60,7 @@ class Rounds:
         return False
 
 
-class Steps:
+class StageSteps:
     """The steps of one training thread: the first one that calls ``backward()`` or an optimizer.
 
     Args:

@@ -64,7 +64,7 @@ checkpoint; for the job's first steps; or idle, with no rank in a step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class StepPause:
     """A time in which no rank moved, which ended by itself."""
 
     wait: Wait
@@ -84,7 +84,7 @@ class Pace:
     """
 
     periods_s: tuple[float, ...] = ()
-    pauses: tuple[Pause, ...] = ()
+    pauses: tuple[StepPause, ...] = ()
     kinds_s: Mapping[str, float] = field(default_factory=dict)
     unused: frozenset[str] = frozenset()
 
@@ -105,7 +105,7 @@ class Pace:
             return self
         return replace(self, periods_s=(*self.periods_s, period_s / starts)[-PERIODS_KEPT:])
 
-    def with_pause(self, pause: Pause, min_s: float, memory_s: float) -> Pace:
+    def with_pause(self, pause: StepPause, min_s: float, memory_s: float) -> Pace:
         """The pace with a pause, unless it is under ``min_s``; pauses older than ``memory_s`` are dropped."""
         if pause.seconds < min_s:
             return self

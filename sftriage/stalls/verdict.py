@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import OTHER, JobStatus, RankStatus, Window
-from sftriage.stalls.pace import NS, JobSince, Pace, Pause, Wait
+from sftriage.stalls.pace import NS, JobSince, Pace, StepPause, Wait
 
 BoolArray = NDArray[np.bool_]
 RankArray = NDArray[np.intp]
@@ -336,7 +336,7 @@ def _learned(job: JobSince, watch: Watch, settings: StallSettings) -> Pace:
     # A stall that has ended is not normal either; an evaluation that was reported as one is.
     if watch.reported is not None and watch.reported[1] == "step":
         return pace
-    pause = Pause(was.wait, was.still_s(watch.looked_ns, watch.since_ns), watch.looked_ns)
+    pause = StepPause(was.wait, was.still_s(watch.looked_ns, watch.since_ns), watch.looked_ns)
     return pace.with_pause(pause, settings.floor_of(was.wait) / settings.longest_factor, settings.memory_s)
 
 

@@ -23,7 +23,7 @@ from sftriage.errors import CatalogueError, UsageError
 from sftriage.traces.databases import Foreign, database_at, distance, reason
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureQuery, CaptureRow, captures, conditions, key_of, stores, written
-from sftriage.traces.stores import Condition, Store
+from sftriage.traces.stores import Store, StoreCondition
 
 Progress = Callable[[int, int], None]
 """Told how many manifests have been read, and of how many."""
@@ -117,7 +117,7 @@ class Catalogue:
         self, references: Collection[str], progress: Progress | None
     ) -> tuple[list[tuple[str, Manifest]], tuple[str, ...]]:
         found: list[tuple[str, Manifest]] = []
-        unfit: dict[str, Condition] = {}
+        unfit: dict[str, StoreCondition] = {}
         with ThreadPoolExecutor(_READERS) as readers:
             seen = readers.map(self._own_store.seen, ordered := sorted(references))
             for done, (reference, (manifest, condition)) in enumerate(zip(ordered, seen, strict=True), 1):

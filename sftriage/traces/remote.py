@@ -26,11 +26,11 @@ from sftriage.traces.objects import Objects, Patience
 from sftriage.traces.stores import (
     PIN_NAME,
     WHOLE,
-    Condition,
     Listing,
     Noted,
     Progress,
     Store,
+    StoreCondition,
     check_id,
     destination_of,
     noting,
@@ -69,7 +69,7 @@ class RemoteStore(Store):
         """``job/run/id``, or in the store of one run its id."""
         return manifest.capture_id if self._scope else CaptureKey.of(manifest).key
 
-    def look(self, capture_id: str) -> tuple[Manifest, Condition]:
+    def look(self, capture_id: str) -> tuple[Manifest, StoreCondition]:
         key = self._key(capture_id)
         return self._look(key, self._names(key))
 
@@ -230,7 +230,7 @@ class RemoteStore(Store):
             raise UsageError(f"no capture {key.rpartition('/')[2]} in {self.place}")
         return names
 
-    def _look(self, key: str, names: _Names) -> tuple[Manifest, Condition]:
+    def _look(self, key: str, names: _Names) -> tuple[Manifest, StoreCondition]:
         place, where = CaptureKey.parse(key), f"{self._objects.place}/{key}"
         source = f"{where}/{MANIFEST_NAME}"
         if names[MANIFEST_NAME] > MAX_MANIFEST_BYTES:
@@ -244,19 +244,19 @@ class RemoteStore(Store):
         for artefact in manifest.artefacts:
             size = names.get(artefact.name)
             if size is None:
-                return manifest, Condition("missing", f"{where}/{artefact.name}: missing")
+                return manifest, StoreCondition("missing", f"{where}/{artefact.name}: missing")
             if size != artefact.size_bytes:
                 problem = f"{where}/{artefact.name}: {size} bytes; it had {artefact.size_bytes}"
-                return manifest, Condition("damaged", problem)
+                return manifest, StoreCondition("damaged", problem)
         return manifest, WHOLE
 
-    def _seen(self, key: str, names: _Names) -> tuple[Manifest | None, Condition] | None:
+    def _seen(self, key: str, names: _Names) -> tuple[Manifest | None, StoreCondition] | None:
         try:
             return self._look(key, names)
         except UsageError:
             return None  # removed meanwhile
         except InputError as error:
-            return None, Condition.after(error)
+            return None, StoreCondition.after(error)
 
 
 def _is_place(key: str) -> bool:

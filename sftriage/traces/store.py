@@ -36,11 +36,11 @@ from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.stores import (
     PIN_NAME,
     WHOLE,
-    Condition,
     Listing,
     Noted,
     Progress,
     Store,
+    StoreCondition,
     check_id,
     destination_of,
     noting,
@@ -130,7 +130,7 @@ class LocalStore(Store):
             reason = "it is stored already" if taken else error.strerror
             raise CaptureError(f"capture {capture_id} could not be stored: {reason}") from error
 
-    def look(self, capture_id: str) -> tuple[Manifest, Condition]:
+    def look(self, capture_id: str) -> tuple[Manifest, StoreCondition]:
         """See `Store.look`. Artefacts of which a verified copy is elsewhere may be there alone."""
         directory = self._directory(capture_id)
         path = directory / MANIFEST_NAME
@@ -146,9 +146,9 @@ class LocalStore(Store):
                 with regular(path, IntegrityError) as file:
                     size = os.fstat(file.fileno()).st_size
             except IntegrityError as error:
-                return manifest, Condition.after(error)
+                return manifest, StoreCondition.after(error)
             if size != artefact.size_bytes:
-                return manifest, Condition("damaged", f"{path}: {size} bytes; it had {artefact.size_bytes}")
+                return manifest, StoreCondition("damaged", f"{path}: {size} bytes; it had {artefact.size_bytes}")
         return manifest, WHOLE
 
     def copy_elsewhere(self, capture_id: str) -> str | None:

@@ -44,7 +44,7 @@ _WORDS: Mapping[State, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class StoreCondition:
     """Whether a capture is there as it was put, as far as names and sizes tell; ``problem`` says what is wrong.
 
     It is ``missing`` if a file of it is gone, ``damaged`` if a file differs from what was put or its manifest is none,
@@ -70,7 +70,7 @@ class Condition:
         return self.state in ("missing", "damaged")
 
     @classmethod
-    def after(cls, error: InputError | IntegrityError | UsageError | OSError) -> Condition:
+    def after(cls, error: InputError | IntegrityError | UsageError | OSError) -> StoreCondition:
         """What an attempt to read a capture has come to."""
         cause = error if isinstance(error, OSError) else error.__cause__
         state: State = "damaged"
@@ -81,7 +81,7 @@ class Condition:
         return cls(state, str(error))
 
 
-WHOLE = Condition()
+WHOLE = StoreCondition()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ class Listing:
     """The captures of a store, and by reference what else lies there and why it is not one."""
 
     manifests: tuple[Manifest, ...]
-    unfit: Mapping[str, Condition]
+    unfit: Mapping[str, StoreCondition]
 
     @classmethod
-    def of(cls, found: Iterable[tuple[str, tuple[Manifest | None, Condition] | None]]) -> Listing:
+    def of(cls, found: Iterable[tuple[str, tuple[Manifest | None, StoreCondition] | None]]) -> Listing:
         """Of what lies under each reference: a manifest, where it can be read, and its condition; or nothing."""
         listed = [(reference, *one) for reference, one in found if one is not None]
         return cls(
@@ -139,15 +139,15 @@ class Store(ABC):
         return manifest
 
     @abstractmethod
-    def look(self, capture_id: str) -> tuple[Manifest, Condition]:
+    def look(self, capture_id: str) -> tuple[Manifest, StoreCondition]:
         """The manifest of a capture, and whether its artefacts are there in the right size."""
 
-    def seen(self, capture_id: str) -> tuple[Manifest | None, Condition]:
+    def seen(self, capture_id: str) -> tuple[Manifest | None, StoreCondition]:
         """What `look` finds, without a manifest where that cannot be read. Raises StoreError alone."""
         try:
             return self.look(capture_id)
         except (InputError, UsageError, OSError) as error:
-            return None, Condition.after(error)
+            return None, StoreCondition.after(error)
 
     @abstractmethod
     def manifests(self) -> Listing:

@@ -28,7 +28,7 @@ from sftriage.traces.objects import PART_BYTES
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import PIN_NAME
-from sftriage.traces.uploads import Outbox, Removal, Signature, Upload
+from sftriage.traces.uploads import Outbox, QueuedRemoval, Signature, Upload
 
 log = logging.getLogger("sftriage")
 
@@ -101,7 +101,7 @@ class Sender:
             raise
         return self.outbox.note(capture_id, wanted.model_copy(update={"verified_at": noted.verified_at or now}))
 
-    def remove(self, removal: Removal) -> None:
+    def remove(self, removal: QueuedRemoval) -> None:
         """Remove there what was removed here; raises StoreError, or UsageError where it is in another store."""
         if removal.upload.url != self.url:
             raise UsageError(f"capture {removal.capture_id} was removed here, and may still be in {removal.upload.url}")

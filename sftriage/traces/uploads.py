@@ -55,7 +55,7 @@ class Upload(DocumentModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class QueuedRemoval:
     """A capture that was removed here, and that the store elsewhere may still have."""
 
     directory: Path
@@ -107,10 +107,10 @@ class Outbox:
         """Where a file of a capture lies, if it is here."""
         return self._captures / capture_id / name
 
-    def removals(self) -> list[Removal]:
+    def removals(self) -> list[QueuedRemoval]:
         """What was removed here, and may still be there."""
         return [
-            Removal(hidden, directory.name, upload)
+            QueuedRemoval(hidden, directory.name, upload)
             for hidden in sorted(self._captures.glob(f"{REMOVING}*"))
             for directory in hidden.iterdir()
             if (upload := read_upload(directory)) is not None

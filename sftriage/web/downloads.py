@@ -122,7 +122,7 @@ MOST_BYTES = 8 * 2**20
 """Of a file that a page draws: of four threads, a minute."""
 
 
-class Stacks:
+class StackDownloads:
     """What reads them. Its methods may be called from any thread."""
 
     def __init__(self) -> None:

@@ -13,11 +13,11 @@ from sftriage.runs.axis import axis_of
 from sftriage.runs.following import RequestRow
 from sftriage.runs.lanes import Lanes
 from sftriage.runs.lateness import UNKNOWN, HeatMap
-from sftriage.runs.picture import Report
+from sftriage.runs.picture import RunReport
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.stores import Store, beside
 from sftriage.web.charts import Timeline, bars_of, timeline
-from sftriage.web.downloads import Stacks
+from sftriage.web.downloads import StackDownloads
 from sftriage.web.flames import FlameGraph
 from sftriage.web.page import templates
 
@@ -43,7 +43,7 @@ def shades_of(heat: HeatMap) -> tuple[str, ...]:
 
 
 def chart_of(
-    report: Report, results: dict[str, CaptureResult], asks: Sequence[RequestRow], heat: HeatMap | None = None
+    report: RunReport, results: dict[str, CaptureResult], asks: Sequence[RequestRow], heat: HeatMap | None = None
 ) -> Timeline | None:
     """The timeline of a run's windows, by their steps where a map of these is at hand; None of none."""
     rows = report.windows
@@ -56,14 +56,14 @@ def flames_of(store: Store, captures: Sequence[Manifest]) -> dict[str, FlameGrap
     for manifest in captures:
         reference = store.reference(manifest)
         others = ((one, store) for _, one in beside(store, reference, manifest))
-        graph = Stacks().drawn(manifest, store, others, {})
+        graph = StackDownloads().drawn(manifest, store, others, {})
         if isinstance(graph, FlameGraph):
             return {manifest.capture_id: graph}
     return {}
 
 
 def html(
-    report: Report,
+    report: RunReport,
     made: str,
     now_s: Callable[[], float],
     chart: Timeline | None = None,

@@ -28,7 +28,7 @@ from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.traces.manifest import Manifest
 from sftriage.web.access import Access
 from sftriage.web.charts import CHOICES, StepRange, bars_of, table_of, timeline
-from sftriage.web.downloads import Stacks, file_of
+from sftriage.web.downloads import StackDownloads, file_of
 from sftriage.web.flames import FlameGraph
 from sftriage.web.page import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Page, page_number, reading_stored
 from sftriage.whatif.slowdown import MIN_SLOWDOWN
@@ -72,7 +72,7 @@ class RunPage(Page[RunSource]):
         root: str = "",
         runs: StartedRuns | None = None,
     ) -> None:
-        self.root, self._runs, self._stacks = root, runs, Stacks()
+        self.root, self._runs, self._stacks = root, runs, StackDownloads()
         self._replaying, self._replay = threading.Lock(), None
         super().__init__(source, access, now_s, stopping)
 

@@ -24,7 +24,7 @@ from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.stores import Store
 from sftriage.web.charts import bars_of
-from sftriage.web.downloads import Stacks, file_of
+from sftriage.web.downloads import StackDownloads, file_of
 from sftriage.web.page import Page, page_number, reading_stored
 from sftriage.web.store_source import StoreSource, StoreView
 
@@ -89,8 +89,8 @@ class StorePage(Page[StoreSource]):
     layout = "store_base.html"
 
     @cached_property
-    def _stacks(self) -> Stacks:
-        return Stacks()
+    def _stacks(self) -> StackDownloads:
+        return StackDownloads()
 
     def routes(self) -> list[Route]:
         """What is answered."""

@@ -42,7 +42,7 @@ RANK = {"rank": "rank_E"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class TraceRows:
     """Operations in any order (E), their types as indices into ``optypes``; seconds since some moment of the step."""
 
     optypes: Sequence[str]
@@ -59,12 +59,12 @@ class Rows:
     rank_E: NDArray[Any] | None = None
 
     @classmethod
-    def of(cls, columns: Mapping[str, NDArray[Any]], optypes: Sequence[str]) -> Rows:
+    def of(cls, columns: Mapping[str, NDArray[Any]], optypes: Sequence[str]) -> TraceRows:
         """From columns by their names in the published format (`COLUMNS`; `RANK` where it is there)."""
         return cls(optypes, **{field: columns[name] for name, field in (COLUMNS | RANK).items() if name in columns})
 
 
-def arranged(rows: Rows) -> Operations:
+def arranged(rows: TraceRows) -> Operations:
     """The operations of all steps that every worker went through with the same operations.
 
     Raises InputError where there are none, or they are no step of hybrid-parallel training.
@@ -85,9 +85,9 @@ def arranged(rows: Rows) -> Operations:
     flat_E = (place_K[op_E] * n_whole + column_N[step_E]) * n_dps + dp_E
     if not whole_N.all():
         kept_E = whole_N[step_E]
-        there = {name: getattr(rows, name) for name in Rows.__slots__ if name != "optypes"}
+        there = {name: getattr(rows, name) for name in TraceRows.__slots__ if name != "optypes"}
         kept = {name: values[kept_E] for name, values in there.items() if values is not None}
-        flat_E, rows = flat_E[kept_E], Rows(rows.optypes, **kept)
+        flat_E, rows = flat_E[kept_E], TraceRows(rows.optypes, **kept)
 
     def laid_out(values_E: NDArray[Any]) -> NDArray[Any]:
         laid = np.empty((n_ops, n_whole, n_dps), dtype=values_E.dtype)
@@ -99,7 +99,7 @@ def arranged(rows: Rows) -> Operations:
     return _operations(rows, at_T, steps[whole_N], dps, start_TNW, duration_TNW, int(n_steps - n_whole))
 
 
-def _check(rows: Rows) -> None:
+def _check(rows: TraceRows) -> None:
     if not len(rows.step_E):
         raise InputError("no operations")
     present = [rows.optypes[index] for index in np.unique(rows.optype_E)]
@@ -125,7 +125,7 @@ def _places(values_E: NDArray[Any]) -> tuple[NDArray[Any], IndexArray]:
     return values, np.repeat(place.ravel(), np.diff(np.append(starts, len(values_E))))
 
 
-def _numbered(rows: Rows) -> tuple[NDArray[Any], IndexArray]:
+def _numbered(rows: TraceRows) -> tuple[NDArray[Any], IndexArray]:
     n_seq, n_stages = int(rows.seq_E.max()) + 1, int(rows.pp_E.max()) + 1
     if len(rows.optypes) * n_seq * n_stages > MAX_CELLS:
         raise InputError(f"seq_id up to {n_seq - 1} of {n_stages} stages: too many operations in a step")
@@ -154,7 +154,7 @@ def _usual(
 
 
 def _operations(
-    rows: Rows,
+    rows: TraceRows,
     at_T: IndexArray,
     steps: NDArray[Any],
     dps: NDArray[Any],
@@ -205,7 +205,7 @@ def _operations(
     )
 
 
-def _ranks(rows: Rows) -> dict[tuple[int, int], int]:
+def _ranks(rows: TraceRows) -> dict[tuple[int, int], int]:
     if rows.rank_E is None:
         return {}
     n_stages = int(rows.pp_E.max()) + 1

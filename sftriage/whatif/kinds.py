@@ -46,7 +46,7 @@ Worker: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OperationKind:
     """A kind of stragglers that the job has.
 
     ``share`` of the slowdown would go if it were mended alone; shares of several kinds overlap. ``numbers`` decided.
@@ -64,23 +64,23 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    kind: Kind
+    kind: OperationKind
     mended_TNW: AnyFloat
 
 
-def kinds_of(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
+def kinds_of(operations: Operations, found: Slowdown) -> tuple[OperationKind, ...]:
     """The kinds, first those of a verdict, then what accounts for most; none where the slowdown is small."""
     kinds, named = _by_replay(operations, found), operations.named
     if named is None or found.m_w is None:
         return kinds
-    own = Kind("slow_worker", min(1.0, named.saves_s / found.lost_s), workers=named.workers, part=named.part)
+    own = OperationKind("slow_worker", min(1.0, named.saves_s / found.lost_s), workers=named.workers, part=named.part)
     known = {own.code, *(SYNCS if named.held_back else ())}
     return own, *(one for one in kinds if one.code not in known)
 
 
-def _by_replay(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
+def _by_replay(operations: Operations, found: Slowdown) -> tuple[OperationKind, ...]:
     """The kinds that operations show: one hides another, so what accounts for most is mended before the next look."""
-    named: dict[str, Kind] = {}
+    named: dict[str, OperationKind] = {}
     mended: set[str] = set()
     lost_s = found.lost_s
     while found.m_w is not None:
@@ -122,14 +122,14 @@ def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterat
     if m_w >= MIN_MAIN_SHARE and not alone:
         workers = _slowest_of(found)
         if not varying or _steadily(operations, found, workers, of_stage=False) >= MIN_SHARE:
-            kind = Kind("slow_worker", m_w, {"M_W": m_w}, workers, _slow_in(operations, workers))
+            kind = OperationKind("slow_worker", m_w, {"M_W": m_w}, workers, _slow_in(operations, workers))
             yield _Candidate(kind, operations.at_ideal(operations.of_workers(found.worst)))
     if several and m_s >= MIN_MAIN_SHARE:
         of_last = operations.pp_TW == last
         beyond = m_s if alone else mended(operations, found, operations.of_workers(found.worst) | of_last).share - m_w
         workers = tuple((dp, last) for dp in operations.dp_ranks)
         if beyond >= MIN_SHARE and (not varying or _steadily(operations, found, workers, of_stage=True) >= MIN_SHARE):
-            kind = Kind("last_stage", m_s, {"M_S": m_s, "beyond_worst_workers": beyond})
+            kind = OperationKind("last_stage", m_s, {"M_S": m_s, "beyond_worst_workers": beyond})
             yield _Candidate(kind, operations.at_ideal(of_last))
 
 
@@ -212,7 +212,7 @@ def _lengths(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
             work_TNW[ops_M] = operations.work_TNW[ops_M].mean(axis=(0, 1), keepdims=True, dtype=np.float64)
     share = replaced(operations, found, work_TNW).share
     if share >= MIN_SHARE:
-        kind = Kind("sequence_lengths", share, {"forward_backward_correlation": correlation})
+        kind = OperationKind("sequence_lengths", share, {"forward_backward_correlation": correlation})
         yield _Candidate(kind, work_TNW)
 
 
@@ -255,7 +255,7 @@ def _stalls(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     if share >= MIN_SHARE:
         hit = sum(1 for lost_s in stalled_s.values() if lost_s > 0.0) / len(stalled_s)
         numbers = {"of_steps": float(steps_N.mean()), "of_workers": hit, "most_of_one_worker": most}
-        yield _Candidate(Kind("garbage_collection", share, numbers), work_TNW)
+        yield _Candidate(OperationKind("garbage_collection", share, numbers), work_TNW)
 
 
 def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, BoolArray]:
@@ -277,5 +277,5 @@ def _transfers(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
         if share >= MIN_SHARE:
             slowdowns = {one.part: found.by_part[one.part] for one in types.values()}
             worst = max(slowdowns, key=lambda part: slowdowns[part])
-            kind = Kind(code, share, {"slowdown": slowdowns[worst]}, part=worst)
+            kind = OperationKind(code, share, {"slowdown": slowdowns[worst]}, part=worst)
             yield _Candidate(kind, operations.at_ideal(of_communication))

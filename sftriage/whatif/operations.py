@@ -37,7 +37,7 @@ class OpType:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedOperations:
     """The verdict's ``workers`` (dp, pp), slow in ``part`` ("": in all).
 
     Mending them saves ``saves_s`` of the ``step_s`` of a step that they slow down. Where the system holds them back
@@ -81,7 +81,7 @@ class Operations:
     final_T: BoolArray
     notes: Sequence[str] = ()
     ranks: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    named: Named | None = None
+    named: NamedOperations | None = None
 
     @cached_property
     def dp_ranks(self) -> tuple[int, ...]:

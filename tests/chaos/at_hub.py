@@ -6,13 +6,13 @@ from pathlib import Path
 
 import nats
 
-from sftriage.fleet.hub import HubAddress, Places
+from sftriage.fleet.hub import HubAddress, Subjects
 
 
 async def main() -> None:
     url, secret, what = sys.argv[1:]
     hub = await nats.connect(**HubAddress(url, Path(secret)).options(), max_reconnect_attempts=1, connect_timeout=2)
-    js, places = hub.jetstream(timeout=2), Places.of("job")
+    js, places = hub.jetstream(timeout=2), Subjects.of("job")
     if what == "lose-consumer":
         await js.delete_consumer(places.stream, places.stream)
     else:

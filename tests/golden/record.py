@@ -425,10 +425,10 @@ def assistants(root: Path) -> Iterator[str]:
 
     from mcp.server.mcpserver.exceptions import ToolError
 
-    from sftriage.assistants.answers import Places
+    from sftriage.assistants.answers import RunLookup
     from sftriage.assistants.server import server
 
-    made = server(Places(root))
+    made = server(RunLookup(root))
     for tool in asyncio.run(made.list_tools()):
         yield fitted(tool.model_dump(exclude_none=True))
     calls: list[tuple[str, dict[str, Any]]] = [

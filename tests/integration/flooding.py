@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import nats
 
-from sftriage.fleet.hub import HubAddress, Places
+from sftriage.fleet.hub import HubAddress, Subjects
 from sftriage.fleet.messages import Block
 from sftriage.fleet.wire import MAX_UNPACKED_BYTES, decode_shipment, encode
 from sftriage.model.captures import CaptureResult, Report
@@ -18,7 +18,7 @@ NAMES = ("nobody", "x-controller", "\x1b[31mred", "\u202eabc", "a\x07b", "n" * 9
 """Hosts that there are not, and that no host can be."""
 
 
-async def flood(address: HubAddress, places: Places, agents: Sequence[str], count: int, seed: bytes = b"") -> int:
+async def flood(address: HubAddress, places: Subjects, agents: Sequence[str], count: int, seed: bytes = b"") -> int:
     """Send about so many messages over all subjects; how many that were.
 
     They are noise, damaged and whole messages of the job, old ones in another order, versions that are not read, bombs,

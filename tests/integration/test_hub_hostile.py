@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sftriage import __version__
-from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Places
+from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Subjects
 from sftriage.fleet.lease import make_places, taken_up
 from sftriage.fleet.messages import Orders, RunName
 from sftriage.fleet.shipping import HostEnd
@@ -32,7 +32,7 @@ from tests.integration.test_many_hosts_killed import Hosts
 from tests.unit.conftest import manifest_of
 
 nats = pytest.importorskip("nats", reason="many hosts want the extra `nats`")
-PLACES = Places.of("job")
+PLACES = Subjects.of("job")
 TRACE = b"a trace"
 ARTEFACT = Artefact(
     name="trace.json",

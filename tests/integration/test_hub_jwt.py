@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 pytest.importorskip("nkeys", reason="keys want the extra `nats`")
 
-from sftriage.fleet.hub import Hub, HubAddress, HubError, Places
+from sftriage.fleet.hub import Hub, HubAddress, HubError, Subjects
 from tests.integration.jwt_nats import JwtNats
 from tests.integration.processes import wait_until
 from tests.integration.runs import captures
@@ -36,7 +36,7 @@ def test_a_job_goes_by_signed_tokens_and_nobody_else_sees_it(tmp_path, environme
         wait_until(lambda: (hosts.run / "captures").is_dir() and captures(hosts.run), 90.0)
         # THEN with the token of another account nothing of it is there
         assert streams_seen(hosts.hub, "other") == []
-        assert Places.of("job").stream in streams_seen(hosts.hub, "job")
+        assert Subjects.of("job").stream in streams_seen(hosts.hub, "job")
         hosts.end()
         # AND the trace has come from its host, and nobody was refused anything
         (capture,) = captures(hosts.run)
@@ -52,7 +52,7 @@ def test_a_token_that_another_operator_has_signed_lets_nobody_in(tmp_path):
     try:
         # WHEN somebody comes to the one with what the other has signed
         address = HubAddress(servers[0].url, servers[1].creds("job", "controller"))
-        hub = Hub(address, "stranger", Places.of("job").lead)
+        hub = Hub(address, "stranger", Subjects.of("job").lead)
         # THEN it is said that these credentials do not do
         with pytest.raises(HubError, match=r"(?i)authorization|credentials"):
             hub.call(hub.connect(), LONG_S)
@@ -64,7 +64,7 @@ def test_a_token_that_another_operator_has_signed_lets_nobody_in(tmp_path):
 
 def streams_seen(server, job):
     """What streams there are for the controller of a job."""
-    hub = Hub(HubAddress(server.url, server.creds(job, "controller")), "looking", Places.of(job).lead)
+    hub = Hub(HubAddress(server.url, server.creds(job, "controller")), "looking", Subjects.of(job).lead)
     try:
         hub.call(hub.connect(), LONG_S)
         return sorted(one.config.name for one in hub.call(hub.js.streams_info(), LONG_S))

@@ -13,7 +13,7 @@ import pytest
 from sftriage.agent.agent import Agent
 from sftriage.fleet import over_nats
 from sftriage.fleet.generations import Generations
-from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Places
+from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Subjects
 from sftriage.fleet.lease import Leader, Lease, make_places
 from sftriage.fleet.messages import Shipment
 from sftriage.fleet.over_nats import NatsFleet
@@ -32,7 +32,7 @@ from tests.integration.processes import wait_until
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 from nats.js.errors import NoKeysError  # once it is known to be there
 
-PLACES = Places.of("job")
+PLACES = Subjects.of("job")
 
 
 class Breaking:

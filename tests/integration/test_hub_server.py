@@ -11,7 +11,7 @@ import pytest
 
 from sftriage.errors import UsageError
 from sftriage.fleet import lease
-from sftriage.fleet.hub import Hub, HubAddress, HubError, Places
+from sftriage.fleet.hub import Hub, HubAddress, HubError, Subjects
 from sftriage.fleet.lease import Leader, Lease
 from sftriage.runtime import hub_server
 from sftriage.runtime.hub_server import HubServer, listens_on, make_secret
@@ -226,7 +226,7 @@ def test_a_lease_that_goes_while_somebody_asks_whose_it_is_is_theirs(tmp_path, s
         # GIVEN a controller that leads, and is let go
         for hub in (first, second):
             hub.call(hub.connect(), 10.0)
-        Lease(first, Places.of("job"), Leader("run-1", "node-a", 1))
+        Lease(first, Subjects.of("job"), Leader("run-1", "node-a", 1))
         first.close()
         # WHEN another one is refused the lease, and finds nobody who holds it
         whose, asked = KeyValue._get, []
@@ -239,7 +239,7 @@ def test_a_lease_that_goes_while_somebody_asks_whose_it_is_is_theirs(tmp_path, s
 
         monkeypatch.setattr(KeyValue, "_get", gone)
         # THEN it leads once that has gone
-        assert Lease(second, Places.of("job"), Leader("run-1", "node-b", 2)).lost == ""
+        assert Lease(second, Subjects.of("job"), Leader("run-1", "node-b", 2)).lost == ""
         assert asked
     finally:
         first.close()

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, Places, agent_file
+from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, Subjects, agent_file
 from sftriage.fleet.lease import make_places
 from tests.integration.processes import wait_until
 from tests.integration.runs import captures
@@ -20,7 +20,7 @@ from tests.integration.test_many_hosts_killed import Hosts
 nats = pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 pytest.importorskip("nkeys", reason="keys want the extra `nats`")
 JOBS = {"a": ("host-0", "host-1"), "b": ("host-0", "host-1")}
-B = Places.of("b")
+B = Subjects.of("b")
 SECRET = b"only-b-knows"
 THEIRS = (SECRET, B.want.encode(), B.traces.encode())
 MARK = b"somebody-was-here"
@@ -333,7 +333,7 @@ def server(tmp_path_factory):
 def test_nobody_can_do_with_a_job_what_is_not_theirs_to_do(server, whose, role):
     # GIVEN a job on a server that others share, with all that a job has there
     job = TheirJob(server)
-    places = Places.of(whose)
+    places = Subjects.of(whose)
     leads = role == "controller"
     address = HubAddress(server.url, server.keys(whose)).of(CONTROLLER_FILE if leads else agent_file("host-0"))
     inbox = places.lead if leads else places.inbox("host-0")

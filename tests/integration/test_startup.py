@@ -45,11 +45,10 @@ def run(tmp_path_factory):
             for name in ("demo", "run", "attach", "capture", "ui", "decisions")
         ),
         (["traces", "list", "--run", "RUN"], {*HEAVY, "sqlalchemy.dialects.postgresql"}),
-        # (what reads a run's record needs what decodes it)
+        # (what reads a run's record or a journal needs what decodes it)
         (["traces", "list", "--run", "RUN", "--step", "160..170", "--json"], HEAVY - {"msgspec"}),
         (["traces", "show", "c-1", "--run", "RUN"], HEAVY - {"msgspec"}),
         (["traces", "get", "c-1", "--run", "RUN", "--out", "RUN/got", "--force"], HEAVY),
-        # (what reads a journal needs what decodes it)
         (["traces", "for-step", "162", "--run", "RUN"], HEAVY - {"msgspec"}),
         (["decisions", "--run", "RUN"], {*HEAVY, "sqlalchemy"} - {"msgspec"}),
         # (nothing was captured)

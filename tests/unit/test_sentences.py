@@ -481,7 +481,7 @@ def lines_of_commands() -> Rows:
 
 
 def findings() -> Rows:
-    for text in said_in("runtime/doctor.py", "Finding"):
+    for text in said_in("runtime/doctor.py", "CheckResult"):
         yield "doctor", text
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent.captures import Places, executor_for, overlap
+from sftriage.agent.captures import CapturePaths, executor_for, overlap
 from sftriage.capture.nsys import NsysCapture, NsysPlace
 from sftriage.capture.stacks import StacksCapture
 from sftriage.capture.torch_profiler import SampledCapture, TorchCapture
@@ -59,7 +59,7 @@ def executor(tmp_path):
     place = NsysPlace(Path("/usr/bin/nsys"), "sft-run", ("nvtx",), tmp_path)
     with Monitor(rank=0, world_size=1, rings=tmp_path, spool=tmp_path) as monitor:
         yield lambda profiler, place=place: executor_for(
-            request(profiler), monitor.info, Places(tmp_path, tmp_path, place), lambda: None
+            request(profiler), monitor.info, CapturePaths(tmp_path, tmp_path, place), lambda: None
         )
 
 

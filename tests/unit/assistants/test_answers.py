@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sftriage.assistants.answers import MOST_CHARACTERS, Answers, Places
+from sftriage.assistants.answers import MOST_CHARACTERS, Answers, RunLookup
 from sftriage.errors import SftriageError, UsageError
 from sftriage.policy.loading import find
 from sftriage.traces.remote import RemoteStore
@@ -14,7 +14,7 @@ HOSTILE = ["..", ".", "../run", "/etc", "run/../run", "run/", "\0", "a" * 5000, 
 
 
 @pytest.fixture
-def places(captured, tmp_path) -> Places:
+def places(captured, tmp_path) -> RunLookup:
     """A directory with a run that was captured, a damaged one, what is none, and a link that leads elsewhere."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
@@ -23,7 +23,7 @@ def places(captured, tmp_path) -> Places:
     elsewhere = run_at(tmp_path.parent / f"{tmp_path.name}-elsewhere" / "secret")
     elsewhere.decide(verdict(20, "suspect"))
     (tmp_path / "link").symlink_to(elsewhere.directory.path)
-    return Places(tmp_path)
+    return RunLookup(tmp_path)
 
 
 def test_the_runs_of_the_directory_are_listed_and_no_others(places):
@@ -31,7 +31,7 @@ def test_the_runs_of_the_directory_are_listed_and_no_others(places):
     assert (one["run"], one["job"], one["health"], one["steps"]) == ("run", "resnet", "captured", [90, 149])
     assert one["says"].startswith("Rank 2 is slow in data")
     # AND a run directory is a place of one run
-    assert [one.path.name for one in Places(places.root / "run").runs()] == ["run"]
+    assert [one.path.name for one in RunLookup(places.root / "run").runs()] == ["run"]
 
 
 def test_each_answer_cites_what_it_stands_on(places):
@@ -87,7 +87,7 @@ def test_a_capture_is_one_of_the_run_or_of_the_store(places, name, tmp_path):
     with pytest.raises(UsageError):
         Answers(places).explain_window(name)
     with pytest.raises(SftriageError):
-        Answers(Places(places.root, str(tmp_path / "shared"))).capture_findings(name, "", True)
+        Answers(RunLookup(places.root, str(tmp_path / "shared"))).capture_findings(name, "", True)
     with pytest.raises(UsageError, match="no store is looked at"):
         Answers(places).list_captures("", True)
 
@@ -103,7 +103,7 @@ def test_the_captures_of_a_store_are_found_by_job_and_run(places, captured, stor
         file = captured.directory.path / "captures" / "c-1" / one.name
         remote.put_artefact("c-1", one, file.read_bytes())
     remote.put_manifest(manifest)
-    shared = Places(places.root, url)
+    shared = RunLookup(places.root, url)
     (row,) = Answers(shared).list_captures("", True)["captures"]
     assert (row["rank"], row["steps"]) == (2, [160, 164])
     assert Answers(shared).capture_findings(row["capture"], "", True)["cites"]["captures"] == ["c-1"]
@@ -114,7 +114,7 @@ def test_an_answer_is_small_however_long_a_run_is(run, tmp_path):
     for number in range(300):
         of = verdict(10 * number, "suspect", rank=number) if number % 2 else held(10 * number, rank=number)
         run.decide(of, "hold", "because " * 400)
-    places = Places(tmp_path)
+    places = RunLookup(tmp_path)
     found = Answers(places).verdicts(0, None)
     assert 0 < len(found["newest_first"]) < 300
     assert len(found["newest_first"]) + found["left_out"] == 300

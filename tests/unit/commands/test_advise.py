@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from sftriage.assistants.answers import Answers, Places
+from sftriage.assistants.answers import Answers, RunLookup
 from sftriage.model.events import PipelineFigures, RemedyChanged
 from sftriage.runs.glance import glance_of
 from tests.scenario import Recorder, decision, run_at, verdict
@@ -157,7 +157,7 @@ def test_what_cannot_be_is_refused(sftriage, slow, arguments, expected):
 
 def test_who_is_there_to_stay_is_said_at_a_glance_and_to_an_assistant(sftriage, slow):
     # GIVEN such a run WHEN it is glanced at THEN the command is among what to do next
-    places = Places(slow.parent)
+    places = RunLookup(slow.parent)
     steps = [one.command for one in glance_of(places.view(places.run("run"))).steps]
     assert f"sftriage advise {slow}" in steps
     # AND an assistant is told, with what it stands on

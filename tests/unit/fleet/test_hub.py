@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
 from sftriage.fleet import hub
-from sftriage.fleet.hub import HubAddress, LogLeader, Places, token
+from sftriage.fleet.hub import HubAddress, LogLeader, Subjects, token
 from sftriage.runtime.many_hosts import HubOptions
 
 
@@ -24,7 +24,7 @@ def test_other_names_are_other_tokens(names):
 
 
 def test_jobs_share_no_subject_and_no_bucket():
-    one, other = Places.of("1234"), Places.of("1234.*")
+    one, other = Subjects.of("1234"), Subjects.of("1234.*")
     for name in ("stream", "want", "lease", "traces"):
         assert getattr(one, name) != getattr(other, name)
     assert one.up("a") == "sft.1234.up.a"

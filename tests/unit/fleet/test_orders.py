@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.fleet.hub import Places
+from sftriage.fleet.hub import Subjects
 from sftriage.fleet.incoming import Message, Refusals
 from sftriage.fleet.orders import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, CaptureOrders
 from sftriage.fleet.transfers import Fetching
@@ -39,7 +39,7 @@ class Asked(CaptureOrders):
         where = {3: ("node-b", None)}
         super().__init__(
             Nowhere(),
-            Places("job"),
+            Subjects("job"),
             Lease(),
             lambda wanted: where.get(wanted.request.rank, ("", None)),
             lambda message: self.held,

@@ -3,7 +3,7 @@
 import pytest
 
 from sftriage.fleet import shipping
-from sftriage.fleet.hub import LogLeader, Places
+from sftriage.fleet.hub import LogLeader, Subjects
 from sftriage.fleet.messages import Order, Orders
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.wire import encode
@@ -63,7 +63,7 @@ class Ended(HostEnd):
 
     def __init__(self, directory):
         self.agent = Agent()
-        about = Places("job"), "node-b", "boot", "1", directory / "begun"
+        about = Subjects("job"), "node-b", "boot", "1", directory / "begun"
         super().__init__(self.agent, Nowhere(), *about, None, LogLeader(directory / "speaker"))
         self._outbox.append(b"not sent yet")
         self._has_read = True

@@ -6,7 +6,7 @@ import pytest
 
 from sftriage.errors import ClusterError
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError
-from sftriage.kube.lease import DURATION_S, Leader, Observed
+from sftriage.kube.lease import DURATION_S, LeaderElection, ObservedLease
 
 CASES = {
     "nobody holds it": ({}, 0.0, True),
@@ -21,12 +21,12 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_lease_is_taken_that_is_free(case):
     spec, later_s, free = case
-    seen = Observed().after(spec, 100.0).after(spec, 100.0 + later_s)
+    seen = ObservedLease().after(spec, 100.0).after(spec, 100.0 + later_s)
     assert seen.free_for("me", DURATION_S, 100.0 + later_s) is free
 
 
 def test_one_that_is_renewed_is_not_free_however_long_it_is_held():
-    seen = Observed()
+    seen = ObservedLease()
     for second in range(0, 100, 10):
         seen = seen.after({"holderIdentity": "other", "renewTime": str(second)}, second)
         assert not seen.free_for("me", DURATION_S, second + 9)
@@ -62,7 +62,7 @@ class Clock:
 @pytest.fixture
 def three():
     server, clock = Server(), Clock()
-    return server, clock, [Leader(server, "ns", "lease", name, clock) for name in "ab"]
+    return server, clock, [LeaderElection(server, "ns", "lease", name, clock) for name in "ab"]
 
 
 def test_of_two_one_leads_until_it_is_not_heard_of(three):

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from sftriage.errors import InputError
 from sftriage.kube import serving
 from sftriage.kube.certificates import Issued, issued
-from sftriage.kube.serving import KeptSettings, Webhook, rotating, wait_for_certificate
+from sftriage.kube.serving import KeptSettings, WebhookServer, rotating, wait_for_certificate
 from sftriage.kube.settings import InjectionSettings
 from tests.integration.processes import wait_until
 from tests.unit.kube.pods import pod
@@ -33,7 +33,7 @@ REVIEW: dict[str, Any] = {
 
 
 def webhook(version: tuple[int, int] | None = (1, 31)) -> TestClient:
-    return TestClient(Webhook(InjectionSettings, lambda: version).app)
+    return TestClient(WebhookServer(InjectionSettings, lambda: version).app)
 
 
 def test_a_review_is_answered_once_the_version_is_known():

@@ -13,7 +13,7 @@ from sftriage.errors import UsageError
 from sftriage.mitigate.pipelines import (
     NEARLY,
     Pipeline,
-    Step,
+    ScheduledStep,
     absorbing,
     one_f_one_b,
     order_of,
@@ -81,7 +81,7 @@ def test_how_far_ahead_delays_are_absorbed(delays, most, expected):
 
 def test_a_stage_goes_ahead_and_then_back_and_forth():
     assert order_of(2, 3) == tuple(
-        Step(kind, number) for kind, number in [*zip("FFBFBB", (0, 1, 0, 2, 1, 2), strict=True)]
+        ScheduledStep(kind, number) for kind, number in [*zip("FFBFBB", (0, 1, 0, 2, 1, 2), strict=True)]
     )
 
 

@@ -15,7 +15,7 @@ from sftriage.reduce.events import (
     OPERATOR,
     OTHER_NAMES,
     RUNTIME,
-    Columns,
+    EventColumns,
     EventQuery,
     Events,
     Packed,
@@ -74,7 +74,7 @@ EVENTS = st.lists(
 
 
 def trace_of(rows) -> Trace:
-    made = Columns("t")
+    made = EventColumns("t")
     for name in range(5):
         assert made.name_ids[f"name{name}"] == name
     for track in range(3):

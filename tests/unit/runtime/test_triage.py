@@ -18,7 +18,7 @@ from sftriage.runs.requests import leave, left
 from sftriage.runs.source import RunSource
 from sftriage.runtime import triage
 from sftriage.runtime.local import ThisHost
-from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, STARTING_S, Clock, Failures, ManualRequests, Triage
+from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, STARTING_S, Clock, FailedTurns, ManualRequests, Triage
 from sftriage.traces.disk import at_once
 from sftriage.windows.statuses import status_of
 from tests.unit.conftest import run_going_on
@@ -113,7 +113,7 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
 
 
 def test_tracebacks_take_a_bounded_part_of_the_disk(tmp_path):
-    failures = Failures(tmp_path / "failures.log", tmp_path)
+    failures = FailedTurns(tmp_path / "failures.log", tmp_path)
 
     def fails() -> None:
         raise ValueError("x" * 10_000)

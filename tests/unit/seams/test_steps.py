@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, IN_BACKWARD, Rounds, Steps
+from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, IN_BACKWARD, Rounds, StageSteps
 
 
 class Told:
@@ -46,7 +46,7 @@ def told():
 
 @pytest.fixture
 def steps(told):
-    return Steps(lambda: told, lambda: None)
+    return StageSteps(lambda: told, lambda: None)
 
 
 def stepped(steps, optimizer):
@@ -206,7 +206,7 @@ def test_after_the_end_nothing_is_told(steps, told):
 
 def test_where_there_is_to_be_no_monitor_it_is_asked_for_once_a_round_at_most():
     asked = []
-    steps = Steps(lambda: asked.append(1), lambda: None)
+    steps = StageSteps(lambda: asked.append(1), lambda: None)
     for _ in range(5):
         stepped(steps, 1)
     assert len(asked) <= 4

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.windows import RankStatus, StageSchema, Window
-from sftriage.stalls.pace import Pace, Pause, on_clock
+from sftriage.stalls.pace import Pace, StepPause, on_clock
 from sftriage.stalls.verdict import MAX_NAMED, StallSettings, Watch, look, stall_verdict, still_ranks, wait_state_of
 from sftriage.windows.statuses import status_of
 
@@ -161,9 +161,9 @@ def test_a_job_that_has_ended_or_is_about_to_is_not_a_stall(ranks):
         (Pace(periods_s=(0.1,) * 3), 60),
         (Pace(periods_s=(0.1, 0.1, 900.0)), 60),  # a checkpoint among the steps is not the typical step
         (Pace(periods_s=(20.0,) * 3), 200),
-        (replace(STEADY, pauses=(Pause("step", 50.0, NOW - 60 * S),)), 150),
-        (replace(STEADY, pauses=(Pause("outside", 500.0, NOW - 60 * S),)), 60),  # an evaluation says nothing here
-        (replace(STEADY, pauses=(Pause("step", 50.0, NOW - 7300 * S),)), 60),  # too long ago
+        (replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 60 * S),)), 150),
+        (replace(STEADY, pauses=(StepPause("outside", 500.0, NOW - 60 * S),)), 60),  # an evaluation says nothing here
+        (replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 7300 * S),)), 60),  # too long ago
         (replace(STEADY, kinds_s={"checkpoint": 90.0}), 270),
         (Pace(), 1800),  # no pace is known yet
     ],

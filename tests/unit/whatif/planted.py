@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sftriage.whatif.arranging import Rows
+from sftriage.whatif.arranging import TraceRows
 from sftriage.whatif.graph import graph_of, timeline
 from sftriage.whatif.pipeline import TYPES
 
@@ -211,7 +211,7 @@ class Job:
         )
         chunk_of, pp_of = chunk[op], pp[op]
         computes = np.isin(kind[op], [optypes.index("forward-compute"), optypes.index("backward-compute")])
-        return Rows(
+        return TraceRows(
             optypes=optypes,
             optype_E=kind[op].astype(np.int8),
             dp_E=dp.astype(np.int8),
