@@ -211,6 +211,11 @@ class Hub:
         return self._client.jetstream(timeout=CONNECT_S)
 
     @property
+    def was_connected(self) -> bool:
+        """Whether the hub was ever reached."""
+        return self._client is not None
+
+    @property
     def client(self) -> Client:
         """The connection itself; in the loop."""
         assert self._client is not None, "nobody has connected"

@@ -265,7 +265,6 @@ class CaptureOrders:
 
 
 def _unfit(asked: _Asked | None, report: Report, agent: str, known: bool) -> str:
-    """Why a report is refused; "" if it is not."""
     if asked is None:
         return f"it reports on capture {report.result.capture_id}, which nobody asked for" if known else ""
     if asked.agent not in ("", agent):

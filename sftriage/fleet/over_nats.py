@@ -267,7 +267,6 @@ class NatsFleet:
             self._add(agent, block, some, message)
 
     def _add(self, agent: str, block: Block, members: Members, message: Message) -> None:
-        """Add rows of one generation that were not added before."""
         rows, of = block.rows, members.of
         steps, device = self._dedup.new(rows.steps, of), rows.device_steps
         whole = len(of) == len(rows.ranks)

@@ -419,6 +419,5 @@ class HostEnd:
             self._sending -= 1
 
     def _say(self, problem: str, kind: str = "") -> None:
-        """Log a problem once, or the first of its kind."""
         # (what all hosts say goes into one output, under SLURM)
         self._log_once("host %s: %s", self._name, problem, key=kind or problem)

@@ -177,7 +177,6 @@ class Sending:
 
 
 async def _outgoing(js: JetStreamContext, bucket: str) -> ObjectStore:
-    """The bucket of traces for those who may not read it."""
     from nats.js.errors import ObjectNotFoundError
     from nats.js.object_store import ObjectStore
 
@@ -291,7 +290,6 @@ def taker(store: LocalStore, run: RunName, near: Callable[[Manifest], bool] = la
 
 
 def _take_elsewhere(store: LocalStore, run: RunName, manifest: Manifest, *, near: bool) -> None:
-    """Take a capture that its host has put into the run's store."""
     capture_id = manifest.capture_id
     if not run.store:
         raise CaptureError(f"capture {capture_id} is said to be in a store, and its run has none")

@@ -428,7 +428,6 @@ def _under_seams(seen: Observed) -> Iterator[Missing]:
 
 
 def _in_monitor(seen: Observed) -> Iterator[Missing]:
-    """What a Monitor of the script's own leaves open."""
     records = [record for steps in seen.ranks.steps for record in steps]
     # (a rank's last one may be so because it was ended)
     if incomplete := sum(not one.complete for steps in seen.ranks.steps for one in steps[:-1]):

@@ -237,7 +237,7 @@ class AgentHost:
         agent = Agent(rings, steps, self.spool, store.local, job=job, run=run, nsys=nsys, kept=KEPT, do=self._disk.do)
         places, agent_token = Subjects.of(job_id), token(name)
         mine = address.of(agent_file(agent_token), AGENTS_FILE)
-        hub = Hub(mine, f"sftriage agent {agent_token}", places.inbox(agent_token))
+        hub = self._hub = Hub(mine, f"sftriage agent {agent_token}", places.inbox(agent_token))
         self._end = HostEnd(agent, hub, places, name, boot_id, rings_id, directory / "begun", store, self._log_leader)
 
     def start(self) -> None:
@@ -278,7 +278,8 @@ class AgentHost:
 
     def finish(self, patience_s: float = FLUSH_S, *, says: bool = True) -> bool:
         """The job is over here: send what is left; whether that was done, which it ``says`` where it was not."""
-        done = self._end.finish(patience_s)
+        # A hub that was never reached will not be within the grace period of a pod.
+        done = self._end.finish(patience_s if says or self._hub.was_connected else 0.0)
         if not done and says and self._log_leader.should_log():
             log.warning("the hub does not answer: the last of what the job has recorded stays where it was recorded")
         return done

@@ -84,6 +84,8 @@ def context(folder: Path) -> Path:
     rules = [line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     folder.mkdir()
     for path in REPOSITORY.iterdir():
+        for part in (rule[1:] for rule in rules if rule.startswith(f"!{path.name}/")):
+            shutil.copytree(REPOSITORY / part, folder / part)
         if not ignored(path.name, rules) and path.is_dir():
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         elif not ignored(path.name, rules):

@@ -45,13 +45,11 @@ def run(tmp_path_factory):
             for name in ("demo", "run", "attach", "capture", "ui", "decisions")
         ),
         (["traces", "list", "--run", "RUN"], {*HEAVY, "sqlalchemy.dialects.postgresql"}),
-        # (what reads a run's record or a journal needs what decodes it)
         (["traces", "list", "--run", "RUN", "--step", "160..170", "--json"], HEAVY - {"msgspec"}),
         (["traces", "show", "c-1", "--run", "RUN"], HEAVY - {"msgspec"}),
         (["traces", "get", "c-1", "--run", "RUN", "--out", "RUN/got", "--force"], HEAVY),
         (["traces", "for-step", "162", "--run", "RUN"], HEAVY - {"msgspec"}),
         (["decisions", "--run", "RUN"], {*HEAVY, "sqlalchemy"} - {"msgspec"}),
-        # (nothing was captured)
         (["run", "--out", "OUT", "--", "true"], {"sqlalchemy", "starlette", "uvicorn", "jinja2"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
