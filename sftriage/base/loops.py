@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 log = logging.getLogger("sftriage")
@@ -45,7 +45,7 @@ class Loop:
     """Calls ``turn`` in a daemon thread, every ``every_s`` (or after what it returns), and at once when woken.
 
     Args:
-        failing: what to log with the error of a turn, once until that changes.
+        failing: what to log with the error of a turn, once until the error is of another kind.
         works: what to log when a turn succeeds after that.
         expected: errors to log without a traceback.
         backoff: pauses after failures; `wake` does not shorten them.
@@ -71,6 +71,7 @@ class Loop:
         self._failing, self._works, self._expected = failing, works, expected
         self._backoff = backoff or Backoff()
         self.problem, self.least_s = "", 0.0
+        self._logged: Hashable = None
         self.stopping, self._wake = threading.Event(), threading.Event()
         self._last_turn = False
         self._thread: threading.Thread | None = None
@@ -98,7 +99,7 @@ class Loop:
         """Forget earlier failures. A turn that goes on for long calls it itself."""
         if self.problem and self._works:
             log.warning("%s", self._works)
-        self.problem = ""
+        self.problem, self._logged = "", None
         self._backoff.reset()
 
     def _run(self) -> None:
@@ -118,9 +119,11 @@ class Loop:
         except Exception as error:
             expected = isinstance(error, self._expected)
             problem = getattr(error, "strerror", None) or (str(error) if expected else repr(error))
-            if problem != self.problem:
+            # The same failure in other words (a server that is away, then starting) is not news.
+            kind = (type(error), getattr(error, "errno", None))
+            if kind != self._logged:
                 log.warning("%s: %s; trying again", self._failing, problem, exc_info=not expected)
-            self.problem = problem
+            self.problem, self._logged = problem, kind
             return self._backoff.next_s()
         self.succeeded()
         return self._every_s if wanted_s is None else wanted_s

@@ -91,9 +91,10 @@ def test_a_turn_that_hangs_is_left_behind(looping):
 
 def test_failures_are_logged_once_until_they_change_or_pass(looping, caplog):
     full = OSError(28, "No space left on device")
-    acts = [fail(full), fail(full), fail(ValueError("odd")), lambda: None, fail(full)]
+    odds = [fail(ValueError("odd")), fail(ValueError("in other words"))]
+    acts = [fail(full), fail(full), *odds, lambda: None, fail(full)]
     turns = looping(*acts, works="it works again")
-    turns.reach(6)
+    turns.reach(7)
     assert turns.loop.stop(30)
     said = [(record.getMessage(), bool(record.exc_info)) for record in caplog.records]
     full, odd = ("it fails: No space left on device; trying again", False), ("it fails: ValueError('odd')", True)
