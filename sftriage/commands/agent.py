@@ -60,7 +60,9 @@ def agent(
     if rings is None:
         raise UsageError("where are the rings? give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
     copies = Copies(copies_of(job or options.job_id, store, drop_local=drop_local), drop_local)
-    options.wait_for_secret()
+    options.wait_for_secret(over=lambda: notes.told is not None)
+    if notes.told is not None:
+        raise typer.Exit(128 + signal.SIGINT)
     name = name or host_name(os.environ)
     where = directory or host_directory(options.job_id, name, os.environ)
     about = job or options.job_id, options.job_id, options.address, name, copies
