@@ -74,7 +74,9 @@ def controller(
         job = job_named(job_id)
     except ValueError as error:
         raise UsageError(f"--job-id: {error}") from None
-    keeping = keep.of(job.name)
+    # Jobs of two namespaces may share a name, and their stores.
+    name = f"{job.namespace}/{job.name}"
+    keeping = keep.of(name)
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     mirror = Mirror(ClusterObjects.connect(), job)
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,7 +94,7 @@ def controller(
         address = HubAddress(url, creds, None if tls is None else tls / CA_FILE)
         mirror.begin()
         while notes.told is None:
-            beginning, reporter = Beginning(job.name, [policies], keeping), Reporter(notices())
+            beginning, reporter = Beginning(name, [policies], keeping), Reporter(notices())
             # (each run of the job has metrics of its own)
             metering = MetricsOptions(metrics_port=shown, metrics_host=where).metering()
             _watch(run, job_id, address, beginning, mirror, reporter, metering, notes)
