@@ -11,8 +11,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-from sftriage.integrations.leading import Lead
-from sftriage.integrations.verdicts import VerdictLog
+from sftriage.integrations.verdicts import Lead, VerdictLog
 
 
 def record(accelerator: Any, *, first_step: int = 0, verdicts: bool = True) -> VerdictLog:
@@ -30,7 +29,8 @@ def record(accelerator: Any, *, first_step: int = 0, verdicts: bool = True) -> V
     """
     trackers = accelerator.trackers if verdicts and accelerator.is_main_process else ()
     targets = [one.tracker for one in trackers if one.name in ("tensorboard", "wandb", "mlflow")]
-    lead = Lead(targets, optimizers=True, first_step=first_step)
+    lead = Lead()
+    lead.begin(targets, optimizers=True, first_step=first_step)
     end_training = accelerator.end_training
 
     @wraps(end_training)

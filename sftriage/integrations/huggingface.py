@@ -16,8 +16,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
-from sftriage.integrations.leading import Lead
-from sftriage.integrations.verdicts import active_runs
+from sftriage.integrations.verdicts import Lead, active_runs
 from sftriage.seams.steps import CHECKPOINT, EVALUATION
 
 
@@ -30,36 +29,27 @@ class SftriageCallback(TrainerCallback):  # type: ignore[misc]  # transformers l
 
     def __init__(self, *, verdicts: bool = True) -> None:
         self._verdicts = verdicts
-        self._lead: Lead | None = None
+        self._lead = Lead()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The trackers of the Trainer are there, and nothing is trained yet."""
         logs = self._verdicts and state.is_world_process_zero
-        self._lead = Lead([*_writers(), *active_runs()] if logs else ())
+        self._lead.begin([*_writers(), *active_runs()] if logs else ())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimizer has stepped. What is logged as this step's has been counted already."""
-        if self._lead is not None:
-            self._lead.ended(state.global_step + 1)
+        # What is logged as this step's has been counted already.
+        self._lead.ended(state.global_step + 1)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """This was part of the step that is open."""
-        if self._lead is not None:
-            self._lead.note(EVALUATION)
+        self._lead.note(EVALUATION)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """So was this."""
-        if self._lead is not None:
-            self._lead.note(CHECKPOINT)
+        self._lead.note(CHECKPOINT)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Another training may follow."""
-        lead, self._lead = self._lead, None
-        if lead is not None:
-            lead.stop()
+        self._lead.stop()
 
 
 def _writers() -> list[Any]:
-    """TensorBoard's writers that Trainers write to just now: a callback is not told who else there is."""
+    """TensorBoard's writers that Trainers write to just now: a callback does not get the others."""
     callbacks = [one for one in gc.get_objects() if issubclass(type(one), TensorBoardCallback)]
     return [one.tb_writer for one in callbacks if one.tb_writer is not None]

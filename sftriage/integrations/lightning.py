@@ -13,8 +13,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from sftriage.integrations.leading import Lead
-from sftriage.integrations.trackers import MLflow
+from sftriage.integrations.verdicts import Lead
 from sftriage.seams.steps import CHECKPOINT, EVALUATION
 
 if TYPE_CHECKING:
@@ -37,18 +36,18 @@ class SftriageCallback(Callback):
 
     def __init__(self, *, verdicts: bool = True) -> None:
         self._verdicts = verdicts
-        self._lead: Lead | None = None
+        self._lead = Lead()
         self._stepped = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The sanity check is over, and nothing is trained yet."""
+        # The sanity check is over, and nothing is trained yet.
         logs = self._verdicts and trainer.is_global_zero
-        self._lead = Lead([_tracked(logger) for logger in trainer.loggers] if logs else ())
+        self._lead.begin([_tracked(logger) for logger in trainer.loggers] if logs else ())
         self._stepped = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        """A step ends where an optimizer has stepped; before that, gradients are accumulated."""
-        if self._lead is not None and trainer.global_step != self._stepped:
+        # A step ends where an optimizer has stepped; before that, gradients are accumulated.
+        if trainer.global_step != self._stepped:
             self._stepped = trainer.global_step
             # What has several optimizers counts a step for each of them, and logs by batches that stepped.
             epoch = getattr(trainer.fit_loop, "epoch_loop", None)
@@ -56,30 +55,21 @@ class SftriageCallback(Callback):
             self._lead.ended(self._stepped if logged is None else logged + 1)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """This is part of the step that is open."""
-        if self._lead is not None:
-            self._lead.note(EVALUATION)
+        self._lead.note(EVALUATION)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """So is this."""
-        if self._lead is not None:
-            self._lead.note(CHECKPOINT)
+        self._lead.note(CHECKPOINT)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Another training may follow."""
-        self._end()
+        self._lead.stop()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Training ends here, too."""
-        self._end()
-
-    def _end(self) -> None:
-        lead, self._lead = self._lead, None
-        if lead is not None:
-            lead.stop()
+        self._lead.stop()
 
 
 def _tracked(logger: Any) -> Any:
+    from sftriage.integrations.trackers import MLflow  # (not where nothing is logged)
+
     match type(logger).__name__:
         case "MLFlowLogger":
             return MLflow(logger.experiment, logger.run_id)

@@ -1,4 +1,4 @@
-"""Experiment trackers, as far as verdicts need them: numbers and texts at a step of the training.
+"""Experiment trackers, as far as verdicts need them, and what they get of a run's events: numbers and texts at a step.
 
 They are called in a thread of ours, and may raise. Nothing of theirs is imported here.
 """
@@ -12,24 +12,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from sftriage.errors import UsageError
+from sftriage.model.events import CaptureChanged, CauseFound, Event, RemedyChanged, WindowJudged
+from sftriage.model.verdicts import Verdict
+from sftriage.sinks.terminal import LineSink
+
+NO_SUSPECT = -1.0
+"""The rank that is logged where no rank is suspected."""
 
 
 class Tracker(ABC):
-    """Where numbers and texts are logged to."""
+    """Where numbers and texts are logged to. ``settle`` is called now and then, for what had to wait.
+
+    After ``close`` nothing follows; the tracker itself belongs to the script, and stays open.
+    """
 
     @abstractmethod
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Log numbers at a step."""
+    def numbers(self, step: int, values: Mapping[str, float]) -> None: ...
 
     @abstractmethod
-    def text(self, step: int, name: str, text: str) -> None:
-        """Log a text at a step."""
+    def text(self, step: int, name: str, text: str) -> None: ...
 
     def settle(self) -> None:  # noqa: B027  # most have nothing that waits
-        """Some time has gone by: what had to wait may be logged now."""
+        pass
 
     def close(self) -> None:  # noqa: B027
-        """Nothing follows; the tracker itself belongs to somebody else, and stays open."""
+        pass
 
 
 class TensorBoard(Tracker):
@@ -40,18 +47,16 @@ class TensorBoard(Tracker):
         self._closed = False
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """A scalar each."""
         self._look()
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """On the page of texts."""
         self._look()
         self._writer.add_text(name, text, step)
 
     def close(self) -> None:
-        """What was closed before the last verdicts were there is closed again."""
+        # What was closed before the last verdicts were there is closed again.
         if self._closed:
             self._writer.close()
         else:
@@ -79,21 +84,18 @@ class WeightsAndBiases(Tracker):
         self._open: dict[str, Any] = {}
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """A row; a text is a value, too."""
         self._add(step, values)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """See `numbers`."""
         self._add(step, {name: text})
 
     def settle(self) -> None:
-        """One row goes with the one that the script logs next."""
+        # One row goes with the one that the script logs next.
         if self._waiting and self._run.step != self._last:
             self._last, self._open = self._run.step, self._waiting.popleft()
             self._run.log(self._open, commit=False)
 
     def close(self) -> None:
-        """The script logs nothing any more that these could go with."""
         if self._run.step == self._last:
             # The last of these has not gone with any: what is logged now would go into it.
             self._waiting.appendleft(self._open)
@@ -124,12 +126,10 @@ class MLflow(Tracker):
         self._client, self._run_id = client, run_id
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """A metric each."""
         for name, value in values.items():
             self._client.log_metric(self._run_id, name, value, step=step)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """The tag says the step as well."""
         self._client.set_tag(self._run_id, name.replace("/", "."), f"step {step}: {text}")
 
 
@@ -152,3 +152,50 @@ def tracker_of(target: Any) -> Tracker:
         f"log_verdicts({type(target).__name__}): a SummaryWriter of TensorBoard, a run of Weights & Biases (wandb.run)"
         " or one of MLflow (mlflow.active_run())"
     )
+
+
+class EntrySink(LineSink):
+    """Says what the terminal says, and keeps the numbers as well."""
+
+    name = "trackers"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: list[str] = []
+        self._step = 0
+
+    def entry(self, event: Event) -> tuple[int, Mapping[str, float], str, str]:
+        """What is logged of an event: the step, numbers by name, and a text with its name, or ""."""
+        numbers: Mapping[str, float] = {}
+        name = "sftriage/run"
+        match event:
+            case WindowJudged(verdict=verdict):
+                self._step, name = max(self._step, verdict.last_step), "sftriage/verdict"
+                numbers = {} if verdict.label == "stalled" else _numbers_of(verdict)
+            case CaptureChanged(result=result):
+                name = "sftriage/capture"
+                if result.state == "stored" and result.last_step is not None:
+                    self._step = max(self._step, result.last_step)
+                    numbers = {"sftriage/captured_rank": float(result.rank)}
+            case RemedyChanged():
+                self._step, name = max(self._step, event.step), "sftriage/remedy"
+            case CauseFound():
+                name = "sftriage/cause"
+        self._lines.clear()
+        self.take(event)
+        return self._step, numbers, name, "\n".join(self._lines)
+
+    def say(self, text: str) -> None:
+        self._lines.append(text)
+
+
+def _numbers_of(verdict: Verdict) -> dict[str, float]:
+    """Step time, and the exposed time of each stage that adds up to it; the suspected rank, and its gain."""
+    found = verdict.named
+    first = None if found is None or not found.ranks else found
+    return {
+        "sftriage/step_time_s": verdict.step_s,
+        **{f"sftriage/exposed_s/{stage}": advance_s for stage, advance_s in verdict.advances_s.items()},
+        "sftriage/suspect_rank": NO_SUSPECT if first is None else float(first.ranks[0]),
+        "sftriage/suspect_gain_s": 0.0 if first is None else first.gain_s,
+    }

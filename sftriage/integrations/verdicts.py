@@ -1,4 +1,4 @@
-"""What a run's journal says while its job trains, logged to the trackers that the training logs to."""
+"""A training that is recorded: its framework leads the seams, and what its run's journal says goes to its trackers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sftriage.log import warn
 from sftriage.recorder.monitor import RUN_ENV
 
 if TYPE_CHECKING:
-    from sftriage.integrations.telling import EntrySink
-    from sftriage.integrations.trackers import Tracker
+    from sftriage.integrations.trackers import EntrySink, Tracker
+    from sftriage.seams.patches import Seams
 
 LOOK_S = 0.5
 """How often there is a look at the journal."""
@@ -69,12 +69,12 @@ class VerdictLog:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         if trackers:
-            from sftriage.integrations.telling import EntrySink
+            from sftriage.integrations.trackers import EntrySink
             from sftriage.runs.journal import Appended
 
-            told, journal = EntrySink(), run / "decisions.jsonl"
+            sink, journal = EntrySink(), run / "decisions.jsonl"
             # (what is there already is of another training in this run, or of an earlier attempt)
-            appended = Appended(journal, lambda line: self._tell(told, line), lambda: None, skip=True)
+            appended = Appended(journal, lambda line: self._log(sink, line), lambda: None, skip=True)
             self._thread = start_thread("verdicts", self._go_on, appended.follow, journal)
             atexit.register(self.close)
 
@@ -103,7 +103,7 @@ class VerdictLog:
             warn("no verdicts are logged any more: %r", error)
         self._each(lambda tracker: tracker.close())
 
-    def _tell(self, told: EntrySink, line: bytes) -> None:
+    def _log(self, sink: EntrySink, line: bytes) -> None:
         from sftriage.model.events import decode
 
         try:
@@ -111,7 +111,7 @@ class VerdictLog:
         except (ValueError, RecursionError):
             return
         if event is not None:
-            step, numbers, name, text = told.entry(event)
+            step, numbers, name, text = sink.entry(event)
             if numbers:
                 self._each(lambda tracker: tracker.numbers(step, numbers))
             if text:
@@ -125,3 +125,61 @@ class VerdictLog:
             except Exception as error:
                 self._trackers.remove(tracker)
                 warn("no more verdicts for %s: %r", type(tracker).__name__, error)
+
+
+class Lead:
+    """A framework says where the steps of its loop end, and what is done in them; the stages come from torch's seams.
+
+    Nothing is raised into it. Where nothing is recorded, or the script makes a `Monitor` by itself, no stages are.
+
+    Attributes:
+        log: what logs verdicts.
+    """
+
+    def __init__(self) -> None:
+        self._seams: Seams | None = None
+        self.log = VerdictLog()
+
+    def begin(self, targets: Sequence[Any] = (), *, optimizers: bool = False, first_step: int = 0) -> None:
+        """Training begins.
+
+        Args:
+            targets: where verdicts are logged (`log_verdicts`).
+            optimizers: the optimizers say where steps end, and not a framework by `ended`.
+            first_step: the number of the loop's first step, where that is the optimizers' business.
+        """
+        try:
+            if "torch" in sys.modules:
+                from sftriage.seams import patches
+
+                self._seams = patches.lead()
+        except Exception as error:
+            warn("no stages here: %r", error)
+        if self._seams is not None:
+            self._seams.steps.led, self._seams.steps.first = not optimizers, first_step
+        try:
+            self.log = log_verdicts(*targets)
+        except Exception as error:
+            warn("no verdicts are logged: %r", error)
+
+    def ended(self, next_number: int) -> None:
+        """A step has ended; the number of the one that begins."""
+        self._have(lambda seams: seams.steps.ended(next_number))
+
+    def note(self, kind: str) -> None:
+        """Something is done in this step that ordinary ones do not (`sftriage.seams.steps`)."""
+        self._have(lambda seams: seams.steps.note(kind))
+
+    def stop(self) -> None:
+        """Training is over. Waits a moment for verdicts on the last steps. A second call does nothing."""
+        self._have(lambda seams: seams.stop())
+        self._seams = None
+        self.log.close()
+
+    def _have(self, do: Callable[[Seams], object]) -> None:
+        try:
+            if self._seams is not None:
+                do(self._seams)
+        except Exception as error:
+            self._seams = None
+            warn("no more stages here: %r", error)

@@ -9,9 +9,8 @@ import pytest
 
 from sftriage.errors import UsageError
 from sftriage.integrations import log_verdicts, verdicts
-from sftriage.integrations.leading import Lead
-from sftriage.integrations.telling import EntrySink
-from sftriage.integrations.verdicts import VerdictLog
+from sftriage.integrations.trackers import EntrySink
+from sftriage.integrations.verdicts import Lead, VerdictLog
 from sftriage.recorder.monitor import RINGS_ENV, RUN_ENV
 from sftriage.runs.journal import read_journal
 from tests.scenario import Recorder, decision, verdict
@@ -101,9 +100,9 @@ def test_a_stall_has_words_and_no_numbers(journal):
     stalled = verdict(60, "stalled")
     journal.window(stalled, decision(stalled))
     (event,) = read_journal(journal._path)
-    entry = EntrySink().entry(event)
-    assert (entry.numbers, entry.name) == ({}, "sftriage/verdict")
-    assert "Stalled" in entry.text
+    _, numbers, name, text = EntrySink().entry(event)
+    assert (numbers, name) == ({}, "sftriage/verdict")
+    assert "Stalled" in text
 
 
 def test_without_a_run_nothing_is_logged_and_what_is_no_tracker_is_refused(monkeypatch):
@@ -118,6 +117,7 @@ def test_without_a_run_nothing_is_logged_and_what_is_no_tracker_is_refused(monke
 def test_a_lead_does_nothing_without_a_run(monkeypatch):
     monkeypatch.delenv(RINGS_ENV, raising=False)
     lead = Lead()
+    lead.begin()
     lead.ended(1)
     lead.note("evaluation")
     lead.stop()
@@ -125,8 +125,7 @@ def test_a_lead_does_nothing_without_a_run(monkeypatch):
 
 def test_what_logs_imports_nothing_heavy():
     code = (
-        "import sys, sftriage.integrations, sftriage.integrations.telling, sftriage.integrations.trackers;"
-        "import sftriage.integrations.leading, sftriage.runs.journal;"
+        "import sys, sftriage.integrations.trackers, sftriage.runs.journal;"
         "print({'numpy', 'pydantic', 'rich', 'torch', 'sqlalchemy'} & sys.modules.keys())"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
