@@ -7,7 +7,8 @@
                         └─ cancelled, out of time, an error, the job's own profiler ─▶ idle, result "failed"
 
 Armed for a step that comes back, it leaves the profiler alone until that step. Armed for many steps, it first records
-one to learn how many fit into the allowed bytes and stall (`sizing`).
+one (`Probe`) to learn how many fit into the allowed bytes, and leave a trace whose stop and export do not hold the rank
+up for too long: a trace cannot be cut to size afterwards. A step looks much like the next, and so does what it leaves.
 
 torch's profiler is prepared, started and stopped between two steps, on the thread that started it, so that a hung step
 cannot be cut short; only the export runs in a background thread. The trainer's own setting says where the trace goes.
@@ -20,8 +21,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -30,17 +31,18 @@ from sftriage.base.loops import start_thread
 from sftriage.errors import CaptureError
 from sftriage.log import warn
 from sftriage.model.captures import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
-from sftriage.profiling.guard import GUARD, ProfilerGuard
 from sftriage.profiling.session import (
+    GUARD,
     OPTIONS,
     STACK_OPTIONS,
     NvtxSession,
+    ProfilerGuard,
     SampledSession,
     Session,
     TorchSession,
+    create_spooled,
 )
-from sftriage.profiling.sizing import Probe, StepLimit, StepSizes, TraceCost
-from sftriage.sampling.workers import WORKERS
+from sftriage.sampling.sampler import WORKERS
 
 if TYPE_CHECKING:
     from sftriage.recorder.layout import RingInfo
@@ -49,8 +51,151 @@ if TYPE_CHECKING:
 LAST_EXPORT_S = 10.0
 """How long a trainer that ends waits for an export that is under way. The job is done: nothing is held up."""
 
+PROBED_STEPS = 10
+"""A capture of more steps than these has one recorded beforehand, unless it is known already what a step takes. With
+options, which multiply what a step leaves, any capture of more than one step has."""
+
+MAX_STALL_S = 2.0
+"""How long the stop and the export of a capture may be expected to hold its rank up, and with it its group.
+
+Torch reads every event that it recorded when it stops, and again when it writes the trace, and keeps the GIL for both:
+20 to 60 us and 1.3 kB an operator. A longer capture is cut short to this.
+"""
+
+_ROOM_FRACTION = 0.9
+"""Of the bytes allowed, what is planned with: no step is quite like another."""
+
+_GROWTH = 1.5
+"""A step in a larger trace holds the rank up for so much longer than in the one it was measured in.
+
+Measured with 400 operators a step: 11 to 19 ms for one alone, 14 for one of ten, 23 of a hundred, 25 of two hundred.
+"""
+
+_BLANKS = 2
+"""Traces without any step, made first: one pays for what only the first in a process costs, one is measured."""
+
+Options = tuple[tuple[str, object], ...]
 
 State = Literal["idle", "armed", "recording", "exporting"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCost:
+    """What some steps took: bytes of their trace, and seconds that its stop and export held the rank up.
+
+    ``fixed_s`` are those of a trace without any step, as far as they are known.
+    """
+
+    steps: int
+    size_bytes: int
+    stall_s: float
+    fixed_s: float = 0.0
+
+
+class StepSizes:
+    """What a step takes, by the profiler's options; the last time counts."""
+
+    def __init__(self) -> None:
+        self._measured: dict[Options, TraceCost] = {}
+
+    def note(self, options: Mapping[str, object], measured: TraceCost) -> None:
+        """Some steps have been recorded with these options. What is fixed stays as it was measured."""
+        before = self._measured.get(_key(options))
+        if measured.steps > 0 and measured.size_bytes > 0:
+            fixed_s = measured.fixed_s or (before.fixed_s if before else 0.0)
+            self._measured[_key(options)] = replace(measured, fixed_s=fixed_s)
+
+    def wants_probe(self, request: CaptureRequest) -> bool:
+        """Whether a step has to be recorded before a capture, to know what it takes."""
+        key = _key(request.options)
+        return request.steps > (1 if key else PROBED_STEPS) and key not in self._measured
+
+    def limit(self, request: CaptureRequest) -> tuple[int, str]:
+        """How many steps a capture may have, and why not more; "" where it may have all that were requested.
+
+        Raises:
+            CaptureError: not even one fits into its bytes.
+        """
+        measured = self._measured.get(_key(request.options))
+        if measured is None:
+            return request.steps, ""
+        step_bytes = measured.size_bytes / measured.steps
+        if step_bytes > request.max_bytes:
+            raise CaptureError(
+                f"one step alone makes a trace of {step_bytes:.0f} bytes; {request.max_bytes} are allowed"
+            )
+        fit = max(1, int(_ROOM_FRACTION * request.max_bytes / step_bytes))
+        limits = (
+            (request.steps, ""),
+            (fit, f"more would not fit into {request.max_bytes} bytes"),
+            (_in_time(measured, request.steps), f"more would hold the rank up for over {MAX_STALL_S:g} s"),
+        )
+        return min(limits, key=lambda limit: limit[0])
+
+
+class Probe:
+    """One step recorded before a capture and thrown away, to know what a step takes.
+
+    ``session`` makes a session with the capture's options; the trace is in ``spool`` for a moment. ``took_s`` is what
+    the training thread has spent on it so far.
+    """
+
+    def __init__(self, session: Callable[[], TorchSession], spool: Path, capture_id: str) -> None:
+        self._make = session
+        self._session: TorchSession | None = None
+        self._spool = spool
+        self._capture_id = capture_id
+        self._fixed_s = 0.0
+        self.took_s = 0.0
+
+    def start(self, number: int) -> None:
+        """Record from this step on."""
+        began_s = time.monotonic()
+        for _ in range(_BLANKS):
+            blank = self._started(number)
+            blank.stop()
+            self._trace_bytes(blank)
+            self._fixed_s = blank.stall_s
+        self._started(number)
+        self.took_s += time.monotonic() - began_s
+
+    def finish(self) -> TraceCost:
+        """Stop after the one step.
+
+        Raises:
+            CaptureError: nothing could be written.
+        """
+        began_s = time.monotonic()
+        session = self._session
+        assert session is not None, "a probe is started before it is finished"
+        session.stop()
+        size_bytes = self._trace_bytes(session)
+        self.took_s += time.monotonic() - began_s
+        return TraceCost(1, size_bytes, session.stall_s, self._fixed_s)
+
+    def stop(self) -> None:
+        """Stop the profiler, wherever it is."""
+        if self._session is not None:
+            self._session.stop()
+
+    def _started(self, number: int) -> TorchSession:
+        # Kept before anything is done with it: whatever fails, `stop` finds it.
+        self._session = session = self._make()
+        session.prepare()
+        session.start(self._capture_id, number, {})
+        return session
+
+    def _trace_bytes(self, session: TorchSession) -> int:
+        path = self._spool / f"{self._capture_id}.probe"
+        create_spooled(path)
+        try:
+            session.export(str(path))
+            size_bytes = path.stat().st_size
+        finally:
+            path.unlink(missing_ok=True)
+        if not size_bytes:
+            raise CaptureError("the trace was not written whole; the disk may be full")
+        return size_bytes
 
 
 @dataclass(slots=True)
@@ -58,7 +203,8 @@ class _Capture:
     request: CaptureRequest
     deadline_s: float
     session: Session
-    limit: StepLimit
+    most_steps: int
+    why_fewer: str = ""
     probe: Probe | None = None
     prepared: bool = False
     warmed: int = 0
@@ -138,9 +284,9 @@ class CaptureExecutor:
             session = capture.session
             session.end_step()
             self._requests.show("recording", session.steps)
-            if session.steps >= capture.limit.steps:
-                limit = capture.limit
-                self._stop(capture, limit.why and f"{limit.steps} of {capture.request.steps} steps: {limit.why}")
+            if session.steps >= capture.most_steps:
+                why = capture.why_fewer
+                self._stop(capture, why and f"{capture.most_steps} of {capture.request.steps} steps: {why}")
             elif time.monotonic() >= capture.deadline_s:
                 self._finish_early(capture, "time-box reached")
         except Exception as error:
@@ -221,7 +367,7 @@ class CaptureExecutor:
             self._refuse(request.capture_id, str(error), "no_nvtx" if request.profiler == "nsys" else "")
             return
         deadline_s = time.monotonic() + request.max_seconds
-        self._capture = capture = _Capture(request, deadline_s, session, StepLimit(request.steps))
+        self._capture = capture = _Capture(request, deadline_s, session, request.steps)
         if not isinstance(session, SampledSession):
             self._guard.hold(self._yield_to_job)
         self._enter("armed")
@@ -264,7 +410,7 @@ class CaptureExecutor:
 
     def _start(self, capture: _Capture, number: int) -> None:
         if isinstance(capture.session, TorchSession):
-            capture.limit = self._sizes.limit(capture.request)
+            capture.most_steps, capture.why_fewer = self._sizes.limit(capture.request)
         capture.session.start(capture.request.capture_id, number, capture.request.labels)
         capture.session.begin_step(number)
         self._enter("recording")
@@ -348,3 +494,18 @@ class CaptureExecutor:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"
+
+
+def _in_time(measured: TraceCost, wanted: int) -> int:
+    """As many of the wanted steps as are expected to hold the rank up for `MAX_STALL_S` at most; at least one."""
+    step_s = (measured.stall_s - measured.fixed_s) / measured.steps
+    if step_s <= 0.0:
+        return wanted
+    steps = (MAX_STALL_S - measured.fixed_s) / step_s
+    if steps > measured.steps:
+        steps = max(measured.steps, steps / _GROWTH)
+    return max(1, min(wanted, int(steps)))
+
+
+def _key(options: Mapping[str, object]) -> Options:
+    return tuple(sorted((name, value) for name, value in options.items() if value and name not in STACK_OPTIONS))

@@ -1,26 +1,33 @@
-"""What a capture does in the trainer: torch's profiler, Python stacks alone, or marks for nsys.
+"""What a capture does in the trainer: torch's profiler, Python stacks alone, or marks for nsys; its trace in the spool.
 
-Nothing here decides when: that is `profiling`.
+Nothing here decides when: that is `executor`.
+
+There is one profiler a process, and starting a second Kineto session beside one that is only warming up can end the
+process, not raise. So the three entry points that every torch profiler goes through are wrapped (`ProfilerGuard`), to
+know of the job's own profiler from its first warm-up step on. The wrappers pass everything on untouched.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
+from threading import get_ident
 from time import monotonic, monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
+from sftriage.base import files
 from sftriage.errors import CaptureError
+from sftriage.log import warn
 from sftriage.model.captures import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
 from sftriage.model.windows import OTHER
-from sftriage.profiling.guard import ProfilerGuard
-from sftriage.profiling.spool import write_trace
 from sftriage.sampling.sampler import NAME, StackSampler, period_of
 
 if TYPE_CHECKING:
@@ -35,6 +42,83 @@ RANGE = "SFT_CAPTURE"
 """The range around the steps of a capture: ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits for it."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
+
+SPOOL = "spool"
+"""What leads to the spool in the directory of the rings, where the environment does not name it."""
+_TAIL_BYTES = 8192
+_LAST_KEY = b'"traceName"'
+
+
+class ProfilerGuard:
+    """Tracks the holder of the process's one profiler: none, the job itself, or one of our captures.
+
+    A job's profiler that was prepared and then dropped without being stopped counts as held for good: refusing a
+    capture is the safe side.
+    """
+
+    def __init__(self) -> None:
+        self._installed = False
+        self._job_has_profiler = False
+        self._on_job_profiler: Callable[[], None] | None = None
+        self._our_thread = 0
+
+    def install(self) -> None:
+        """Wrap torch's entry points, if torch has been imported. A second call does nothing."""
+        module = sys.modules.get("torch.autograd.profiler")
+        if self._installed or module is None:
+            return
+        self._installed = True
+        for name, holds in (("_prepare_profiler", True), ("_enable_profiler", True), ("_disable_profiler", False)):
+            if hasattr(module, name):
+                setattr(module, name, self._wrap(getattr(module, name), holds))
+
+    def busy(self) -> str | None:
+        """Why no capture can start now, or None."""
+        if self._on_job_profiler is not None:
+            return "another capture is under way in this process"
+        # (torch itself knows of one on this thread that is recording, and not of one that is warming up)
+        autograd = getattr(getattr(sys.modules.get("torch"), "_C", None), "_autograd", None)
+        if self._job_has_profiler or getattr(autograd, "_profiler_enabled", bool)():
+            return "a profiler is already running in this process"
+        return None
+
+    def hold(self, on_job_profiler: Callable[[], None]) -> None:
+        """Take the profiler for a capture, which ``on_job_profiler`` stops where the job is about to start its own."""
+        self._on_job_profiler = on_job_profiler
+
+    def release(self, on_job_profiler: Callable[[], None]) -> None:
+        """Give the profiler back, if this capture holds it."""
+        if self._on_job_profiler == on_job_profiler:
+            self._on_job_profiler = None
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Calls into torch's profiler from this thread are the capture's own."""
+        self._our_thread = get_ident()
+        try:
+            yield
+        finally:
+            self._our_thread = 0
+
+    def _wrap(self, original: Callable[..., Any], holds: bool) -> Callable[..., Any]:
+        @wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() == self._our_thread:
+                return original(*args, **kwargs)
+            if holds and self._on_job_profiler is not None:
+                try:
+                    self._on_job_profiler()
+                except Exception as error:
+                    warn("a capture could not make way for the job's own profiler: %r", error)
+            answer = original(*args, **kwargs)
+            self._job_has_profiler = holds
+            return answer
+
+        return wrapper
+
+
+GUARD = ProfilerGuard()
+"""The process's guard: the profiler is one a process, so its guard is too."""
 
 
 class Session(ABC):
@@ -144,7 +228,6 @@ class TorchSession(Session):
         self.sampler = StackSampler(lambda: self.at, period_s) if sample and not options.get("with_stack") else None
 
     def prepare(self) -> None:
-        """See `Session`."""
         began_s = monotonic()
         with self._guard.ours():
             if _compiler_loaded():
@@ -160,7 +243,6 @@ class TorchSession(Session):
         self.timings_s["prepare"] = monotonic() - began_s
 
     def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
-        """See `Session`."""
         began_s = monotonic()
         with self._guard.ours():
             self._profile.start_trace()
@@ -179,7 +261,6 @@ class TorchSession(Session):
             self.sampler.start()
 
     def stop(self) -> None:
-        """See `Session`."""
         if not self._prepared:
             return
         self._prepared = False
@@ -261,13 +342,11 @@ class SampledSession(Session):
         self.sampler = StackSampler(lambda: self.at, period_of(options))
 
     def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
-        """See `Session`. What led to it is in its manifest alone."""
         self._begun(first_step)
         self.sampler.start()
         self.timings_s["start"] = monotonic() - self._started_s
 
     def stop(self) -> None:
-        """See `Session`."""
         if self._run_ends():
             self.sampler.stop()
 
@@ -340,3 +419,65 @@ def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:
     except (ImportError, AttributeError) as error:
         why = "torch has none in this build, and the nvtx package is not there"
         raise CaptureError(f"no NVTX in the trainer: {why}") from error
+
+
+def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, max_bytes: int) -> int:
+    """Have ``export`` write a trace to ``<spool>/<capture_id>.json``; its size in bytes.
+
+    It takes its name when it is on disk. A failure leaves nothing behind; Kineto's is silent when the disk is full.
+
+    Raises:
+        CaptureError: no whole trace, too large a trace, or the name is taken.
+    """
+    final = spool / f"{capture_id}.json"
+    partial = spool / f"{capture_id}.json.partial"
+    if final.exists():
+        raise CaptureError(f"there is a trace named {capture_id} already")
+    create_spooled(partial)
+    try:
+        export(str(partial))
+        size_bytes = partial.stat().st_size
+        if size_bytes > max_bytes:
+            raise CaptureError(f"the trace has {size_bytes} bytes; {max_bytes} are allowed")
+        if not ends_whole(partial):
+            raise CaptureError("the trace was not written whole; the disk may be full")
+        # Kineto makes a file of its own with the process's umask.
+        partial.chmod(0o600)
+        with partial.open("rb") as file:
+            files.permit(file.fileno())
+            os.fsync(file.fileno())
+        partial.rename(final)
+        files.sync_directory(spool)
+    except OSError as error:
+        raise CaptureError(f"the trace could not be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return size_bytes
+
+
+def create_spooled(path: Path) -> None:
+    """Make an empty file in the spool.
+
+    Raises:
+        CaptureError: it cannot be made, or is there already.
+    """
+    try:
+        os.close(files.create(path))
+    except OSError as error:
+        raise CaptureError(f"the spool directory {path.parent} cannot be written: {error.strerror}") from error
+
+
+def ends_whole(trace: Path) -> bool:
+    """Whether a Kineto trace has the end it should: all that follows its last key is valid JSON.
+
+    Or else a string ends there, and the document: torch does not escape the path that the trace is written to. A trace
+    may have hundreds of megabytes, and reading it all as JSON would hold the GIL of a training process.
+    """
+    with trace.open("rb") as file:
+        file.seek(max(0, trace.stat().st_size - _TAIL_BYTES))
+        tail = file.read()
+    at = tail.rfind(_LAST_KEY)
+    try:
+        return at >= 0 and bool(json.loads(b"{" + tail[at:]))
+    except ValueError:
+        return at >= 0 and re.search(rb'[^,:{\s]\s*"\s*\}\s*\Z', tail[at + len(_LAST_KEY) :]) is not None

@@ -25,7 +25,7 @@ from sftriage.errors import RingError, SchemaError, UsageError
 from sftriage.log import warn
 from sftriage.model.windows import StageSchema
 from sftriage.profiling.executor import CaptureExecutor
-from sftriage.profiling.spool import SPOOL
+from sftriage.profiling.session import SPOOL
 from sftriage.recorder import moments
 from sftriage.recorder.answering import Answering
 from sftriage.recorder.gradients import watch_model

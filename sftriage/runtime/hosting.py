@@ -25,7 +25,7 @@ from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, LogLeader, Subjects
 from sftriage.fleet.messages import RunName
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Transfer
-from sftriage.profiling.spool import SPOOL
+from sftriage.profiling.session import SPOOL
 from sftriage.recorder import find_rings
 from sftriage.recorder.layout import bounded_text
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory

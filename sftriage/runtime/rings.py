@@ -17,7 +17,7 @@ from sftriage.agent.reading import RankRings
 from sftriage.base.files import regular
 from sftriage.base.process import locked_file
 from sftriage.errors import InputError, UsageError
-from sftriage.profiling.spool import SPOOL
+from sftriage.profiling.session import SPOOL
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.liveness import launcher_of, note_process, noted_process, trainers_alive
 from sftriage.runtime.nsys_launch import place_in, remove_place

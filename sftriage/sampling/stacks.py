@@ -1,23 +1,27 @@
-"""Taking the Python stacks of all threads of this process, and how long each has run and has waited for a core.
+"""Taking the Python stacks of all threads of this process, and writing them as https://www.speedscope.app opens them.
 
-A trainer takes its own on a thread of `sampling`, its DataLoader's workers theirs on a thread of `workers`.
+With each sample goes how long every thread has run, and has waited for a core. What places a sample in its step and
+stage stands beside the profiles under ``sftriage``: columns of one length, a row a time at which all threads were
+sampled. Each of the DataLoader's workers has rows of its own there, for it samples itself, and its profiles follow the
+trainer's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import linecache
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from resource import RUSAGE_SELF, getrusage
 from time import monotonic_ns, thread_time_ns
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
-
-from sftriage.sampling.speedscope import Frames, ProcessSamples
 
 MAX_SAMPLES = 50_000
 """Of all threads together; with so many it ends by itself."""
@@ -28,6 +32,20 @@ MAX_DEPTH = 128
 USED = ("collected_ns", "minor_faults", "major_faults", "system_ns")
 """What is counted of the first thread, or of its process: the time in which it collected garbage; minor and major page
 faults; time in the kernel."""
+
+SCHEMA_VERSION = 1
+FORMAT = "https://www.speedscope.app/file-format-schema.json"
+
+MAX_SOURCE = 200
+
+ProcessSamples = dict[str, Any]
+"""A process's own samples, ready for JSON.
+
+``frames`` are (function, file, line), with a line of ``source`` each; ``stacks`` numbers of frames, the outermost
+first; ``time_ns`` has a row's time, and each of ``threads`` by row the number of its ``stack`` (-1 where it was not
+there), ``run_ns`` and ``waited_ns``, as has the ``sampler``, without a stack. What the first of them waits in stands in
+``waits_in``, and what it has used by then in columns of their own (`USED`).
+"""
 
 At = tuple[int, str, int]
 Times = tuple[int, int]
@@ -69,8 +87,8 @@ class Stacks:
         self._rows: list[_Row] = []
         self._n_samples = 0
         self._names: dict[int, str] = {}
-        self._schedstats: dict[int, Schedstat] = {}
-        self._wchan = TaskFile(None, "wchan")
+        self._schedstats: dict[int, _Schedstat] = {}
+        self._wchan = _TaskFile(None, "wchan")
         self._own = 0
         self._collected_ns = self._collects_since_ns = 0
         self._began_ns = monotonic_ns()
@@ -107,7 +125,7 @@ class Stacks:
 
     def samples(self) -> ProcessSamples:
         """All samples, once it has ended."""
-        frames, rows = Frames(self._codes), self._rows
+        frames, rows = _Frames(self._codes), self._rows
         stacks = [frames.numbers(stack) for stack in self._stacks]
         threads = dict.fromkeys((self._first, *(thread for row in rows for thread in row.stacks)))
         return {
@@ -159,7 +177,7 @@ class Stacks:
                 self._collected_ns += monotonic_ns() - self._collects_since_ns
                 self._collects_since_ns = 0
 
-    def _schedstat(self, thread: int) -> Schedstat:
+    def _schedstat(self, thread: int) -> _Schedstat:
         found = self._schedstats.get(thread)
         if found is None:
             known = next((one for one in threading.enumerate() if one.ident == thread), None)
@@ -168,9 +186,9 @@ class Stacks:
             its_id = None if known is None else known.native_id
             native_id = os.getpid() if known is threading.main_thread() else its_id
             with _forks.none:
-                found = self._schedstats[thread] = Schedstat(native_id)
+                found = self._schedstats[thread] = _Schedstat(native_id)
                 if thread == self._first:
-                    self._wchan = TaskFile(native_id, "wchan")
+                    self._wchan = _TaskFile(native_id, "wchan")
         return found
 
     def _stack(self, frame: FrameType | None) -> int:
@@ -195,7 +213,53 @@ def _of_first(rows: list[_Row]) -> dict[str, list[Any]]:
     return {"waits_in": [row.waits_in for row in rows], **used}
 
 
-class TaskFile:
+class _Frames:
+    """Frames as speedscope has them, numbered as they come: of code objects, and the instructions they stand at."""
+
+    def __init__(self, codes: Mapping[int, CodeType]) -> None:
+        self._codes = codes
+        self._lines: dict[int, dict[int, int]] = {}
+        self._number: dict[tuple[str, str, int], int] = {}
+        self._of: dict[tuple[int, int], int] = {}
+
+    def numbers(self, stack: Sequence[int]) -> list[int]:
+        """The frames of a stack (a code's id, an instruction, and so on from the innermost), the outermost first."""
+        return [self._one((code, at)) for code, at in zip(stack[-2::-2], stack[::-2], strict=True)]
+
+    def _one(self, frame: tuple[int, int]) -> int:
+        number = self._of.get(frame)
+        if number is None:
+            code = self._codes[frame[0]]
+            key = getattr(code, "co_qualname", code.co_name), code.co_filename, self._line(*frame)
+            number = self._of[frame] = self._number.setdefault(key, len(self._number))
+        return number
+
+    def _line(self, code: int, at: int) -> int:
+        lines = self._lines.get(code)
+        if lines is None:
+            lines = self._lines[code] = {
+                offset: line
+                for start, end, line in self._codes[code].co_lines()
+                if line is not None
+                for offset in range(start, end, 2)
+            }
+        return lines.get(at, self._codes[code].co_firstlineno)
+
+    def listed(self) -> list[tuple[str, str, int]]:
+        return list(self._number)
+
+    def source(self) -> list[str]:
+        """Of every frame the line of source, "" where that is not to be had."""
+        known = set(linecache.cache)
+        try:
+            return [linecache.getline(file, line).strip()[:MAX_SOURCE] for _, file, line in self._number]
+        finally:
+            # What was not the job's own is not left in its memory.
+            for file in set(linecache.cache) - known:
+                linecache.cache.pop(file, None)
+
+
+class _TaskFile:
     """What the system says of a thread of this process, in a file of that name."""
 
     def __init__(self, native_id: int | None, name: str) -> None:
@@ -205,32 +269,95 @@ class TaskFile:
                 self._descriptor = os.open(f"/proc/self/task/{native_id}/{name}", os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> bytes:
-        """What it says now; nothing where it does not."""
         try:
             return os.pread(self._descriptor, 96, 0) if self._descriptor >= 0 else b""
         except OSError:
             return b""
 
     def close(self) -> None:
-        """Let go of it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
-class Schedstat(TaskFile):
+class _Schedstat(_TaskFile):
     """How long a thread of this process has run, and has waited for a core."""
 
     def __init__(self, native_id: int | None) -> None:
         super().__init__(native_id, "schedstat")
 
     def times_ns(self) -> Times:
-        """See `Times`."""
         try:
             run, waited, _ = self.read().split()
             return int(run), int(waited)
         except ValueError:
             return -1, -1
+
+
+def written(
+    title: str, own: ProcessSamples, at: Mapping[str, Sequence[object]], workers: Sequence[ProcessSamples]
+) -> Iterator[str]:
+    """The file, in pieces: all in one would keep the interpreter from the training thread for as long as that takes.
+
+    Args:
+        title: what it is called.
+        own: the trainer's samples, of the training thread first.
+        at: the step and stage of each of its rows, by column.
+        workers: those of the DataLoader's workers; or, with a ``problem``, why there are none of one.
+    """
+    numbers: dict[tuple[str, str, int], int] = {}
+    source: list[str] = []
+    sampled = [one for one in workers if "problem" not in one]
+    profiles = []
+    for process in (own, *sampled):
+        renumbered = []
+        for (function, file, line), text in zip(process["frames"], process["source"], strict=True):
+            renumbered.append(numbers.setdefault((function, file, line), len(numbers)))
+            source += [text] * (len(numbers) - len(source))
+        stacks = [[renumbered[number] for number in stack] for stack in process["stacks"]]
+        profiles += [(process, thread, stacks) for thread in process["threads"]]
+    head = {"$schema": FORMAT, "exporter": "sftriage", "name": title, "activeProfileIndex": 0}
+    yield _json(head)[:-1] + ',"profiles":['
+    for at_first, (process, thread, stacks) in enumerate(profiles):
+        yield ("," if at_first else "") + _json(_profile(process, thread, stacks, own["began_ns"]))
+    frames = [{"name": function, "file": file, "line": line} for function, file, line in numbers]
+    columns = {
+        "schema_version": SCHEMA_VERSION,
+        **_columns(own),
+        **at,
+        "source": source,
+        "workers": [{name: one[name] for name in ("worker", "of", "pid")} | _columns(one) for one in sampled],
+        "not_sampled": [one for one in workers if "problem" in one],
+    }
+    yield f'],"shared":{_json({"frames": frames})},"sftriage":{_json(columns)}}}'
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _columns(process: ProcessSamples) -> dict[str, Any]:
+    times = [{name: thread[name] for name in thread if name not in ("name", "stack")} for thread in process["threads"]]
+    return {name: process[name] for name in ("period_s", "time_ns", "sampler")} | {"threads": times}
+
+
+def _profile(
+    process: ProcessSamples, thread: Mapping[str, Any], stacks: Sequence[Sequence[int]], origin_ns: int
+) -> ProcessSamples:
+    times_ns = [process["began_ns"], *process["time_ns"]]
+    name = thread["name"]
+    if "worker" in process:
+        name = f"DataLoader worker {process['worker']} (pid {process['pid']})" + (f": {name}" if name else "")
+    return {
+        "type": "sampled",
+        "name": name,
+        "unit": "nanoseconds",
+        "startValue": times_ns[0] - origin_ns,
+        "endValue": times_ns[-1] - origin_ns,
+        # Where it was not there yet, or not any more, its stack is empty.
+        "samples": [stacks[number] if number >= 0 else [] for number in thread["stack"]],
+        "weights": [after - before for before, after in pairwise(times_ns)],
+    }
 
 
 FORK_WAITS_S = 1.0

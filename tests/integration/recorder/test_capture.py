@@ -198,7 +198,7 @@ def test_a_capture_makes_way_when_the_job_starts_its_own_profiler(job, spool, tm
 
 def test_a_profiler_that_was_only_prepared_is_stopped_without_an_error(job):
     # GIVEN a session that is called off in its warm-up, and one that is stopped twice THEN torch makes no complaint
-    job.does("from sftriage.profiling.session import TorchSession; from sftriage.profiling.guard import GUARD")
+    job.does("from sftriage.profiling.session import GUARD, TorchSession")
     for _ in range(2):
         job.does("s = TorchSession(monitor.info, {}, GUARD); s.prepare(); train(); s.stop(); s.stop()")
     assert job.captures(REQUEST).state == "stored"
@@ -245,7 +245,7 @@ def test_of_many_steps_as_many_are_recorded_as_fit(job, spool):
 
 def test_a_first_capture_of_many_steps_records_one_beforehand(job, spool):
     # GIVEN a process that was never captured, and a bound that a busy machine keeps too
-    job.does("from sftriage.profiling import sizing; sizing.MAX_STALL_S = 1e6")
+    job.does("from sftriage.profiling import executor; executor.MAX_STALL_S = 1e6")
     result = job.captures(CaptureRequest("cap-1", 2, "torch", 40, 1, 60.0, 50_000_000))
     # THEN all steps fit, and the step beforehand left nothing but its cost on record
     assert (result.state, result.detail) == ("stored", "")
@@ -271,7 +271,7 @@ def train(number=None):
 def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, spool, steps, options):
     # GIVEN steps of 400 operators, and a bound that not even two of them keep
     job.does(f"exec({OPERATORS!r}, globals())")
-    job.does("from sftriage.profiling import sizing; sizing.MAX_STALL_S = 1e-6")
+    job.does("from sftriage.profiling import executor; executor.MAX_STALL_S = 1e-6")
     # WHEN more are asked for
     result = job.captures(CaptureRequest("cap-1", 2, "torch", steps, 1, 60.0, 500_000_000, options))
     # THEN the trace has one, and says why
@@ -280,7 +280,7 @@ def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, 
     found = names(spool / "cap-1.json")
     assert (found.count("aten::add"), result.timings_s["probe"] > 0.0) == (400, True)
     # AND with a bound that they keep, all are recorded
-    job.does("sizing.MAX_STALL_S = 1e6")
+    job.does("executor.MAX_STALL_S = 1e6")
     result = job.captures(CaptureRequest("cap-2", 2, "torch", 9, 1, 60.0, 500_000_000, options))
     assert (result.detail, result.last_step - result.first_step) == ("", 8)
 

@@ -18,7 +18,7 @@ JOB = """
     from pathlib import Path
     from torch.utils.data import DataLoader, Dataset
     from sftriage.sampling.sampler import StackSampler
-    from sftriage.sampling.workers import WORKERS
+    from sftriage.sampling.sampler import WORKERS
 
     class Slow(Dataset):
         def __len__(self):

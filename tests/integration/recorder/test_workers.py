@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from sftriage.base.process import start_ticks
 from sftriage.reduce.samples import read_samples
-from sftriage.sampling import workers
-from sftriage.sampling.sampler import StackSampler
-from sftriage.sampling.workers import WORKERS
+from sftriage.sampling import sampler
+from sftriage.sampling.sampler import WORKERS, StackSampler
 
 DEADLINE_S = 30.0
 SLEEPS_S = 0.002
@@ -194,7 +193,7 @@ def test_a_worker_that_is_killed_costs_its_samples_alone(capture, ended_in_peace
 
 
 def test_a_worker_that_stands_still_is_not_waited_for_and_is_there_the_next_time(capture, monkeypatch):
-    monkeypatch.setattr(workers, "ANSWER_S", 0.05)
+    monkeypatch.setattr(sampler, "ANSWER_S", 0.05)
     batches = loader(persistent_workers=True)
     epoch = iter(batches)
     pid, _ = threads_of(next(epoch))
@@ -210,7 +209,7 @@ def test_a_worker_that_stands_still_is_not_waited_for_and_is_there_the_next_time
     assert [one.pid == pid for one in samples.workers] == [False]
     assert samples.not_sampled == ("it did not answer in time, or was there before the recorder",)
     # AND what it answers late is not taken for what it answers to the next
-    monkeypatch.setattr(workers, "ANSWER_S", DEADLINE_S)
+    monkeypatch.setattr(sampler, "ANSWER_S", DEADLINE_S)
     list(epoch)
     with capture() as captured:
         list(batches)
@@ -296,7 +295,7 @@ FORKS = """
     import os, sys, threading
     from pathlib import Path
     from sftriage.sampling.sampler import StackSampler
-    from sftriage.sampling.workers import WORKERS
+    from sftriage.sampling.sampler import WORKERS
     WORKERS.attend()
     busy = threading.Thread(target=lambda: [sum(range(100)) for _ in iter(int, 1)], daemon=True)
     busy.start()

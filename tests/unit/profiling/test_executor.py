@@ -19,8 +19,7 @@ from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import StepRecord
 from sftriage.profiling import executor
 from sftriage.profiling.executor import CaptureExecutor
-from sftriage.profiling.guard import ProfilerGuard
-from sftriage.profiling.session import TorchSession
+from sftriage.profiling.session import ProfilerGuard, TorchSession
 from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.monitor import Monitor
 from sftriage.recorder.recording import Recording

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest
-from sftriage.profiling.sizing import MAX_STALL_S, PROBED_STEPS, StepLimit, StepSizes, TraceCost
+from sftriage.profiling.executor import MAX_STALL_S, PROBED_STEPS, StepSizes, TraceCost
 
 MANY_BYTES = 1 << 40
 
@@ -30,24 +30,24 @@ HELD_UP = "more would hold the rank up for over 2 s"
     ("measured", "asked", "max_bytes", "limit"),
     [
         # A hundred milliseconds a step: twenty, were larger traces not dearer by half.
-        (TraceCost(1, 1000, 0.1), 600, MANY_BYTES, StepLimit(13, HELD_UP)),
-        (TraceCost(1, 1000, 0.1), 13, MANY_BYTES, StepLimit(13)),
+        (TraceCost(1, 1000, 0.1), 600, MANY_BYTES, (13, HELD_UP)),
+        (TraceCost(1, 1000, 0.1), 13, MANY_BYTES, (13, "")),
         # What an empty trace takes is no step's, and comes once.
-        (TraceCost(1, 1000, 0.6, 0.5), 600, MANY_BYTES, StepLimit(10, HELD_UP)),
-        (TraceCost(1, 1000, 0.5, 0.5), 600, MANY_BYTES, StepLimit(600)),
-        (TraceCost(1, 1000, 0.4, 0.5), 600, MANY_BYTES, StepLimit(600)),
-        (TraceCost(1, 1000, 0.0), 600, MANY_BYTES, StepLimit(600)),
+        (TraceCost(1, 1000, 0.6, 0.5), 600, MANY_BYTES, (10, HELD_UP)),
+        (TraceCost(1, 1000, 0.5, 0.5), 600, MANY_BYTES, (600, "")),
+        (TraceCost(1, 1000, 0.4, 0.5), 600, MANY_BYTES, (600, "")),
+        (TraceCost(1, 1000, 0.0), 600, MANY_BYTES, (600, "")),
         # As many as were measured took what they took: nothing is guessed of these.
-        (TraceCost(20, 20_000, 2.0), 600, MANY_BYTES, StepLimit(20, HELD_UP)),
-        (TraceCost(18, 18_000, 1.8), 600, MANY_BYTES, StepLimit(18, HELD_UP)),
-        (TraceCost(40, 40_000, 4.0), 30, MANY_BYTES, StepLimit(20, HELD_UP)),
+        (TraceCost(20, 20_000, 2.0), 600, MANY_BYTES, (20, HELD_UP)),
+        (TraceCost(18, 18_000, 1.8), 600, MANY_BYTES, (18, HELD_UP)),
+        (TraceCost(40, 40_000, 4.0), 30, MANY_BYTES, (20, HELD_UP)),
         # At least one, however long it takes.
-        (TraceCost(1, 1000, 5.0), 600, MANY_BYTES, StepLimit(1, HELD_UP)),
-        (TraceCost(1, 1000, 3.1, 3.0), 600, MANY_BYTES, StepLimit(1, HELD_UP)),
-        (TraceCost(1, 1000, 5.0), 1, MANY_BYTES, StepLimit(1)),
+        (TraceCost(1, 1000, 5.0), 600, MANY_BYTES, (1, HELD_UP)),
+        (TraceCost(1, 1000, 3.1, 3.0), 600, MANY_BYTES, (1, HELD_UP)),
+        (TraceCost(1, 1000, 5.0), 1, MANY_BYTES, (1, "")),
         # The narrower bound is the one that is named.
-        (TraceCost(1, 1000, 0.1), 600, 10_000, StepLimit(9, "more would not fit into 10000 bytes")),
-        (TraceCost(1, 1000, 0.1), 600, 20_000, StepLimit(13, HELD_UP)),
+        (TraceCost(1, 1000, 0.1), 600, 10_000, (9, "more would not fit into 10000 bytes")),
+        (TraceCost(1, 1000, 0.1), 600, 20_000, (13, HELD_UP)),
     ],
 )
 def test_as_many_steps_as_fit_and_do_not_hold_the_rank_up(measured, asked, max_bytes, limit):
@@ -55,9 +55,9 @@ def test_as_many_steps_as_fit_and_do_not_hold_the_rank_up(measured, asked, max_b
 
 
 def test_of_what_is_not_known_all_are_recorded():
-    assert StepSizes().limit(request(600)) == StepLimit(600)
+    assert StepSizes().limit(request(600)) == (600, "")
     # (with other options a step is another)
-    assert known(TraceCost(1, 1000, 5.0)).limit(request(600, with_stack=True)) == StepLimit(600)
+    assert known(TraceCost(1, 1000, 5.0)).limit(request(600, with_stack=True)) == (600, "")
 
 
 def test_one_step_that_has_too_many_bytes_is_no_capture():
@@ -90,10 +90,8 @@ def test_a_step_is_recorded_beforehand_where_a_trace_may_be_large(steps, options
     st.integers(1, 1000),
 )
 def test_what_is_expected_never_holds_the_rank_up_for_longer_unless_it_is_a_single_step(measured, asked):
-    limit = known(measured).limit(request(asked))
-    assert 1 <= limit.steps <= asked
-    assert bool(limit.why) == (limit.steps < asked)
+    steps, why = known(measured).limit(request(asked))
+    assert 1 <= steps <= asked
+    assert bool(why) == (steps < asked)
     step_s = (measured.stall_s - measured.fixed_s) / measured.steps
-    assert limit.steps == 1 or measured.fixed_s + limit.steps * step_s <= max(
-        MAX_STALL_S * (1 + 1e-9), measured.fixed_s
-    )
+    assert steps == 1 or measured.fixed_s + steps * step_s <= max(MAX_STALL_S * (1 + 1e-9), measured.fixed_s)
