@@ -27,9 +27,9 @@ from sftriage.runs.picture import run_report
 from sftriage.runs.source import RunSource, View
 from sftriage.runs.whatif import operations_in, whatif_of, whatif_values
 from sftriage.runtime.catalogues import CatalogueCaptures, captures_of
-from sftriage.traces.keys import shown
+from sftriage.traces.databases import CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.rows import CaptureQuery, CaptureRow
+from sftriage.traces.stores import shown
 from sftriage.words.captures import caused
 from sftriage.words.glance import QUESTIONS, reproduced_words
 

@@ -10,8 +10,8 @@ import msgspec
 
 from sftriage.base.files import private
 from sftriage.errors import InputError
-from sftriage.traces.files import CHUNK_BYTES
 from sftriage.traces.jsonstream import Damage, TraceReader
+from sftriage.traces.stores import CHUNK_BYTES
 
 _DISTRIBUTED = "distributedInfo"
 _STEP = re.compile(r"ProfilerStep#(\d+)")

@@ -22,7 +22,7 @@ from sftriage.kube.fields import condition
 from sftriage.kube.objects import KINDS, POLICIES
 from sftriage.kube.settings import read_settings
 from sftriage.policy.loading import shipped
-from sftriage.traces.objects import checked_url
+from sftriage.traces.remote import checked_url
 
 DAY_S = 86_400.0
 

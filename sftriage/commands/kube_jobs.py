@@ -35,8 +35,7 @@ from sftriage.kube.listing import (
 from sftriage.kube.objects import CAPTURES, REPORTS, StoredTrace
 from sftriage.reports.watch_lines import clean
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.objects import checked_url
-from sftriage.traces.remote import RemoteStore
+from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.words.amounts import span
 
 JobArgument = Annotated[

@@ -10,7 +10,7 @@ from sftriage.commands.output import print_json, results, say
 from sftriage.controller.controller import settings_of
 from sftriage.errors import InputError, UsageError
 from sftriage.policy.schema import Detection
-from sftriage.reduce.naming import Names, load_names
+from sftriage.reduce.stages import Names, load_names
 from sftriage.reports.reduction import (
     agreement_table,
     confirmation_sentence,
@@ -33,7 +33,7 @@ from sftriage.runtime.reducing import (
     read_all,
     with_manifest,
 )
-from sftriage.traces.findings import Findings
+from sftriage.traces.manifest import Findings
 from sftriage.words.verdicts import verdict_sentence
 
 

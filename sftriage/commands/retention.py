@@ -15,7 +15,7 @@ from sftriage.policy import quantities
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.runtime.catalogues import own_catalogue, whole_store
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.retention import Kept, RetentionLimits, outlook, remove
+from sftriage.traces.stores import Kept, RetentionLimits, outlook, remove
 from sftriage.words.amounts import size
 
 

@@ -34,11 +34,10 @@ from sftriage.runtime import catalogues
 from sftriage.runtime.catalogues import CatalogueCaptures
 from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.sampling.sampler import NAME as STACKS_NAME
-from sftriage.traces.files import copy
+from sftriage.traces.databases import CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
-from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Store, destination_of
+from sftriage.traces.stores import Store, copy, destination_of
 from sftriage.words.amounts import place, span
 
 
@@ -306,8 +305,7 @@ def _fetch(store: Store, reference: str, artefact: Artefact, target: Path, *, fo
 
 
 def _fetch_folded(store: Store, reference: str, stacks: Artefact, target: Path, *, force: bool) -> Path:
-    from sftriage.reduce.flames import collapsed
-    from sftriage.reduce.samples import read_samples
+    from sftriage.reduce.samples import collapsed, read_samples
 
     target = destination_of(FOLDED_NAME, target, force=force)
     with tempfile.TemporaryDirectory() as folder:

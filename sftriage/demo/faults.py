@@ -16,7 +16,7 @@ class Cause:
 
     Attributes:
         stage: in which it is slow; "" where all of its stages are.
-        codes: what may rightly be said to be the cause (`sftriage.traces.findings.CauseCode`).
+        codes: what may rightly be said to be the cause (`sftriage.traces.manifest.CauseCode`).
         function: the function of the job that is at fault, without its class; "" where no line of its own thread is.
         says: what it is, in words.
     """

@@ -17,8 +17,7 @@ from sftriage.policy.schema import Detection
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.recordings import RecordedRun, load_recording
-from sftriage.traces.findings import CauseInfo
-from sftriage.traces.manifest import Manifest
+from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 

@@ -22,8 +22,7 @@ from sftriage.fleet.messages import NO_NAME, RunName
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import FileToStore, LocalStore
-from sftriage.traces.uploads import Upload
+from sftriage.traces.store import FileToStore, LocalStore, Upload
 from sftriage.words.amounts import size
 
 if TYPE_CHECKING:

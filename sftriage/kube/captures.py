@@ -19,8 +19,7 @@ from sftriage.kube.objects import (
     capture_of,
 )
 from sftriage.model.captures import ENDED, CaptureResult
-from sftriage.traces.documents import first_problem
-from sftriage.traces.manifest import Manifest
+from sftriage.traces.manifest import Manifest, first_problem
 from sftriage.words.captures import caused
 from sftriage.words.glance import reproduced_words
 from sftriage.words.kube import REPRODUCED, capture_sentence, removal_sentence

@@ -13,7 +13,7 @@ from sftriage.kube.fields import condition, status_of
 from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL, annotations_of, labels_of, mapping
 from sftriage.kube.objects import StoredTrace
 from sftriage.model.captures import ENDED
-from sftriage.traces.documents import first_problem
+from sftriage.traces.manifest import first_problem
 from sftriage.words.kube import CAPTURE_STATES
 
 MAX_NAMED = 5

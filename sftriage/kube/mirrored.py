@@ -21,9 +21,8 @@ from sftriage.model.verdicts import NAMING
 from sftriage.policy.contradictions import in_capture
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
 from sftriage.runs.source import View
-from sftriage.traces.documents import CONTROL
-from sftriage.traces.keys import CaptureKey
-from sftriage.traces.manifest import Manifest
+from sftriage.traces.manifest import CONTROL, Manifest
+from sftriage.traces.stores import CaptureKey
 from sftriage.words.kube import CAPTURES
 
 CAPTURE_ANNOTATION, RUN_ANNOTATION = f"{GROUP}/capture-id", f"{GROUP}/run"

@@ -29,8 +29,7 @@ from sftriage.kube.lease import LeaderElection
 from sftriage.kube.mirrored import job_named
 from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Kind, StoredTrace
 from sftriage.kube.policies import standings
-from sftriage.traces.objects import checked_url
-from sftriage.traces.remote import RemoteStore
+from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.traces.stores import PIN_NAME
 from sftriage.words.kube import CAPTURES as CAPTURE_WORDS
 from sftriage.words.kube import removal_sentence

@@ -16,8 +16,7 @@ from sftriage.kube.fields import status_of
 from sftriage.kube.injecting import version_of
 from sftriage.kube.jobs import JOB_LABEL, items, labels_of, mapping, text
 from sftriage.kube.objects import GROUP, KINDS, Kind
-from sftriage.traces.objects import checked_url
-from sftriage.traces.remote import RemoteStore
+from sftriage.traces.remote import RemoteStore, checked_url
 
 Body = Mapping[str, Any]
 """An object as the API server has it."""

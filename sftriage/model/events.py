@@ -200,7 +200,7 @@ class RingGivenUp(_Event, tag="ring", frozen=True):
 class CauseFound(_Event, tag="cause", frozen=True):
     """What a capture's trace, and the stacks that were sampled meanwhile, say of why its rank was slow.
 
-    As `sftriage.traces.findings.CauseInfo` has it. What is ``left_open`` another means would show: a capture by it
+    As `sftriage.traces.manifest.CauseInfo` has it. What is ``left_open`` another means would show: a capture by it
     follows, once.
     """
 

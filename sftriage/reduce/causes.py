@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from sftriage.model.counters import MAJOR_FAULTS, Account, accounting, runs_for_faults
 from sftriage.reduce.samples import Frame, StackSamples
-from sftriage.reduce.spots import WORKS, Spot, code_of, how, place, spots
-from sftriage.reduce.workers import WorkerSpot, in_workers
-from sftriage.traces.findings import CauseCode, CauseInfo, Findings, PlaceInfo, StageProfile
+from sftriage.reduce.spots import WORKS, Spot, WorkerSpot, code_of, how, in_workers, place, spots
+from sftriage.traces.manifest import CauseCode, CauseInfo, Findings, PlaceInfo, StageProfile
 from sftriage.words.amounts import milliseconds
 from sftriage.words.captures import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
 

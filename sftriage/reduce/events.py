@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from sftriage.errors import InputError
 from sftriage.reduce.intervals import Intervals, Ints, Pieces, self_time
-from sftriage.reduce.naming import OWN
 
 # What an event is. Kineto's categories and nsys's tables come down to these.
 ANNOTATION: Final = 0
@@ -292,6 +291,8 @@ ENDS: Final = 8
 """Added to the kind of a half that is an end."""
 
 _FIELDS: Final = 6
+OWN: Final = "sftriage:"
+"""Begins the names of sftriage's own annotations."""
 _MARKS: Final = (OWN, "ProfilerStep#")
 _LONG_BYTES: Final = 1000
 

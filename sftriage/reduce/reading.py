@@ -1,25 +1,386 @@
-"""What a file is, told by its first bytes, and the traces in it: the name says nothing that can be relied on."""
+"""The traces in a file: Kineto's JSON or an Nsight Systems export, told apart by its first bytes.
+
+Kineto is what torch.profiler writes: since 2021 its names of categories, clocks and metadata have drifted. An Nsight
+export is SQLite: tables exist only when they hold something, under names that drift. Such a file holds the environment
+of the profiled process. Only the tables named here are read, and of the strings only those that name an event.
+"""
 
 from __future__ import annotations
 
 import io
+import json
+import re
+import sqlite3
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from sftriage.errors import InputError
-from sftriage.reduce.events import Trace
-from sftriage.reduce.kineto import read_kineto
-from sftriage.reduce.nsys import read_nsys
+from sftriage.reduce.events import (
+    ANNOTATION,
+    ENDS,
+    IGNORED,
+    KERNEL,
+    LIMIT_NS,
+    MEMCPY,
+    MEMSET,
+    OPERATOR,
+    PYTHON,
+    RUNTIME,
+    EventColumns,
+    Trace,
+    pair_halves,
+)
+from sftriage.reduce.intervals import Ints
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
-from sftriage.traces.documents import CONTROL
-from sftriage.traces.files import CHUNK_BYTES
+from sftriage.traces.jsonstream import Damage, TraceReader
+from sftriage.traces.manifest import CONTROL
+from sftriage.traces.stores import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+
+# Left out on purpose: the device's copy of an annotation (`gpu_user_annotation`, which would count it twice), the
+# `Trace` event that spans everything, the profiler's own `overhead`, and arrows between events.
+KINDS: Final[Mapping[str, int]] = {
+    "user_annotation": ANNOTATION,
+    "": OPERATOR,
+    "cpu_op": OPERATOR,
+    "operator": OPERATOR,
+    "python_function": PYTHON,
+    "runtime": RUNTIME,
+    "kernel": KERNEL,
+    "memcpy": MEMCPY,
+    "gpu_memcpy": MEMCPY,
+    "memset": MEMSET,
+    "gpu_memset": MEMSET,
+}
+
+MAX_DROPPED_FRACTION = 0.5
+"""Of the events: where more are damaged beyond repair, this is no trace."""
+
+_BASE = "baseTimeNanoseconds"
+_DISTRIBUTED = "distributedInfo"
+_JOB, _CAPTURE_ID = "sftriage.job", "sftriage.capture_id"
+_MAX_KEPT = 20_000
+_LONG = 200
+_NO_HALVES: Final = frozenset({"X", "M", "s", "t", "f", "i", "I", "C", ""})
+
+
+class _Args(msgspec.Struct, gc=False):
+    correlation: Any = -1
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    name: str = ""
+    cat: str | None = None
+    pid: int | str | float | None = None
+    tid: int | str | float | None = None
+    # A float says every time that can be: to the nanosecond, up to a hundred days, and later to what Kineto writes.
+    ts: float | None = None
+    dur: float | None = None
+    args: _Args | None = None
+
+
+_EVENTS = msgspec.json.Decoder(list[_Event])
+
+
+def read_kineto(stream: IO[bytes], source: str) -> Trace:
+    """The trace in a document, which ``source`` names; raises InputError, saying where and why it cannot be read."""
+    kineto = _Kineto(source)
+    reader = TraceReader(stream, source, kineto.events, kineto.odd_event, kineto.values)
+    reader.read()
+    return kineto.trace(reader.damage)
+
+
+class _Numbers(dict[Any, int]):
+    def __init__(self, of: Callable[[Any], int]) -> None:
+        super().__init__()
+        self._of = of
+
+    def __missing__(self, written: Any) -> int:
+        number = self._of(written)
+        if len(self) < _MAX_KEPT and len(str(written)) < _LONG:
+            self[written] = number
+        return number
+
+
+def _kind(category: str | None) -> int:
+    name = (category or "").lower()
+    return RUNTIME if name.endswith(("_runtime", "_driver")) else KINDS.get(name, IGNORED)
+
+
+class _Kineto:
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._columns, self._halves = EventColumns(source), EventColumns(source)
+        self.values: dict[str, Any] = dict.fromkeys((_BASE, _DISTRIBUTED, _JOB, _CAPTURE_ID))
+        self._kinds, self._tracks = _Numbers(_kind), _Numbers(self._track)
+        self._n_events = self._n_impossible = 0
+
+    def _track(self, written: tuple[object, object]) -> int:
+        process, thread = (str(part)[:_LONG] for part in written)
+        return self._columns.track_id(process, thread)
+
+    def events(self, piece: bytes) -> None:
+        self._take(_EVENTS.decode(piece))
+
+    def odd_event(self, event: bytes) -> bool:
+        lenient = _leniently(event)
+        if lenient is not None:
+            self._take([lenient])
+        return lenient is not None
+
+    def _take(self, events: list[_Event]) -> None:
+        self._n_events += len(events)
+        kinds = self._kinds
+        every = [kinds[event.cat] if event.ph == "X" and event.ts is not None else IGNORED for event in events]
+        whole = [event for event, kind in zip(events, every, strict=True) if kind != IGNORED]
+        if whole:
+            start_ns_E, track_E, possible_E = self._placed(whole)
+            kind_E = np.frombuffer(bytes(every), np.uint8)
+            kind_E = kind_E[kind_E != IGNORED]
+            # Down to whole nanoseconds: the decimals are Kineto's.
+            duration_ns_E = np.fromiter([event.dur or 0.0 for event in whole], np.float64, len(whole)) * 1000 + 0.5
+            possible_E &= (duration_ns_E > -1) & (duration_ns_E < LIMIT_NS)
+            duration_ns_E[~possible_E] = 0.0
+            names = self._columns.name_ids
+            name_E = np.fromiter([names[event.name] for event in whole], np.int32, len(whole))
+            columns = (start_ns_E, duration_ns_E.astype(np.int64), kind_E, name_E, track_E, _links(whole))
+            self._n_impossible += self._columns.add_all(possible_E, *columns)
+        # Of most traces that is all of them.
+        if len(whole) < len(events) and not _NO_HALVES.issuperset({event.ph for event in events}):
+            self._take_halves([event for event in events if event.ph in ("B", "E") and event.ts is not None])
+
+    def _take_halves(self, halves: list[_Event]) -> None:
+        """Also of what does not matter: its end must not end what is around it."""
+        if not halves:
+            return
+        start_ns_E, track_E, possible_E = self._placed(halves)
+        names = self._columns.name_ids
+        # An end's own name is of no use.
+        made = [
+            (self._kinds[half.cat] + ENDS, 0) if half.ph == "E" else (self._kinds[half.cat], names[half.name])
+            for half in halves
+        ]
+        kind_E, name_E = np.array(made, dtype=np.int64).T
+        nothing_E = np.zeros(len(halves), dtype=np.int64)
+        self._n_impossible += self._halves.add_all(
+            possible_E, start_ns_E, nothing_E, kind_E, name_E, track_E, nothing_E
+        )
+
+    def _placed(self, events: list[_Event]) -> tuple[Ints, NDArray[np.int32], NDArray[np.bool_]]:
+        n, tracks = len(events), self._tracks
+        us_E = np.fromiter([event.ts for event in events], np.float64, n)
+        possible_E = np.abs(us_E) < LIMIT_NS / 1000
+        us_E[~possible_E] = 0.0
+        # A float of microseconds since 1970 keeps a quarter of one: nothing of that is to be lost on the way.
+        whole_E = np.trunc(us_E)
+        start_ns_E = whole_E.astype(np.int64) * 1000 + np.rint((us_E - whole_E) * 1000).astype(np.int64)
+        track_E = np.fromiter([tracks[event.pid, event.tid] for event in events], np.int32, n)
+        return start_ns_E, track_E, possible_E
+
+    def trace(self, damage: Damage) -> Trace:
+        n_events = self._n_events + damage.dropped
+        if damage.dropped > MAX_DROPPED_FRACTION * n_events:
+            raise InputError(f"{self._source}: {damage.dropped} of {n_events} events are not JSON objects of a trace")
+        notes = damage.words + tuple(
+            f"{count} {what} left out"
+            for count, what in (
+                (self._n_impossible, "events at impossible times were"),
+                (pair_halves(self._halves, self._columns), "begin or end events had no other half, and were"),
+            )
+            if count
+        )
+        base, about = self.values[_BASE], self.values[_DISTRIBUTED]
+        about = about if isinstance(about, dict) else {}
+        job, capture_id = (its if isinstance(its, str) else None for its in map(self.values.get, (_JOB, _CAPTURE_ID)))
+        return replace(
+            self._columns.trace(base if type(base) is int and 0 <= base < 2**62 else 0, notes),
+            rank=_count(about.get("rank"), 0),
+            world_size=_count(about.get("world_size"), 1),
+            job=job,
+            capture_id=capture_id,
+        )
+
+
+def _links(events: list[_Event]) -> Ints:
+    links = [-1 if event.args is None else event.args.correlation for event in events]
+    if not {type(link) for link in links} <= {int}:
+        links = [link if type(link) is int else -1 for link in links]
+    try:
+        link_E = np.fromiter(links, np.int64, len(links))
+    except OverflowError:
+        link_E = np.fromiter([link if -1 < link < LIMIT_NS else -1 for link in links], np.int64, len(links))
+    link_E[(link_E < 0) | (link_E >= LIMIT_NS)] = -1
+    return link_E
+
+
+def _leniently(event: bytes) -> _Event | None:
+    """What Python's own reader, which takes more, makes of an event; None if it is not one."""
+    try:
+        values = json.loads(event)
+        args = values.get("args")
+        return _Event(
+            ph=str(values.get("ph", "")),
+            name=str(values.get("name", "")),
+            cat=None if values.get("cat") is None else str(values["cat"]),
+            pid=str(values.get("pid")),
+            tid=str(values.get("tid")),
+            ts=_number(values.get("ts")),
+            dur=_number(values.get("dur")),
+            args=_Args(args.get("correlation")) if isinstance(args, dict) else None,
+        )
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _number(value: Any) -> float | None:
+    return None if isinstance(value, bool) or not isinstance(value, (int, float, str)) else float(value)
+
+
+def _count(value: Any, least: int) -> int | None:
+    return value if type(value) is int and least <= value < 2**31 else None
+
+
+_PROCESS = ~0xFFFFFF
+_COPIES: Final = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}
+# Ranges that were pushed and popped, and those that were started and ended, maybe in different threads.
+_RANGES: Final = (59, 60)
+_NVTX_ARGUMENTS = re.compile(r", (?:op_id|seq|sizes) = .*", re.DOTALL)
+_OPERATOR = re.compile(r"[a-z][a-z0-9_]*::\S+|record_param_comms")
+_TABLES: Final = {
+    "NVTX_EVENTS": ("start", "end", "eventType", "globalTid", "text", "textId"),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": ("start", "end", "globalTid", "nameId", "correlationId"),
+    "OSRT_API": ("start", "end", "globalTid", "nameId", "NULL"),
+    "CUPTI_ACTIVITY_KIND_KERNEL": ("start", "end", "globalPid", "deviceId", "streamId", "shortName", "correlationId"),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": ("start", "end", "globalPid", "deviceId", "streamId", "copyKind", "correlationId"),
+    "CUPTI_ACTIVITY_KIND_MEMSET": ("start", "end", "globalPid", "deviceId", "streamId", "NULL", "correlationId"),
+}
+_NAMING: Final = {"textId", "nameId", "shortName"}
+"""The columns that hold numbers of strings."""
+
+
+def read_nsys(path: Path) -> Iterator[Trace]:
+    """The traces of an export: one a process that marked ranges or used a device, in order of process.
+
+    Raises InputError where the file is damaged or holds nothing that can be reduced.
+    """
+    try:
+        # Nobody writes to it: neither a lock nor a journal is to appear beside somebody's file.
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True)) as database:
+            database.text_factory = lambda value: value.decode("utf-8", "replace")
+            yield from _Export(path, database).traces()
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # SQLite quotes from the file, lines and all.
+        said = CONTROL.sub("?", " ".join(str(error).split()))[:200]
+        raise InputError(f"{path}: not a usable SQLite export: {said}") from error
+
+
+class _Export:
+    def __init__(self, path: Path, database: sqlite3.Connection) -> None:
+        self._path = path
+        self._database = database
+        self._columns_of = {table: self._columns(table) for table in (*_TABLES, "StringIds")}
+        self._names = self._strings()
+        self._of_process: dict[int, EventColumns] = {}
+        self._broken = 0
+
+    def traces(self) -> Iterator[Trace]:
+        if not self._columns_of["NVTX_EVENTS"] and not self._columns_of["CUPTI_ACTIVITY_KIND_KERNEL"]:
+            raise InputError(f"{self._path}: SQLite, but no Nsight export with NVTX ranges or kernels")
+        self._ranges()
+        for table, kind in (("KERNEL", KERNEL), ("MEMCPY", MEMCPY), ("MEMSET", MEMSET)):
+            self._device(f"CUPTI_ACTIVITY_KIND_{table}", kind)
+        worth = sorted(self._of_process)
+        self._calls("CUPTI_ACTIVITY_KIND_RUNTIME")
+        self._calls("OSRT_API")
+        began_ns = self._began_ns()
+        notes = (f"{self._broken} rows were not as they should be, and were left out",) if self._broken else ()
+        if not worth:
+            raise InputError(f"{self._path}: an Nsight export without a single range or kernel")
+        for process in worth:
+            yield self._of_process.pop(process).trace(began_ns, notes)
+
+    def _columns(self, table: str) -> frozenset[str]:
+        return frozenset(row[1] for row in self._database.execute(f"PRAGMA table_info({table})"))
+
+    def _rows(self, table: str) -> Iterator[tuple[Any, ...]]:
+        there = self._columns_of[table]
+        if not there >= {"start", "end"}:
+            return iter(())
+        columns = ", ".join(f'"{name}"' if name in there else "NULL" for name in _TABLES[table])
+        return iter(self._database.execute(f"SELECT {columns} FROM {table}"))
+
+    def _strings(self) -> dict[int, str]:
+        used = [
+            f"SELECT {column} FROM {table}"
+            for table, columns in _TABLES.items()
+            for column in sorted(_NAMING.intersection(columns) & self._columns_of[table])
+        ]
+        if not used or not self._columns_of["StringIds"] >= {"id", "value"}:
+            return {}
+        rows = self._database.execute(f"SELECT id, value FROM StringIds WHERE id IN ({' UNION '.join(used)})")
+        return {number: str(value) for number, value in rows}
+
+    def _ranges(self) -> None:
+        for start, end, kind, thread, text, text_id in self._rows("NVTX_EVENTS"):
+            if kind not in _RANGES or end is None:
+                continue
+            name = _NVTX_ARGUMENTS.sub("", str(text) if text is not None else self._names.get(text_id, ""))
+            self._add(thread, start, end, OPERATOR if _OPERATOR.fullmatch(name) else ANNOTATION, name)
+
+    def _calls(self, table: str) -> None:
+        for start, end, thread, name_id, link in self._rows(table):
+            # cudaLaunchKernel_v7000: the version of the interface is no part of the name.
+            self._add(thread, start, end, RUNTIME, re.sub(r"_v\d+$", "", self._names.get(name_id, table)), link)
+
+    def _device(self, table: str, kind: int) -> None:
+        for start, end, process, device, stream, what, link in self._rows(table):
+            if kind == KERNEL:
+                name = self._names.get(what, "(kernel)")
+            else:
+                name = "Memset" if kind == MEMSET else _COPIES.get(what, "Memcpy")
+            self._add(process, start, end, kind, name, link, (f"device {device}", f"stream {stream}"))
+
+    def _add(
+        self,
+        owner: Any,
+        start: Any,
+        end: Any,
+        kind: int,
+        name: str,
+        link: Any = None,
+        track: tuple[str, str] | None = None,
+    ) -> None:
+        if type(owner) is not int or type(start) is not int or type(end) is not int:
+            self._broken += 1
+            return
+        columns = self._of_process.get(owner & _PROCESS)
+        if columns is None:
+            columns = self._of_process[owner & _PROCESS] = EventColumns(f"{self._path}!pid {owner >> 24 & 0xFFFFFF}")
+        its_track = track or (str(owner >> 24 & 0xFFFFFF), str(owner & 0xFFFFFF))
+        number = link if type(link) is int else -1
+        if not columns.add(start, end - start, kind, columns.name_ids[name], columns.track_id(*its_track), number):
+            self._broken += 1
+
+    def _began_ns(self) -> int:
+        if "utcEpochNs" not in self._columns("TARGET_INFO_SESSION_START_TIME"):
+            return 0
+        row = self._database.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
+        return row[0] if row and type(row[0]) is int and 0 < row[0] < 2**62 else 0
+
 
 _GZIP = b"\x1f\x8b"
 _SQLITE = b"SQLite format 3\x00"

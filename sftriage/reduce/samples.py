@@ -1,14 +1,17 @@
-"""Sampled Python stacks of a capture (`sampling.sampler`), and the file that they are in.
+"""Sampled Python stacks of a capture (`sampling.sampler`): the file that they are in, and their tree of functions.
 
-Axes: N samples of the training thread.
+In the tree a function is the same wherever in it the sampler found it; the lines at which it stood itself are leaves
+below it. So a function takes what its leaves take. Axes: N samples of the training thread.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,8 +19,8 @@ from msgspec import Meta, Struct
 
 from sftriage.errors import InputError
 from sftriage.sampling.stacks import USED
-from sftriage.traces.documents import CONTROL
 from sftriage.traces.jsonstream import UNDECODABLE
+from sftriage.traces.manifest import CONTROL
 
 MAX_FILE_BYTES = 256 * 2**20
 
@@ -115,6 +118,47 @@ class StackSamples:
 def own_at(frames: Sequence[Frame], stack: Sequence[int]) -> int:
     """Where in a stack the innermost function of the program itself is, or else the innermost one."""
     return next((at for at in range(len(stack) - 1, -1, -1) if frames[stack[at]].own), len(stack) - 1)
+
+
+def weights(
+    samples: StackSamples, stage: str | None, steps: Collection[int] | None = None
+) -> Iterator[tuple[int, int]]:
+    """The samples of a stage and of some steps (None: all): which of the N, and what it stands for, in nanoseconds.
+
+    That is the time since the one before, or since the stage began.
+    """
+    for at, time_ns in enumerate(samples.time_ns_N):
+        if stage in (None, samples.stage_N[at]) and (steps is None or samples.step_N[at] in steps):
+            before_ns = samples.time_ns_N[at - 1] if at else time_ns - samples.period_ns
+            # (of all stages, whatever was between two samples)
+            since_ns = before_ns if stage is None else samples.since_ns_N[at]
+            yield at, max(0, time_ns - max(before_ns, since_ns))
+
+
+def meanwhile(samples: StackSamples, worker: WorkerSamples) -> StackSamples:
+    """A worker's samples as if it were a rank, in the steps and stages that the training thread was in meanwhile."""
+    at = [bisect_left(samples.time_ns_N, time_ns) for time_ns in worker.time_ns_W]
+    rows = [row for row in range(len(at)) if at[row] < len(samples.time_ns_N)]
+    threads = [
+        ThreadSamples(
+            one.name,
+            tuple(one.stacks_N[row] for row in rows) if one.stacks_N else (),
+            tuple(one.run_ns_N[row] for row in rows),
+            tuple(one.waited_ns_N[row] for row in rows),
+        )
+        for one in (*worker.threads, worker.sampler)
+    ]
+    return StackSamples(
+        frames=samples.frames,
+        period_ns=worker.period_ns,
+        time_ns_N=tuple(worker.time_ns_W[row] for row in rows),
+        step_N=tuple(samples.step_N[at[row]] for row in rows),
+        stage_N=tuple(samples.stage_N[at[row]] for row in rows),
+        since_ns_N=tuple(samples.since_ns_N[at[row]] for row in rows),
+        training=threads[0],
+        others=tuple(threads[1:-1]),
+        sampler=threads[-1],
+    )
 
 
 def read_samples(path: Path) -> StackSamples:
@@ -293,3 +337,158 @@ class _Document(Struct):
 
 def _clean(text: str) -> str:
     return CONTROL.sub("?", text)[:300]
+
+
+MAX_DEPTH = 128
+"""Functions of a stack that are told apart; what is deeper counts for the last of them."""
+
+MAX_STACKS = 1000
+"""Different stacks of one side that are told apart; of more, the least are put together."""
+
+
+OTHERS = Frame("(other stacks)", "", 0)
+
+Kind = Literal["root", "function", "line"]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a thread did in a stage: what each stack stands for in all ``steps``, and the number of samples."""
+
+    stacks_ns: Sequence[tuple[tuple[Frame, ...], int]]
+    samples: int
+    steps: int
+
+    @property
+    def weight_ns(self) -> int:
+        """What all of it stands for."""
+        return sum(ns for _, ns in self.stacks_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Flame:
+    """A function where it was called, or a line at which it stood itself; the root is the stage.
+
+    ``path`` is unique in a tree, and the same in every tree. ``frame`` is at the line where it was met the most.
+    ``took_s`` is a step's, with all that it called; ``beside_s`` the same of what it is compared with. ``children`` are
+    the longest first.
+    """
+
+    kind: Kind
+    path: str
+    frame: Frame
+    took_s: float
+    beside_s: float
+    children: tuple[Flame, ...] = ()
+
+    @property
+    def more_s(self) -> float:
+        """By how much it took longer than beside."""
+        return self.took_s - self.beside_s
+
+    def seconds(self, side: int) -> float:
+        """What it took on the suspect (0), or beside (1)."""
+        return self.beside_s if side else self.took_s
+
+    def walk(self) -> Iterator[Flame]:
+        """It, and all that is below it, each before what is below."""
+        waiting = [self]
+        while waiting:
+            one = waiting.pop()
+            yield one
+            waiting += reversed(one.children)
+
+
+def fold(
+    samples: StackSamples, thread: ThreadSamples, stage: str | None, steps: Collection[int] | None = None
+) -> Folded:
+    """What one of the threads did while the training thread was in a stage, or in all, in some steps, or in all."""
+    by_stack: dict[tuple[int, ...], int] = {}
+    taken = 0
+    for at, weight_ns in weights(samples, stage, steps):
+        if stack := thread.stacks_N[at]:
+            taken += 1
+            by_stack[stack] = by_stack.get(stack, 0) + weight_ns
+    # (a step may have no sample, where the sampler was kept from it)
+    numbers = range(min(samples.step_N, default=0), max(samples.step_N, default=0) + 1)
+    met = len(numbers) if steps is None else sum(number in steps for number in numbers)
+    by_size = sorted(by_stack.items(), key=lambda one: -one[1])
+    stacks_ns = [
+        (tuple(samples.frames[number] for number in stack[:MAX_DEPTH]), ns) for stack, ns in by_size[:MAX_STACKS]
+    ]
+    if left := by_size[MAX_STACKS:]:
+        stacks_ns.append(((OTHERS,), sum(ns for _, ns in left)))
+    return Folded(tuple(stacks_ns), taken, met)
+
+
+def flames(*sides: tuple[Folded, float | None]) -> Flame:
+    """The tree of what a stage was spent on, a step: on the suspect, and on what it is compared with.
+
+    Each side has its samples, and the measured seconds of the stage a step (None: unknown), which they are parts of.
+    """
+    root = _Node()
+    for side, (folded, measured_s) in enumerate(sides):
+        weight_ns = folded.weight_ns
+        a_step = 1e-9 / max(1, folded.steps) if measured_s is None or not weight_ns else measured_s / weight_ns
+        for stack, ns in folded.stacks_ns:
+            root.add(stack, side, ns * a_step)
+        # (short, it may have been missed by every sample)
+        root.seconds[side] = weight_ns * a_step if measured_s is None else measured_s
+    return root.flame("root", "all", Frame("", "", 0))
+
+
+@dataclass(slots=True)
+class _Node:
+    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    # By line: hashing a frame takes as long as all the rest.
+    lines: dict[int, tuple[float, Frame]] = field(default_factory=dict)
+    functions: dict[tuple[str, str], _Node] = field(default_factory=dict)
+    stood: dict[Frame, list[float]] = field(default_factory=dict)
+
+    def add(self, stack: Sequence[Frame], side: int, seconds: float) -> None:
+        node = self
+        for frame in stack:
+            node = node.functions.setdefault((frame.function, frame.file), _Node())
+            node.seconds[side] += seconds
+            met = node.lines.get(frame.line)
+            node.lines[frame.line] = (seconds, frame) if met is None else (met[0] + seconds, met[1])
+        if stack:
+            node.stood.setdefault(stack[-1], [0.0, 0.0])[side] += seconds
+
+    def flame(self, kind: Kind, path: str, frame: Frame) -> Flame:
+        below = [
+            *(one.flame("function", _below(path, "in", *key), one.most()) for key, one in self.functions.items()),
+            *(
+                Flame("line", _below(path, "at", str(at.line), at.source), at, took_s, beside_s)
+                for at, (took_s, beside_s) in self.stood.items()
+            ),
+        ]
+        below.sort(key=lambda one: (-max(one.took_s, one.beside_s), one.path))
+        return Flame(kind, path, frame, self.seconds[0], self.seconds[1], tuple(below))
+
+    def most(self) -> Frame:
+        return max(self.lines.values(), key=lambda met: (met[0], -met[1].line))[1]
+
+
+def _below(path: str, *names: str) -> str:
+    return hashlib.blake2b("\0".join((path, *names)).encode(errors="surrogatepass"), digest_size=5).hexdigest()
+
+
+def collapsed(samples: StackSamples) -> Iterator[str]:
+    """The samples as Brendan Gregg's collapsed stacks, in microseconds, for flamegraph.pl, inferno and speedscope."""
+    by_stack: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    workers = ((f"worker {one.number} ", meanwhile(samples, one)) for one in samples.workers)
+    for process, sampled in (("", samples), *workers):
+        for at, weight_ns in weights(sampled, None):
+            for thread in (sampled.training, *sampled.others):
+                if stack := thread.stacks_N[at]:
+                    key = f"{process}{thread.name}", sampled.stage_N[at], stack
+                    by_stack[key] = by_stack.get(key, 0) + weight_ns
+    names = [_plain(f"{one.function} ({PurePath(one.file).name}:{one.line})") for one in samples.frames]
+    for (thread_name, stage, stack), ns in by_stack.items():
+        if us := round(ns / 1000):
+            yield f"{_plain(thread_name)};{_plain(stage)};{';'.join(names[number] for number in stack)} {us}"
+
+
+def _plain(name: str) -> str:
+    return name.replace(";", ":") or "(none)"

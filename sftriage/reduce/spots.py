@@ -1,19 +1,23 @@
-"""Where a stage's time was spent, function by function of the program, by the sampled stacks, and what is done there.
+"""Where a stage's time was spent by the sampled stacks alone: by function of the program, and in DataLoader workers.
 
-Axes: N samples of the training thread.
+No trace says it; the recorded steps say how long a stage was. Axes: N samples of the training thread, W samples of all
+workers, one worker after the other. Pure.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from sftriage.reduce.samples import OURS, Frame, StackSamples, ThreadSamples, own_at
-from sftriage.traces.findings import CauseCode
+from sftriage.errors import InputError
+from sftriage.model.captures import LeftOpen
+from sftriage.reduce.samples import OURS, Frame, StackSamples, ThreadSamples, WorkerSamples, own_at, weights
+from sftriage.traces.manifest import CONTROL, MAX_SHARES, CauseCode, Findings, Share, StageProfile
 
 _IDLE = re.compile(r"/(threading|queue|selectors|asyncio/[^/]*)\.py$")
 """Where a thread stands that waits to be given something to do."""
@@ -117,21 +121,6 @@ class _Spent:
 def _ran(thread: ThreadSamples, at: int) -> tuple[int | None, int | None]:
     run, waited = thread.run_ns_N[at - 1 : at + 1], thread.waited_ns_N[at - 1 : at + 1]
     return (None, None) if min(run) < 0 or min(waited) < 0 else (run[1] - run[0], waited[1] - waited[0])
-
-
-def weights(
-    samples: StackSamples, stage: str | None, steps: Collection[int] | None = None
-) -> Iterator[tuple[int, int]]:
-    """The samples of a stage and of some steps (None: all): which of the N, and what it stands for, in nanoseconds.
-
-    That is the time since the one before, or since the stage began.
-    """
-    for at, time_ns in enumerate(samples.time_ns_N):
-        if stage in (None, samples.stage_N[at]) and (steps is None or samples.step_N[at] in steps):
-            before_ns = samples.time_ns_N[at - 1] if at else time_ns - samples.period_ns
-            # (of all stages, whatever was between two samples)
-            since_ns = before_ns if stage is None else samples.since_ns_N[at]
-            yield at, max(0, time_ns - max(before_ns, since_ns))
 
 
 def spots(samples: StackSamples, stage: str | None, steps: Collection[int] | None = None) -> list[Spot]:
@@ -330,3 +319,246 @@ def place(frame: Frame) -> str:
     line = frame.source.partition("  # ")[0]
     source = f": {line}" if line else ""
     return f"{frame.function[:100]} ({PurePath(frame.file).name}:{frame.line}{source})"
+
+
+_WAITS = re.compile(r"torch/utils/data/dataloader\.py (\w+\.)?_(try_)?get_data$")
+_NO_TASK = re.compile(r"/multiprocessing/queues\.py (\w+\.)?get$")
+"""Where the training thread stands that waits for its workers, and where a worker does that has nothing to do."""
+
+MAIN_FRACTION = 0.5
+"""Of the time in which the workers are waited for and busy, what a place takes at least to be named."""
+
+_WAITED_FOR = "waited for"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpot:
+    """A place in the workers that the training thread waits for.
+
+    ``step_s`` is what all of them spend there a step, waited for or not; ``control_s`` the same of the control's.
+    """
+
+    spot: Spot
+    step_s: float
+    control_s: float | None
+
+
+def in_workers(
+    sampled: StackSamples, control: StackSamples | None, stage: str, steps: Collection[int] | None = None
+) -> WorkerSpot | None:
+    """Where the workers are while a stage waits for them, in some steps or in all; None where no place stands out."""
+    theirs = _as_one(sampled, stage)
+    found = [] if theirs is None else spots(theirs, _WAITED_FOR, steps)
+    if theirs is None or not found or found[0].weight_ns < MAIN_FRACTION * sum(one.weight_ns for one in found):
+        return None
+    beside = None if control is None else _as_one(control, stage)
+    control_s = None if beside is None else _step_s(beside, found[0], None)
+    return WorkerSpot(found[0], _step_s(theirs, found[0], steps), control_s)
+
+
+def _step_s(theirs: StackSamples, spot: Spot, steps: Collection[int] | None) -> float:
+    same = (spot.frame.function, spot.frame.file)
+    found = (one for one in spots(theirs, None, steps) if (one.frame.function, one.frame.file) == same)
+    n_steps = len({step for step in theirs.step_N if steps is None or step in steps})
+    return sum(one.weight_ns for one in found) * 1e-9 / max(1, n_steps)
+
+
+def _as_one(samples: StackSamples, stage: str) -> StackSamples | None:
+    """All workers as if they were one thread, in the steps of the training thread; None where there are none.
+
+    A sample stands for the time before it, and so for what the training thread did at its own next sample.
+    """
+    rows = [row for worker in samples.workers if worker.time_ns_W for row in _rows(samples, worker, stage)]
+    if not rows:
+        return None
+    time_ns, step, at, since_ns, stack, times, own = zip(*rows, strict=True)
+    return StackSamples(
+        frames=samples.frames,
+        period_ns=samples.period_ns,
+        time_ns_N=time_ns,
+        step_N=step,
+        stage_N=at,
+        since_ns_N=since_ns,
+        training=_thread(stack, times),
+        others=(),
+        sampler=_thread((), own),
+    )
+
+
+_Row = tuple[int, int, str, int, tuple[int, ...], tuple[int, int], tuple[int, int]]
+
+
+def _rows(samples: StackSamples, worker: WorkerSamples, stage: str) -> Iterator[_Row]:
+    """A worker's samples, after one without a stack that keeps them from those of the worker before."""
+    main, unknown = worker.threads[0], (-1, -1)
+    yield worker.time_ns_W[0] - worker.period_ns, samples.step_N[0], "", 0, (), unknown, unknown
+    for row, time_ns in enumerate(worker.time_ns_W):
+        at = bisect_left(samples.time_ns_N, time_ns)
+        if at == len(samples.time_ns_N):
+            return
+        waits = samples.stage_N[at] == stage and _any(samples.frames, samples.training.stacks_N[at], _WAITS)
+        stack = main.stacks_N[row]
+        yield (
+            time_ns,
+            samples.step_N[at],
+            _WAITED_FOR if waits else "",
+            samples.since_ns_N[at],
+            # (the outermost is the worker's loop, which takes what it is to do from a queue)
+            () if _any(samples.frames, stack[1:2], _NO_TASK) else stack,
+            (main.run_ns_N[row], main.waited_ns_N[row]),
+            (worker.sampler.run_ns_N[row], worker.sampler.waited_ns_N[row]),
+        )
+
+
+def _any(frames: Sequence[Frame], stack: Sequence[int], pattern: re.Pattern[str]) -> bool:
+    return any(pattern.search(f"{frames[one].file} {frames[one].function}") for one in stack)
+
+
+def _thread(stacks: Sequence[tuple[int, ...]], times_ns: Sequence[tuple[int, int]]) -> ThreadSamples:
+    run_ns, waited_ns = zip(*times_ns, strict=True)
+    return ThreadSamples("", tuple(stacks), run_ns, waited_ns)
+
+
+_IN_TORCH = re.compile(r"/torch/")
+_CALLS_TORCH = re.compile(r"\b(torch|nn|F)\.\w")
+"""A file of torch's, and a line that calls it: what has no Python of its own leaves no frame."""
+
+_NO_CAUSE: frozenset[CauseCode] = frozenset({"unknown", "blocked"})
+"""Codes of a cause that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRank:
+    """One rank's captured steps: what its stages took, in seconds, by step, and its stacks, of the file ``source``."""
+
+    source: str
+    rank: int
+    steps: Mapping[int, Mapping[str, float]]
+    samples: StackSamples
+
+    def mean_s(self, stage: str | None = None, steps: Collection[int] = ()) -> float:
+        """What a stage took in the mean of some steps, or of all; without a stage the step itself."""
+        chosen = [self.steps[one] for one in steps or self.steps]
+        return sum(sum(one.values()) if stage is None else one.get(stage, 0.0) for one in chosen) / len(chosen)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of a step, in order."""
+        return tuple(next(iter(self.steps.values())))
+
+
+def slowest(suspect: SampledRank, control: SampledRank | None) -> str:
+    """The longest stage; beside a control the one that is longest against it."""
+    return max(suspect.stages, key=lambda one: suspect.mean_s(one) - (control.mean_s(one) if control else 0.0))
+
+
+def find_sampled(
+    suspect: SampledRank, stage: str, control: SampledRank | None = None, fault_steps: Collection[int] = ()
+) -> Findings:
+    """What filled a stage of one rank, as `inside.find` does for a trace.
+
+    ``working_s`` is what the training thread ran, or could have with a core; ``waiting_s`` what it did not. Raises
+    InputError where the steps have no such stage, or there are none.
+    """
+    if not suspect.steps or (control is not None and not control.steps):
+        raise InputError(f"{suspect.source}: nothing was recorded of its steps")
+    if stage not in suspect.stages:
+        raise InputError(f"{suspect.source}: no stage {stage!r} in it; there are: {', '.join(suspect.stages)}")
+    wanted = sorted(set(suspect.steps) & set(fault_steps)) or sorted(suspect.steps)
+    others = sorted(set(suspect.steps) - set(wanted))
+    beside, its_steps = (suspect, others) if others else (None, others)
+    if control is not None:
+        shared = sorted(set(wanted) & set(control.steps))
+        beside, wanted, its_steps = control, shared or wanted, shared or sorted(control.steps)
+    profile, named = _profile_of(suspect, stage, wanted)
+    against, its = (None, {}) if beside is None else _profile_of(beside, stage, its_steps)
+    if against is not None and beside is suspect and against.stage_s >= profile.stage_s:
+        # What makes these steps the faulty ones is not that the stage is longer in them: its peers were quicker.
+        against, its = None, {}
+    shares = tuple(
+        one if against is None else one.model_copy(update={"control_self_s": its[key].self_s if key in its else 0.0})
+        for key, one in named.items()
+    )
+    whose = "" if against is None else "its other steps" if beside is suspect else f"rank {against.rank}"
+    return Findings(
+        stage=stage,
+        suspect=profile,
+        control=against,
+        shares=shares,
+        summary=_summary(stage, profile, against, whose, shares),
+        of_steps=len(suspect.steps) if others else None,
+        beside="steps" if beside is suspect else "rank",
+    )
+
+
+def _profile_of(one: SampledRank, stage: str, steps: list[int]) -> tuple[StageProfile, dict[tuple[str, str], Share]]:
+    found = spots(one.samples, stage, steps)
+    stage_s, weight_ns = one.mean_s(stage, steps), sum(spot.weight_ns for spot in found)
+    per_ns = stage_s / weight_ns if weight_ns else 0.0
+    known = [spot for spot in found if spot.run_fraction is not None]
+    known_s = sum(spot.weight_ns for spot in known) * per_ns
+    working_s = sum(spot.weight_ns * _worked(spot) for spot in known) * per_ns
+    profile = StageProfile(
+        source=CONTROL.sub("?", one.source)[-2000:],
+        rank=one.rank,
+        first_step=steps[0],
+        last_step=steps[-1],
+        steps=len(steps),
+        step_s=one.mean_s(None, steps),
+        stage_s=stage_s,
+        working_s=working_s,
+        waiting_s=known_s - working_s,
+        unseen_s=stage_s - known_s,
+        **dict.fromkeys(("device_s", "collective_s", "kernels", "launches", "launch_s"), 0.0),
+    )
+    return profile, {
+        (spot.frame.function, spot.frame.file): Share(
+            name=f"{spot.frame.function} ({PurePath(spot.frame.file).name}:{spot.frame.line})"[-100:],
+            kind="python",
+            waits=spot.run_fraction is not None and _worked(spot) < RUNS_FRACTION,
+            self_s=spot.weight_ns * per_ns,
+            calls=0.0,
+        )
+        for spot in found[:MAX_SHARES]
+    }
+
+
+def _worked(spot: Spot) -> float:
+    return min(1.0, (spot.run_fraction or 0.0) + (spot.waited_fraction or 0.0))
+
+
+def _summary(
+    stage: str, profile: StageProfile, control: StageProfile | None, whose: str, shares: tuple[Share, ...]
+) -> str:
+    took = f"{profile.stage_s * 1e3:.1f} of the {profile.step_s * 1e3:.1f} ms of a step"
+    parts = {
+        "running": profile.working_s,
+        "waiting": profile.waiting_s,
+        "of which the system says nothing": profile.unseen_s,
+    }
+    said = ", ".join(f"{seconds * 1e3:.1f} ms {what}" for what, seconds in parts.items() if seconds > 0.0)
+    sentence = f"{stage} took {took}, by its stacks: {said or 'no sample'}"
+    if control is not None:
+        longer_s = profile.stage_s - control.stage_s
+        sentence += f"; {abs(longer_s) * 1e3:.1f} ms {'more' if longer_s >= 0 else 'less'} than {whose}"
+    return f"{sentence}. What stands out is {shares[0].name}." if shares else f"{sentence}."
+
+
+def in_torch(samples: StackSamples, stage: str | None) -> bool:
+    """Whether the place that took most of a stage is a call of torch, of which operators would say more."""
+    first = next(iter(spots(samples, stage)), None)
+    if first is None:
+        return False
+    return bool(_CALLS_TORCH.search(first.frame.source)) or any(_IN_TORCH.search(one.file) for one in first.within)
+
+
+def left_open(code: CauseCode, *, operators: bool, stacks: bool, torch_call: bool = False) -> LeftOpen:
+    """What a capture leaves open of why its rank was slow, and another means would show.
+
+    ``operators`` and ``stacks`` were recorded, or not; most of the stage is one ``torch_call``.
+    """
+    if code == "python" and torch_call and not operators:
+        return "operators"
+    if code not in _NO_CAUSE:
+        return ""
+    return "operators" if not operators else "system" if stacks else "stacks"

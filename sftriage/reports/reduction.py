@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sftriage.reports.tables import titled
-from sftriage.traces.findings import Findings
+from sftriage.traces.manifest import Findings
 from sftriage.words.amounts import milliseconds
 from sftriage.words.captures import caused
 from sftriage.words.verdicts import verdict_sentence

@@ -16,7 +16,7 @@ from sftriage.words.captures import stage_suspected
 from sftriage.words.verdicts import CLOCKS, where, who
 
 if TYPE_CHECKING:
-    from sftriage.traces.rows import CaptureRow
+    from sftriage.traces.databases import CaptureRow
     from sftriage.traces.stores import StoreCondition
 
 LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red", "needs_evidence": "yellow"}

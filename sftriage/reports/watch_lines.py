@@ -16,7 +16,7 @@ from sftriage.runs.decisions import DecisionGroup
 from sftriage.runs.following import NamedSuspect
 from sftriage.runs.glance import losses_words, on_devices
 from sftriage.runs.picture import CaptureView, Frontier, Picture
-from sftriage.traces.documents import CONTROL
+from sftriage.traces.manifest import CONTROL
 from sftriage.words.amounts import ago, counted, milliseconds, moment, size, span
 from sftriage.words.captures import caused
 from sftriage.words.glance import since_words

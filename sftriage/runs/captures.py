@@ -14,11 +14,10 @@ from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.model.windows import plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
-from sftriage.traces.store import LocalStore
-from sftriage.traces.uploads import Outbox, Upload
+from sftriage.traces.store import LocalStore, Outbox, Upload
 
 if TYPE_CHECKING:
-    from sftriage.traces.rows import CaptureRow
+    from sftriage.traces.databases import CaptureRow
     from sftriage.traces.stores import StoreCondition
 
 

@@ -36,7 +36,7 @@ from sftriage.words.decisions import decision_values, reason_sentence
 from sftriage.words.keeping import compacted_sentence, disk_now, disk_sentence
 
 if TYPE_CHECKING:
-    from sftriage.traces.rows import CaptureRow
+    from sftriage.traces.databases import CaptureRow
 
 PAGE_SIZE = 50
 

@@ -16,8 +16,7 @@ from sftriage.runs.advice import pipeline_of_run, straggler_of, tried_in
 from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
 from sftriage.runs.source import View
-from sftriage.traces.findings import CauseInfo
-from sftriage.traces.manifest import Manifest
+from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import hours_of_ranks, lasted, milliseconds, rank_hours, span
 from sftriage.words.captures import caused

@@ -23,7 +23,7 @@ from sftriage.runs.glance import Glance, glance_of
 from sftriage.runs.outlook import Outlook, telling_row
 from sftriage.runs.source import RunSource, View
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.uploads import Upload
+from sftriage.traces.store import Upload
 from sftriage.words.amounts import lasted, milliseconds, place, size, span
 from sftriage.words.captures import caused
 from sftriage.words.glance import reproduced_words

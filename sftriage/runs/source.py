@@ -34,8 +34,7 @@ from sftriage.runs.liveness import (
     watcher_of,
 )
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.store import LocalStore
-from sftriage.traces.uploads import Upload
+from sftriage.traces.store import LocalStore, Upload
 from sftriage.windows.logs import StepLogs
 
 KEPT_MAPS = 8

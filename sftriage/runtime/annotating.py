@@ -14,8 +14,8 @@ from sftriage.model.captures import LeftOpen, Reproduced
 from sftriage.model.events import CauseFound, CostMeasured, Place
 from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
-from sftriage.reduce.sampled import SampledRank, find_sampled, in_torch, left_open, slowest
 from sftriage.reduce.samples import StackSamples, read_samples
+from sftriage.reduce.spots import SampledRank, find_sampled, in_torch, left_open, slowest
 from sftriage.reduce.stages import Reduction, reduce_trace
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lanes import captured_steps, control_of, counted_beside, steps_beside
@@ -23,11 +23,9 @@ from sftriage.runs.lateness import HeatSource
 from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.disk import Counted, Do, at_once, refusal
-from sftriage.traces.findings import CauseInfo, Findings
-from sftriage.traces.manifest import CostInfo, FollowedInfo, Manifest, Remarks, ReproducedInfo
-from sftriage.traces.retention import RetentionLimits, due, remove
+from sftriage.traces.manifest import CauseInfo, CostInfo, Findings, FollowedInfo, Manifest, Remarks, ReproducedInfo
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Noted, beside, noting
+from sftriage.traces.stores import Noted, RetentionLimits, beside, due, noting, remove
 from sftriage.windows.logs import StepLogs
 
 if TYPE_CHECKING:

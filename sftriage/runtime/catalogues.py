@@ -14,12 +14,10 @@ from sftriage.runs.captures import StoredState
 from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.databases import directory_here, on_one_host, on_this_host
-from sftriage.traces.keys import shown, written
+from sftriage.traces.databases import CaptureQuery, CaptureRow, directory_here, on_one_host, on_this_host
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Store, StoreCondition
+from sftriage.traces.stores import Store, StoreCondition, shown, written
 
 MAX_NAMED = 5
 

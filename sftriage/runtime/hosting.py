@@ -34,9 +34,8 @@ from sftriage.runtime.nsys_launch import place_in
 from sftriage.traces.disk import Disk
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore
+from sftriage.traces.store import LocalStore, Outbox
 from sftriage.traces.uploading import Sender
-from sftriage.traces.uploads import Outbox
 from sftriage.windows.steplog import KeptSteps
 
 log = logging.getLogger("sftriage")

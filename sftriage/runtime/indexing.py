@@ -11,12 +11,10 @@ from sftriage.errors import SftriageError
 from sftriage.model.events import CaptureChanged, Event, Sight
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.sinks.stream import Sink
-from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Store
-from sftriage.traces.uploads import Outbox
+from sftriage.traces.store import LocalStore, Outbox
+from sftriage.traces.stores import CaptureKey, Store
 
 if TYPE_CHECKING:
     from sftriage.traces.catalogue import Catalogue

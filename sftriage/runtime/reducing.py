@@ -14,17 +14,15 @@ from sftriage.model.windows import Window
 from sftriage.reduce.causes import cause_of, cause_of_rank
 from sftriage.reduce.events import Trace
 from sftriage.reduce.inside import find
-from sftriage.reduce.naming import Names
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.samples import StackSamples, read_samples
-from sftriage.reduce.stages import Reduction, reduce_trace
+from sftriage.reduce.stages import Names, Reduction, reduce_trace
 from sftriage.reduce.together import Agreement, Agrees, compare, overall, together
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.runtime.uploads import pusher
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
-from sftriage.traces.findings import CauseInfo, Findings
-from sftriage.traces.manifest import MANIFEST_NAME, Manifest
+from sftriage.traces.manifest import MANIFEST_NAME, CauseInfo, Findings, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.verdicts import Settings, judge
 from sftriage.windows.gather import Shape

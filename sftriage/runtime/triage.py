@@ -42,7 +42,7 @@ from sftriage.runtime.annotating import Annotations
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Webhooks
 from sftriage.traces.disk import Disk, Do, at_once
-from sftriage.traces.retention import RetentionLimits
+from sftriage.traces.stores import RetentionLimits
 from sftriage.windows.logs import StepLogs, kept_steps
 
 log = logging.getLogger("sftriage")

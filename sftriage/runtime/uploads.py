@@ -13,8 +13,7 @@ from sftriage.errors import InputError, UsageError
 from sftriage.model.events import CaptureChanged, Event, Sight
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, write_info
 from sftriage.sinks.stream import Sink
-from sftriage.traces.objects import checked_url
-from sftriage.traces.remote import RemoteStore
+from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.traces.uploading import Uploader, UploadProgress
 from sftriage.words.amounts import place
 

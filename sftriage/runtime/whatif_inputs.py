@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sftriage.errors import InputError, UsageError
 from sftriage.model.windows import Window
-from sftriage.reduce.naming import Names
+from sftriage.reduce.stages import Names
 from sftriage.reduce.together import together
 from sftriage.runs.whatif import operations_in, operations_of
 from sftriage.runtime.reducing import read_all

@@ -20,9 +20,20 @@ from sqlalchemy import Connection, Table, delete, select
 from sqlalchemy.exc import DBAPIError
 
 from sftriage.errors import CatalogueError, UsageError
-from sftriage.traces.databases import Foreign, database_at, distance, reason
+from sftriage.traces.databases import (
+    CaptureQuery,
+    CaptureRow,
+    Foreign,
+    captures,
+    conditions,
+    database_at,
+    distance,
+    key_of,
+    reason,
+    stores,
+    written,
+)
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.rows import CaptureQuery, CaptureRow, captures, conditions, key_of, stores, written
 from sftriage.traces.stores import Store, StoreCondition
 
 Progress = Callable[[int, int], None]

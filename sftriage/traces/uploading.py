@@ -22,13 +22,10 @@ from typing import Any, BinaryIO, Literal
 from sftriage.base.files import regular
 from sftriage.base.loops import Backoff, start_thread
 from sftriage.errors import InputError, IntegrityError, SftriageError, UsageError
-from sftriage.traces.files import chunks, verified
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
-from sftriage.traces.objects import PART_BYTES
-from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import PIN_NAME
-from sftriage.traces.uploads import Outbox, QueuedRemoval, Signature, Upload
+from sftriage.traces.remote import PART_BYTES, RemoteStore
+from sftriage.traces.store import LocalStore, Outbox, QueuedRemoval, Signature, Upload
+from sftriage.traces.stores import PIN_NAME, chunks, verified
 
 log = logging.getLogger("sftriage")
 

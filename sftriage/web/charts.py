@@ -18,7 +18,7 @@ from sftriage.model.verdicts import Label
 from sftriage.runs.axis import Axis, TimelineColumn, axis_of, columns_of, stages_of, stepwise
 from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.lateness import HeatMap
-from sftriage.traces.findings import Findings, StageProfile
+from sftriage.traces.manifest import Findings, StageProfile
 
 WIDTH, HEIGHT = 1000.0, 300.0
 MAX_OVER = 3.0

@@ -23,16 +23,12 @@ from starlette.types import Send
 
 from sftriage.base.files import regular
 from sftriage.errors import InputError, IntegrityError, SftriageError
-from sftriage.reduce.flames import collapsed
-from sftriage.reduce.samples import StackSamples, samples_in
+from sftriage.reduce.samples import StackSamples, collapsed, samples_in
 from sftriage.sampling.sampler import FOLDED_NAME, NAME
-from sftriage.traces.files import chunks, verified
-from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, Manifest
-from sftriage.traces.objects import Objects, Patience, checked_url
-from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Store, are_beside
-from sftriage.traces.uploads import read_upload
+from sftriage.traces.remote import Objects, Patience, checked_url
+from sftriage.traces.store import LocalStore, read_upload
+from sftriage.traces.stores import CaptureKey, Store, are_beside, chunks, verified
 from sftriage.web.flames import FlameGraph, Sampled, flame_graph
 from sftriage.web.page import reading_stored
 from sftriage.words.amounts import size

@@ -12,11 +12,8 @@ from math import sqrt
 from pathlib import PurePath
 from typing import Literal
 
-from sftriage.reduce.flames import Flame, Folded, flames, fold
-from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples
-from sftriage.reduce.workers import meanwhile
-from sftriage.traces.findings import PlaceInfo, StageProfile
-from sftriage.traces.manifest import Manifest
+from sftriage.reduce.samples import Flame, Folded, Frame, StackSamples, ThreadSamples, flames, fold, meanwhile
+from sftriage.traces.manifest import Manifest, PlaceInfo, StageProfile
 from sftriage.web.page import milliseconds
 
 MAX_BOXES = 150

@@ -17,10 +17,9 @@ from sftriage.reduce.opening import Copying
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.source import RunSource
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Store, destination_of
+from sftriage.traces.stores import CaptureKey, Store, destination_of
 from sftriage.web.access import Access
 from sftriage.web.run_page import RunPage
 from sftriage.web.store_page import StorePage

@@ -19,10 +19,9 @@ from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.runs.captures import since_of
 from sftriage.runs.lanes import lanes_of
 from sftriage.sampling.sampler import FOLDED_NAME
-from sftriage.traces.keys import CaptureKey
+from sftriage.traces.databases import CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.rows import CaptureQuery, CaptureRow
-from sftriage.traces.stores import Store
+from sftriage.traces.stores import CaptureKey, Store
 from sftriage.web.charts import bars_of
 from sftriage.web.downloads import StackDownloads, file_of
 from sftriage.web.page import Page, page_number, reading_stored

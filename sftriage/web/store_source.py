@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 
 from sftriage.errors import InputError, SftriageError, StoreError, UsageError
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.keys import CaptureKey
+from sftriage.traces.databases import CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.rows import CaptureQuery, CaptureRow
-from sftriage.traces.stores import Store
+from sftriage.traces.stores import CaptureKey, Store
 
 REFRESH_S = 15.0
 """How often a store is listed while somebody looks: each time costs requests, which are charged for."""

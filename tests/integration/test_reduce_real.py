@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from sftriage.reduce.inside import find
-from sftriage.reduce.naming import Names
 from sftriage.reduce.reading import read_traces
-from sftriage.reduce.stages import reduce_trace
+from sftriage.reduce.stages import Names, reduce_trace
 from sftriage.reduce.together import together
 from sftriage.runtime.reducing import account, read_all
 from sftriage.verdicts import Settings

@@ -15,11 +15,9 @@ from sftriage.errors import IntegrityError, StoreError, UsageError
 from sftriage.runs.directory import RunInfo, create
 from sftriage.traces import uploading
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.objects import Objects, Patience
-from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import FileToStore, LocalStore
+from sftriage.traces.remote import Objects, Patience, RemoteStore
+from sftriage.traces.store import FileToStore, LocalStore, Outbox
 from sftriage.traces.uploading import Uploader
-from sftriage.traces.uploads import Outbox
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.s3 import BUCKET, FAULTS, Proxy, environment_of, served
 from tests.unit.conftest import manifest_of

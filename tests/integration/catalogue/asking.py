@@ -5,7 +5,7 @@ import multiprocessing
 import sqlalchemy as sa
 
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.rows import CaptureQuery
+from sftriage.traces.databases import CaptureQuery
 from tests.integration.processes import DEADLINE_S
 from tests.unit.conftest import manifest_of
 

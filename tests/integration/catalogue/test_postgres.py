@@ -14,8 +14,8 @@ from sftriage.errors import CatalogueError, UsageError
 from sftriage.runs.directory import RunInfo, create
 from sftriage.traces import databases
 from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.databases import CaptureQuery
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rows import CaptureQuery
 from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.catalogue.asking import FORK, alive, ask, asked, ids, put

@@ -8,8 +8,7 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder.layout import RingInfo
-from sftriage.reduce.naming import Names
-from sftriage.reduce.stages import outside_ns
+from sftriage.reduce.stages import Names, outside_ns
 from sftriage.runtime.reducing import load_signal, read_all
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.store import LocalStore

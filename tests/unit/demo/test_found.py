@@ -6,7 +6,7 @@ from sftriage.commands.demo import _faults
 from sftriage.demo.faults import CAUSES, FAULT_STAGES, CausedFault, Fault, parse_cause
 from sftriage.demo.outcome import found
 from sftriage.errors import UsageError
-from sftriage.traces.findings import CauseCode, CauseInfo, PlaceInfo
+from sftriage.traces.manifest import CauseCode, CauseInfo, PlaceInfo
 
 SLOW_DISK = CausedFault("slow-disk", 2)
 

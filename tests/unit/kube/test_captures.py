@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from sftriage.kube.captures import STORING_S, KnownCapture, capture_status, removal
 from sftriage.kube.objects import capture_of
 from sftriage.model.captures import CaptureResult, CaptureState
-from sftriage.traces.findings import CauseInfo
-from sftriage.traces.manifest import CostInfo, ReproducedInfo
+from sftriage.traces.manifest import CauseInfo, CostInfo, ReproducedInfo
 from tests.unit.conftest import manifest_of
 from tests.unit.kube.objects import NOW_S, made, refused
 

@@ -14,7 +14,7 @@ from sftriage.model.events import ManualRequestDecided
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.following import request_row, row_of
 from sftriage.runs.source import View
-from sftriage.traces.uploads import Upload
+from sftriage.traces.store import Upload
 from tests.scenario import decision, request_of, verdict
 from tests.unit.conftest import manifest_of
 from tests.unit.kube.objects import NOW_S, made, refused

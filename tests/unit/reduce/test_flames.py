@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.reduce import flames as module
-from sftriage.reduce.flames import OTHERS, Folded, collapsed, flames, fold
-from sftriage.reduce.samples import Frame
+from sftriage.reduce import samples as module
+from sftriage.reduce.samples import OTHERS, Folded, Frame, collapsed, flames, fold
 from tests.unit.reduce.test_causes import GET, LOOP, samples
 
 OPEN = Frame("Images.__getitem__", "/job/data.py", 60, "image = Image.open(path)")

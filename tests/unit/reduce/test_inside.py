@@ -5,9 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError
-from sftriage.reduce.inside import find
-from sftriage.reduce.launched import kernel_name
-from sftriage.traces.findings import Findings
+from sftriage.reduce.inside import find, kernel_name
+from sftriage.traces.manifest import Findings
 from tests.unit.reduce.heavy import ENGINE, GLOO, MAIN, event, job_events, mark, recurring_events, reduced
 from tests.unit.reduce.test_packed import in_small_parts
 

@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError
-from sftriage.reduce.naming import Names, load_names
-from sftriage.reduce.stages import outside_ns, reduce_trace
+from sftriage.reduce.stages import Names, load_names, outside_ns, reduce_trace
 from tests.unit.reduce.heavy import ENGINE, GLOO, MAIN, document, event, job_events, mark, reduced, traces_of
 
 

@@ -8,7 +8,7 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.reduce.causes import cause_of
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, WorkerSamples, read_samples
-from sftriage.reduce.workers import in_workers
+from sftriage.reduce.spots import in_workers
 from tests.unit.reduce.test_causes import document, findings
 
 MS = 1_000_000

@@ -17,9 +17,8 @@ from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, 
 from sftriage.runs.liveness import RankCoverage, Watcher
 from sftriage.runs.picture import Picture, captures_of, frontier_of, picture, picture_values
 from sftriage.runs.source import View
-from sftriage.traces.findings import CauseInfo
-from sftriage.traces.store import LocalStore
-from sftriage.traces.uploads import Upload
+from sftriage.traces.manifest import CauseInfo
+from sftriage.traces.store import LocalStore, Upload
 from tests.scenario import NOW_S, Recorder, Run, decision, request_of, run_at, verdict
 from tests.unit.web.asking import NASTY
 from tests.unit.web.test_charts import findings

@@ -18,11 +18,10 @@ from sftriage.runtime import uploads
 from sftriage.runtime.uploads import RunUploads, follow, what_is_left
 from sftriage.sinks.stream import Stream
 from sftriage.traces import uploading
-from sftriage.traces.findings import CauseInfo, PlaceInfo
+from sftriage.traces.manifest import CauseInfo, PlaceInfo
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore
+from sftriage.traces.store import LocalStore, Outbox, Upload
 from sftriage.traces.uploading import Uploader, UploadProgress
-from sftriage.traces.uploads import Outbox, Upload
 from tests.integration.processes import wait_until
 from tests.unit.conftest import run_in
 from tests.unit.traces.faulty import CONTENT, FaultyObjects, captured, run_of

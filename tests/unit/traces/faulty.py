@@ -9,8 +9,7 @@ from obstore.store import MemoryStore
 
 from sftriage.errors import StoreError
 from sftriage.traces.manifest import Artefact, Manifest
-from sftriage.traces.objects import Objects
-from sftriage.traces.remote import RemoteStore
+from sftriage.traces.remote import Objects, RemoteStore
 from tests.unit.conftest import manifest_of
 
 CONTENT = b"a trace " * 5000

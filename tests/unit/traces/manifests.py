@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from sftriage.model.captures import CaptureRequest, CaptureResult, Trigger
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.keys import CaptureKey
+from sftriage.traces.databases import CaptureQuery
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, ReproducedInfo, TriggerInfo
-from sftriage.traces.rows import CaptureQuery
+from sftriage.traces.stores import CaptureKey
 
 # Without making a failure smaller, which takes minutes against a database.
 QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)

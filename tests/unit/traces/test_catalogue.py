@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.databases import METADATA, VERSION, CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rows import METADATA, VERSION, CaptureQuery, CaptureRow
 from sftriage.traces.store import TRACE_NAME, LocalStore
 from tests.unit.conftest import TRACE, manifest_of
 from tests.unit.traces.manifests import QUICKLY, agrees, questions, sets_of_manifests

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError, UsageError
-from sftriage.traces.documents import CONTROL
-from sftriage.traces.keys import MAX_PART_BYTES, CaptureKey, read, written
-from sftriage.traces.objects import checked_url, said
+from sftriage.traces.manifest import CONTROL
+from sftriage.traces.remote import checked_url, said
+from sftriage.traces.stores import MAX_PART_BYTES, CaptureKey, read, written
 
 SAFE = re.compile(r"[A-Za-z0-9_~%-][A-Za-z0-9_.~%-]*")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sftriage.capture.torch_profiler import verify_trace
 from sftriage.errors import InputError
 from sftriage.model.captures import CaptureRequest, CaptureResult
-from sftriage.reduce.kineto import read_kineto
+from sftriage.reduce.reading import read_kineto
 from sftriage.traces import jsonstream
 from sftriage.traces.jsonstream import TraceReader, mended, whole
 from tests.unit.reduce.heavy import named_events

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.retention import Kept, RetentionLimits, due, expired, outlook, remove
-from sftriage.traces.uploads import Upload
+from sftriage.traces.store import Upload
+from sftriage.traces.stores import Kept, RetentionLimits, due, expired, outlook, remove
 from tests.unit.traces.faulty import FaultyObjects, captured, keep
 
 DAY_S, MIB = 86400.0, 2**20

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import pytest
 
 from sftriage.errors import CaptureError, InputError, IntegrityError, SftriageError, UsageError
-from sftriage.traces.files import verified
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import TRACE_NAME, LocalStore
-from sftriage.traces.stores import WHOLE, Store
+from sftriage.traces.stores import WHOLE, Store, verified
 
 
 class Shelf(NamedTuple):

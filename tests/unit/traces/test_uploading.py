@@ -9,11 +9,10 @@ import pytest
 
 from sftriage.errors import IntegrityError, UsageError
 from sftriage.traces import uploading
-from sftriage.traces.findings import Findings, StageProfile
-from sftriage.traces.manifest import Manifest
+from sftriage.traces.manifest import Findings, Manifest, StageProfile
 from sftriage.traces.remote import RemoteStore
+from sftriage.traces.store import Outbox, Upload
 from sftriage.traces.uploading import Uploader
-from sftriage.traces.uploads import Outbox, Upload
 from tests.unit.conftest import manifest_of
 from tests.unit.traces.faulty import FaultyObjects, run_of
 

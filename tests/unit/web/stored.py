@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
+from sftriage.traces.stores import CaptureKey
 from sftriage.web.access import Access
 from sftriage.web.store_page import StorePage
 from sftriage.web.store_source import StoreSource, StoreView

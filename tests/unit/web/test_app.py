@@ -9,8 +9,7 @@ from sftriage.model.captures import CaptureResult
 from sftriage.policy.loading import find
 from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
-from sftriage.traces.findings import KernelShare, Share
-from sftriage.traces.manifest import FollowedInfo
+from sftriage.traces.manifest import FollowedInfo, KernelShare, Share
 from sftriage.web.access import Access
 from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import RunPage

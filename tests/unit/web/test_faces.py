@@ -26,7 +26,7 @@ from sftriage.runs.liveness import (
     trainers_alive,
     watcher_of,
 )
-from sftriage.traces.uploads import Outbox, Upload
+from sftriage.traces.store import Outbox, Upload
 from sftriage.windows.steplog import StepLog
 from tests.scenario import info_of, verdict
 from tests.unit.web.asking import text_of

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.reduce.flames import collapsed
-from sftriage.reduce.samples import Frame, WorkerSamples
-from sftriage.traces.findings import CauseInfo, PlaceInfo
-from sftriage.traces.manifest import ReproducedInfo
+from sftriage.reduce.samples import Frame, WorkerSamples, collapsed
+from sftriage.traces.manifest import CauseInfo, PlaceInfo, ReproducedInfo
 from sftriage.traces.store import FileToStore
 from sftriage.web.flames import LEAST_WIDTH, MAX_BOXES, MAX_ROWS, Sampled, flame_graph
 from tests.unit.conftest import manifest_of

@@ -7,8 +7,7 @@ import pytest
 
 from sftriage.reports.markdown import text
 from sftriage.runs.lateness import UNKNOWN, HeatMap
-from sftriage.traces.findings import CauseInfo, Findings, StageProfile
-from sftriage.traces.manifest import ReproducedInfo
+from sftriage.traces.manifest import CauseInfo, Findings, ReproducedInfo, StageProfile
 from sftriage.web.report import SHADES, shades_of
 from tests.scenario import verdict
 from tests.unit.web.asking import NASTY, SHORT_NASTY, Seen

@@ -11,11 +11,10 @@ import pytest
 from sftriage.errors import CatalogueError, StoreError
 from sftriage.runtime.annotating import Annotations
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.findings import CauseInfo, PlaceInfo
-from sftriage.traces.keys import CaptureKey
-from sftriage.traces.manifest import ReproducedInfo
+from sftriage.traces.manifest import CauseInfo, PlaceInfo, ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
+from sftriage.traces.stores import CaptureKey
 from sftriage.web.access import Access
 from sftriage.web.store_page import StorePage
 from sftriage.web.store_source import StoreSource
