@@ -296,7 +296,7 @@ def _group(group: DecisionGroup) -> dict[str, Any]:
         "outcome": row.outcome,
         "because": row.words,
         "would_resolve": row.resolves,
-        "captures": [one.asked.capture_id for one in group.captures],
+        "captures": [one.capture_id for one in group.captures],
     }
 
 

@@ -16,10 +16,10 @@ from sftriage.kube.captures import Body, KnownCapture, capture_status
 from sftriage.kube.fields import status_of
 from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL, JobRef, System
 from sftriage.kube.objects import API_VERSION, GROUP, CaptureTrigger, Requester, TraceCaptureSpec, capture_of
-from sftriage.model.captures import CaptureResult, ManualRequest
+from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Trigger
 from sftriage.model.verdicts import NAMING
 from sftriage.policy.contradictions import in_capture
-from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
+from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.source import View
 from sftriage.traces.manifest import CONTROL, Manifest
 from sftriage.traces.stores import CaptureKey
@@ -109,7 +109,7 @@ class Mirrored:
         yield from self.view.rows
         yield from (row for row in self.view.asks if not row.request_id.startswith(_ASKED))
 
-    def _body(self, row: WindowRow | RequestRow, one: RequestedCapture) -> dict[str, Any]:
+    def _body(self, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[str, Any]:
         name = re.sub(r"[^a-z0-9]+", "-", one.capture_id.lower()).strip("-")
         digest = hashlib.sha256(f"{self.run_id}/{one.capture_id}".encode()).hexdigest()[:6]
         annotations = {CAPTURE_ANNOTATION: one.capture_id, RUN_ANNOTATION: self.run_id}
@@ -174,12 +174,13 @@ def _line(text: str) -> str:
     return CONTROL.sub(" ", " ".join(text.split()))[:_MAX_TEXT] or "(nothing)"
 
 
-def _spec(job: str, row: WindowRow | RequestRow, one: RequestedCapture) -> dict[str, Any]:
-    trigger, by = _trigger(one), row.by if isinstance(row, RequestRow) else ""
+def _spec(job: str, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[str, Any]:
+    why, by = row.triggers.get(one.capture_id), row.by if isinstance(row, RequestRow) else ""
+    trigger = _trigger(why)
     spec: dict[str, Any] = {
         "job": job,
         "rank": one.rank,
-        "reason": (one.trigger.why if one.trigger is not None else "") or row.words or row.reason,
+        "reason": ("" if why is None else why.why) or row.words or row.reason,
         "profiler": one.profiler,
         "steps": min(max(one.steps, 1), 1000),
         "warmup_steps": min(max(one.warmup_steps, 0), 100),
@@ -197,8 +198,7 @@ def _spec(job: str, row: WindowRow | RequestRow, one: RequestedCapture) -> dict[
     return {word: value for word, value in spec.items() if word not in idle}
 
 
-def _trigger(one: RequestedCapture) -> CaptureTrigger | None:
-    why = one.trigger
+def _trigger(why: Trigger | None) -> CaptureTrigger | None:
     if why is None or not why.rule or not why.policy or why.label not in NAMING:
         return None
     return CaptureTrigger(

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from sftriage.model.captures import CaptureResult
+from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.events import CauseFound, JobPaused, RemedyChanged, RingGivenUp
 from sftriage.model.windows import plain
 from sftriage.reports.watch_lines import clean
-from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
+from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.outlook import telling_row
 from sftriage.runs.picture import CaptureView, captures_of, window_values
 from sftriage.runs.source import View
@@ -139,7 +139,7 @@ def _ask_said(ask: RequestRow) -> str:
     return f"{by}: {ask.why}. " + (f"Capturing {_captured(ask.asked)}." if ask.asked else f"Refused: {ask.words}.")
 
 
-def _captured(asked: Sequence[RequestedCapture]) -> str:
+def _captured(asked: Sequence[CaptureRequest]) -> str:
     beside = {"control": " to compare with"}
     return ", ".join(f"rank {one.rank}{beside.get(one.role, '')} ({one.capture_id})" for one in asked)
 

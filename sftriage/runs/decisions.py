@@ -112,13 +112,14 @@ def log_of(
 
 
 def _noted(note: Note, results: Mapping[str, CaptureResult], attempts: Mapping[str, int]) -> Noted:
-    captures: tuple[CaptureStatus, ...] = ()
     if isinstance(note, RequestRow):
-        captures = statuses(note.asked, results)
-    elif isinstance(note, CauseFound):
-        captures = tuple(CaptureStatus.of(one) for one in results.values() if one.capture_id == note.capture_id)
+        return Noted(note, note_kind(note), statuses(note.asked, results))
+    ended: Iterable[CaptureResult] = ()
+    if isinstance(note, CauseFound):
+        ended = (one for one in results.values() if one.capture_id == note.capture_id)
     elif isinstance(note, CostMeasured):
-        captures = tuple(map(CaptureStatus.of, captures_in(note, attempts, results.values())))
+        ended = captures_in(note, attempts, results.values())
+    captures = tuple(CaptureStatus(one.capture_id, one.rank, "suspect", one) for one in ended)
     return Noted(note, note_kind(note), captures)
 
 

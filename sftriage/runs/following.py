@@ -17,9 +17,7 @@ from sftriage.model.captures import (
     Decision,
     Outcome,
     Parameter,
-    Profiler,
     ReasonCode,
-    Role,
     Trigger,
 )
 from sftriage.model.events import (
@@ -50,30 +48,12 @@ MAX_NAMED = 8
 """Suspects of a window, and ranks of a suspect."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedCapture:
-    """A capture that a decision asked for, and how much; ``trigger`` is why, where that is on record."""
-
-    capture_id: str
-    rank: int
-    role: Role
-    profiler: Profiler = "torch"
-    steps: int = 1
-    warmup_steps: int = 0
-    max_seconds: float = 0.0
-    max_bytes: int = 0
-    trigger: Trigger | None = None
-
-    @classmethod
-    def of(cls, request: CaptureRequest, trigger: Trigger | None) -> RequestedCapture:
-        """What is kept of a request."""
-        bounds = request.steps, request.warmup_steps, request.max_seconds, request.max_bytes
-        return cls(request.capture_id, request.rank, request.role, request.profiler, *bounds, trigger)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecisionRow:
-    """What is kept of any decision. ``words`` say ``reason``, and ``asked`` are the captures that it asked for."""
+    """What is kept of any decision. ``words`` say ``reason``, and ``asked`` are the captures that it asked for.
+
+    ``triggers`` say why, by capture, where that is on record.
+    """
 
     time_s: float
     attempt: int = 0
@@ -81,7 +61,8 @@ class _DecisionRow:
     reason: ReasonCode
     words: str
     resolves: str = ""
-    asked: tuple[RequestedCapture, ...] = ()
+    asked: tuple[CaptureRequest, ...] = ()
+    triggers: Mapping[str, Trigger] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +255,8 @@ def _decided(decision: Decision, triggers: Mapping[str, Trigger]) -> dict[str, A
         "reason": decision.reason,
         "words": reason_sentence(decision),
         "resolves": resolution(decision),
-        "asked": tuple(RequestedCapture.of(one, triggers.get(one.capture_id)) for one in decision.requests),
+        "asked": decision.requests,
+        "triggers": triggers,
     }
 
 

@@ -241,9 +241,9 @@ def _lost_s(trouble: Sequence[WindowRow], stands: Outlook, telling: WindowRow) -
 
 
 def _stored(view: View, stands: Outlook) -> Iterator[Manifest]:
-    wanted = {one.asked.capture_id: one for one in stands.captures}
+    wanted = {one.capture_id: one for one in stands.captures}
     stored = [one for one in view.captures if isinstance(one, Manifest) and one.capture_id in wanted]
-    yield from sorted(stored, key=lambda one: wanted[one.capture_id].asked.role != "suspect")
+    yield from sorted(stored, key=lambda one: wanted[one.capture_id].role != "suspect")
 
 
 def _causes(view: View, stands: Outlook) -> Iterator[CauseInfo]:
@@ -255,8 +255,8 @@ def _causes(view: View, stands: Outlook) -> Iterator[CauseInfo]:
 def _captured(view: View, stands: Outlook) -> Answer:
     stored, newest = list(_stored(view, stands)), view.rows[-1]
     told = [captured_words(one) for one in stored[:MAX_SHOWN]]
-    told += [said("under_way", rank=one.asked.rank) for one in stands.captures if one.result is None]
-    more = [said("no_trace", rank=one.asked.rank, state=_ended(one)) for one in stands.lost]
+    told += [said("under_way", rank=one.rank) for one in stands.captures if one.result is None]
+    more = [said("no_trace", rank=one.rank, state=_ended(one)) for one in stands.lost]
     if stands.face != "healthy" and newest.outcome != "capture":
         # (the reasons of a verdict are in how sure it is)
         done = decision_phrase(newest.outcome, "" if newest.reason in ("undecided", "standstill") else newest.words)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sftriage.model.captures import CaptureResult
-from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
+from sftriage.model.captures import CaptureRequest, CaptureResult, Role
+from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.words.glance import decision_phrase, face_words
 
 Face = Literal[
@@ -24,13 +24,10 @@ DISTURBED = ("self_inflicted",)
 class CaptureStatus:
     """A capture that was asked for, and what became of it: None while it runs."""
 
-    asked: RequestedCapture
+    capture_id: str
+    rank: int
+    role: Role
     result: CaptureResult | None
-
-    @classmethod
-    def of(cls, result: CaptureResult) -> CaptureStatus:
-        """That of a capture that has ended, wherever it was asked for."""
-        return cls(RequestedCapture(result.capture_id, result.rank, "suspect"), result)
 
     @property
     def state(self) -> str:
@@ -43,9 +40,9 @@ class CaptureStatus:
         return self.result is not None and self.result.state != "stored"
 
 
-def statuses(asked: Iterable[RequestedCapture], results: Mapping[str, CaptureResult]) -> tuple[CaptureStatus, ...]:
+def statuses(asked: Iterable[CaptureRequest], results: Mapping[str, CaptureResult]) -> tuple[CaptureStatus, ...]:
     """What became of captures that were asked for."""
-    return tuple(CaptureStatus(one, results.get(one.capture_id)) for one in asked)
+    return tuple(CaptureStatus(one.capture_id, one.rank, one.role, results.get(one.capture_id)) for one in asked)
 
 
 @dataclass(frozen=True, slots=True)

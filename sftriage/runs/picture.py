@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sftriage.errors import InputError
+from sftriage.model.captures import CaptureRequest
 from sftriage.runs.axis import mean_of
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import DecisionGroup, groups_of
 from sftriage.runs.directory import run_so_far
-from sftriage.runs.following import RequestedCapture, WindowRow
+from sftriage.runs.following import WindowRow
 from sftriage.runs.glance import Glance, glance_of
 from sftriage.runs.outlook import Outlook, telling_row
 from sftriage.runs.source import RunSource, View
@@ -167,7 +168,7 @@ def captures_of(view: View) -> tuple[CaptureView, ...]:
     )
 
 
-def _asked_for(view: View, asked: RequestedCapture, by: str, stored: Manifest | Damaged | None) -> CaptureView:
+def _asked_for(view: View, asked: CaptureRequest, by: str, stored: Manifest | Damaged | None) -> CaptureView:
     result = view.became.get(asked.capture_id)
     now = view.states.get(asked.capture_id) if result is None else result
     state, detail = ("running", "") if now is None else (now.state, now.detail)
@@ -240,9 +241,14 @@ def window_values(row: WindowRow) -> dict[str, Any]:
             **_picked(row, "outcome", "reason", "parameters", "words"),
             "rule": row.rule or None,
             "resolves": row.resolves,
-            "captures": row.asked,
+            "captures": [
+                _picked(one, *_REQUEST_FIELDS) | {"trigger": row.triggers.get(one.capture_id)} for one in row.asked
+            ],
         },
     }
+
+
+_REQUEST_FIELDS = ("capture_id", "rank", "role", "profiler", "steps", "warmup_steps", "max_seconds", "max_bytes")
 
 
 def _picked(record: object, *names: str) -> dict[str, Any]:

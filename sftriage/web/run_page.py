@@ -21,7 +21,7 @@ from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.lanes import control_of
 from sftriage.runs.lateness import HeatMap
-from sftriage.runs.outlook import CaptureStatus
+from sftriage.runs.outlook import CaptureStatus, statuses
 from sftriage.runs.source import Drawing, RunSource, StartedRuns, View
 from sftriage.runs.whatif import HOTTEST, WhatIf, heat_of, operations_in, timelines_of, trace_events, whatif_of
 from sftriage.sampling.sampler import FOLDED_NAME
@@ -198,8 +198,8 @@ class RunPage(Page[RunSource]):
         if found is None:
             if row is None:
                 raise HTTPException(404, "There is no such capture.")
-            one = next(one for one in row.asked if one.capture_id == capture_id)
-            return self.html("lost.html", view, status=CaptureStatus(one, view.became.get(capture_id)), asked=row)
+            (status,) = statuses((one for one in row.asked if one.capture_id == capture_id), view.became)
+            return self.html("lost.html", view, status=status, asked=row)
         attempt = row.attempt if row else 0
         control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
         if (compared := control_of(found)) is not None:
@@ -291,4 +291,4 @@ def _unfinished(view: View) -> tuple[CaptureStatus, ...]:
     decided: tuple[WindowRow | RequestRow, ...] = (*view.rows, *view.asks)
     asked = [(row.time_s, one) for row in decided for one in row.asked if one.capture_id not in stored]
     asked.sort(key=lambda entry: entry[0], reverse=True)
-    return tuple(CaptureStatus(one, view.became.get(one.capture_id)) for _, one in asked[:20])
+    return statuses((one for _, one in asked[:20]), view.became)

@@ -353,7 +353,7 @@ def test_every_window_is_an_event_once(run):
     run.decide(verdict(30, "suspect"), "capture", "rule", requests=(request_of("c-1"),))
     told, values = events(WatchPosition(), run.source.view())
     assert [(value["type"], value["first_step"]) for value in values] == [("window", 20), ("window", 30)]
-    assert values[1]["decision"]["captures"][0].capture_id == "c-1"
+    assert values[1]["decision"]["captures"][0]["capture_id"] == "c-1"
     run.ended(CaptureResult("c-1", 2, "refused", "another profiler runs"))
     run.decide(verdict(40))
     told, values = events(told, run.source.view())

@@ -54,7 +54,7 @@ def test_a_trouble_is_told_from_its_beginning():
     seen = outlook(rows, {"c-1": CaptureResult("c-1", 2, "stored")})
     assert (seen.since_step, seen.since_s, seen.named) == (125, rows[2].time_s, "rank 2 in data")
     assert seen.done == "Throttled, nothing heavy was started: too early"
-    assert [(one.asked.capture_id, one.state) for one in seen.captures] == [("c-1", "stored")]
+    assert [(one.capture_id, one.state) for one in seen.captures] == [("c-1", "stored")]
     assert not seen.disturbed
 
 
@@ -127,7 +127,7 @@ def test_like_decisions_in_a_row_are_one_entry():
 
 def test_captures_are_never_put_together():
     rows = [row(first, "suspect", "capture", requests=(request_of(f"c-{first}"),)) for first in (20, 30)]
-    assert [entry.captures[0].asked.capture_id for entry in log_of(rows, (), {}).entries] == ["c-30", "c-20"]
+    assert [entry.captures[0].capture_id for entry in log_of(rows, (), {}).entries] == ["c-30", "c-20"]
 
 
 def test_pages_hold_every_entry_once():
