@@ -25,9 +25,8 @@ from nats.js.errors import KeyNotFoundError
 
 from bench.fleet_job import BOOTED_S, S_NS, SCHEMA, Job, Shape
 from sftriage.fleet.hub import HubAddress, Subjects, token
-from sftriage.fleet.messages import Block, Shipment
 from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S, ship_s
-from sftriage.fleet.wire import decode_orders, encode
+from sftriage.fleet.wire import Block, Shipment, decode_orders, encode
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.recorder.layout import RingInfo
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows

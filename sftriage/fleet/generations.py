@@ -21,7 +21,7 @@ from math import inf
 import msgspec
 
 from sftriage.base.log_once import LogOnce
-from sftriage.fleet.messages import Incarnation
+from sftriage.fleet.wire import Incarnation
 from sftriage.recorder.layout import RingInfo
 
 log = logging.getLogger("sftriage")
@@ -79,24 +79,6 @@ class Known(msgspec.Struct, frozen=True):
 NOTHING_KNOWN = Known()
 
 
-@dataclass(frozen=True, slots=True)
-class ReportingAgent:
-    """An agent that tells of processes, by whose messages the hub's clock is ``ahead_s`` of its monotonic one.
-
-    It counts the starts of which it has the rings.
-    """
-
-    agent: str
-    boot_id: str
-    ahead_s: float
-    rings_id: str = ""
-
-    @property
-    def host(self) -> str:
-        """What has one count of starts."""
-        return f"{self.agent}:{self.rings_id}"
-
-
 class Generations:
     """The generations of a job, newest last. Times are seconds on the hub's clock.
 
@@ -134,11 +116,18 @@ class Generations:
         """Whether a generation is the newest one, and takes steps: its ranks have nothing new to say."""
         return generation == self.newest and self._generations[generation].stepped_s < inf
 
-    def take(self, sender: ReportingAgent, infos: Mapping[int, RingInfo], ones: Mapping[int, Incarnation]) -> bool:
-        """Take note of the ranks of one of a host's starts, its older starts first. Whether anything is new."""
+    def take(self, host: str, ahead_s: float, infos: Mapping[int, RingInfo], ones: Mapping[int, Incarnation]) -> bool:
+        """Take note of the ranks of one of a host's starts, its older starts first. Whether anything is new.
+
+        Args:
+            host: an agent and its rings, ``AGENT:RINGS``, which have one count of starts.
+            ahead_s: what the hub's clock is ahead of the host's monotonic one.
+            infos: the rings of the ranks.
+            ones: their processes.
+        """
         new = [rank for rank, one in ones.items() if one not in self._of]
         new.sort(key=lambda rank: infos[rank].started_mono_ns)
-        changed = sum([self._place(sender, infos[rank], ones[rank]) for rank in new])
+        changed = sum([self._place(host, ahead_s, infos[rank], ones[rank]) for rank in new])
         self.changes += changed
         return changed > 0
 
@@ -173,10 +162,10 @@ class Generations:
         self._join(msgspec.structs.replace(member, generation=self.newest, moved=True))
         return True
 
-    def _place(self, sender: ReportingAgent, info: RingInfo, one: Incarnation) -> bool:
+    def _place(self, host: str, ahead_s: float, info: RingInfo, one: Incarnation) -> bool:
         """Have an unknown process join its generation; whether it has one."""
-        began_s = info.started_mono_ns / 1e9 + sender.ahead_s
-        new = Member(one, self.newest, sender.host, info.attempt, info.world_size, began_s)
+        began_s = info.started_mono_ns / 1e9 + ahead_s
+        new = Member(one, self.newest, host, info.attempt, info.world_size, began_s)
         fitting = [number for number in sorted(self._generations, reverse=True) if self._fits(new, number)]
         if fitting:
             nearest = min(fitting, key=lambda number: self._generations[number].apart_s(began_s))

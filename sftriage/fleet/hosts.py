@@ -1,16 +1,17 @@
-"""The hosts of a job, as a controller knows them by what their agents have sent."""
+"""The hosts of a job and their groups of ranks, as a controller knows them by what their agents have sent."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, ReportingAgent
+from sftriage.fleet.generations import KEPT_GENERATIONS, Generations
 from sftriage.fleet.incoming import Message
-from sftriage.fleet.messages import Block, Incarnation, Shipment
+from sftriage.fleet.wire import Block, Incarnation, Shipment
+from sftriage.mitigate.switch_state import UNLIKE, Setting, SwitchStatus, whole_groups
 from sftriage.model.windows import JobStatus
 from sftriage.recorder.layout import RingInfo
 from sftriage.windows.shipped import ReadCounts
@@ -98,7 +99,7 @@ class Host:
         if known is not None and of_any and all(generations.goes_on(some.generation) for some in known):
             return known
         ones = {rank: Incarnation.of(self.boot_id, info) for rank, info in block.infos.items()}
-        generations.take(ReportingAgent(agent, self.boot_id, self.ahead_s, self.rings_id), block.infos, ones)
+        generations.take(f"{agent}:{self.rings_id}", self.ahead_s, block.infos, ones)
         steps = block.rows.steps
 
         def ended_s() -> tuple[float, float]:
@@ -120,6 +121,11 @@ class Host:
         infos = {} if self.newest is None else self.newest.infos
         of = [generations.of(Incarnation.of(self.boot_id, info)) for info in infos.values()]
         return not of or generations.newest in of
+
+    @property
+    def n_ranks(self) -> int:
+        """How many ranks its newest rows are of."""
+        return 0 if self.newest is None else len(self.newest.infos)
 
     @property
     def ranks(self) -> set[int]:
@@ -197,15 +203,6 @@ AWAY_S = 5.0
 MAX_NAMED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class HostLook:
-    """One host: how many ranks it has, whether it is silent, and whether its part of the job is over."""
-
-    ranks: int
-    silent: bool = False
-    over: bool = False
-
-
 @dataclass(slots=True)
 class RollCall:
     """What was said of hosts and hub."""
@@ -217,14 +214,14 @@ class RollCall:
     _away_s: float | None = None
     _said_away: bool = False
 
-    def look(self, hosts: Mapping[str, HostLook], away: str, now_s: float) -> list[str]:
+    def look(self, hosts: Mapping[str, Host], away: str, now_s: float) -> list[str]:
         """The lines that are due; ``away`` is why the hub cannot be reached, "" while it can."""
         said = self._of_hub(away, now_s)
         if away:
             return said
         # (whoever has left is silent, and no news)
-        seen = {name: one.silent for name, one in sorted(hosts.items()) if not one.over and (one.ranks or one.silent)}
-        ranks = sum(one.ranks for one in hosts.values())
+        seen = {name: one.silent for name, one in sorted(hosts.items()) if not one.over and (one.n_ranks or one.silent)}
+        ranks = sum(one.n_ranks for one in hosts.values())
         if (seen, ranks) != (self._seen, self._ranks):
             self._seen, self._ranks, self._changed_s = seen, ranks, now_s
         if now_s < self._changed_s + SETTLE_S:
@@ -265,3 +262,43 @@ def _names(names: Sequence[str]) -> str:
     if more := len(names) - len(shown):
         shown.append(f"{more:,} more")
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+class Groups:
+    """The groups of a job as their agents report them, and the settings wanted of each agent (``wanted``).
+
+    Args:
+        takes_part: whether an agent's host has ranks in the job's newest start, as far as is known.
+        is_silent: whether an agent reports nothing.
+    """
+
+    def __init__(self, takes_part: Callable[[str], bool], is_silent: Callable[[str], bool]) -> None:
+        self._takes_part, self._is_silent = takes_part, is_silent
+        self._told: dict[str, tuple[SwitchStatus, ...]] = {}
+        self.wanted: Mapping[str, Mapping[str, Setting]] = {}
+
+    def heard(self, agent: str, told: Collection[SwitchStatus], has: Collection[int]) -> None:
+        """An agent has told of groups; of what it tells of ranks that it has not, nothing is believed."""
+        mine = frozenset(has) if told else frozenset()
+        self._told[agent] = tuple(one for one in told if mine.issuperset(one.ranks_here))
+
+    def statuses(self) -> list[SwitchStatus]:
+        """How the groups stand of which all ranks are told of: with a host that is silent, as they did last."""
+        of_now = self._of_now()
+        unheard = {one.name for agent, told in of_now.items() if self._is_silent(agent) for one in told}
+        found = whole_groups(one for told in of_now.values() for one in told)
+        return [replace(one, request=UNLIKE) if one.name in unheard else one for one in found]
+
+    def want(self, wanted: Mapping[str, Setting]) -> None:
+        """What is to be in force in each group. It stays written down for all of its agents until all have asked."""
+        to_ask = {
+            one.name: setting
+            for one in self.statuses()
+            if (setting := wanted.get(one.name)) is not None and one.next_request(setting.value) is not None
+        }
+        names = {agent: {one.name for one in told} & to_ask.keys() for agent, told in self._of_now().items()}
+        self.wanted = {agent: {name: to_ask[name] for name in some} for agent, some in names.items() if some}
+
+    def _of_now(self) -> Mapping[str, Sequence[SwitchStatus]]:
+        """Groups by agents that take part: a host that is gone may have had one of the same name."""
+        return {agent: told for agent, told in self._told.items() if told and self._takes_part(agent)}

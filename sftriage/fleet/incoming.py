@@ -1,19 +1,29 @@
-"""What agents tell, as it comes from the hub's stream: read by the hub's thread, and taken in order by the triage's."""
+"""What agents send, as it comes from the hub's stream: each step once, and held back until every rank has reached it.
+
+Messages are read by the hub's thread, and taken in order by the triage's. Hosts ship at their own times, a second's
+steps at a time, and a restarted agent ships again what it finds in the rings. A window does not wait for a rank that
+others are a window ahead of, so steps that only some hosts have shipped are held back for as long as the others may
+take.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, Subjects, is_token
 from sftriage.fleet.lease import Lease, make_places, taken_up
-from sftriage.fleet.messages import Shipment
-from sftriage.fleet.wire import decode_shipment
+from sftriage.fleet.wire import Incarnation, Shipment, decode_shipment
+from sftriage.recorder.layout import MAX_COUNT
+from sftriage.windows.decoding import StepArrays
+from sftriage.windows.shipped import Rows
 
 log = logging.getLogger("sftriage")
 
@@ -55,28 +65,18 @@ class Refusals:
 class Message:
     """A message of an agent that is not acknowledged yet, because of its ``rows`` or the number of ``reports`` in it.
 
-    ``reply`` acknowledges it to the ``consumer`` that delivered it last.
+    It was sent at ``sent_s`` by the hub's clock, and came at ``at_s`` by ours. ``reply`` acknowledges it to the
+    ``consumer`` that delivered it last.
     """
 
     agent: str
     sequence: int
     reply: str
     consumer: int = 0
+    sent_s: float = 0.0
+    at_s: float = 0.0
     rows: bool = False
     reports: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Arrived:
-    """A message: when it was sent by the hub's clock, and when it came by ours.
-
-    One that is nothing that its agent sends has no shipment.
-    """
-
-    message: Message
-    sent_s: float
-    at_s: float
-    shipment: Shipment | None
 
 
 class Incoming:
@@ -103,7 +103,7 @@ class Incoming:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._lost_all, self._refusals, self.ended = lost_all, refusals, False
         # As they came: two threads that decode and judge in turns wait for each other with every message.
-        self._waiting: deque[tuple[Message, bytes, float, float]] = deque()
+        self._waiting: deque[tuple[Message, bytes]] = deque()
         self._waiting_bytes = 0
         # Positions go on where those of a stream that the hub has lost ended; and which stream, and consumer, it is.
         self._delivered = self._before = self._consumer = 0
@@ -115,14 +115,14 @@ class Incoming:
     @property
     def agents(self) -> set[str]:
         """Those of which something waits."""
-        return {message.agent for message, *_ in list(self._waiting)}
+        return {message.agent for message, _ in list(self._waiting)}
 
-    def taken(self) -> Iterator[Arrived]:
-        """What has come by now, in the order of the stream."""
+    def taken(self) -> Iterator[tuple[Message, Shipment | None]]:
+        """What has come by now, in the order of the stream; no shipment where it is nothing that its agent sends."""
         for _ in range(len(self._waiting)):
-            message, data, sent_s, at_s = self._waiting.popleft()
+            message, data = self._waiting.popleft()
             self._waiting_bytes -= len(data)
-            yield Arrived(message, sent_s, at_s, self._shipment(message.agent, data))
+            yield message, self._shipment(message.agent, data)
 
     def settle(self, messages: Sequence[Message]) -> None:
         """All that came of these, which are in the order of the stream, is on record: tell the hub so."""
@@ -190,9 +190,10 @@ class Incoming:
             return
         self._delivered = sequence
         agent = received.subject.rpartition(".")[2]
-        message = self._open[sequence] = Message(agent, sequence, received.reply, self._consumer)
+        message = Message(agent, sequence, received.reply, self._consumer, sent_s, self._clock())
+        self._open[sequence] = message
         self._waiting_bytes += len(received.data)
-        self._waiting.append((message, received.data, sent_s, self._clock()))
+        self._waiting.append((message, received.data))
 
     def _shipment(self, agent: str, data: bytes) -> Shipment | None:
         try:
@@ -203,3 +204,125 @@ class Incoming:
             self._refusals.note(agent, error)
             return None
         return shipment
+
+
+_NEVER = -MAX_COUNT
+
+
+class Deduplicator:
+    """Remembers the last step of each process.
+
+    Attributes:
+        steps: number of steps passed on.
+        missed: number of steps between them that never came.
+    """
+
+    def __init__(self) -> None:
+        self.steps = self.missed = 0
+        self._last_seq: dict[Incarnation, int] = {}
+
+    def new(self, steps: StepArrays, of: Mapping[int, Incarnation]) -> StepArrays:
+        """The steps, in any order, that were not passed on before; ``of`` has the process of each rank."""
+        # (mostly a few steps of each: a loop is over before numpy has begun)
+        before = {rank: self._last_seq.get(process) for rank, process in of.items()}
+        new: list[bool] = []
+        came: dict[int, list[int]] = {}
+        for rank, seq in zip(steps.rank_B.tolist(), steps.seq_B.tolist(), strict=True):
+            is_new = rank in before and seq > (before[rank] or 0)
+            new.append(is_new)
+            if is_new:
+                came.setdefault(rank, []).append(seq)
+        for rank, seqs in came.items():
+            last, highest = before[rank], max(seqs)
+            # (steps from before an unknown process first shipped are not missed)
+            first = min(seqs) if last is None else last + 1
+            self.steps += len(seqs)
+            self.missed += highest - first + 1 - len(seqs)
+            self._last_seq[of[rank]] = highest
+        return steps if all(new) else steps[np.array(new, dtype=np.bool_)]
+
+
+class RowBuffer:
+    """Holds rows back, for ``hold_s`` seconds at most, and releases those of one agent in the order of arrival."""
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self._held: deque[_Held] = deque()
+        self._generation = -1
+        self._latest_R = np.zeros(0, dtype=np.int64)
+        # Steps of the newest generation that `_latest_R` does not count yet.
+        self._new: list[StepArrays] = []
+
+    def add(self, rows: Rows, now_s: float) -> None:
+        """Take rows that arrived at ``now_s``."""
+        if rows.generation > self._generation:
+            self._generation = rows.generation
+            self._latest_R, self._new = np.full(rows.world_size, _NEVER), []
+        if rows.generation == self._generation:
+            self._new.append(rows.steps)
+        self._held.append(_Held(now_s, rows, *_span(rows)))
+
+    def due(self, now_s: float, away: Iterable[int] = ()) -> list[Rows]:
+        """Remove and return the rows that need not wait any longer; ranks that are ``away`` hold nothing back."""
+        if self._new:
+            rank_B = np.concatenate([steps.rank_B for steps in self._new])
+            step_B = np.concatenate([steps.step_B for steps in self._new])
+            here_B = rank_B < len(self._latest_R)
+            np.maximum.at(self._latest_R, rank_B[here_B], step_B[here_B])
+            self._new = []
+        here_R = np.ones(len(self._latest_R), dtype=np.bool_)
+        here_R[[rank for rank in away if rank < len(here_R)]] = False
+        common = int(self._latest_R.min(initial=MAX_COUNT, where=here_R))
+        due: list[Rows] = []
+        held: deque[_Held] = deque()
+        for one in self._held:
+            rows = one.rows
+            # (before all ranks of a generation have come, hosts may still ship steps of the one before it)
+            is_due = one.last_step <= common != _NEVER
+            if is_due or rows.generation < self._generation or now_s >= one.came_s + self._hold_s:
+                due.append(rows)
+            elif one.first_step > common or common == _NEVER:
+                held.append(one)
+            else:
+                now, later = _split(rows, common)
+                due.append(now)
+                held.append(_Held(one.came_s, later, *_span(later)))
+        self._held = held
+        return due
+
+    def holds(self, agent: str, position: int) -> bool:
+        """Whether rows of an agent are held back, of a message up to that position."""
+        return any(one.rows.agent == agent and one.rows.position <= position for one in self._held)
+
+
+class _Held(NamedTuple):
+    came_s: float
+    rows: Rows
+    first_step: int
+    last_step: int
+
+
+def _span(rows: Rows) -> tuple[int, int]:
+    """The first and last step, by either clock; rows without any are due at once."""
+    some = rows.steps.step_B.tolist() + ([] if rows.device_steps is None else rows.device_steps.step_B.tolist())
+    return min(some, default=_NEVER), max(some, default=_NEVER)
+
+
+def _split(rows: Rows, last_step: int) -> tuple[Rows, Rows]:
+    """The rows up to a step, and those after it.
+
+    What is reported once (the message's position and ranks whose device times are over) goes with the second part: to
+    have used the first does not settle the message.
+    """
+    device = rows.device_steps
+    upto_B = rows.steps.step_B <= last_step
+    device_upto_B = np.zeros(0, dtype=np.bool_) if device is None else device.step_B <= last_step
+
+    def part(upto: bool) -> Rows:
+        return replace(
+            rows,
+            steps=rows.steps[upto_B == upto],
+            device_steps=None if device is None else device[device_upto_B == upto],
+        )
+
+    return replace(part(True), device_over=(), position=rows.position - 1), part(False)

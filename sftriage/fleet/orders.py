@@ -16,9 +16,8 @@ import msgspec
 from sftriage.fleet.hub import Hub, Subjects
 from sftriage.fleet.incoming import Message, Refusals
 from sftriage.fleet.lease import Lease
-from sftriage.fleet.messages import Incarnation, Order, Orders
 from sftriage.fleet.transfers import Fetching
-from sftriage.fleet.wire import encode
+from sftriage.fleet.wire import Incarnation, Order, Orders, encode
 from sftriage.mitigate.switch_state import Setting
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 

@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sftriage.fleet.generations import Generations
-from sftriage.fleet.groups import Groups
-from sftriage.fleet.hosts import Host, HostLook, Members, status_of_all
+from sftriage.fleet.hosts import Groups, Host, Members, status_of_all
 from sftriage.fleet.hub import Hub, Subjects
-from sftriage.fleet.incoming import FETCH_S, Incoming, Message, Refusals
+from sftriage.fleet.incoming import FETCH_S, Deduplicator, Incoming, Message, Refusals, RowBuffer
 from sftriage.fleet.lease import Lease
-from sftriage.fleet.messages import Block, Incarnation
 from sftriage.fleet.orders import CaptureOrders
-from sftriage.fleet.rows import Deduplicator, RowBuffer
 from sftriage.fleet.transfers import Fetching
-from sftriage.fleet.wire import decode_findings, encode
+from sftriage.fleet.wire import Block, Incarnation, decode_findings, encode
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.model.captures import Report, WantedCapture
 from sftriage.model.windows import GpuFindings, JobStatus
@@ -124,12 +121,9 @@ class NatsFleet:
         return not any(answers)
 
     @property
-    def hosts(self) -> dict[str, HostLook]:
-        """Who was heard of."""
-        return {
-            agent: HostLook(0 if host.newest is None else len(host.newest.infos), host.silent, host.over)
-            for agent, host in self._hosts.copy().items()
-        }
+    def hosts(self) -> dict[str, Host]:
+        """The hosts by agent, for any thread."""
+        return self._hosts.copy()
 
     def rows(self) -> Sequence[Rows]:
         """See `Fleet`: steps that come twice are told once; of ranks that are silent, that they are."""
@@ -233,8 +227,7 @@ class NatsFleet:
         return True
 
     def _take_in(self) -> None:
-        for arrived in self._incoming.taken():
-            message, shipment = arrived.message, arrived.shipment
+        for message, shipment in self._incoming.taken():
             self._unsettled.append(message)
             if shipment is None:
                 continue
@@ -242,7 +235,7 @@ class NatsFleet:
                 self._refusals.note(shipment.agent, f"a job of more than {MAX_HOSTS} hosts")
                 continue
             host = self._hosts.setdefault(shipment.agent, Host())
-            host.heard(shipment, arrived.sent_s, arrived.at_s)
+            host.heard(shipment, message.sent_s, message.at_s)
             for block in sorted(shipment.blocks, key=lambda block: block.rows.generation):
                 self._take_rows(host, shipment.agent, block, message)
             if shipment.switches is not None:

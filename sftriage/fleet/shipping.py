@@ -22,9 +22,19 @@ from sftriage.base.log_once import LogOnce
 from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, HubError, LogLeader, Subjects, token
-from sftriage.fleet.messages import Block, Incarnation, Orders, RunName, Shipment
 from sftriage.fleet.transfers import Sending
-from sftriage.fleet.wire import MAX_MESSAGE_BYTES, decode_orders, decode_ranks, encode, parts
+from sftriage.fleet.wire import (
+    MAX_MESSAGE_BYTES,
+    Block,
+    Incarnation,
+    Orders,
+    RunName,
+    Shipment,
+    decode_orders,
+    decode_ranks,
+    encode,
+    parts,
+)
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 from sftriage.recorder.layout import RingInfo
 

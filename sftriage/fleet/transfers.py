@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
 from sftriage.fleet.hub import Hub, Subjects
-from sftriage.fleet.messages import NO_NAME, RunName
+from sftriage.fleet.wire import NO_NAME, RunName
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
@@ -58,32 +58,31 @@ class Transfer:
         self._told_s = time.monotonic()
         self._tell(Report(CaptureResult(*self._capture, "running", what)))
 
-    def reading(self, file: io.BufferedReader) -> io.BufferedIOBase:
-        """A file whose reads are counted."""
-        return _Reading(file, self)
 
-    def writing(self, file: io.BufferedWriter) -> io.BufferedIOBase:
-        """A file whose writes are counted."""
-        return _Writing(file, self)
+class CountedFile(io.BufferedIOBase):
+    """A file whose reads and writes a transfer counts; more than ``most_bytes`` are refused."""
 
-
-class _Reading(io.BufferedIOBase):
-    def __init__(self, file: io.BufferedReader, transfer: Transfer) -> None:
-        self._file, self._transfer = file, transfer
+    def __init__(self, file: io.BufferedIOBase, transfer: Transfer | None, most_bytes: int = 1 << 62) -> None:
+        self._file, self._transfer, self._left_bytes = file, transfer, most_bytes
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        count = self._file.readinto(buffer)
-        self._transfer.moved(count)
-        return count
-
-
-class _Writing(io.BufferedIOBase):
-    def __init__(self, file: io.BufferedWriter, transfer: Transfer) -> None:
-        self._file, self._transfer = file, transfer
+        """See `io.BufferedIOBase`."""
+        return self._counted(self._file.readinto(buffer))
 
     def write(self, data: ReadableBuffer, /) -> int:
-        count = self._file.write(data)
-        self._transfer.moved(count)
+        """See `io.BufferedIOBase`.
+
+        Raises:
+            CaptureError: it is more than is allowed.
+        """
+        self._left_bytes -= memoryview(data).nbytes
+        if self._left_bytes < 0:
+            raise CaptureError("more comes than its manifest says")
+        return self._counted(self._file.write(data))
+
+    def _counted(self, count: int) -> int:
+        if self._transfer is not None:
+            self._transfer.moved(count)
         return count
 
 
@@ -150,7 +149,7 @@ class Sending:
                     _check_room(sum(path.stat().st_size for path in files.values()), most_bytes - SLACK_BYTES)
             for name, path in files.items():
                 with path.open("rb") as file:
-                    whole = traces.put(f"{capture_id}/{name}", transfer.reading(file))
+                    whole = traces.put(f"{capture_id}/{name}", CountedFile(file, transfer))
                     sent.append(await asyncio.wait_for(whole, OBJECT_S))
             await traces.put(f"{capture_id}/", manifest)
         except CaptureError:
@@ -205,18 +204,19 @@ MAX_FILES, MAX_FILE_BYTES = 32, 8 << 30
 _FOLDER = "fetch-"
 """What the name of a folder begins with that a capture is fetched into."""
 
-Take = Callable[[bytes, Mapping[str, Path], bool], int]
-"""Takes a capture's manifest and its files, checked; how many bytes they are. With True, those are in the run's store.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """Fetches captures of a ``run`` into a ``spool``, from where they are taken."""
+    """Fetches captures of a ``run`` into its ``store``, by way of a ``spool``.
 
-    take: Take
+    Of one that its host has put into the run's store elsewhere, no more is taken than its manifest, and where its files
+    are; and the files too, from there, where it is to be ``near``.
+    """
+
+    store: LocalStore
     spool: Path
     run: RunName = NO_NAME
+    near: Callable[[Manifest], bool] = lambda _: False
 
     def sweep(self) -> None:
         """Remove what a controller that was killed while it fetched has left; for the one that leads now."""
@@ -261,31 +261,25 @@ class Fetching:
         why = f"it is stored on its host, and could not be fetched from there: {str(problem) or type(problem).__name__}"
         return replace(report, result=replace(report.result, state="failed", detail=why))
 
+    def take(self, data: bytes, files: Mapping[str, Path], elsewhere: bool = False) -> int:
+        """Store a capture by its manifest and its files, checked; how many bytes they are.
 
-def taker(store: LocalStore, run: RunName, near: Callable[[Manifest], bool] = lambda _: False) -> Take:
-    """Who takes fetched captures into the store of a run.
-
-    Of one that is in the run's store elsewhere, no more is taken than its manifest, and word of where its files are;
-    and the files too, from there, where it is to be ``near``.
-    """
-
-    def take(data: bytes, files: Mapping[str, Path], elsewhere: bool = False) -> int:
+        Raises:
+            SftriageError: they are not what the manifest says.
+        """
         # (an agent learns the run's id with the first orders)
-        manifest = Manifest.from_json(data, "the manifest").model_copy(update={"run": run.run_id})
+        manifest = Manifest.from_json(data, "the manifest").model_copy(update={"run": self.run.run_id})
         size_bytes = sum(one.size_bytes for one in manifest.artefacts)
-        if manifest.capture_id in store.ids():
+        if manifest.capture_id in self.store.ids():
             # Whoever put it there ended before it could say so.
             return size_bytes
         if elsewhere:
-            _take_elsewhere(store, run, manifest, near=near(manifest))
-            return size_bytes
-        named = {one.name: one for one in manifest.artefacts}
-        if set(named) != set(files):
+            _take_elsewhere(self.store, self.run, manifest, near=self.near(manifest))
+        elif {one.name for one in manifest.artefacts} != set(files):
             raise CaptureError(f"capture {manifest.capture_id}: its files are not those of its manifest")
-        _put(store, manifest, files, None)
+        else:
+            _put(self.store, manifest, files, None)
         return size_bytes
-
-    return take
 
 
 def _take_elsewhere(store: LocalStore, run: RunName, manifest: Manifest, *, near: bool) -> None:
@@ -323,19 +317,6 @@ def _put(store: LocalStore, manifest: Manifest, files: Mapping[str, Path], uploa
     store.put_files(manifest.capture_id, some, checked, upload)
 
 
-class _Bounded(io.BufferedIOBase):
-    """Refuses more bytes than announced."""
-
-    def __init__(self, file: io.BufferedIOBase, most_bytes: int) -> None:
-        self._file, self._left_bytes = file, most_bytes
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        self._left_bytes -= memoryview(data).nbytes
-        if self._left_bytes < 0:
-            raise CaptureError("more comes than its manifest says")
-        return self._file.write(data)
-
-
 def _is_for_good(error: Exception) -> bool:
     from nats.errors import Error
     from nats.js.errors import BadObjectMetaError, DigestMismatchError
@@ -356,7 +337,7 @@ async def _files(hub: Hub, bucket: str, report: Report, folder: Path, tell: Tell
     traces, capture_id = await hub.js.object_store(bucket), report.result.capture_id
     await _info(traces, f"{capture_id}/")
     buffer = io.BytesIO()
-    await traces.get(f"{capture_id}/", writeinto=_Bounded(buffer, MAX_MANIFEST_BYTES))
+    await traces.get(f"{capture_id}/", writeinto=CountedFile(buffer, None, MAX_MANIFEST_BYTES))
     data = buffer.getvalue()
     manifest = Manifest.from_json(data, "its manifest")
     is_its = (manifest.capture_id, manifest.capture.rank) == (capture_id, report.result.rank)
@@ -375,7 +356,7 @@ async def _files(hub: Hub, bucket: str, report: Report, folder: Path, tell: Tell
         files[artefact.name] = folder / str(number)
         log.info("fetching %s of capture %s: %d bytes", artefact.name, capture_id, artefact.size_bytes)
         with files[artefact.name].open("wb") as file:
-            await traces.get(name, writeinto=_Bounded(transfer.writing(file), artefact.size_bytes))
+            await traces.get(name, writeinto=CountedFile(file, transfer, artefact.size_bytes))
     return data, files
 
 

@@ -1,4 +1,4 @@
-"""What crosses between the hosts of a job and its controller, as bytes: columns, versioned and compressed.
+"""What crosses between the hosts of a job and its controller, and its bytes: columns, versioned and compressed.
 
 A message is ``SFT``, a byte with the version of this format, and MessagePack compressed with zlib. Another version is
 refused. Nothing that comes in is trusted: an invalid message is refused as a whole.
@@ -12,9 +12,9 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,9 +22,16 @@ from numpy.typing import NDArray
 
 from sftriage import __version__
 from sftriage.errors import InputError, SftriageError
-from sftriage.fleet import groups
-from sftriage.fleet.messages import MAX_SECONDS, Block, Orders, Shipment
-from sftriage.model.captures import CAPTURE_ID, Report
+from sftriage.mitigate.switch_state import (
+    MAX_STAGES,
+    Request,
+    Setting,
+    StageTimes,
+    SwitchStatus,
+    as_range,
+    numbers_of,
+)
+from sftriage.model.captures import CAPTURE_ID, Report, WantedCapture
 from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import GpuFindings, JobStatus, StageSchema
 from sftriage.recorder.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
@@ -48,6 +55,101 @@ MAX_KNOWN_BYTES = 8 << 10
 MAX_NS = 1 << 56
 _MAGIC = b"SFT"
 _PRELUDE = struct.Struct("3sB")
+
+
+MAX_SECONDS = 1e12
+"""Every time that is told is below."""
+
+
+class Incarnation(NamedTuple):
+    """One process of one rank: no other one, of whatever host and start of the job, is the same."""
+
+    boot_id: str
+    pid: int
+    start_ticks: int
+    rank: int
+
+    @classmethod
+    def of(cls, boot_id: str, info: RingInfo) -> Incarnation:
+        """That of the process that writes a ring."""
+        return cls(boot_id, info.pid, info.pid_start_ticks, info.rank)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Rows of the ranks of one host's own count of starts, and the rings that these ranks write."""
+
+    infos: Mapping[int, RingInfo]
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shipment:
+    """What an agent tells. Without anything in it, that it is there.
+
+    Attributes:
+        agent: who.
+        boot_id: of its host.
+        process: of the agent itself: another one after each start of it.
+        blocks: rows by the host's own count of starts.
+        status: what its ranks are doing now, by that count; None where that was not looked at.
+        counts: what this process has read so far.
+        reports: what has become of captures.
+        over: the host's part of the job has ended, and this is the last there is to tell.
+        mono_ns: what the host's monotonic clock shows as the message is sent.
+        rings_id: which rings it reads: by others of the same host, starts are counted anew.
+        switches: how the groups stand that a remedy can be switched on; None where that was not looked at.
+    """
+
+    agent: str
+    boot_id: str
+    process: str
+    blocks: tuple[Block, ...] = ()
+    status: JobStatus | None = None
+    counts: ReadCounts = field(default_factory=ReadCounts)
+    reports: tuple[Report, ...] = ()
+    over: bool = False
+    mono_ns: int = 0
+    rings_id: str = ""
+    switches: tuple[SwitchStatus, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A capture that is wanted, of this process of its rank; of whichever there is, where it is None.
+
+    That it is stored may have been ``heard``, and need not be told again.
+    """
+
+    wanted: WantedCapture
+    of: Incarnation | None = None
+    heard: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """What a run and its job are called where captures are kept, and the URL of the store that copies of them go to."""
+
+    job: str = ""
+    run_id: str = ""
+    store: str = ""
+
+
+NO_NAME = RunName()
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """All that is wanted of one ``agent`` now, and for which run; and, by their names, of groups of its ranks.
+
+    Of two, the one with the higher ``epoch`` is the newer controller's.
+    """
+
+    epoch: int
+    captures: tuple[Order, ...] = ()
+    agent: str = ""
+    run: RunName = NO_NAME
+    switches: Mapping[str, Setting] = field(default_factory=dict)
 
 
 class Columns(msgspec.Struct, frozen=True, array_like=True):
@@ -171,6 +273,59 @@ class _Status(msgspec.Struct, frozen=True, array_like=True):
     doing: bytes
 
 
+MAX_VALUE, MAX_MOST = 1 << 16, 1 << 8
+
+_Short = tuple[tuple[int, ...], bool]
+"""Numbers as `as_range` makes them."""
+
+
+class _Switch(msgspec.Struct, frozen=True, array_like=True):
+    """A `SwitchStatus` as it crosses."""
+
+    name: str
+    ranks: _Short
+    here: _Short
+    round: int
+    all_begun: int
+    value: int | None
+    since_step: int
+    request: Request
+    exchange_s: float
+    exchanged_bytes: int
+    stages: tuple[StageTimes, ...]
+    microbatches: int
+
+
+_SAME_IN_SWITCH = [name for name in _Switch.__struct_fields__ if name not in ("ranks", "here")]
+
+
+def _plain_switch(status: SwitchStatus) -> _Switch:
+    same = {name: getattr(status, name) for name in _SAME_IN_SWITCH}
+    return _Switch(ranks=as_range(status.ranks), here=as_range(status.here), **same)
+
+
+def _checked_switch(told: _Switch) -> SwitchStatus:
+    ranks = numbers_of(*told.ranks, MAX_COUNT)
+    here = numbers_of(*told.here, len(ranks))
+    counts = [told.round, told.all_begun, told.exchanged_bytes, told.microbatches, told.since_step + 1, *told.request]
+    times_s = [told.exchange_s, *(took_s for stage in told.stages for took_s in stage[:-1])]
+    if not all(0 <= one < MAX_COUNT for one in counts) or not all(0 <= one < MAX_SECONDS for one in times_s):
+        raise ValueError("a group with numbers that cannot be")
+    if not all(0 <= one < MAX_VALUE for one in (told.value or 0, told.request.value)):
+        raise ValueError("a group with a value that cannot be")
+    if not ranks or not told.name.isprintable() or len(told.name) > 100:
+        raise ValueError("a group that cannot be")
+    room = [stage.most for stage in told.stages]
+    if len(room) != (len(ranks) if told.microbatches else 0) or not all(0 <= one < MAX_MOST for one in room):
+        raise ValueError("a pipeline that cannot be")
+    return SwitchStatus(ranks=ranks, here=here, **{name: getattr(told, name) for name in _SAME_IN_SWITCH})
+
+
+def _is_possible(setting: Setting) -> bool:
+    value, ahead_S = setting
+    return 0 <= value < MAX_VALUE and len(ahead_S) <= MAX_STAGES and all(0 < one < MAX_MOST for one in ahead_S)
+
+
 class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     agent: str
     boot_id: str
@@ -183,7 +338,7 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     over: bool = False
     mono_ns: int = 0
     rings_id: str = ""
-    switches: tuple[groups.SwitchMessage, ...] | None = None
+    switches: tuple[_Switch, ...] | None = None
 
 
 _SAME = ("agent", "boot_id", "process", "reports", "over", "mono_ns", "rings_id")
@@ -225,7 +380,7 @@ def decode_orders(data: bytes) -> Orders:
         ages = [one.wanted.expires_s for one in orders.captures if one.wanted.expires_s is not None]
         if not 0 <= orders.epoch < MAX_COUNT or not all(0 <= age_s < MAX_SECONDS for age_s in ages):
             raise WireError("orders that cannot be")
-        if not all(map(groups.may_be, orders.switches.values())):
+        if not all(map(_is_possible, orders.switches.values())):
             raise WireError("settings that cannot be")
         return orders
 
@@ -313,20 +468,19 @@ def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_
 
 
 def _plain(message: Shipment) -> _Shipment:
-    counts, status = message.counts, message.status
+    counts, of = message.counts, message.status
+    status = None
+    if of is not None:
+        doing = of.doing_VR.astype("<i8").tobytes()
+        status = _Status(of.schema.stages, of.schema.sync, of.world_size, of.attempt, of.hosts, doing)
     return _Shipment(
         **{name: getattr(message, name) for name in _SAME},
         blocks=tuple(_plain_block(block) for block in message.blocks),
-        status=None if status is None else _plain_status(status),
+        status=status,
         counts=(counts.steps, counts.missed, counts.torn),
         problems=dict(list(counts.problems.items())[:MAX_TOLD]),
-        switches=None if message.switches is None else tuple(map(groups.plain, message.switches[:MAX_TOLD])),
+        switches=None if message.switches is None else tuple(map(_plain_switch, message.switches[:MAX_TOLD])),
     )
-
-
-def _plain_status(status: JobStatus) -> _Status:
-    schema, doing = status.schema, status.doing_VR.astype("<i8").tobytes()
-    return _Status(schema.stages, schema.sync, status.world_size, status.attempt, status.hosts, doing)
 
 
 def _plain_block(block: Block) -> _Block:
@@ -360,7 +514,7 @@ def _checked(found: _Shipment) -> Shipment:
         status=None if found.status is None else _checked_status(found.status),
         counts=ReadCounts(*found.counts, {_printable(name): _printable(why) for name, why in found.problems.items()}),
         reports=tuple(_checked_report(one) for one in found.reports),
-        switches=None if found.switches is None else tuple(map(groups.checked, found.switches)),
+        switches=None if found.switches is None else tuple(map(_checked_switch, found.switches)),
     )
 
 

@@ -23,9 +23,9 @@ from sftriage.fleet.generations import Generations, Known
 from sftriage.fleet.hosts import RollCall
 from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, LogLeader, Subjects
 from sftriage.fleet.lease import Leader, Lease, make_places, remove_places
-from sftriage.fleet.messages import RunName
 from sftriage.fleet.over_nats import NatsFleet
-from sftriage.fleet.transfers import Fetching, taker
+from sftriage.fleet.transfers import Fetching
+from sftriage.fleet.wire import RunName
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
 from sftriage.runs.liveness import holding
 from sftriage.runtime.annotating import quick
@@ -215,7 +215,7 @@ class JobController:
             # (a disk that takes nothing now keeps no steps from being told)
             self._disk.do(partial(noted.save, generations.known), noted.path.name, latest=True)
 
-        fetching = Fetching(taker(LocalStore(self.directory.path), name, quick), self.directory.spool, name)
+        fetching = Fetching(LocalStore(self.directory.path), self.directory.spool, name, quick)
         fetching.sweep()
         kept = KeptRows(self.directory.steps, kept_of(info), self._disk)
         return NatsFleet(hub, self._places, lease, Generations(noted.load() or Known()), note, kept, fetching)

@@ -22,9 +22,9 @@ from sftriage.base.notes import Note
 from sftriage.base.process import BOOT_ID
 from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, LogLeader, Subjects, agent_file, token
-from sftriage.fleet.messages import RunName
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Transfer
+from sftriage.fleet.wire import RunName
 from sftriage.profiling.session import SPOOL
 from sftriage.recorder import find_rings
 from sftriage.recorder.layout import bounded_text

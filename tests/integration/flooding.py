@@ -10,8 +10,7 @@ from dataclasses import replace
 import nats
 
 from sftriage.fleet.hub import HubAddress, Subjects
-from sftriage.fleet.messages import Block
-from sftriage.fleet.wire import MAX_UNPACKED_BYTES, decode_shipment, encode
+from sftriage.fleet.wire import MAX_UNPACKED_BYTES, Block, decode_shipment, encode
 from sftriage.model.captures import CaptureResult, Report
 
 NAMES = ("nobody", "x-controller", "\x1b[31mred", "\u202eabc", "a\x07b", "n" * 900)

@@ -16,10 +16,9 @@ import pytest
 from sftriage import __version__
 from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Subjects
 from sftriage.fleet.lease import make_places, taken_up
-from sftriage.fleet.messages import Orders, RunName
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.transfers import Fetching, taker
-from sftriage.fleet.wire import VERSION, decode_orders, encode
+from sftriage.fleet.transfers import Fetching
+from sftriage.fleet.wire import VERSION, Orders, RunName, decode_orders, encode
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.hub_server import HubServer, make_secret
@@ -109,7 +108,7 @@ def test_a_trace_that_is_not_what_it_says_is_refused(hub, tmp_path, lie):
 
     hub.call(put(), LONG_S)
     # WHEN it is fetched
-    fetching = Fetching(taker(store, RunName("job", "run-1")), spool)
+    fetching = Fetching(store, spool, RunName("job", "run-1"))
     report = Report(CaptureResult("c-1", 3, "stored"))
     found = hub.call(fetching.fetched(hub, PLACES.traces, report, lambda _: None), LONG_S)
     # THEN it is no capture of the run, for that reason, and nothing of it is left

@@ -15,11 +15,10 @@ from sftriage.fleet import over_nats
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Subjects
 from sftriage.fleet.lease import Leader, Lease, make_places
-from sftriage.fleet.messages import Shipment
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Fetching
-from sftriage.fleet.wire import encode
+from sftriage.fleet.wire import Shipment, encode
 from sftriage.model.windows import GpuFindings
 from sftriage.recorder import Monitor
 from sftriage.runtime.hub_server import HubServer, make_secret
@@ -109,7 +108,7 @@ class Told:
         lease = Lease(hub, PLACES, Leader("run-1", "here", 1))
         hub.call(make_places(hub, PLACES, "run-1"), 20.0)
         keep = KeptRows(self.directory / "steps", None, Disk())
-        fetching = Fetching(lambda *_: 0, self.directory)
+        fetching = Fetching(LocalStore(self.directory), self.directory)
         return hub, lease, NatsFleet(hub, PLACES, lease, Generations(), lambda _: None, keep, fetching)
 
     def tell(self, number):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sftriage.fleet.messages import Block, Shipment
+from sftriage.fleet.wire import Block, Shipment
 from sftriage.mitigate.switch_state import Request, SwitchStatus
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.recorder.layout import RingInfo

@@ -3,8 +3,8 @@
 import pytest
 
 from sftriage.errors import CaptureError, SftriageError
-from sftriage.fleet.messages import RunName
-from sftriage.fleet.transfers import Transfer, taker
+from sftriage.fleet.transfers import Fetching, Transfer
+from sftriage.fleet.wire import RunName
 from sftriage.model.captures import CaptureResult
 from sftriage.runtime.hosting import Copies, HostCaptures
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
@@ -23,14 +23,14 @@ def there(tmp_path):
 
 def test_it_is_taken_as_it_was(there, tmp_path):
     here = LocalStore(tmp_path / "here")
-    size_bytes = taker(here, RunName(run_id="run-7"))(*there)
+    size_bytes = Fetching(here, tmp_path, RunName(run_id="run-7")).take(*there)
     assert here.path("c-1", "trace.json.gz").read_bytes() == there[1]["trace.json.gz"].read_bytes()
     # AND its manifest is the one that it had, but for the run, whose name no agent knows
     was = Manifest.from_json(there[0], "there")
     assert here.manifest("c-1") == was.model_copy(update={"run": "run-7"})
     assert size_bytes == here.manifest("c-1").artefacts[0].size_bytes
     # AND once more is no other capture
-    assert taker(here, RunName(run_id="run-7"))(*there) == size_bytes
+    assert Fetching(here, tmp_path, RunName(run_id="run-7")).take(*there) == size_bytes
 
 
 @pytest.mark.parametrize("damage", ["content", "missing", "another", "manifest"])
@@ -46,7 +46,7 @@ def test_what_is_not_as_its_manifest_says_is_not_taken(there, tmp_path, damage):
     else:
         manifest = manifest[:-10]
     with pytest.raises((CaptureError, SftriageError)):
-        taker(here, RunName(run_id="run-7"))(manifest, files)
+        Fetching(here, tmp_path, RunName(run_id="run-7")).take(manifest, files)
     assert here.ids() == frozenset()
 
 
@@ -68,7 +68,7 @@ def test_of_what_its_host_has_put_into_the_store_the_manifest_is_taken_and_the_r
     name, manifest, url = kept
     # WHEN it is taken
     here = LocalStore(tmp_path / "here")
-    taker(here, name, lambda _: near)(manifest, {}, True)
+    Fetching(here, tmp_path, name, lambda _: near).take(manifest, {}, True)
     # THEN it is there, and known to be in the store
     (one,) = here.manifests().manifests
     assert (one.job, one.run, here.copy_elsewhere("c-1")) == ("job", "run-7", url)
@@ -83,7 +83,7 @@ def test_what_is_not_in_the_store_though_its_host_says_so_is_not_taken(kept, tmp
     gone.write_bytes(b"")
     here = LocalStore(tmp_path / "here")
     with pytest.raises(CaptureError, match=r"is not in file:.* as its host says"):
-        taker(here, name)(manifest, {}, True)
+        Fetching(here, tmp_path, name).take(manifest, {}, True)
     assert here.ids() == frozenset()
 
 

@@ -7,8 +7,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.fleet.generations import GOES_ON_S, KEPT_GENERATIONS, Generations, Known, ReportingAgent
-from sftriage.fleet.messages import Incarnation
+from sftriage.fleet.generations import GOES_ON_S, KEPT_GENERATIONS, Generations, Known
+from sftriage.fleet.wire import Incarnation
 from tests.unit.fleet.shipments import info
 
 EPOCH_S = 2e6
@@ -25,7 +25,8 @@ class Job:
     def take(self, host, ranks, began_s, start=0, world_size=4):
         """What a host tells of one of its starts: whether anything is new."""
         some = {rank: process(host, rank, began_s, start, world_size) for rank in ranks}
-        return self.generations.take(teller(host), some, {rank: one(host, info) for rank, info in some.items()})
+        ones = {rank: one(host, info) for rank, info in some.items()}
+        return self.generations.take(f"{host}:", CLOCKS_S[host], some, ones)
 
     def step(self, host, ranks, first_s, began_s, last_s=0.0, start=0, world_size=4):
         """A host tells of steps."""
@@ -35,10 +36,6 @@ class Job:
     def of(self, host, ranks, began_s, start=0, world_size=4):
         """The generations of the ranks of one of a host's starts."""
         return {self.generations.of(one(host, process(host, rank, began_s, start, world_size))) for rank in ranks}
-
-
-def teller(host):
-    return ReportingAgent(host, f"boot-{host}", CLOCKS_S[host])
 
 
 def process(host, rank, began_s, start, world_size):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.fleet.groups import Groups
+from sftriage.fleet.hosts import Groups
 from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switch_state import UNLIKE, Request, Setting
 from sftriage.model.events import RemedyChanged

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.fleet.generations import Generations, ReportingAgent
+from sftriage.fleet.generations import Generations
 from sftriage.fleet.hosts import Host, status_of_all
-from sftriage.fleet.messages import Incarnation
+from sftriage.fleet.wire import Incarnation
 from sftriage.model.windows import StageSchema
 from sftriage.windows.statuses import status_of
 from tests.unit.fleet.shipments import SCHEMA, block, info, shipment, status
@@ -39,9 +39,8 @@ def test_what_its_ranks_are_doing_grows_old_with_us(generations):
 def test_ranks_of_an_earlier_start_do_nothing_any_more(generations):
     host, _ = heard(generations, started(1.0, block()), at_s=1010.0, status=status())
     # WHEN the job has started again elsewhere, with other processes
-    teller = ReportingAgent("node-b", "boot-b", 0.0)
     other = replace(info(0, pid=9, host="node-b"), started_mono_ns=2000 * 10**9)
-    generations.take(teller, {0: other}, {0: Incarnation.of("boot-b", other)})
+    generations.take("node-b:", 0.0, {0: other}, {0: Incarnation.of("boot-b", other)})
     assert host.doing(generations) is None
     assert host.away(generations) == []
     # AND the host's new ranks are of that start, by whatever count the host has

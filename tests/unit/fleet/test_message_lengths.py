@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from bench.fleet_job import SCHEMA, Job
 from bench.fleet_job import Shape as JobShape
 from sftriage.controller.windows import WindowAssembly
-from sftriage.fleet.messages import Block
-from sftriage.fleet.rows import RowBuffer
+from sftriage.fleet.incoming import RowBuffer
 from sftriage.fleet.shipping import LONGEST_SHIP_S, RANKS_A_SECOND, SHIP_S, ship_s
-from sftriage.fleet.wire import decode_shipment, encode
+from sftriage.fleet.wire import Block, decode_shipment, encode
 from sftriage.verdicts import Settings, judge
 from sftriage.windows.gather import Shape
 from sftriage.windows.shipped import RankLocation, Rows

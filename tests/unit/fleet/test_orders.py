@@ -11,6 +11,7 @@ from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import decode_orders
 from sftriage.mitigate.switch_state import Setting
 from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
+from sftriage.traces.store import LocalStore
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 20.0, 1 << 20)
 TRIGGER = Trigger(5, 24, "suspect", "rank", (3,), "data", 0.1, 0.2, 1.0, "p", "0" * 64, "slow")
@@ -35,7 +36,7 @@ class Asked(CaptureOrders):
     def __init__(self, tmp_path):
         self.now_s, self.held, self.gone = 100.0, False, set()
         self.refusals = Refusals()
-        fetching = Fetching(lambda manifest, files: 1, tmp_path)
+        fetching = Fetching(LocalStore(tmp_path), tmp_path)
         where = {3: ("node-b", None)}
         super().__init__(
             Nowhere(),

@@ -1,8 +1,9 @@
 """Which hosts are there is said once for all that come or go together, and not while it still changes."""
 
-from sftriage.fleet.hosts import AWAY_S, SETTLE_S, HostLook, RollCall
+from sftriage.fleet.hosts import AWAY_S, SETTLE_S, Host, RollCall
+from tests.unit.fleet.shipments import block
 
-HERE, SILENT, OVER = HostLook(2), HostLook(2, silent=True), HostLook(2, over=True)
+HERE, SILENT, OVER = (Host(newest=block(), **how) for how in ({}, {"silent": True}, {"over": True}))
 AWAY = "the hub cannot be reached: is its host up?"
 
 
@@ -12,7 +13,7 @@ class Said:
     def __init__(self) -> None:
         self._call, self.now_s = RollCall(), 100.0
 
-    def of(self, away: str = "", later_s: float = SETTLE_S, **hosts: HostLook) -> list[str]:
+    def of(self, away: str = "", later_s: float = SETTLE_S, **hosts: Host) -> list[str]:
         """What is said of some hosts that are as they are for a while."""
         said = self._call.look(hosts, away, self.now_s)
         self.now_s += later_s

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.fleet.messages import Incarnation
-from sftriage.fleet.rows import Deduplicator, RowBuffer
+from sftriage.fleet.incoming import Deduplicator, RowBuffer
+from sftriage.fleet.wire import Incarnation
 from tests.unit.fleet.shipments import info, rows, steps
 
 HOLD_S = 12.0

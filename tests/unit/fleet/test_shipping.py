@@ -4,9 +4,8 @@ import pytest
 
 from sftriage.fleet import shipping
 from sftriage.fleet.hub import LogLeader, Subjects
-from sftriage.fleet.messages import Order, Orders
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.wire import encode
+from sftriage.fleet.wire import Order, Orders, encode
 from sftriage.mitigate.switch_state import Setting
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.windows.shipped import ReadCounts

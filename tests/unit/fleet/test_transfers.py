@@ -1,7 +1,7 @@
 """How far a trace is on its way is told every so often, and not of what is quick."""
 
 from sftriage.fleet import transfers
-from sftriage.fleet.transfers import TELL_S, Transfer
+from sftriage.fleet.transfers import TELL_S, CountedFile, Transfer
 from sftriage.model.captures import CaptureResult
 
 RESULT = CaptureResult("c-1", 3, "stored")
@@ -15,12 +15,12 @@ def test_a_transfer_that_takes_its_time_is_told_of_with_what_has_moved(tmp_path,
     source.write_bytes(b"x" * (12 << 20))
     # GIVEN what is copied before anybody would wonder
     with source.open("rb") as reads, target.open("wb") as writes:
-        counted, buffer = transfer.reading(reads), bytearray(1 << 20)
+        counted, buffer = CountedFile(reads, transfer), bytearray(1 << 20)
         assert counted.readinto(buffer) == len(buffer)
         assert told == []
         # WHEN it goes on
         now_s[0] = TELL_S
-        assert transfer.writing(writes).write(bytes(11 << 20)) == 11 << 20
+        assert CountedFile(writes, transfer).write(bytes(11 << 20)) == 11 << 20
         transfer.moved(0)
     # THEN it is told of, once
     (report,) = told

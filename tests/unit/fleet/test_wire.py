@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 
 from sftriage.errors import SftriageError
 from sftriage.fleet import wire
-from sftriage.fleet.messages import Block, Incarnation, Order, Orders, RunName, Shipment
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
+    Block,
+    Incarnation,
+    Order,
+    Orders,
+    RunName,
+    Shipment,
     VersionError,
     WireError,
     decode_orders,

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.fleet import wire
-from sftriage.fleet.messages import Incarnation, Order, Orders
 from sftriage.fleet.wire import (
     MAX_UNPACKED_BYTES,
+    Incarnation,
+    Order,
+    Orders,
     WireError,
     decode_findings,
     decode_orders,
