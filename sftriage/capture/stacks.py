@@ -2,7 +2,7 @@
 
 ``py-spy dump`` stops the process for some milliseconds and reads it; nothing in it is changed, and nothing has to go on
 in it: this works on a rank that hangs. Where it is not there, or may not look, the rank dumps its own stacks
-(`sftriage.recorder.answering`). With the stacks goes PyTorch's flight recorder, where the process has one.
+(`sftriage.recorder.mailbox`). With the stacks goes PyTorch's flight recorder, where the process has one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sftriage.capture.executor import ENDED, Course, InTurns, RankLook
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest
 from sftriage.recorder import RingInfo
-from sftriage.recorder.answering import ANSWER, ASKS
+from sftriage.recorder.mailbox import ANSWER, ASKS
 from sftriage.traces.store import FileToStore
 
 SETTLED_S = 0.5

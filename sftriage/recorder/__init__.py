@@ -3,9 +3,9 @@
 Standard library only; torch is used where the training script has imported it, and never imported here.
 """
 
+from sftriage.recorder.files import find_rings
 from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.monitor import Monitor, stage
-from sftriage.recorder.ring import find_rings
 
 __all__ = [
     "Monitor",

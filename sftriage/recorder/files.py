@@ -1,4 +1,8 @@
-"""Creating, opening and reading the recorder's files, and checking whether their writer still lives.
+"""The recorder's files: made whole, locked for as long as their writer lives, read by others, swept once it is dead.
+
+Rings belong on tmpfs (``/dev/shm``): on a disk file system the kernel write-protects a page while it is written back,
+so that the next store to it, a plain assignment in the training loop, waits for the disk. (The JVM's ``hsperfdata`` in
+``/tmp`` stalls whole applications in just this way.) On tmpfs there is no write-back.
 
 Readers use ``pread`` and never map a file: a truncated map ends in SIGBUS, a read in a short answer.
 
@@ -11,19 +15,42 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import re
 import struct
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic_ns
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING
 
 from sftriage.base.files import create, open_regular
 from sftriage.base.process import start_ticks
 from sftriage.errors import RingError
-from sftriage.recorder.layout import HEADER_BYTES, Header, RingInfo, decode_header
+from sftriage.recorder import layout, moments
+from sftriage.recorder.layout import HEADER_BYTES, Header, RingInfo, decode_header, encode_header
+from sftriage.recorder.moments import Log
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from sftriage.recorder.recording import Recording
+
+MAX_ATTEMPTS = 1000
+
+WORDS_A_STEP = 16
+"""Words of the log for each step that the ring is to hold: one of five stages has 13."""
+
+KEPT_RINGS = 8
+"""Dead attempts whose rings are left: an agent that comes late may still want their last steps."""
+
+_NAME = re.compile(r"rank-(\d+)\.(\d+)\.ring")
+
+STALE_PARTIAL_S = 60.0
+"""Age from which a file that never got its name is one whose maker was killed."""
 
 _FLOCK = struct.Struct("hhqqi4x")
 """``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
@@ -161,3 +188,124 @@ class OpenFile:
         except OSError:
             return None
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+class RingFile:
+    """The file of one rank's ring, whose `info` says whether it could be locked.
+
+    Raises:
+        FileExistsError: there is a ring for this rank and attempt already.
+        OSError: the directory is missing or full, or may not be written.
+    """
+
+    def __init__(self, directory: Path, info: RingInfo, slots: int) -> None:
+        self.form = moments.FORM
+        self.path = directory / info.file_name("ring")
+        # One block is always being overwritten.
+        self.log_words = (-(-slots * WORDS_A_STEP // layout.BLOCK_WORDS) + 1) * layout.BLOCK_WORDS
+        size_bytes = layout.LOG_AT + self.log_words * layout.WORD_BYTES
+        self._written_bytes = 0
+
+        def header(locked: bool) -> bytes:
+            self.info = replace(info, locked=locked, writer=self.form.name)
+            return encode_header(layout.RING_MAGIC, self.info, log_words=self.log_words)
+
+        self.descriptor = create_whole(self.path, size_bytes, header, lock=True)
+
+    def open_log(self, recording: Recording) -> Log:
+        """Map it for writing."""
+        # One that somebody has put in the place of the machine's clock is the one to read; else a form reads it itself.
+        clock = None if isinstance(monotonic_ns, BuiltinFunctionType) else monotonic_ns
+        return self.form.log(self.descriptor, self.log_words, self.info.started_mono_ns, recording, clock)
+
+    def add(self, log: Log, **addition: object) -> None:
+        """Add a line to the additions.
+
+        Raises:
+            RingError: there is no room left.
+            OSError: it could not be written.
+        """
+        line = json.dumps(addition, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
+        if self._written_bytes + len(line) > layout.ADDITIONS_BYTES:
+            raise RingError(f"{self.path}: no room for more stages")
+        os.pwrite(self.descriptor, line, layout.ADDITIONS_AT + self._written_bytes)
+        self._written_bytes += len(line)
+        log.set_live(layout.ADDITIONS, self._written_bytes)
+
+    def close(self) -> None:
+        """Let go of the file, and of its lock. A second call does nothing."""
+        if self.descriptor >= 0:
+            descriptor, self.descriptor = self.descriptor, -1
+            close(descriptor)
+
+
+def claim(directory: Path, info: RingInfo, slots: int) -> RingFile:
+    """Create this rank's ring under the first attempt that is free, from the host's newest on, and sweep older ones.
+
+    Ranks that start together have one attempt, whatever numbers they had before, and whoever counts their restarts.
+
+    Raises:
+        RingError: a monitor that is running holds this rank.
+        OSError: the directory is missing or full, or may not be written.
+    """
+    newest = max(info.attempt, _newest(directory, info))
+    for attempt in range(newest, newest + MAX_ATTEMPTS):
+        claimed = replace(info, attempt=attempt)
+        try:
+            ring = RingFile(directory, claimed, slots)
+        except FileExistsError:
+            if _writer(directory / claimed.file_name("ring"))[1]:
+                raise RingError(f"another monitor holds rank {info.rank}") from None
+        else:
+            with contextlib.suppress(OSError):
+                _sweep(directory, ring.info)
+            return ring
+    raise RingError(f"{directory} holds {MAX_ATTEMPTS} rings of rank {info.rank}: remove the old ones")
+
+
+def _newest(directory: Path, mine: RingInfo) -> int:
+    """The attempt that goes on here by the rings of other ranks; after those that are over, the next one."""
+    others = [(attempt, path) for rank, attempt, path in _numbered(directory) if rank != mine.rank]
+    newest = max((attempt for attempt, _ in others), default=0)
+    # (one that this very process has closed belongs to the attempt that goes on)
+    writers = [_writer(path) for attempt, path in others if attempt == newest]
+    return newest + (bool(writers) and all(pid != mine.pid and lives is False for pid, lives in writers))
+
+
+def _writer(path: Path) -> tuple[int | None, bool | None]:
+    """The process that has written a ring, and whether it still does; None where the file cannot be read as one."""
+    try:
+        with OpenFile(path, os.O_RDONLY) as ring:
+            header, closed = ring.checked_header(layout.RING_MAGIC), b""
+            if not header.info.locked:
+                # A lock goes when the ring is closed; without one the process may well live on.
+                closed = ring.read_at(layout.WORD_BYTES, layout.LIVE_AT + layout.CLOSED * layout.WORD_BYTES)
+            return header.info.pid, bool(ring.is_writer_alive(header.info)) and not any(closed)
+    except RingError:
+        return None, None
+
+
+def find_rings(directory: Path | str) -> tuple[Path, ...]:
+    """The rings in a directory, by rank and then attempt. Other files are passed over."""
+    return tuple(path for _, _, path in _numbered(directory))
+
+
+def _numbered(directory: Path | str) -> list[tuple[int, int, Path]]:
+    names = ((_NAME.fullmatch(path.name), path) for path in Path(directory).glob("rank-*.*.ring"))
+    return sorted((int(name[1]), int(name[2]), path) for name, path in names if name)
+
+
+def _sweep(directory: Path, mine: RingInfo) -> None:
+    """Remove what dead attempts have left here, but for the last ones, and what this rank has never finished.
+
+    A dead attempt stays dead; a reader that has one of these files open goes on reading.
+    """
+    earlier = [(attempt, path) for _, attempt, path in _numbered(directory) if attempt < mine.attempt]
+    dead = [(attempt, path) for attempt, path in earlier if _writer(path)[1] is False]
+    kept = sorted({attempt for attempt, _ in dead})[-KEPT_RINGS:]
+    for path in (path for attempt, path in dead if attempt not in kept):
+        for kind in ("ring", "mailbox", "device", "asks", "stacks"):
+            path.with_suffix(f".{kind}").unlink(missing_ok=True)
+    for partial in directory.glob(f".rank-{mine.rank}.*.partial"):
+        if time.time() - partial.stat().st_mtime > STALE_PARTIAL_S:
+            partial.unlink(missing_ok=True)

@@ -19,21 +19,21 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from time import monotonic_ns, time_ns
+from typing import TYPE_CHECKING, Any
 
+from sftriage.base.process import start_ticks
 from sftriage.errors import RingError, SchemaError, UsageError
 from sftriage.log import warn
 from sftriage.model.windows import StageSchema
 from sftriage.profiling.executor import CaptureExecutor
-from sftriage.profiling.session import SPOOL
+from sftriage.profiling.session import SPOOL, torch_distributed
 from sftriage.recorder import moments
-from sftriage.recorder.answering import Answering
+from sftriage.recorder.files import claim
 from sftriage.recorder.gradients import watch_model
-from sftriage.recorder.identity import identified
-from sftriage.recorder.layout import MAX_SLOTS, RingInfo
-from sftriage.recorder.mailbox import Mailbox
+from sftriage.recorder.layout import MAX_SLOTS, RingInfo, bounded_text
+from sftriage.recorder.mailbox import Answering, Mailbox
 from sftriage.recorder.recording import Recording
-from sftriage.recorder.ring import claim
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +47,27 @@ SPOOL_ENV = "SFTRIAGE_SPOOL"
 RUN_ENV = "SFTRIAGE_RUN"
 """Where trainers on the host that decides find the directory of the run."""
 DEVICE_ENV = "SFTRIAGE_DEVICE_TIME"
+JOB_ENV = "SFTRIAGE_JOB"
+HOST_ENV = "SFTRIAGE_HOST"
+COHORT_ENV = "SFTRIAGE_COHORT"
+
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    # (a batch script has SLURM_NTASKS as well, and is no task)
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+"""Rank, world size and local rank as Open MPI, other MPIs and SLURM say them; ``mpirun`` within SLURM goes first."""
 
 DEFAULT_SLOTS = 4096
+
+_NUMBERS = (
+    ("rank", "RANK", 0),
+    ("world_size", "WORLD_SIZE", 1),
+    ("local_rank", "LOCAL_RANK", 0),
+    ("attempt", "TORCHELASTIC_RESTART_COUNT", 0),
+)
+"""The numbers of a `RingInfo`: where torchrun's environment has them, and what they are by default."""
 
 _ORDINARY = ""
 
@@ -63,7 +82,7 @@ class Monitor(Calls):
         sync: those of them that end in a blocking exchange between the ranks; by default ``backward``, where it is one
             of them.
         rank: this process's rank; by default ``RANK``, or else what torch.distributed says, if the job has initialised
-            it by now, or MPI or SLURM (see `identity.LAUNCHERS`), or 0. ``world_size``, the ranks in the job, and
+            it by now, or MPI or SLURM (see `LAUNCHERS`), or 0. ``world_size``, the ranks in the job, and
             ``local_rank``, this one's on its host, likewise.
         job: the job's name; by default ``SFTRIAGE_JOB`` or ``TORCHELASTIC_RUN_ID``.
         host: the host's name; by default ``SFTRIAGE_HOST``, or what the kernel says. In a pod that is the pod's name,
@@ -107,7 +126,7 @@ class Monitor(Calls):
         if type(slots) is not int or not 1 <= slots <= MAX_SLOTS:
             raise UsageError(f"slots {slots!r}: 1 to {MAX_SLOTS}")
         given = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
-        info = identified(schema, given, {"job": job, "host": host, "cohort": cohort}, os.environ)
+        info = _identified(schema, os.environ, **given, job=job, host=host, cohort=cohort)
         directory = rings if rings is not None else os.environ.get(RINGS_ENV)
         if device_time is None:
             device_time = os.environ.get(DEVICE_ENV) != "0"
@@ -310,3 +329,66 @@ def _open(
     except (OSError, RingError) as error:
         warn("not recording rank %d: %s", info.rank, error)
         return None
+
+
+def _identified(schema: StageSchema, environment: Mapping[str, str], **given: str | int | None) -> RingInfo | None:
+    """Who this process is, by the arguments and else by torchrun's environment; None if the environment is malformed.
+
+    Raises:
+        UsageError: an argument makes no sense.
+    """
+    texts = {
+        "job": environment.get(JOB_ENV) or environment.get("TORCHELASTIC_RUN_ID") or "",
+        "host": environment.get(HOST_ENV) or os.uname().nodename,
+        "cohort": environment.get(COHORT_ENV) or "",
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in texts.keys() & given.keys():
+        if not isinstance(given[name], str):
+            raise UsageError(f"{name} {given[name]!r}: a text")
+    if "RANK" not in environment:  # (Lightning's own launcher sets the WORLD_SIZE alone)
+        environment = {**_launched(environment), **environment, **_distributed()}
+    try:
+        numbers = {
+            name: given[name] if name in given else _number(environment, variable, default)
+            for name, variable, default in _NUMBERS
+        }
+        info: dict[str, Any] = {**numbers, **{name: bounded_text(str(given.get(name, texts[name]))) for name in texts}}
+        return RingInfo(
+            **info,
+            schema=schema,
+            started_mono_ns=monotonic_ns(),
+            started_wall_ns=time_ns(),
+            pid=os.getpid(),
+            pid_start_ticks=start_ticks(os.getpid()) or 0,
+        )
+    except RingError as error:
+        if given.keys() - texts.keys():
+            raise UsageError(str(error)) from error
+        warn("not recording: %s", error)
+        return None
+
+
+def _distributed() -> dict[str, str]:
+    try:
+        if (distributed := torch_distributed()) is not None:
+            return {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
+    except Exception as error:
+        warn("torch.distributed does not say which rank this is: %r", error)
+    return {}
+
+
+def _launched(environment: Mapping[str, str]) -> dict[str, str]:
+    for variables in LAUNCHERS:
+        if all(name in environment for name in variables[:2]):
+            pairs = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), variables, strict=True)
+            return {name: environment[variable] for name, variable in pairs if variable in environment}
+    return {}
+
+
+def _number(environment: Mapping[str, str], variable: str, default: int) -> int:
+    text = environment.get(variable, str(default))
+    # int() would also take "1_0" and " 1 ".
+    if not (text.isascii() and text.isdecimal()):
+        raise RingError(f"{variable}={text!r} is not a whole number")
+    return int(text)

@@ -22,14 +22,13 @@ from sftriage.model.windows import OTHER, StageSchema
 from sftriage.profiling.executor import CaptureExecutor
 from sftriage.recorder import layout
 from sftriage.recorder.device import CUDA_START_STEPS, DeviceTime, cuda_in_use, in_c
-from sftriage.recorder.files import forget_locks
+from sftriage.recorder.files import RingFile, forget_locks
 from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.moments import NEVER
-from sftriage.recorder.ring import RingFile
 
 if TYPE_CHECKING:
-    from sftriage.recorder.answering import Answering
     from sftriage.recorder.gradients import GradientWatch
+    from sftriage.recorder.mailbox import Answering
     from sftriage.recorder.moments import Stage
 
 

@@ -31,11 +31,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sftriage.seams import exchanges, models, parallel
-from sftriage.seams.exchanges import Exchanges
-from sftriage.seams.hooks import AROUND, Models
-from sftriage.seams.optimizers import Optimizers, frames
-from sftriage.seams.replaced import Replaced, uncompiled
+from sftriage.seams import models
+from sftriage.seams.hooks import AROUND, Models, Optimizers
+from sftriage.seams.replaced import REMAPS, Exchanges, Replaced, uncompiled
 from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, StageSteps
 
 if TYPE_CHECKING:
@@ -174,7 +172,7 @@ class Seams:
         """The first round has ended: it is known what is trained, so that a monitor can be made for it."""
         from sftriage.recorder import moments
         from sftriage.recorder import monitor as recorder
-        from sftriage.recorder.identity import COHORT_ENV
+        from sftriage.recorder.monitor import COHORT_ENV
 
         monitor = None
         try:
@@ -206,7 +204,7 @@ class Seams:
         optimizers = [made for reference in self.optimizers.seen.values() if (made := reference()) is not None]
         self.optimizers.seen.clear()
         trained = {id(one) for made in optimizers for group in made.param_groups for one in group["params"]}
-        module, parts = self._torch.nn.Module, parallel.kinds()
+        module, parts = self._torch.nn.Module, models.part_types()
         living = models.living((module, *parts))
         found = models.outermost([one for one in living if isinstance(one, module)], trained)
         self.trained = tuple(type(one).__name__ for one in found)
@@ -221,11 +219,11 @@ class Seams:
         elif self.exchanges.in_backward:
             exchanged = ("backward",)
         self.sync = tuple(one for one in exchanged if one in self.on)
-        if parallel.many_ranks():
-            at = parallel.coordinates_of([one for one in living if isinstance(one, parts)])
-            self.cohort = parallel.cohort_of(at, loads=self.steps.entered["data"] > 0)
+        if models.many_ranks():
+            at = models.coordinates_of([one for one in living if isinstance(one, parts)])
+            self.cohort = models.cohort_of(at, loads=self.steps.entered["data"] > 0)
             if not exchanged:
-                self.cohort = self.cohort or parallel.model_cohort(found)
+                self.cohort = self.cohort or models.model_cohort(found)
             if EXCHANGE in self.on:
                 # (one may come at any time, and all ranks have to have the same stages)
                 self.steps.stages = (*self.steps.stages[:-1], EXCHANGE, self.steps.stages[-1])
@@ -277,7 +275,8 @@ class Seams:
         """How many frames the compiler has compiled; 0 where that is not needed."""
         if not self.counters and COMPILATION in self.on:
             self.counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", self.counters)
-        return frames(self.counters)
+        compiled = self.counters.get("frames")
+        return 0 if compiled is None else compiled.get("total", 0)
 
 
 def lead() -> Seams | None:
@@ -295,7 +294,7 @@ def lead() -> Seams | None:
     if "torch.distributed" in sys.modules:
         # (before the seams are in, for they do not see it being imported)
         with contextlib.suppress(ImportError):
-            import_module(exchanges.REMAPS)
+            import_module(REMAPS)
     imported("torch")
     if _installed is not None and "torch.distributed.checkpoint.state_dict_saver" in sys.modules:
         _installed.checkpoints()
@@ -313,7 +312,7 @@ def imported(name: str) -> None:
             if directory := os.environ.get(REPORT_ENV):
                 _keep_report(_installed, Path(directory))
     elif _installed is not None:
-        (_installed.exchanges.remaps if name == exchanges.REMAPS else _installed.checkpoints)()
+        (_installed.exchanges.remaps if name == REMAPS else _installed.checkpoints)()
 
 
 def _keep_report(seams: Seams, directory: Path) -> None:

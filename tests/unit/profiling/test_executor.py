@@ -20,10 +20,10 @@ from sftriage.model.windows import StepRecord
 from sftriage.profiling import executor
 from sftriage.profiling.executor import CaptureExecutor
 from sftriage.profiling.session import ProfilerGuard, TorchSession
+from sftriage.recorder.files import RingFile
 from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.monitor import Monitor
 from sftriage.recorder.recording import Recording
-from sftriage.recorder.ring import RingFile
 from sftriage.windows.rings import open_ring
 from tests.recorded import new_records
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from sftriage.model.windows import StepRecord
-from sftriage.recorder import gradients, identity, moments, ring
-from sftriage.recorder.identity import COHORT_ENV, HOST_ENV, JOB_ENV
-from sftriage.recorder.monitor import RINGS_ENV, SPOOL_ENV, Monitor
+from sftriage.recorder import files, gradients, moments, monitor
+from sftriage.recorder.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
 from sftriage.windows import rings
 from sftriage.windows.rings import Ring, open_ring
 from tests.unit.slotted import make_info, record_of, slot_of
@@ -24,7 +23,7 @@ __all__ = ["make_info", "record_of", "slot_of"]
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests may themselves run under torchrun, or beside a recorded job."""
     torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    launched = [name for variables in identity.LAUNCHERS for name in variables]
+    launched = [name for variables in monitor.LAUNCHERS for name in variables]
     for name in (RINGS_ENV, SPOOL_ENV, JOB_ENV, HOST_ENV, COHORT_ENV, *torchrun, *launched):
         monkeypatch.delenv(name, raising=False)
 
@@ -46,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (gradients, identity, ring, rings):
+    for module in (files, gradients, monitor, rings):
         monkeypatch.setattr(module, "monotonic_ns", made)
     return made
 

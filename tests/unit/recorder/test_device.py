@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.recorder import Monitor, gradients, identity, moments, ring
+from sftriage.recorder import Monitor, files, gradients, moments, monitor
 from sftriage.recorder import device as device_time
 from sftriage.recorder.device import CUDA_START_STEPS, IN_FLIGHT, MAX_MARKS
 from sftriage.recorder.monitor import DEVICE_ENV
@@ -37,7 +37,7 @@ def simulated(form):
     made = FakeDevice()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "torch", made.in_torch)
-        for module in (gradients, identity, ring):
+        for module in (files, gradients, monitor):
             patch.setattr(module, "monotonic_ns", made.host_clock)
         patch.setattr(device_time, "driver", made.functions if form == "C" else tuple)
         yield made

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sftriage.recorder import identity, moments, ring
+from sftriage.recorder import files, moments, monitor
 from sftriage.recorder.device import CUDA_START_STEPS
 from sftriage.recorder.layout import BLOCK_WORDS, LIVE_AT, WORK
 from sftriage.recorder.monitor import Monitor
@@ -46,9 +46,9 @@ class Script:
         self.now_ns = 10**9
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(moments, "FORM", form)
-            for module in (identity, ring):
+            for module in (files, monitor):
                 patched.setattr(module, "monotonic_ns", self._clock)
-            patched.setattr(identity, "time_ns", lambda: 0)
+            patched.setattr(monitor, "time_ns", lambda: 0)
             kind = PythonMonitor if form is moments.PYTHON else Monitor
             self.monitor = kind(STAGES, ("backward",), rings=directory, slots=1)
         for operation, value in program:

@@ -17,6 +17,7 @@ from sftriage.errors import CaptureError, RingError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import plain
 from sftriage.recorder import RingInfo, layout
+from sftriage.recorder.files import RingFile
 from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT
 from sftriage.recorder.mailbox import (
     DOORBELL,
@@ -30,7 +31,6 @@ from sftriage.recorder.mailbox import (
     STATE,
     Mailbox,
 )
-from sftriage.recorder.ring import RingFile
 from tests.rings import word
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 5, 2, 30.0, 1 << 20, {"with_stack": True})

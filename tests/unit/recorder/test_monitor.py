@@ -16,7 +16,7 @@ import pytest
 from sftriage.capture.mailbox import MailboxClient
 from sftriage.errors import SchemaError, UsageError
 from sftriage.recorder import Monitor, recording
-from sftriage.recorder.ring import RingFile
+from sftriage.recorder.files import RingFile
 from sftriage.windows.rings import open_ring
 
 SELECT_TAKES = 1024

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from sftriage.base.files import GROUP_ENV, MODE_ENV
 from sftriage.errors import RingError
 from sftriage.recorder import Monitor, files, moments
+from sftriage.recorder.files import KEPT_RINGS, RingFile, claim, find_rings
 from sftriage.recorder.layout import (
     ADDITIONS_AT,
     BEGIN,
@@ -35,7 +36,6 @@ from sftriage.recorder.layout import (
     MAX_VALUE,
     NUMBER,
 )
-from sftriage.recorder.ring import KEPT_RINGS, RingFile, claim, find_rings
 from sftriage.windows.rings import open_ring
 from tests.recorded import new_records
 from tests.rings import word

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from sftriage.seams import parallel
-from sftriage.seams.parallel import cohort_of, coordinates_of
+from sftriage.seams import models
+from sftriage.seams.models import cohort_of, coordinates_of
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Group:
     ],
 )
 def test_a_rank_s_place_is_read_from_meshes_pipelines_and_groups(monkeypatch, living, groups, expected):
-    monkeypatch.setattr(parallel, "_groups", lambda: [(one.group_desc, one.at) for one in groups if one.ranks > 1])
+    monkeypatch.setattr(models, "_groups", lambda: [(one.group_desc, one.at) for one in groups if one.ranks > 1])
     assert coordinates_of(living) == expected
 
 

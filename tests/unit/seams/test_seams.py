@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sftriage
 from sftriage.recorder import monitor
-from sftriage.recorder.identity import COHORT_ENV, HOST_ENV, JOB_ENV
 from sftriage.recorder.moments import FORM, WHY_NOT_C
-from sftriage.recorder.monitor import RINGS_ENV, SPOOL_ENV, AutomaticMonitor, Monitor
+from sftriage.recorder.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, AutomaticMonitor, Monitor
 from sftriage.seams import hooks, patches
 from sftriage.seams.patches import NAMES, SEAMS_ENV, Seams, switched_off
 from sftriage.windows.rings import open_ring

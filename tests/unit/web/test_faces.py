@@ -13,7 +13,7 @@ import pytest
 
 from sftriage.base.process import start_ticks
 from sftriage.recorder import Monitor
-from sftriage.recorder.ring import RingFile
+from sftriage.recorder.files import RingFile
 from sftriage.runs import liveness
 from sftriage.runs.directory import read_info, write_info
 from sftriage.runs.liveness import (
