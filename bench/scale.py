@@ -25,9 +25,8 @@ from sftriage.model.counters import COUNTERS
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import OTHER, StageSchema, Window
 from sftriage.verdicts import Settings, judge
-from sftriage.windows.decoding import StepArrays
+from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, STEP, UNKNOWN, StepArrays
 from sftriage.windows.gather import Gatherer, Shape
-from sftriage.windows.slots import BETWEEN, DURATIONS, READY, STEP, UNKNOWN
 
 MS_NS = 1_000_000
 JITTER = 0.02

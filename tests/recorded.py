@@ -9,10 +9,10 @@ from sftriage.model.windows import StepRecord, Window
 from sftriage.recorder import RingInfo
 from sftriage.windows.counting import KIND, KeptReadings, kept_readings
 from sftriage.windows.gather import Shape
-from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import Ring
 from sftriage.windows.shipped import ReadCounts
+from sftriage.windows.steplog import find_logs
 
 
 def new_records(ring: Ring) -> list[StepRecord]:

@@ -31,8 +31,7 @@ from sftriage.runs.journal import Journal, read_journal
 from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore
 from sftriage.verdicts import Settings, judge
-from sftriage.windows.decoding import StepArrays, decode
-from sftriage.windows.slots import DURATIONS, READY, SEQ, START, STEP, slot_words
+from sftriage.windows.decoding import DURATIONS, READY, SEQ, START, STEP, StepArrays, decode, slot_words
 from sftriage.windows.steplog import KeptSteps, StepLog
 
 SCHEMA = StageSchema(("data", "forward", "backward", "other"), ("backward",))

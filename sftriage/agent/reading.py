@@ -19,13 +19,11 @@ from sftriage.errors import RingError
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.recorder import RingInfo, find_rings
 from sftriage.traces.disk import Counted, Do, at_once, refusal
-from sftriage.windows.decoding import StepArrays, together
+from sftriage.windows.decoding import StepArrays, slot_bytes, together
 from sftriage.windows.logs import LOG_KIND
 from sftriage.windows.moments import Batch, Copied, batches
 from sftriage.windows.rings import Ring, open_ring
-from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
-from sftriage.windows.slots import slot_bytes
-from sftriage.windows.statuses import status_of
+from sftriage.windows.shipped import RankLocation, ReadCounts, Rows, status_of
 from sftriage.windows.steplog import KeptSteps, StepLog, blocks_of
 
 BROKEN = {"steps": "steps are judged but not kept", LOG_KIND: "device times are judged but not kept"}

@@ -44,10 +44,9 @@ from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import decide_follow_up, decide_manual_request, trigger_of_request
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished, left_open
-from sftriage.stalls.pace import on_clock
-from sftriage.stalls.verdict import StallSettings, Watch, look, still_ranks
+from sftriage.stalls.verdict import StallSettings, Watch, look, on_clock, still_ranks
 from sftriage.verdicts import Past, Settings, judge
-from sftriage.verdicts.reproducing import reproduced
+from sftriage.verdicts.judging import reproduced
 from sftriage.windows.gather import Shape
 from sftriage.words.verdicts import where, who
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from sftriage.controller.needs import Fleet
-from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Trigger, WantedCapture
+from sftriage.mitigate.switch_state import Setting, SwitchStatus
+from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.model.events import (
     CaptureChanged,
     Event,
@@ -18,7 +19,44 @@ from sftriage.model.events import (
     WindowJudged,
 )
 from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import GpuFindings, JobStatus
 from sftriage.policy.losses import Losses
+from sftriage.windows.shipped import ReadCounts, Rows
+
+
+class Fleet(Protocol):
+    """The agents of a job. What crosses are records; times are ages, or nanoseconds since the epoch."""
+
+    def rows(self) -> Sequence[Rows]:
+        """Steps that were not told before."""
+
+    def statuses(self) -> JobStatus | None:
+        """What each rank of the newest generation is doing now; None before there is one."""
+
+    def want(self, wanted: Sequence[WantedCapture]) -> None:
+        """All captures that are wanted now: what is new is begun, what is there no more is called off."""
+
+    def switches(self) -> Sequence[SwitchStatus]:
+        """The groups of ranks that a remedy can be switched on, as they stand."""
+
+    def switch(self, wanted: Mapping[str, Setting]) -> None:
+        """What is to be in force in each group, by its name; told again, nothing happens again."""
+
+    def reports(self) -> Sequence[Report]:
+        """What became of captures since the last call."""
+
+    def telemetry(self) -> ReadCounts:
+        """What has come in so far."""
+
+    def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
+        """What drivers say of these ranks' GPUs; None as long as they are being asked: call again."""
+
+    def settled(self, agent: str, position: int) -> None:
+        """What came of an agent's rows up to this position is on record: they need not be sent again."""
+
+    def close(self) -> None:
+        """Let go of the agents; what has not ended is called off."""
+
 
 EXPIRES_S = 60.0
 """How long after it was decided a capture may begin: later the job is another one than what was decided about."""

@@ -14,8 +14,7 @@ from sftriage.fleet.wire import Block, Incarnation, Shipment
 from sftriage.mitigate.switch_state import UNLIKE, Setting, SwitchStatus, whole_groups
 from sftriage.model.windows import JobStatus
 from sftriage.recorder.layout import RingInfo
-from sftriage.windows.shipped import ReadCounts
-from sftriage.windows.statuses import together
+from sftriage.windows.shipped import ReadCounts, joined_statuses
 from sftriage.words.amounts import counted
 
 CLOCK_DRIFT = 1e-4
@@ -176,7 +175,7 @@ class Host:
 def status_of_all(hosts: Iterable[Host], generations: Generations, now_s: float) -> JobStatus | None:
     """What the ranks of the newest generation are doing, on all hosts that agree on the stages; None without any."""
     found = [(status, host.status_s) for host in hosts if (status := host.doing(generations)) is not None]
-    return together([status for status, _ in found], [int((now_s - at_s) * 1e9) for _, at_s in found])
+    return joined_statuses([status for status, _ in found], [int((now_s - at_s) * 1e9) for _, at_s in found])
 
 
 def _members(boot_id: str, infos: Mapping[int, RingInfo], generations: Generations) -> Sequence[Members]:

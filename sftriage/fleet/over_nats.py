@@ -57,7 +57,7 @@ def all_over(
 
 
 class NatsFleet:
-    """See `sftriage.controller.needs.Fleet`.
+    """See `sftriage.controller.desired.Fleet`.
 
     Args:
         hub: connected; closed with this.

@@ -35,10 +35,22 @@ from sftriage.model.captures import CAPTURE_ID, Report, WantedCapture
 from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import GpuFindings, JobStatus, StageSchema
 from sftriage.recorder.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
-from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
-from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
-from sftriage.windows.slots import FLAGS, KIND, KIND_REST, READY, SEQ, START, STEP, UNKNOWN, WORK, slot_words
-from sftriage.windows.statuses import N_VALUES, bounds
+from sftriage.windows.decoding import (
+    FLAGS,
+    KIND,
+    KIND_REST,
+    READY,
+    SEQ,
+    START,
+    STEP,
+    UNKNOWN,
+    WORK,
+    FloatArray,
+    IntArray,
+    StepArrays,
+    slot_words,
+)
+from sftriage.windows.shipped import N_VALUES, RankLocation, ReadCounts, Rows, bounds
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 1_000_000

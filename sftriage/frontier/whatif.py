@@ -4,22 +4,29 @@ After "Understanding Stragglers in Large Model Training Using What-if Analysis" 
 suspect's durations by its reference, let every wait shrink to what is left to wait for, and compare. In a segment all
 ranks leave together, so the replay is short: the last arrival moves, the sync stage's own work stays. Only the rank
 that arrives last can have a gain by itself, so a step costs one look at its leader and not R replays.
+
+The profile of a window is what its steps take by stage where no rank is late, and how late the last rank is.
+
+Of large jobs, two overlapping windows share the replay of their common steps. A row of a replay depends on its own
+step, and on what came after the last sync of the step before. So the rows of shared steps are the same in both windows,
+except the first: the step before it is not part of the window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier.accounting import Walk
+from sftriage.frontier.accounting import Segment, Walk, segments, walked
 from sftriage.frontier.accounting import joined as joined_walks
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, SingleArray, medians
-from sftriage.frontier.roles import Roles
-from sftriage.frontier.segments import Segment
+from sftriage.frontier.roles import SAMPLE_RANKS, Roles
+from sftriage.model.windows import StageSchema, Window
 
 MAD_TO_SIGMA = 1.4826
 """Standard deviations in one median absolute deviation, for normal noise."""
@@ -209,3 +216,153 @@ def jitter_s(times: Samples) -> float:
             late_MCX -= medians(late_MCX, axis=0)
             residuals.append(np.abs(late_MCX, out=late_MCX).ravel())
     return float(MAD_TO_SIGMA * medians(np.concatenate(residuals))) if residuals else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """The times of a window's steps, in seconds. N steps, C cohorts, S stages.
+
+    (Without slots, for the cached property.)
+
+    Attributes:
+        level_NCS: local time by stage of the median rank, without the one that arrived last.
+        common_NCS: local time by stage that three quarters of the ranks at least take.
+        sync_NS: the sync stages' own work, past the last arrival.
+        lateness_N: the last arrival past the median one, summed over the step's segments.
+        jitter_s: scale of a rank's ordinary jitter in arrival, summed over the step's segments as lateness is.
+        own_NR: each rank's local time, if there is a cohort of two ranks; otherwise of no ranks.
+    """
+
+    level_NCS: FloatArray
+    common_NCS: FloatArray
+    sync_NS: FloatArray
+    lateness_N: FloatArray
+    jitter_s: float
+    own_NR: FloatArray
+
+    def of(self, steps_N: BoolArray) -> Profile:
+        """The profile of some of the steps."""
+        names = ("level_NCS", "common_NCS", "sync_NS", "lateness_N", "own_NR")
+        return replace(self, **{name: getattr(self, name)[steps_N] for name in names})
+
+    @cached_property
+    def typical(self) -> Typical:
+        """Medians over the steps; the mean of lateness, in which rare delays count."""
+        level_CS, common_CS, sync_S = (medians(one, axis=0) for one in (self.level_NCS, self.common_NCS, self.sync_NS))
+        return Typical(level_CS, common_CS, sync_S, self.lateness_s)
+
+    @property
+    def lateness_s(self) -> float:
+        """The mean lateness of the last arrival."""
+        return float(self.lateness_N.mean())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Typical:
+    """A typical step, in seconds (see `Profile`)."""
+
+    level_CS: FloatArray
+    common_CS: FloatArray
+    sync_S: FloatArray
+    lateness_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Its length; cohorts run in parallel."""
+        return float(self.level_CS.sum(axis=1).max() + self.sync_S.sum()) + self.lateness_s
+
+
+def profile(replays: list[SegmentReplay], n_steps: int, roles: Roles) -> Profile:
+    """The profile of a window's steps from its replay. What came after a step's last sync belongs to that step."""
+    n_stages = replays[0].excess_MS.shape[1]
+    level_NCS, common_NCS = (np.zeros((n_steps, len(roles.members), n_stages)) for _ in range(2))
+    sync_NS, lateness_N = np.zeros((n_steps, n_stages)), np.zeros(n_steps)
+    for one in replays:
+        for k, column in enumerate(one.walk.segment.local):
+            rows = slice(column.offset, column.offset + n_steps)
+            level_NCS[:, :, column.stage] += one.reference_KMC[k][rows]
+            common_NCS[:, :, column.stage] += one.common_KMC[k][rows]
+        lateness_N += one.lateness_M[:n_steps]
+        own = one.walk.segment.own
+        if own is not None:
+            sync_NS[:, own.stage] += (one.walk.end_M - one.walk.last_M)[:n_steps]
+    pairs = any(len(ranks) == 2 for ranks in roles.members)
+    own_NR = sum(one.walk.arrival_MR[:n_steps] for one in replays) if pairs else np.zeros((n_steps, 0))
+    jitter_total_s = sum(jitter_s(arrivals(one.walk, roles)) for one in replays)
+    return Profile(level_NCS, common_NCS, sync_NS, lateness_N, jitter_total_s, np.asarray(own_NR))
+
+
+TOLD_BY_RANKS = 8
+"""Ranks whose times are compared to check that two windows agree in the steps that they share."""
+
+Parts = tuple[StageSchema, int, Roles, tuple[tuple[object, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptReplay:
+    """The replays of a window, kept for the next one, with the times of a few ranks (N × X × S)."""
+
+    first_step: int
+    parts: Parts
+    some_NXS: FloatArray
+    replays: tuple[SegmentReplay, ...]
+
+
+def remembered(window: Window, roles: Roles, replays: list[SegmentReplay]) -> KeptReplay | None:
+    """What is kept for the next window; None for a small job, where replaying again is faster."""
+    if window.durations_NRS.shape[1] <= SAMPLE_RANKS:
+        return None
+    emptied = [
+        replace(one, walk=replace(one.walk, segment=replace(one.walk.segment, local=(), own=None))) for one in replays
+    ]
+    found = [one.walk.segment for one in replays]
+    return KeptReplay(window.first_step, _parts(window, roles, found), _some(window), tuple(emptied))
+
+
+def resumed(window: Window, roles: Roles, before: KeptReplay | None) -> list[SegmentReplay] | None:
+    """The replays of a complete window, reusing those of the one before; None if they cannot be reused."""
+    n_steps = len(window.durations_NRS)
+    if before is None or window.durations_NRS.shape[1] <= SAMPLE_RANKS:
+        return None
+    ahead = window.first_step - before.first_step
+    last_known = before.first_step + len(before.some_NXS) - 1
+    n_shared = last_known - window.first_step + 1
+    if ahead <= 0 or not 2 <= n_shared < n_steps:
+        return None
+    whole = segments(window, np.ones(n_steps, dtype=np.bool_))
+    same_parts = before.parts == _parts(window, roles, whole)
+    if not same_parts or not np.array_equal(before.some_NXS[ahead:], _some(window)[:n_shared]):
+        return None
+    found = []
+    for first, last in ((window.first_step, window.first_step), (last_known, window.last_step)):
+        walks, complete_N = walked(window.steps(first, last), roles.some_X)
+        if not complete_N.all():
+            return None
+        found.append(replay(walks, roles, len(window.schema.stages)))
+    one_step, new = found
+    return [
+        joined(
+            [
+                (one_step[k], slice(0, 1)),
+                (before.replays[k], slice(ahead + 1, ahead + n_shared)),
+                (new[k], slice(1, new[k].walk.segment.n_rows)),
+            ],
+            segment,
+            len(window.schema.stages),
+        )
+        for k, segment in enumerate(whole)
+    ]
+
+
+def _parts(window: Window, roles: Roles, found: list[Segment]) -> Parts:
+    """What two windows must have in common for their rows to be the same: ranks and columns."""
+    columns = tuple(
+        (column.stage, column.offset, column.over_NR is None, column.up_to_NR is None)
+        for segment in found
+        for column in segment.columns
+    )
+    return window.schema, window.attempt, roles, columns
+
+
+def _some(window: Window) -> FloatArray:
+    return window.durations_NRS[:, :: window.durations_NRS.shape[1] // TOLD_BY_RANKS].copy()

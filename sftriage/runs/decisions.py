@@ -31,7 +31,7 @@ from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import Note, RequestRow, WindowRow, note_kind
 from sftriage.runs.journal import read_journal
 from sftriage.runs.outlook import CaptureStatus, statuses
-from sftriage.windows.log_segments import find_logs
+from sftriage.windows.steplog import find_logs
 from sftriage.words.decisions import decision_values, reason_sentence
 from sftriage.words.keeping import compacted_sentence, disk_now, disk_sentence
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier.accounting import by_step
-from sftriage.frontier.segments import segments
+from sftriage.frontier.accounting import by_step, segments
 from sftriage.model.windows import Window
 from sftriage.recorder import RingInfo
 from sftriage.windows.logs import StepFile, StepLogs, Thinning, windows

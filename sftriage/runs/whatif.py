@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError
-from sftriage.frontier.segments import complete_steps, segments
+from sftriage.frontier.accounting import complete_steps, segments
 from sftriage.model.counters import MOST_FRACTION
 from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict

@@ -21,9 +21,8 @@ from sftriage.agent.reading import RankLog
 from sftriage.recorder import RingInfo
 from sftriage.traces.disk import Counted, Disk, at_once
 from sftriage.windows.decoding import StepArrays, together
-from sftriage.windows.log_segments import find_segments
 from sftriage.windows.logs import LOG_KIND
-from sftriage.windows.steplog import KeptSteps, blocks_of
+from sftriage.windows.steplog import KeptSteps, blocks_of, find_segments
 
 LOGS_PER_SECOND = 256
 """So many logs are written a second, if there are so many."""

@@ -113,11 +113,11 @@ class ThisHost(Agent):
         super().__init__(*places, job=info.job, run=info.run_id, nsys=nsys, kept=kept_of(info), do=do)
 
     def switches(self) -> list[SwitchStatus]:
-        """See `controller.needs.Fleet`: a group that extends to other hosts is not switched from here."""
+        """See `controller.desired.Fleet`: a group that extends to other hosts is not switched from here."""
         return whole_groups(super().switches())
 
     def settled(self, agent: str, position: int) -> None:
-        """See `controller.needs.Fleet`: this host sends nothing twice."""
+        """See `controller.desired.Fleet`: this host sends nothing twice."""
 
 
 def kept_of(info: RunInfo) -> KeptSteps | None:

@@ -21,8 +21,7 @@ from sftriage.base.files import refusing
 from sftriage.base.log_once import LogOnce
 from sftriage.base.loops import Loop
 from sftriage.controller.controller import Controller, in_force, shape_of
-from sftriage.controller.desired import Corroboration, DesiredCaptures, ResumeState, resume_state
-from sftriage.controller.needs import Fleet
+from sftriage.controller.desired import Corroboration, DesiredCaptures, Fleet, ResumeState, resume_state
 from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.windows import WindowAssembly
 from sftriage.errors import SftriageError

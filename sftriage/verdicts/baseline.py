@@ -15,8 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from sftriage.frontier.arrays import FloatArray, medians
-from sftriage.frontier.profile import Profile, Typical
-from sftriage.frontier.whatif import MAD_TO_SIGMA
+from sftriage.frontier.whatif import MAD_TO_SIGMA, Profile, Typical
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import Window
 from sftriage.verdicts.settings import Settings

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sftriage.frontier.accounting import complete_steps
 from sftriage.frontier.arrays import BoolArray
-from sftriage.frontier.segments import complete_steps
 from sftriage.model.verdicts import Clock, Verdict
 from sftriage.model.windows import Window
 from sftriage.verdicts.settings import Settings

@@ -4,10 +4,12 @@ Peers in the same step cannot show what they all share, and a baseline that foll
 step's time, each stage's level and the sync stages' own work are compared with the job's best. Slower steps add to the
 evidence and others take from it: a CUSUM (Page 1954) over the signs, so that neither the size of a hiccup nor the
 distribution of the times matters. The *best* is the level that one block of steps in four has kept to, and two blocks
-at least; blocks of a job that has become slower do not count. A job that climbs keeps to no level: its best is where it
-began to (`sftriage.verdicts.climbing`).
+at least; blocks of a job that has become slower do not count.
 
-Each kind of step and size of work has a best of its own, and each kind of step its evidence.
+A job that climbs becomes slower from its start on, and so steadily that it keeps to no level: its best is where it
+began to. Each kind of step and size of work has a best of its own, and each kind of step its evidence.
+
+A pause is a step or a few that all ranks have spent many times as long in as in others, and no rank alone explains.
 """
 
 from __future__ import annotations
@@ -22,14 +24,97 @@ from numpy.typing import NDArray
 
 from sftriage.frontier.accounting import Walk, advances_by_step
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
-from sftriage.frontier.profile import Profile
-from sftriage.frontier.whatif import MAD_TO_SIGMA
+from sftriage.frontier.whatif import MAD_TO_SIGMA, Profile
+from sftriage.model.events import JobPaused, PauseReason
 from sftriage.model.verdicts import Regression
 from sftriage.model.windows import Window
 from sftriage.verdicts.baseline import MAX_SAMPLES, Regime, Samples, met, regimes_of
-from sftriage.verdicts.climbing import LAST_STEP, WORK, Way, more_work
-from sftriage.verdicts.climbing import STEP as STEP_AT
 from sftriage.verdicts.settings import Settings
+
+FIRST_BLOCK_STEPS, LAST_BLOCK_STEPS, LEAST_BLOCKS = 4, 64, 6
+"""A climb is seen in the medians of blocks of as many steps, and in no fewer blocks. A job that has not climbed in the
+two thousand steps of the largest blocks has kept to a level."""
+
+ERRORS, WANDERINGS = 8.0, 3.0
+"""A climb is as high as so many standard errors of a median, and so many times what blocks come to that rise and fall
+by chance: ranks that share cores differ for dozens of steps."""
+
+BLOCK_STEP, BLOCK_TIMES, BLOCK_WORK, BLOCK_SPREAD = 0, 1, -2, -1
+"""What there is of a block (K): its last step, the medians of what is measured of its steps, of which the step's length
+is the first one and the work the last one, and how much the lengths spread."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """The way of one regime's steps since the job's start, in blocks of equal length.
+
+    Attributes:
+        steps: how many steps a block has; twice as many whenever there are too many blocks, and 0 in the end.
+        blocks: the blocks that are full, `MAX_SAMPLES` at most (K).
+        rest: what is measured of the steps since then.
+    """
+
+    steps: int = FIRST_BLOCK_STEPS
+    blocks: tuple[FloatArray, ...] = ()
+    rest: tuple[FloatArray, ...] = ()
+
+    @property
+    def room(self) -> int | None:
+        """How many steps there are until the next block is full; None where there is none to come."""
+        return self.steps - len(self.rest) if self.steps else None
+
+    def after(self, step: int, rows: Sequence[FloatArray], slower: bool) -> Way:
+        """The way after the steps up to this one, as many as there is room for, unless the job is ``slower``."""
+        rest = (*self.rest, *rows)
+        if len(rest) < self.steps or not self.steps:
+            return Way(self.steps, self.blocks, rest if self.steps else ())
+        if slower:
+            return Way(self.steps, self.blocks)
+        rest_KN = np.array(rest).T.copy()
+        typical = medians(rest_KN)
+        spread = medians(np.abs(rest_KN[0] - typical[0])) * MAD_TO_SIGMA
+        blocks = (*self.blocks, np.concatenate(([step], typical, [spread])))
+        if len(blocks) < MAX_SAMPLES:
+            return Way(self.steps, blocks)
+        return Way(2 * self.steps, _joined(blocks)) if self.steps < LAST_BLOCK_STEPS else Way(0)
+
+    def climb(self, settings: Settings) -> tuple[FloatArray, ...]:
+        """The blocks from the best one to the last, if the job has climbed from it for most of its time."""
+        blocks, steps = self.blocks, self.steps
+        while not self.rest and len(blocks) >= LEAST_BLOCKS:
+            best = int(np.argmin([block[BLOCK_TIMES] for block in blocks]))
+            since = blocks[best:]
+            if 4 * best < len(blocks) and len(since) >= LEAST_BLOCKS and _climbs(np.array(since), steps, settings):
+                return since
+            blocks, steps = _joined(blocks), 2 * steps
+        return ()
+
+
+def more_work(work_N: FloatArray, work: float) -> FloatArray:
+    """How many times as long steps may take that have more work: no training step grows faster than by its square."""
+    return np.maximum(1.0, work_N / work) ** 2 if work > 0.0 else np.ones(len(work_N))
+
+
+def _joined(blocks: tuple[FloatArray, ...]) -> tuple[FloatArray, ...]:
+    pairs = zip(blocks[::2], blocks[1::2], strict=False)
+    return tuple(np.concatenate((two[:1], (one[1:] + two[1:]) / 2)) for one, two in pairs)
+
+
+def _climbs(since_NK: FloatArray, steps: int, settings: Settings) -> bool:
+    """Whether blocks of so many steps rise from the first to the last by what is reported, and steadily.
+
+    A jump that is most of it is no climb, and neither are blocks of which many fall.
+    """
+    best_s = since_NK[0, BLOCK_TIMES]
+    over_N = since_NK[:, BLOCK_TIMES] / more_work(since_NK[:, BLOCK_WORK], since_NK[0, BLOCK_WORK]) / best_s - 1.0
+    rises_N, height = np.diff(over_N), float(over_N[-1])
+    # The standard error of a median is 1.25 σ/√n.
+    error = 1.25 * float(medians(since_NK[:, BLOCK_SPREAD])) / best_s / math.sqrt(steps)
+    wandering = float(rises_N.std(ddof=1)) * math.sqrt(len(rises_N))
+    least = max(settings.min_over_best_fraction, ERRORS * error, WANDERINGS * wandering)
+    jump, fallen = float(rises_N.max()), float(-rises_N.clip(max=0.0).sum())
+    return bool(height >= max(least, jump / settings.most_fraction, fallen / settings.most_fraction**2))
+
 
 StepArray = NDArray[np.int64]
 
@@ -132,7 +217,7 @@ class Best:
     last: FloatArray | None = None
     changes: tuple[FloatArray, ...] = ()
     level: BestLevel | None = None
-    way: Way = Way()  # noqa: RUF009  # frozen
+    way: Way = Way()  # frozen
     lowest_s: float = math.inf
 
     def after(self, last_step: int, rows: Sequence[FloatArray], slower: bool, settings: Settings) -> Best:
@@ -328,16 +413,16 @@ def _no_evidence(kind: str, stages: tuple[str, ...], step: int) -> SpeedTest:
 
 def _before_climb(first: FloatArray, settings: Settings) -> BestLevel:
     """The best of a job that has climbed since such a block."""
-    best_Q = first[STEP_AT:WORK]
+    best_Q = first[BLOCK_TIMES:BLOCK_WORK]
     line_Q = np.full(len(best_Q), settings.slower_fraction)
     line_Q[QUEUED] = np.inf
-    return BestLevel(best_Q, line_Q, np.ones(len(best_Q)), float(first[WORK]))
+    return BestLevel(best_Q, line_Q, np.ones(len(best_Q)), float(first[BLOCK_WORK]))
 
 
 def _climbed(test: SpeedTest, since_NK: FloatArray, level: BestLevel, settings: Settings) -> SpeedTest:
     """The evidence after a climb over such blocks: it stands since the block that was the last one not to be slower."""
-    over_NQ = level.over_NQ(since_NK[:, STEP_AT:WORK], since_NK[:, WORK])
-    steps_N = since_NK[:, LAST_STEP].astype(np.int64)
+    over_NQ = level.over_NQ(since_NK[:, BLOCK_TIMES:BLOCK_WORK], since_NK[:, BLOCK_WORK])
+    steps_N = since_NK[:, BLOCK_STEP].astype(np.int64)
     at = int(np.flatnonzero(over_NQ[:, STEP] <= settings.slower_fraction)[-1])
     onset = int(steps_N[at]) + 1, int(steps_N[max(at - 1, 0)]) + 1, int(steps_N[min(at + 1, len(steps_N) - 1)]) + 1
     is_step_Q = np.arange(len(test.evidence_Q)) == STEP
@@ -422,3 +507,55 @@ def _slower_stages(over_S: FloatArray, best_S: FloatArray, stages: tuple[str, ..
         if float(over_S[rest].sum()) / rest_s < 0.5 * slower:
             return tuple(stage for at, stage in enumerate(stages) if at not in rest)
     return ()
+
+
+PAUSE_STEPS, LEAST_PAUSE_S = 10.0, 1.0
+"""A pause is a step that takes as many times the typical one's length, and this much longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause in some steps: what they took over the typical step, the stage with most of that, and what it was."""
+
+    first_step: int
+    last_step: int
+    lasted_s: float
+    stage: str
+    reason: PauseReason
+
+    def event(self, time_s: float, attempt: int) -> JobPaused:
+        """The pause as it goes on record."""
+        return JobPaused(time_s, attempt, self.first_step, self.last_step, self.lasted_s, self.stage, self.reason)
+
+
+def paused_steps(measures: StepMeasures, settings: Settings) -> BoolArray:
+    """The steps of a window in which the job paused: most of what they take longer is what all ranks have in common.
+
+    A step with a kind is as long as that kind takes.
+    """
+    counts_N: BoolArray = measures.counts_N & np.asarray([kind == "" for kind, _ in measures.regimes])
+    if not counts_N.any():
+        return counts_N
+    times_NQ = measures.times_NQ
+    usual_Q = medians(times_NQ[counts_N], axis=0)
+    over_NQ = times_NQ - usual_Q
+    least_s = max(LEAST_PAUSE_S, (PAUSE_STEPS - 1.0) * float(usual_Q[STEP]))
+    paused_N = counts_N & (over_NQ[:, STEP] >= least_s)
+    return np.asarray(paused_N & (over_NQ[:, COMMON] >= settings.most_fraction * over_NQ[:, STEP]))
+
+
+def pauses(measures: StepMeasures, settings: Settings, new_from: int) -> tuple[Pause, ...]:
+    """The pauses in a window's steps from ``new_from`` on. Of steps on end, those in one window are one."""
+    paused_N, found, stages = paused_steps(measures, settings), [], measures.stages
+    usual_Q = medians(measures.times_NQ[measures.counts_N], axis=0) if paused_N.any() else np.zeros(0)
+    ends = np.flatnonzero(np.diff(np.concatenate(([False], paused_N, [False])).astype(np.int8))).reshape(-1, 2)
+    for begin, end in np.maximum(ends, new_from - measures.first_step).tolist():
+        if begin == end:
+            continue
+        over_Q = (measures.times_NQ[begin:end] - usual_Q).sum(axis=0)
+        local_S, sync_S = over_Q[STAGES : STAGES + len(stages)], over_Q[STAGES + len(stages) : QUEUED]
+        s = int(np.argmax(local_S + sync_S))
+        reason: PauseReason = "in_sync" if sync_S[s] >= local_S[s] else "in_own_work"
+        first = measures.first_step + begin
+        found.append(Pause(first, measures.first_step + end - 1, float(over_Q[STEP]), stages[s], reason))
+    return tuple(found)

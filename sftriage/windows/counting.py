@@ -1,6 +1,6 @@
 """What the kernel counted of the ranks: readings, kept in a log named ``counters``, and laid over the steps.
 
-A reading is signed 64-bit words in native order (see `windows.log_segments`)::
+A reading is signed 64-bit words in native order (see `windows.steplog`)::
 
     at_ns       when it was taken, on the host's monotonic clock
     ...         the counters in the order of `counters.COUNTERS`, in nanoseconds or as counts; -1 where unknown
@@ -30,7 +30,7 @@ from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import COUNTERS_MAGIC, HEADER_BYTES, WORD_BYTES
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, records
-from sftriage.windows.log_segments import LogFiles, LogLimits, SegmentedLog, same_writer, segment_name
+from sftriage.windows.steplog import LogFiles, LogLimits, SegmentedLog, same_writer, segment_name
 
 KIND = "counters"
 UNKNOWN = -1

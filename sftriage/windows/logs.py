@@ -21,11 +21,9 @@ from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT
 from sftriage.windows.counting import KIND, kept_readings
-from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, together
+from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, slot_bytes, together
 from sftriage.windows.gather import Gatherer, Shape
-from sftriage.windows.log_segments import LogFiles, find_logs
-from sftriage.windows.slots import slot_bytes
-from sftriage.windows.steplog import BLOCK_STEPS, MAGICS, PERIOD_STEPS, stay
+from sftriage.windows.steplog import BLOCK_STEPS, MAGICS, PERIOD_STEPS, LogFiles, find_logs, stay
 from sftriage.words.keeping import thinning
 
 NS = 1e-9

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sftriage.model.windows import StageSchema
 from sftriage.recorder import RingInfo, layout
-from sftriage.windows import slots
+from sftriage.windows import decoding
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays
 
 _STEP_BITS = 44
@@ -116,17 +116,19 @@ def _decoded(parts: Sequence[Copied], schema: StageSchema) -> list[Batch]:
     left_ns_B, begin_ns_B = values.last(layout.LEFT, -1), values.last(layout.BEGIN)
     before_ns_B = np.roll(np.where(whole_B, np.maximum(values.last(layout.END, -1), left_ns_B), -1), 1)
     before_ns_B[begins[counts > 0]] = [part.ended_ns for part in parts if len(part.bounds) > 1]
-    slots_BW = np.zeros((values.n_steps, slots.slot_words(schema)), dtype=np.int64)
-    slots_BW[:, slots.SEQ] = np.arange(values.n_steps) + np.repeat([part.first_seq for part in parts] - begins, counts)
-    slots_BW[:, slots.STEP] = values.last(layout.NUMBER)
-    slots_BW[:, slots.START] = begin_ns_B + begun_ns_B
-    slots_BW[:, slots.BETWEEN] = np.where(before_ns_B >= 0, np.maximum(begin_ns_B - before_ns_B, 0), 0)
-    slots_BW[:, slots.FLAGS] = np.where(left_ns_B >= 0, slots.INCOMPLETE, 0)
-    slots_BW[values.last(layout.CAPTURING) > 0, slots.FLAGS] |= slots.CAPTURING
-    slots_BW[:, slots.KIND : slots.KIND_REST + 1] = _kinds(values)
-    slots_BW[:, slots.WORK] = values.last(layout.WORK)
-    slots_BW[:, slots.READY] = _ready(cuts, schema, *values.all_of(layout.READY), values.n_steps)
-    slots_BW[:, slots.DURATIONS : -1] = np.concatenate([took_ns_BS, passed_ns_BG], axis=1)
+    slots_BW = np.zeros((values.n_steps, decoding.slot_words(schema)), dtype=np.int64)
+    slots_BW[:, decoding.SEQ] = np.arange(values.n_steps) + np.repeat(
+        [part.first_seq for part in parts] - begins, counts
+    )
+    slots_BW[:, decoding.STEP] = values.last(layout.NUMBER)
+    slots_BW[:, decoding.START] = begin_ns_B + begun_ns_B
+    slots_BW[:, decoding.BETWEEN] = np.where(before_ns_B >= 0, np.maximum(begin_ns_B - before_ns_B, 0), 0)
+    slots_BW[:, decoding.FLAGS] = np.where(left_ns_B >= 0, decoding.INCOMPLETE, 0)
+    slots_BW[values.last(layout.CAPTURING) > 0, decoding.FLAGS] |= decoding.CAPTURING
+    slots_BW[:, decoding.KIND : decoding.KIND_REST + 1] = _kinds(values)
+    slots_BW[:, decoding.WORK] = values.last(layout.WORK)
+    slots_BW[:, decoding.READY] = _ready(cuts, schema, *values.all_of(layout.READY), values.n_steps)
+    slots_BW[:, decoding.DURATIONS : -1] = np.concatenate([took_ns_BS, passed_ns_BG], axis=1)
     device, of_device = _device(values, schema, begun_ns_B)
     torn_B = ~whole_B
     torn_B[(begins + counts - 1)[[part.tail for part in parts]]] = False
@@ -265,7 +267,7 @@ def _ready(cuts: _Cuts, schema: StageSchema, of_X: IntArray, ready_ns_X: IntArra
     In each visit what came after its last gradient is a wait, and so is all of one that has none. Unknown for a step
     without any.
     """
-    ready_ns_B = np.full(n_steps, slots.UNKNOWN, dtype=np.int64)
+    ready_ns_B = np.full(n_steps, decoding.UNKNOWN, dtype=np.int64)
     known_B = np.bincount(of_X, minlength=n_steps) > 0
     known_B &= np.bincount(cuts.of_C, minlength=n_steps) > 0
     if not known_B.any():
@@ -349,12 +351,12 @@ def _device(values: _Values, schema: StageSchema, begun_ns_B: IntArray) -> tuple
     """The device times that stand between steps, as slots, and before the end of which steps."""
     code_M = values.code_M
     if not values.codes[layout.DEVICE_STEP]:
-        return np.zeros((0, slots.slot_words(schema)), dtype=np.int64), np.zeros(0, dtype=np.int64)
+        return np.zeros((0, decoding.slot_words(schema)), dtype=np.int64), np.zeros(0, dtype=np.int64)
     at_M = np.flatnonzero(((code_M >= layout.ON_STREAM) & (code_M < layout.BEGIN)) | (code_M >= layout.DEVICE_STEP))
     code_C, value_C, where_C = code_M[at_M], values.value_M[at_M], values.of_M[at_M]
     begins_C = code_C == layout.DEVICE_STEP
     n_found = int(begins_C.sum())
-    slots_BW = np.zeros((n_found, slots.slot_words(schema)), dtype=np.int64)
+    slots_BW = np.zeros((n_found, decoding.slot_words(schema)), dtype=np.int64)
     of_C = np.cumsum(begins_C) - 1
     found_C = of_C >= 0
     found = _Values(code_C[found_C], value_C[found_C], of_C[found_C], n_found, values.codes)
@@ -379,11 +381,11 @@ def _device(values: _Values, schema: StageSchema, begun_ns_B: IntArray) -> tuple
     cuts = _Cuts(of_C, at_ns_C, stage_C, visit_C, changed_C, last_C)
     took_ns_BS, passed_ns_BG = _durations(cuts, schema, n_found)
     where_B = where_C[begins_C]
-    slots_BW[:, slots.SEQ] = value_C[begins_C]
-    slots_BW[:, slots.STEP] = found.last(layout.DEVICE_NUMBER)
-    slots_BW[:, slots.START] = found.last(layout.DEVICE_START) + begun_ns_B[where_B]
-    slots_BW[:, slots.BETWEEN] = found.last(layout.DEVICE_BETWEEN)
-    slots_BW[:, slots.FLAGS] = np.where(found.last(layout.DEVICE_FLAGS) > 0, slots.CAPTURING, 0)
-    slots_BW[:, slots.READY] = _ready(cuts, schema, *found.all_of(layout.DEVICE_READY), n_found)
-    slots_BW[:, slots.DURATIONS : -1] = np.concatenate([took_ns_BS, passed_ns_BG], axis=1)
+    slots_BW[:, decoding.SEQ] = value_C[begins_C]
+    slots_BW[:, decoding.STEP] = found.last(layout.DEVICE_NUMBER)
+    slots_BW[:, decoding.START] = found.last(layout.DEVICE_START) + begun_ns_B[where_B]
+    slots_BW[:, decoding.BETWEEN] = found.last(layout.DEVICE_BETWEEN)
+    slots_BW[:, decoding.FLAGS] = np.where(found.last(layout.DEVICE_FLAGS) > 0, decoding.CAPTURING, 0)
+    slots_BW[:, decoding.READY] = _ready(cuts, schema, *found.all_of(layout.DEVICE_READY), n_found)
+    slots_BW[:, decoding.DURATIONS : -1] = np.concatenate([took_ns_BS, passed_ns_BG], axis=1)
     return slots_BW[whole_B], where_B[whole_B]

@@ -1,24 +1,383 @@
-"""The step log: the steps of one rank on disk, in slots (see `windows.slots`), the newest whole and older ones thinned.
+"""Logs on disk: segments of records, and the step log, the newest steps of one rank whole and older ones thinned.
 
-The agent appends to it; the trainer never touches it, so that it may lie on a disk. A segment that is beyond what is
-kept whole goes, and some of its steps stay in a log beside it, ``thinned-steps``: the same ones of every rank, and so
-many in a row that windows can be judged over them.
+A log is ``rank-<rank>.<attempt>.<kind>``, and after it, once that is full, ``rank-<rank>.<attempt>.<first>.<kind>``:
+segments in the order of ``first``, the first word of their first record. Each is a header (see
+`sftriage.recorder.layout`) and records in a line: 64-bit words in native order, of which the first one grows from
+record to record, and the last one is the CRC-32 of the bytes before it.
+
+The agent appends to them; the trainer never touches them, so that they may lie on a disk. A segment of steps that is
+beyond what is kept whole goes, and some of its steps stay in a log beside it, ``thinned-steps``: the same ones of every
+rank, and enough in a row that windows can be judged over them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+import re
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 
+from sftriage.base.files import open_regular
+from sftriage.errors import RingError
+from sftriage.model.windows import StageSchema
 from sftriage.recorder.files import OpenFile
-from sftriage.recorder.layout import DEVICE_LOG_MAGIC, HEADER_BYTES, LOG_MAGIC, RingInfo
-from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, sealed
-from sftriage.windows.log_segments import LogLimits, SegmentedLog, thinned_kind
-from sftriage.windows.slots import START, slot_bytes
+from sftriage.recorder.layout import (
+    DEVICE_LOG_MAGIC,
+    HEADER_BYTES,
+    LOG_MAGIC,
+    MAX_COUNT,
+    WORD_BYTES,
+    RingInfo,
+    decode_header,
+    encode_header,
+)
+from sftriage.windows.decoding import START, BoolArray, IntArray, StepArrays, checked, sealed, slot_bytes
+
+MAX_SEGMENT_BYTES = 4 << 20
+MIN_SEGMENT_BYTES = 16 << 10
+SEGMENTS = 4
+"""A log has at least so many once it is full: when the oldest one goes, most of it stays."""
+
+_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})(?:\.(\d{1,19}))?\.([a-z-]+)")
+_WORD = struct.Struct("=q")
+
+
+class SegmentName(NamedTuple):
+    """What the name of a segment says. The first segment of a log is number 0, whatever its first record is."""
+
+    rank: int
+    attempt: int
+    kind: str
+    first: int
+
+
+def segment_name(file_name: str) -> SegmentName | None:
+    """What a file is by its name; None where it is no segment of a log."""
+    found = _NAME.fullmatch(file_name)
+    return None if found is None else SegmentName(int(found[1]), int(found[2]), found[4], int(found[3] or 0))
+
+
+def find_segments(directory: Path, ranks: Collection[int] | None = None) -> list[tuple[SegmentName, Path]]:
+    """The files in a directory that are segments by their names, of all ranks or some, in the order of these.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    # (a large job has many files)
+    beginning = "rank-" if ranks is None else tuple(f"rank-{rank}." for rank in ranks)
+    entries = (entry for entry in os.scandir(directory) if entry.name.startswith(beginning))
+    named = [(name, entry.path) for entry in entries if (name := segment_name(entry.name)) is not None]
+    return [(name, Path(path)) for name, path in sorted(named)]
+
+
+def thinned_kind(kind: str) -> str:
+    """What logs are called that hold what is left of older steps."""
+    return f"thinned-{kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """The segments of one rank's log, oldest first; of the first ``n_thinned``, only some steps are left.
+
+    ``oldest_seq`` is the sequence number with which the oldest one begins, or 0 for a log's very first one.
+    """
+
+    rank: int
+    attempt: int
+    segments: tuple[Path, ...]
+    n_thinned: int = 0
+    oldest_seq: int = 0
+
+    @property
+    def all_there(self) -> bool:
+        """Whether no step of it has been removed."""
+        return self.n_thinned == 0 and self.oldest_seq == 0
+
+    @property
+    def newest(self) -> Path:
+        """The segment that is written to."""
+        return self.segments[-1]
+
+
+def find_logs(directory: Path, kind: str = "steps", ranks: Collection[int] | None = None) -> list[LogFiles]:
+    """The logs in a directory, of all ranks or some, by attempt and rank.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    whole: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
+    thinned: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
+    for name, path in find_segments(directory, ranks):
+        if name.kind == kind:
+            whole[name.attempt, name.rank].append((name.first, path))
+        elif name.kind == thinned_kind(kind):
+            thinned[name.attempt, name.rank].append((name.first, path))
+    logs = []
+    for (attempt, rank), newer in sorted(whole.items()):
+        older = thinned[attempt, rank]
+        segments = [*older, *newer]
+        logs.append(LogFiles(rank, attempt, tuple(path for _, path in segments), len(older), segments[0][0]))
+    return logs
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimits:
+    """How much of a log is kept: bytes of all its segments, and how much earlier than its newest record others may be.
+
+    Of a log that has just begun another segment, up to a quarter less is there.
+    """
+
+    max_bytes: int
+    age_ns: int
+
+    @property
+    def segment_bytes(self) -> int:
+        """Of how many bytes a segment is full, its header among them."""
+        return max(MIN_SEGMENT_BYTES, min(self.max_bytes // SEGMENTS, MAX_SEGMENT_BYTES))
+
+
+class _Segment(OpenFile):
+    """One file. ``end`` is where its whole records end."""
+
+    end = HEADER_BYTES
+    _record_bytes, _time_at = WORD_BYTES, 0
+
+    def wake(self) -> None:
+        if self._descriptor < 0:
+            self._descriptor = open_regular(self.path, RingError, os.O_RDWR)
+
+    def resume(self, record_bytes: int, time_word: int) -> None:
+        """Cut a half-written record off the end."""
+        self._record_bytes, self._time_at = record_bytes, time_word * WORD_BYTES
+        self.end = HEADER_BYTES + max(0, self.length_bytes() - HEADER_BYTES) // record_bytes * record_bytes
+        os.ftruncate(self._descriptor, self.end)
+
+    def write(self, data: bytes, at: int) -> None:
+        """Write whole records, or the header; nothing of them is in the file where the disk does not take them."""
+        try:
+            self.write_at(data, at)
+        except RingError:
+            # A half-written record in the middle would shift every one after it.
+            os.ftruncate(self._descriptor, at)
+            raise
+        self.end = at + len(data)
+
+    def ends(self, *, newest: bool) -> tuple[int, int] | None:
+        """The first word and the time of the first record that was written whole, or of the newest such record."""
+        size = self._record_bytes
+        places = range(HEADER_BYTES, self.end, size)
+        for at in reversed(places) if newest else places:
+            raw = self.read_at(size, at)
+            if len(raw) == size and crc32(raw[:-WORD_BYTES]) == _WORD.unpack_from(raw, size - WORD_BYTES)[0]:
+                number, time_ns = _WORD.unpack_from(raw)[0], _WORD.unpack_from(raw, self._time_at)[0]
+                # A right checksum does not make a right writer.
+                if 1 <= number < MAX_COUNT:
+                    return number, time_ns
+        return None
+
+
+class _Full(NamedTuple):
+    """A segment that is written to no more: its bytes, and when its last record was."""
+
+    path: Path
+    bytes: int
+    last_ns: int
+
+
+def same_writer(one: RingInfo, other: RingInfo) -> bool:
+    """Whether two headers are of one process. What it declares, and which cohort it joins, may come later."""
+    return replace(one, schema=other.schema, cohort=other.cohort) == other
+
+
+class SegmentedLog:
+    """Appends records to the newest segment of a log, begins others, and goes on where an earlier agent stopped.
+
+    Args:
+        directory: where the log lies; it has to exist.
+        info: the ring's info.
+        kind: what its files are called.
+        magic: what its headers begin with.
+        record_bytes: of one record, of a rank with these stages.
+        time_word: the word of a record that says when it was: nanoseconds, monotonic clock.
+        limits: from where on segments are old; None keeps one segment and all of it.
+        there: its files, oldest first; by default those in the directory.
+
+    Attributes:
+        info: what its headers say: an earlier agent's log has the stages and the cohort that were known then.
+        last: the first word of its last record, or 0.
+
+    Raises:
+        RingError: the log cannot be written, or belongs to another writer.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        info: RingInfo,
+        kind: str,
+        magic: bytes,
+        record_bytes: Callable[[StageSchema], int],
+        time_word: int,
+        limits: LogLimits | None,
+        there: Sequence[Path] | None = None,
+    ) -> None:
+        self._directory, self._kind, self._magic, self._time_word = directory, kind, magic, time_word
+        self._limits, self.info = limits, info
+        try:
+            found = find_segments(directory, [info.rank]) if there is None else []
+            paths = [path for name, path in found if (name.attempt, name.kind) == (info.attempt, kind)]
+            paths += there or ()
+        except OSError as error:
+            raise RingError(f"{directory}: cannot be read: {error.strerror}") from error
+        self._newest = _Segment(paths[-1] if paths else self._path(0), os.O_RDWR | os.O_CREAT)
+        self._full: list[_Full] = []
+        # The first word and the time of the last record.
+        self.last, self._last_ns = 0, 0
+        try:
+            self._check_header(paths[:-1])
+            self._record_bytes = record_bytes(self.info.schema)
+            for path in paths[:-1]:
+                with _Segment(path, os.O_RDWR) as segment:
+                    self._take_up(segment)
+                self._full.append(_Full(path, segment.end, self._last_ns))
+            self._take_up(self._newest)
+            first = self._newest.ends(newest=False)
+        except BaseException:
+            self.close()
+            if not paths:
+                # Whoever reads the run takes a log without a header for a damaged one.
+                with contextlib.suppress(OSError):
+                    self._newest.path.unlink()
+            raise
+        self._first_ns = None if first is None else first[1]
+        self._joined = False
+
+    @property
+    def path(self) -> Path:
+        """The newest segment."""
+        return self._newest.path
+
+    def append(self, raw: bytes) -> None:
+        """Append whole records, each later than those that the log has.
+
+        Raises:
+            RingError: the disk did not take them. Those up to `last` are in the log.
+        """
+        size, at = self._record_bytes, 0
+        self._newest.wake()
+        while at < len(raw):
+            if self._is_full(raw, at):
+                self._begin(raw, at)
+            room = len(raw) if self._limits is None else self._limits.segment_bytes - self._newest.end
+            part = raw[at : at + max(1, room // size) * size]
+            self._newest.write(part, self._newest.end)
+            if self._first_ns is None:
+                self._first_ns = self._time(part, 0)
+            at += len(part)
+            self.last, self._last_ns = _WORD.unpack_from(part, len(part) - size)[0], self._time(part, len(part) - size)
+
+    def join(self, cohort: str) -> None:
+        """The rank is of this cohort: the next segment says so, and begins with the next record."""
+        self.info, self._joined = replace(self.info, cohort=cohort), True
+
+    def old(self) -> list[Path]:
+        """The segments that are beyond the limits, oldest first."""
+        if self._limits is None:
+            return []
+        total = sum(one.bytes for one in self._full) + self._limits.segment_bytes
+        found = []
+        for one in self._full:
+            if total <= self._limits.max_bytes and self._last_ns - one.last_ns <= self._limits.age_ns:
+                break
+            total -= one.bytes
+            found.append(one.path)
+        return found
+
+    def drop(self, path: Path) -> None:
+        """Remove a segment that is written to no more.
+
+        Raises:
+            RingError: it cannot be removed; whoever goes on with the log tries again.
+        """
+        self._full = [one for one in self._full if one.path != path]
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise RingError(f"{path}: cannot be removed: {error.strerror}") from error
+
+    def is_too_old(self, time_ns: int) -> bool:
+        """Whether a record of a time is older than the limit, by the log's newest one."""
+        return self._limits is not None and self._last_ns - time_ns > self._limits.age_ns
+
+    def close(self) -> None:
+        """Close the newest segment, until something is appended. A second call does nothing."""
+        self._newest.close()
+
+    def _path(self, first: int) -> Path:
+        kind = f"{first}.{self._kind}" if first else self._kind
+        return self._directory / self.info.file_name(kind)
+
+    def _time(self, raw: bytes, at: int) -> int:
+        return int(_WORD.unpack_from(raw, at + self._time_word * WORD_BYTES)[0])
+
+    def _check_header(self, before: list[Path]) -> None:
+        found = self._newest.read_at(HEADER_BYTES, 0)
+        if len(found) == HEADER_BYTES:
+            self.info = self._of_this_writer(self._newest.path, found)
+            return
+        for path in reversed(before):
+            with _Segment(path, os.O_RDONLY) as segment:
+                self.info = self._of_this_writer(path, segment.read_at(HEADER_BYTES, 0))
+            break
+        header = encode_header(self._magic, self.info)
+        if not header.startswith(found):
+            self._of_this_writer(self._newest.path, found)
+        self._newest.write(header, 0)
+
+    def _of_this_writer(self, path: Path, header: bytes) -> RingInfo:
+        """What a header says. What its writer has declared since is not in it, and it stays what it is."""
+        found = decode_header(self._magic, header, str(path)).info
+        if not same_writer(found, self.info):
+            raise RingError(f"{path}: the log of another run of this rank")
+        return found
+
+    def _take_up(self, segment: _Segment) -> None:
+        segment.resume(self._record_bytes, self._time_word)
+        self.last, self._last_ns = segment.ends(newest=True) or (self.last, self._last_ns)
+
+    def _is_full(self, raw: bytes, at: int) -> bool:
+        if self._joined:
+            # (one that was begun for this very record, and is empty, has its name)
+            return self._path(_WORD.unpack_from(raw, at)[0]) != self._newest.path
+        if self._limits is None or self._first_ns is None:
+            return False
+        full = self._newest.end + self._record_bytes > self._limits.segment_bytes
+        return full or self._time(raw, at) - self._first_ns > self._limits.age_ns // SEGMENTS
+
+    def _begin(self, raw: bytes, at: int) -> None:
+        """Begin another segment; where the disk does not take it, the one that is there stays the newest."""
+        path = self._path(_WORD.unpack_from(raw, at)[0])
+        # (one of that name is what was left of the last try)
+        following = _Segment(path, os.O_RDWR | os.O_CREAT)
+        try:
+            following.write(encode_header(self._magic, self.info), 0)
+            following.resume(self._record_bytes, self._time_word)
+        except RingError:
+            following.close()
+            path.unlink(missing_ok=True)
+            raise
+        self._full.append(_Full(self._newest.path, self._newest.end, self._last_ns))
+        self._newest.close()
+        self._newest, self._first_ns, self._joined = following, None, False
+
 
 MAGICS = {"steps": LOG_MAGIC, "device-steps": DEVICE_LOG_MAGIC}
 

@@ -20,8 +20,8 @@ from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import load_recording
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
-from sftriage.windows.log_segments import LogFiles, find_logs
 from sftriage.windows.logs import LogReader
+from sftriage.windows.steplog import LogFiles, find_logs
 from tests.chaos.planning import Fault
 
 SLACK_S = 5.0

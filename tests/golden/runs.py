@@ -35,7 +35,7 @@ from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
 from sftriage.traces.store import FileToStore
-from sftriage.windows.statuses import status_of
+from sftriage.windows.shipped import status_of
 from sftriage.windows.steplog import StepLog
 from tests.scenario import Fault, Job, every, from_step
 from tests.unit.reduce.heavy import document, job_events, write

@@ -15,7 +15,7 @@ from sftriage.policy.policy_set import load_set
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
-from sftriage.windows.statuses import status_of
+from sftriage.windows.shipped import status_of
 from sftriage.words.decisions import reason_sentence, resolution
 from tests.scenario import Fault, Job, entries, every, from_step, gaussian, heavy_tailed
 

@@ -13,7 +13,7 @@ import pytest
 from sftriage.base.process import start_ticks
 from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder.layout import MAX_COUNT, WORD_BYTES, RingInfo
-from sftriage.windows.slots import BETWEEN, DURATIONS, READY, SEQ, UNKNOWN, WORK, slot_bytes, slot_words
+from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, SEQ, UNKNOWN, WORK, slot_bytes, slot_words
 from tests.unit.windows.steps import raw as slots
 
 MakeInfo = Callable[..., RingInfo]

@@ -21,9 +21,8 @@ from sftriage.recorder import Monitor, find_rings
 from sftriage.traces import disk as module
 from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
-from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
-from sftriage.windows.steplog import StepLog
+from sftriage.windows.steplog import StepLog, find_logs
 from tests.disks import small_disk
 from tests.recorded import kept_of, read_log
 

@@ -13,7 +13,7 @@ from sftriage.model.events import CauseFound
 from sftriage.model.windows import RankStatus
 from sftriage.policy.loading import parse
 from sftriage.runs.journal import Journal, read_journal
-from sftriage.windows.statuses import status_of
+from sftriage.windows.shipped import status_of
 from tests.unit.controller.test_controller import window
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")

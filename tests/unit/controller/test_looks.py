@@ -11,7 +11,7 @@ from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.stalls.verdict import StallSettings
-from sftriage.windows.statuses import status_of
+from sftriage.windows.shipped import status_of
 from sftriage.words.decisions import reason_sentence, resolution
 
 S = 1_000_000_000

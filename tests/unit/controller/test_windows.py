@@ -15,7 +15,7 @@ from sftriage.model.windows import StageSchema, Window
 from sftriage.recorder import Monitor
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
-from sftriage.windows.statuses import together
+from sftriage.windows.shipped import joined_statuses
 from tests.unit.agent.test_agent import train
 from tests.unit.fleet.shipments import rows
 
@@ -83,7 +83,7 @@ def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once(h
     assert all(np.isfinite(window.durations_NRS).all() for window in windows)
     assert (windows[-1].hosts, windows[-1].cohorts) == (("a", "b"), ("pp0", "pp1"))
     # AND what both ranks are doing is one job's
-    job = together([host.statuses() for host in hosts], [0, 0])
+    job = joined_statuses([host.statuses() for host in hosts], [0, 0])
     assert ([(one.rank, one.host) for one in job.ranks], job.world_size) == ([(0, "a"), (1, "b")], 2)
 
 
@@ -168,7 +168,7 @@ def test_a_host_whose_ranks_record_other_stages_counts_as_missing(hosts, monitor
         assert [one.message for one in caplog.records] == [
             "ranks (1,) record other stages than the others; they count as missing"
         ]
-        assert [one.rank for one in together([host.statuses() for host in hosts], [0, 0]).ranks] == [0]
+        assert [one.rank for one in joined_statuses([host.statuses() for host in hosts], [0, 0]).ranks] == [0]
 
 
 def test_a_rank_that_nothing_is_heard_of_is_waited_for_no_longer_until_something_is():

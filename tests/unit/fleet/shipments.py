@@ -6,10 +6,8 @@ from sftriage.fleet.wire import Block, Shipment
 from sftriage.mitigate.switch_state import Request, SwitchStatus
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.recorder.layout import RingInfo
-from sftriage.windows.decoding import StepArrays
-from sftriage.windows.shipped import RankLocation, Rows
-from sftriage.windows.slots import DURATIONS, READY, SEQ, START, STEP, slot_words
-from sftriage.windows.statuses import status_of
+from sftriage.windows.decoding import DURATIONS, READY, SEQ, START, STEP, StepArrays, slot_words
+from sftriage.windows.shipped import RankLocation, Rows, status_of
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("backward",))
 

@@ -8,7 +8,7 @@ from sftriage.fleet.generations import Generations
 from sftriage.fleet.hosts import Host, status_of_all
 from sftriage.fleet.wire import Incarnation
 from sftriage.model.windows import StageSchema
-from sftriage.windows.statuses import status_of
+from sftriage.windows.shipped import status_of
 from tests.unit.fleet.shipments import SCHEMA, block, info, shipment, status
 
 

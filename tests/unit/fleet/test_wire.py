@@ -30,9 +30,20 @@ from sftriage.mitigate.switch_state import Request, Setting, StageTimes
 from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import StageSchema
-from sftriage.windows.decoding import StepArrays, together
+from sftriage.windows.decoding import (
+    DURATIONS,
+    FLAGS,
+    KIND_REST,
+    READY,
+    SEQ,
+    START,
+    STEP,
+    WORK,
+    StepArrays,
+    slot_words,
+    together,
+)
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
-from sftriage.windows.slots import DURATIONS, FLAGS, KIND_REST, READY, SEQ, START, STEP, WORK, slot_words
 from tests.unit.fleet.shipments import SCHEMA, block, group, info, shipment, status, steps
 
 NAMES = st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="\x00"), max_size=20)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sftriage.frontier.accounting import anchored, walk, walked
-from sftriage.frontier.segments import complete_steps, segments
+from sftriage.frontier.accounting import anchored, complete_steps, segments, walk, walked
 from sftriage.model.windows import OTHER, StageSchema
 from tests.scenario import Fault, Job, exactly, gaussian
 

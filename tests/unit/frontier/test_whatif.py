@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sftriage.frontier.accounting import walk
+from sftriage.frontier.accounting import segments, walk
 from sftriage.frontier.arrays import medians
 from sftriage.frontier.roles import SAMPLE_RANKS, roles_of
-from sftriage.frontier.segments import segments
 from sftriage.frontier.whatif import jitter_s, median_without, replay
 from tests.scenario import Fault, Job
 

@@ -10,8 +10,8 @@ from sftriage.errors import InputError
 from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder.layout import HEADER_BYTES, RingInfo
 from sftriage.runs.recordings import load_recording
+from sftriage.windows.decoding import slot_bytes
 from sftriage.windows.gather import Gatherer, Shape
-from sftriage.windows.slots import slot_bytes
 from sftriage.windows.steplog import StepLog
 from tests.rings import write_ring
 from tests.scenario import info_of, run_at

@@ -7,7 +7,7 @@ from sftriage.model.counters import COUNTERS
 from sftriage.model.events import CostMeasured
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.annotating import Annotations
-from sftriage.verdicts.reproducing import reproduced
+from sftriage.verdicts.judging import reproduced
 from sftriage.windows.counting import CountersLog
 from sftriage.windows.steplog import StepLog
 from tests.scenario import Fault, Job, every, info_of, steps_of

@@ -11,9 +11,9 @@ import pytest
 from sftriage.runtime.kept_rows import LOGS_PER_SECOND, KeptRows
 from sftriage.traces import disk
 from sftriage.traces.disk import Disk
-from sftriage.windows.log_segments import find_logs
+from sftriage.windows.decoding import CAPTURING, FLAGS
 from sftriage.windows.logs import LOG_KIND, LogReader
-from sftriage.windows.slots import CAPTURING, FLAGS
+from sftriage.windows.steplog import find_logs
 from tests.unit.fleet.shipments import info, steps
 
 RANKS = (0, 1)

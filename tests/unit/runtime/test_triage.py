@@ -20,7 +20,7 @@ from sftriage.runtime import triage
 from sftriage.runtime.local import ThisHost
 from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, STARTING_S, Clock, FailedTurns, ManualRequests, Triage
 from sftriage.traces.disk import at_once
-from sftriage.windows.statuses import status_of
+from sftriage.windows.shipped import status_of
 from tests.unit.conftest import run_going_on
 from tests.unit.controller.test_controller import window
 

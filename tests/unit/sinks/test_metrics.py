@@ -31,7 +31,7 @@ from sftriage.model.events import (
 from sftriage.model.verdicts import Regression, Suspect, Verdict
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, Metrics
-from sftriage.windows.statuses import status_of
+from sftriage.windows.shipped import status_of
 from sftriage.words.verdicts import RESOLVES
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))

@@ -8,9 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.windows import RankStatus, StageSchema, Window
-from sftriage.stalls.pace import Pace, StepPause, on_clock
-from sftriage.stalls.verdict import MAX_NAMED, StallSettings, Watch, look, stall_verdict, still_ranks, wait_state_of
-from sftriage.windows.statuses import status_of
+from sftriage.stalls.verdict import (
+    MAX_NAMED,
+    Pace,
+    StallSettings,
+    StepPause,
+    Watch,
+    look,
+    on_clock,
+    stall_verdict,
+    still_ranks,
+    wait_state_of,
+)
+from sftriage.windows.shipped import status_of
 
 S = 1_000_000_000
 NOW = 100_000 * S

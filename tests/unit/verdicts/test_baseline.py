@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from sftriage.frontier.accounting import walked
-from sftriage.frontier.profile import Typical, profile
 from sftriage.frontier.roles import roles_of
-from sftriage.frontier.whatif import replay
+from sftriage.frontier.whatif import Typical, profile, replay
 from sftriage.verdicts import Settings, judge
 from sftriage.verdicts.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, OwnTimes, Samples
 from tests.scenario import Fault, Job, every

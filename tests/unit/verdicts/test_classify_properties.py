@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.frontier.accounting import walk
-from sftriage.frontier.profile import profile
+from sftriage.frontier.accounting import complete_steps, segments, walk
 from sftriage.frontier.roles import roles_of
-from sftriage.frontier.segments import complete_steps, segments
-from sftriage.frontier.whatif import replay
+from sftriage.frontier.whatif import profile, replay
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.baseline import Baseline, Samples
 from sftriage.words.verdicts import explain

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from sftriage.frontier.accounting import anchored
 from sftriage.model.captures import Trigger
 from sftriage.verdicts import Past, Settings, judge
-from sftriage.verdicts.reproducing import reproduced
+from sftriage.verdicts.judging import reproduced
 from sftriage.words.verdicts import explain, verdict_sentence
 from tests.scenario import Fault, Job, classify
 from tests.unit.frontier.device_windows import MS, GpuJob

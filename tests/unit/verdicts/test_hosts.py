@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.frontier.accounting import walk
+from sftriage.frontier.accounting import segments, walk
 from sftriage.frontier.roles import SAMPLE_RANKS, grouped, roles_of
-from sftriage.frontier.segments import segments
 from sftriage.frontier.units import host_units, last_elsewhere, places_of
 from sftriage.frontier.whatif import replay
 from sftriage.verdicts import Settings
-from sftriage.verdicts.clear_events import arrivals_of_hosts
+from sftriage.verdicts.sequential import arrivals_of_hosts
 from tests.scenario import Fault, Job
 from tests.unit.frontier.strategies import windows
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sftriage.model.captures import Trigger
 from sftriage.verdicts import Settings, judge
-from sftriage.verdicts.reproducing import reproduced
+from sftriage.verdicts.judging import reproduced
 from tests.scenario import Fault, Job, at, every, from_step
 
 RANKS_4 = Job(n_ranks=4, n_steps=5)

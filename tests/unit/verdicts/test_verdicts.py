@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sftriage.frontier.accounting import anchored
-from sftriage.frontier.profile import Typical
+from sftriage.frontier.whatif import Typical
 from sftriage.policy.schema import Detection
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.baseline import Baseline, Samples

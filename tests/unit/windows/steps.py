@@ -6,8 +6,7 @@ from zlib import crc32
 import numpy as np
 
 from sftriage.model.windows import StageSchema, StepRecord
-from sftriage.windows.decoding import StepArrays, decode
-from sftriage.windows.slots import CAPTURING, INCOMPLETE, UNKNOWN
+from sftriage.windows.decoding import CAPTURING, INCOMPLETE, UNKNOWN, StepArrays, decode
 
 
 def raw(first_seq: int, *records: StepRecord) -> bytes:

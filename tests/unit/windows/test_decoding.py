@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder import RingInfo
-from sftriage.windows.decoding import checked, decode, together
-from sftriage.windows.slots import slot_bytes
+from sftriage.windows.decoding import checked, decode, slot_bytes, together
 from tests.unit.slotted import SlotCheck
 from tests.unit.windows.steps import batch, raw
 

@@ -14,11 +14,19 @@ from sftriage.errors import RingError
 from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.recorder.layout import HEADER_BYTES
 from sftriage.windows.counting import UNKNOWN, CountersLog
-from sftriage.windows.decoding import StepArrays, together
-from sftriage.windows.log_segments import MIN_SEGMENT_BYTES, SEGMENTS, find_logs, find_segments, segment_name
+from sftriage.windows.decoding import CAPTURING, FLAGS, START, StepArrays, slot_bytes, together
 from sftriage.windows.logs import LogReader, StepLogs
-from sftriage.windows.slots import CAPTURING, FLAGS, START, slot_bytes
-from sftriage.windows.steplog import BLOCK_STEPS, KeptSteps, StepLog, stay
+from sftriage.windows.steplog import (
+    BLOCK_STEPS,
+    MIN_SEGMENT_BYTES,
+    SEGMENTS,
+    KeptSteps,
+    StepLog,
+    find_logs,
+    find_segments,
+    segment_name,
+    stay,
+)
 from tests.recorded import kept_of
 from tests.scenario import info_of
 from tests.scenario import steps_of as recorded

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sftriage.recorder.layout import HEADER_BYTES, LOG_MAGIC, WORD_BYTES, encode_header
+from sftriage.windows.decoding import FLAGS, INCOMPLETE, slot_bytes
 from sftriage.windows.logs import StepLogs, windows
-from sftriage.windows.slots import FLAGS, INCOMPLETE, slot_bytes
 from sftriage.windows.steplog import StepLog
 from tests.scenario import info_of, slots
 from tests.scenario import steps_of as recorded

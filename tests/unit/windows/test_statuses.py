@@ -1,4 +1,4 @@
-"""What the ranks of many hosts are doing, put together from what each host says."""
+"""What the ranks of many hosts are doing, put joined_statuses from what each host says."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.windows import RankStatus, StageSchema
-from sftriage.windows.statuses import status_of, together
+from sftriage.windows.shipped import joined_statuses, status_of
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 AGES = st.integers(0, 2**40)
@@ -35,8 +35,8 @@ RANKS = st.lists(
 def test_ranks_of_several_hosts_are_as_each_host_says_but_older(ranks, parts, older_ns):
     # GIVEN ranks of which each host tells of some, and a while ago
     told = [(some, age_ns) for n, age_ns in zip(range(parts), older_ns, strict=False) if (some := ranks[n::parts])]
-    # WHEN they are put together
-    found = together([status_of(SCHEMA, 100, some, 3) for some, _ in told], [age_ns for _, age_ns in told])
+    # WHEN they are put joined_statuses
+    found = joined_statuses([status_of(SCHEMA, 100, some, 3) for some, _ in told], [age_ns for _, age_ns in told])
     # THEN each is there as it was, so much older, by rank
     grown = [
         replace(one, stage_age_ns=one.stage_age_ns + age_ns, step_age_ns=one.step_age_ns + age_ns)
@@ -58,5 +58,5 @@ def test_ranks_of_several_hosts_are_as_each_host_says_but_older(ranks, parts, ol
 def test_who_does_not_agree_with_the_first_is_left_out(other):
     one = RankStatus(1, "a", "data", 5, 7, 9, 7, False, True)
     foreign = replace(other, hosts=("b",), doing_VR=status_of(SCHEMA, 4, [replace(one, rank=2)]).doing_VR)
-    assert [each.rank for each in together([status_of(SCHEMA, 4, [one]), foreign], [0, 0]).ranks] == [1]
-    assert together([], []) is None
+    assert [each.rank for each in joined_statuses([status_of(SCHEMA, 4, [one]), foreign], [0, 0]).ranks] == [1]
+    assert joined_statuses([], []) is None

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from sftriage.errors import RingError
 from sftriage.recorder.layout import HEADER_BYTES
 from sftriage.windows import steplog
-from sftriage.windows.decoding import StepArrays, decode
-from sftriage.windows.slots import slot_bytes
+from sftriage.windows.decoding import StepArrays, decode, slot_bytes
 from sftriage.windows.steplog import StepLog
 from tests.recorded import read_log
 
