@@ -19,7 +19,7 @@ import pyarrow
 from pyarrow import parquet
 
 from bench.runner import interleaved, used
-from sftriage.whatif.arranging import COLUMNS
+from sftriage.whatif.pipeline import COLUMNS
 from tests.unit.whatif.planted import Job
 
 PLAIN_PASS = """

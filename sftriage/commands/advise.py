@@ -8,8 +8,7 @@ from typing import Annotated
 from sftriage.commands.options import JsonOption, argument, meant, option
 from sftriage.commands.output import print_json, write
 from sftriage.errors import InputError, UsageError
-from sftriage.mitigate.advice import Link, Messages
-from sftriage.mitigate.pipelines import pipeline_of
+from sftriage.mitigate.advice import Link, Messages, pipeline_of
 from sftriage.policy.quantities import size_bytes
 from sftriage.runs.advice import advice_lines, advice_of_run, advice_values
 from sftriage.runs.directory import find_run

@@ -26,7 +26,7 @@ from sftriage.runs.whatif import (
     whatif_values,
 )
 from sftriage.runtime.whatif_inputs import load_operations
-from sftriage.whatif.operations import Operations
+from sftriage.whatif.graph import Operations
 from sftriage.whatif.slowdown import MIN_SLOWDOWN, Slowdown
 from sftriage.words.whatif import step
 

@@ -1,23 +1,43 @@
-"""Pipelines of ``torch.distributed.pipelining`` whose stages run as far ahead as planned. Runs in the trainer.
+"""Pipelines of ``torch.distributed.pipelining`` whose stages run further ahead. Runs in the trainer.
+
+As planned by `sftriage.mitigate.advice`::
 
     schedule = adapted_schedule(stage, n_microbatches, loss_fn, ahead_S)
     schedule.step(...)
     adapt(schedule, other_ahead_S)   # between two steps, on all ranks
 
+or as a policy's ``mitigate`` decides, under a slow link::
+
+    schedule = attach(Schedule1F1B(stage, n_microbatches, loss_fn), most=12)   # on all ranks, before the first step
+
 The results are the same whatever the order. Each computation waits for what it receives; a step ends when all that was
-sent has arrived. `sftriage.mitigate.pipelines` plans how far ahead. torch's runtime of such orders is not public: one
-of another shape than in torch 2.13 is refused before anything runs.
+sent has arrived. With ``HostTransfers(stage)``, activations and gradients leave from the host, so that nothing computed
+later waits for them. torch's runtime of such orders is not public: one of another shape than in torch 2.13 is refused
+before anything runs.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from statistics import median
+from time import monotonic_ns
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import Schedule1F1B
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.ordering import order_of
+from sftriage.log import warn
+from sftriage.mitigate.schedule import order_of
+from sftriage.mitigate.switching import BACK_NS, BACKWARD_NS, FORWARD_NS, THERE_NS, Switch, joined
+from sftriage.recorder.monitor import RINGS_ENV
+from sftriage.recorder.recording import step_now
 
 _PREPARE = "_prepare_schedule_with_comms"
 
@@ -64,3 +84,141 @@ def _private(name: str) -> Any:
     if found is None or not hasattr(runtime, _PREPARE):
         raise UsageError(f"torch {torch.__version__} runs pipelines in another way: their order stays as it is")
     return found
+
+
+TYPICAL_STEPS = 9
+"""Of so many recent steps, what a stage notes is the median."""
+WAITED = 4
+"""Who waited for less than such a part of what a message took may have been busy when it came."""
+MOST = 255
+AS_BEFORE = "stages run as before"
+
+_COMPUTES = ("forward_one_chunk", "backward_one_chunk")
+
+
+def attach(schedule: Any, most: int) -> Any:
+    """The schedule to step in the place of torch's ``Schedule1F1B``: the same until a policy has it run further ahead.
+
+    It is the same object where sftriage does not watch the job; and, with a warning, where the pipeline spans hosts or
+    has stages on a GPU, or it is another schedule, or an unknown torch. All ranks call this before the first step. This
+    stage has room for the activations of ``most`` microbatches.
+    """
+    if type(schedule) is not Schedule1F1B or not is_known():
+        if RINGS_ENV in os.environ:
+            warn("%s: further ahead is here for Schedule1F1B, of a torch that is known", AS_BEFORE)
+        return schedule
+    stage = schedule._stage
+    fits = stage.stage_index == stage.group_rank and stage.num_stages == stage.group_size
+    switch = joined(
+        AS_BEFORE,
+        "further ahead is here for a stage a rank, on the CPU, on one host",
+        stage.group,
+        fits=fits and stage.device.type == "cpu",
+        microbatches=schedule._n_microbatches,
+    )
+    if switch is None:
+        return schedule
+    usual_S = tuple(range(stage.num_stages, 0, -1))
+    switch.most = min(max(most, usual_S[stage.stage_index]), MOST)
+    options = {name: getattr(schedule, f"_{name}") for name in ("args_chunk_spec", "kwargs_chunk_spec")}
+    options |= {"output_merge_spec": schedule._output_merge_spec, "scale_grads": schedule.scale_grads}
+    followed = adapted_schedule(stage, schedule._n_microbatches, schedule._loss_fn, usual_S, **options)
+    followed.step = _Followed(followed, stage, switch, usual_S).step
+    return followed
+
+
+class _Followed:
+    def __init__(self, schedule: Any, stage: Any, switch: Switch, usual_S: tuple[int, ...]) -> None:
+        self._schedule, self._switch, self._usual_S = schedule, switch, usual_S
+        self._step = schedule.step
+        self._receives = (not stage.is_first, not stage.is_last)
+        self._recent: dict[int, deque[int]] = {}
+        # Of the step in progress: what computing took, and messages that were waited for; and since when it is idle.
+        self._worked_ns, self._on_way_ns = [0, 0], [[0], [0]]
+        self._idle_ns = 0
+        for way, name in enumerate(_COMPUTES):
+            setattr(stage, name, partial(self._compute, way, getattr(stage, name)))
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._schedule._has_backward:
+            # (the first stage may be through before the last one begins)
+            return self._step(*args, **kwargs)
+        switch = self._switch
+        before_S = switch.ahead_S
+        switch.begin(step_now())
+        if switch.ahead_S != before_S:
+            adapt(self._schedule, switch.ahead_S or self._usual_S)
+        self._worked_ns, self._on_way_ns = [0, 0], [[], []]
+        self._idle_ns = monotonic_ns()
+        outputs = self._step(*args, **kwargs)
+        for word, worked_ns in zip((FORWARD_NS, BACKWARD_NS), self._worked_ns, strict=True):
+            self._note(word, worked_ns // switch.microbatches)
+        for word, on_way_ns in zip((THERE_NS, BACK_NS), self._on_way_ns, strict=True):
+            if on_way_ns:
+                self._note(word, min(on_way_ns))
+        return outputs
+
+    def _note(self, word: int, took_ns: int) -> None:
+        recent = self._recent.setdefault(word, deque(maxlen=TYPICAL_STEPS))
+        recent.append(took_ns)
+        if len(recent) > TYPICAL_STEPS // 2:
+            self._switch.took(word, int(median(recent)))
+
+    def _compute(self, way: int, original: Callable[..., Any], microbatch: int, *args: Any, **kwargs: Any) -> Any:
+        began_ns = monotonic_ns()
+        if self._receives[way]:
+            on_way_ns = began_ns - self._switch.sent_ns(way, microbatch)
+            if began_ns - self._idle_ns > on_way_ns // WAITED:
+                self._on_way_ns[way].append(on_way_ns)
+        computed = original(microbatch, *args, **kwargs)
+        self._idle_ns = monotonic_ns()
+        self._switch.send(way, microbatch, self._idle_ns)
+        self._worked_ns[way] += self._idle_ns - began_ns
+        return computed
+
+
+_SENDS, _RECEIVES = ("get_fwd_send_ops", "get_bwd_send_ops"), ("get_fwd_recv_ops", "get_bwd_recv_ops")
+
+
+class HostTransfers:
+    """What one stage sends and receives, once this is made; an exchange that fails does so at a later one, or `finish`.
+
+    All ranks of the stage's group make theirs at the same time. An exchange may wait for a rank for ``timeout``
+    (torch's default is half an hour). Raises UsageError where the stage is not on the CPU, or torch makes stages in
+    another way.
+    """
+
+    def __init__(self, stage: Any, timeout: timedelta | None = None) -> None:
+        if not all(callable(getattr(stage, name, None)) for name in (*_SENDS, *_RECEIVES)):
+            raise UsageError(f"torch {torch.__version__} sends activations in another way: it goes on doing so")
+        if stage.device.type != "cpu":
+            raise UsageError(f"a stage on {stage.device}: transfers from the host are here for those on the CPU")
+        ranks = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
+        self.group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
+        self._worker = ThreadPoolExecutor(1, "sftriage-transfers")
+        self._under_way: deque[Future[dist.Work]] = deque()
+        for names, instead in ((_SENDS, self._send), (_RECEIVES, self._receive)):
+            for name in names:
+                setattr(stage, name, partial(instead, getattr(stage, name)))
+
+    def finish(self) -> None:
+        """Wait for all that was sent."""
+        while self._under_way:
+            self._under_way.popleft().result().wait()
+
+    def _send(self, asked: Callable[[int], list[dist.P2POp]], microbatch: int) -> list[dist.P2POp]:
+        while self._under_way and self._under_way[0].done() and self._under_way[0].result().is_completed():
+            self._under_way.popleft()
+        for one in asked(microbatch):
+            # (what is computed next may be put where this lies)
+            self._under_way.append(self._worker.submit(self._leave, one.tensor.detach().clone(), one.peer))
+        return []
+
+    def _receive(self, asked: Callable[[int], list[dist.P2POp]], microbatch: int) -> list[dist.P2POp]:
+        return [dist.P2POp(dist.irecv, one.tensor, one.peer, self.group) for one in asked(microbatch)]
+
+    def _leave(self, tensor: torch.Tensor, peer: int) -> dist.Work:
+        """In the thread; it waits for nobody: stages on both sides may be served in any order."""
+        sent = dist.isend(tensor, peer, self.group)
+        assert sent is not None  # (it is None on ranks that are not of the group)
+        return sent

@@ -17,8 +17,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.mitigate.advice import MIN_SHARE, Straggler, around, as_measured
-from sftriage.mitigate.pipelines import Pipeline, one_f_one_b, pipeline_seen, planned, slow_link, step_s
+from sftriage.mitigate.advice import (
+    MIN_SHARE,
+    Pipeline,
+    Straggler,
+    around,
+    as_measured,
+    one_f_one_b,
+    pipeline_seen,
+    planned,
+    slow_link,
+    step_s,
+)
 from sftriage.mitigate.switch_state import Setting, SwitchStatus
 from sftriage.model.events import PipelineFigures, RemedyChanged, RemedyReason, RemedyState
 from sftriage.policy.schema import Mitigate

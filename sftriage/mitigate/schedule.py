@@ -1,12 +1,15 @@
-"""All-reduce under one late rank: who sends which chunk to whom, round by round (StragglAR, arXiv 2505.23523).
+"""In which order ranks send and compute, for the remedies of two papers.
 
-The n - 1 others share their sums out while they wait (ReduceScatter): rank i holds chunk i of n - 1. Once the straggler
-(rank n - 1 here) comes, it exchanges its part of chunk i with rank i in round i, and both have the whole sum. The
-others spread whole chunks meanwhile: this is one source that broadcasts n - 1 messages, each to another rank first.
+All-reduce under one late rank (StragglAR, arXiv 2505.23523): who sends which chunk to whom, round by round. The n - 1
+others share their sums out while they wait (ReduceScatter): rank i holds chunk i of n - 1. Once the straggler (rank
+n - 1 here) comes, it exchanges its part of chunk i with rank i in round i, and both have the whole sum. The others
+spread whole chunks meanwhile: this is one source that broadcasts n - 1 messages, each to another rank first.
 
 The paper has schedules for even n, found by matching. These are for any n, by one rule: the youngest chunks double, at
 ranks that are served last and lack the least; what is older goes to whoever lacks it. No schedule takes fewer rounds
 than n - 2 + ⌈log₂ n⌉: powers of two take just those, others up to 33 at most one more, but for two at n = 29.
+
+`order_of` is the order in which a pipeline's stage goes through its microbatches (Adaptra, arXiv 2504.19232).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import Literal, NamedTuple
 
 from sftriage.errors import UsageError
 
@@ -160,3 +164,21 @@ def _ranks(bits: int) -> Iterator[int]:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
         bits ^= lowest
+
+
+class ScheduledStep(NamedTuple):
+    """One computation of a stage: forward (F) or backward (B) of a microbatch."""
+
+    kind: Literal["F", "B"]
+    microbatch: int
+
+
+def order_of(warmup: int, microbatches: int) -> tuple[ScheduledStep, ...]:
+    """What a stage computes: ``warmup`` forwards, then back and forth, then the backwards that are left."""
+    ahead = min(warmup, microbatches)
+    steps = [ScheduledStep("F", number) for number in range(ahead)]
+    for number in range(microbatches):
+        steps.append(ScheduledStep("B", number))
+        if ahead + number < microbatches:
+            steps.append(ScheduledStep("F", ahead + number))
+    return tuple(steps)

@@ -25,9 +25,8 @@ import torch.distributed as dist
 
 from sftriage.errors import UsageError
 from sftriage.log import warn
-from sftriage.mitigate.joining import joined
 from sftriage.mitigate.schedule import schedule_of
-from sftriage.mitigate.switching import MultiHostSwitch, Switch
+from sftriage.mitigate.switching import MultiHostSwitch, Switch, joined
 from sftriage.recorder.monitor import RINGS_ENV
 from sftriage.recorder.recording import step_now
 

@@ -236,7 +236,7 @@ began anew; or its trial was cut off.
 
 
 class PipelineFigures(msgspec.Struct, frozen=True):
-    """What a pipeline's ranks measured of it, as `sftriage.mitigate.pipelines.Pipeline` has it, in seconds."""
+    """What a pipeline's ranks measured of it, as `sftriage.mitigate.advice.Pipeline` has it, in seconds."""
 
     forward_S: tuple[float, ...]
     backward_S: tuple[float, ...]

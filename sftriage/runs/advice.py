@@ -14,6 +14,7 @@ from sftriage.mitigate.advice import (
     Advice,
     Chronic,
     Messages,
+    Pipeline,
     Remedy,
     Straggler,
     UnderStraggler,
@@ -22,7 +23,6 @@ from sftriage.mitigate.advice import (
     straggler_in,
     tells,
 )
-from sftriage.mitigate.pipelines import Pipeline
 from sftriage.model.events import RemedyChanged
 from sftriage.model.windows import plain
 from sftriage.runs.following import WindowRow

@@ -24,10 +24,8 @@ from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.verdicts.clocks import timed
 from sftriage.verdicts.settings import Settings
 from sftriage.verdicts.system import HeldBack
-from sftriage.whatif.graph import AnyFloat, FloatArray, Graph, graph_of, timeline
-from sftriage.whatif.kinds import OperationKind, kinds_of
-from sftriage.whatif.operations import NamedOperations, Operations, OpType
-from sftriage.whatif.slowdown import Slowdown, slowdown_of
+from sftriage.whatif.graph import AnyFloat, FloatArray, Graph, NamedOperations, Operations, OpType, graph_of, timeline
+from sftriage.whatif.slowdown import OperationKind, Slowdown, kinds_of, slowdown_of
 from sftriage.windows.gather import Shape
 from sftriage.words.amounts import some_ranks
 from sftriage.words.whatif import (

@@ -15,8 +15,8 @@ from sftriage.reduce.stages import Names
 from sftriage.reduce.together import together
 from sftriage.runs.whatif import operations_in, operations_of
 from sftriage.runtime.reducing import read_all
-from sftriage.whatif.arranging import COLUMNS, RANK, TraceRows, arranged
-from sftriage.whatif.operations import Operations
+from sftriage.whatif.graph import Operations
+from sftriage.whatif.pipeline import COLUMNS, RANK, TraceRows, arranged
 
 SUFFIX = ".parquet"
 MAX_OPERATIONS, MAX_UNPACKED_BYTES = 30_000_000, 2 << 30

@@ -1,21 +1,25 @@
-"""How much time stragglers cost, and whose: the figures of arXiv 2505.05713, equations 1 to 5.
+"""How much time stragglers cost, whose, and which kinds they are: the figures of arXiv 2505.05713, equations 1 to 5.
 
 A step is replayed with the measured durations (T_ori) and with ideal ones (T_ideal); S is the one over the other. One
 group's measured durations alone show what it costs; all others (T_rem), what mending it would recover:
 (T_ori - T_rem) / (T_ori - T_ideal).
+
+Kinds are told apart by that, and by how they look: a worker that is slow in all it computes; a last stage that has more
+to compute than the others; microbatches with long sequences, which take long forward and backward alike; forward
+computations that stall now here, now there, for Python's garbage collector; slow transfers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from sftriage.errors import InputError
-from sftriage.whatif.graph import BoolArray, FloatArray
-from sftriage.whatif.operations import Operations
+from sftriage.whatif.graph import AnyFloat, BoolArray, FloatArray, IndexArray, Operations
 
 MIN_SLOWDOWN = 1.03
 """Under it there is too little to be shared out among anybody."""
@@ -150,3 +154,267 @@ def replaced(operations: Operations, found: Slowdown, work_TNW: FloatArray) -> F
 def _fix(found: Slowdown, step_N: FloatArray) -> Fix:
     step_s = float(step_N.mean())
     return Fix(step_s, (float(found.replayed_N.mean()) - step_s) / found.lost_s)
+
+
+Code: TypeAlias = Literal[
+    "slow_worker", "last_stage", "sequence_lengths", "garbage_collection", "communication", "in_sync"
+]
+
+MIN_MAIN_SHARE = 0.5
+"""From here on M_W is a worker's fault, and M_S the last stage's."""
+MIN_SHARE = 0.25
+"""So much of the slowdown another kind has to account for, to be named."""
+MIN_OF_ALL = 0.1
+"""What shows only once other kinds are mended is named from this share of the whole slowdown on."""
+MIN_CORRELATION = 0.9
+"""From here on a microbatch's forward and backward vary together, as the lengths of its sequences make them."""
+
+SPIKE_RATIO = 0.2
+SPIKE_SIGMAS = 6.0
+"""A forward computation stalls that takes both so much longer than the worker's median, and so many deviations."""
+MAX_ONE_WORKERS_SPIKES = 0.5
+"""Stalls of which one worker has more are that worker's own."""
+_MAD_TO_SIGMA = 1.4826
+
+GC_TYPE = "gc"
+
+SYNCS: Mapping[Code, bool] = {"communication": False, "in_sync": True}
+"""Kinds of what workers do together: whether what they compute meanwhile is in it."""
+
+Worker: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationKind:
+    """A kind of stragglers that the job has.
+
+    ``share`` of the slowdown would go if it were mended alone; shares of several kinds overlap. ``numbers`` decided.
+    ``workers`` (dp, pp) have it; it shows most in operations of type ``part``, once the kinds in ``hidden_by`` are
+    mended.
+    """
+
+    code: Code
+    share: float
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    workers: tuple[Worker, ...] = ()
+    part: str = ""
+    hidden_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    kind: OperationKind
+    mended_TNW: AnyFloat
+
+
+def kinds_of(operations: Operations, found: Slowdown) -> tuple[OperationKind, ...]:
+    """The kinds, first those of a verdict, then what accounts for most; none where the slowdown is small."""
+    kinds, named = _by_replay(operations, found), operations.named
+    if named is None or found.m_w is None:
+        return kinds
+    own = OperationKind("slow_worker", min(1.0, named.saves_s / found.lost_s), workers=named.workers, part=named.part)
+    known = {own.code, *(SYNCS if named.held_back else ())}
+    return own, *(one for one in kinds if one.code not in known)
+
+
+def _by_replay(operations: Operations, found: Slowdown) -> tuple[OperationKind, ...]:
+    """The kinds that operations show: one hides another, so what accounts for most is mended before the next look."""
+    named: dict[str, OperationKind] = {}
+    mended: set[str] = set()
+    lost_s = found.lost_s
+    while found.m_w is not None:
+        candidates = [
+            one
+            for one in _candidates(operations, found)
+            if one.kind.code not in mended and one.kind.share * found.lost_s >= MIN_OF_ALL * lost_s
+        ]
+        if not candidates:
+            break
+        candidates.sort(key=lambda one: -one.kind.share)
+        for one in candidates:
+            share = one.kind.share * found.lost_s / lost_s
+            named.setdefault(one.kind.code, replace(one.kind, share=share, hidden_by=tuple(sorted(mended))))
+        mended.add(candidates[0].kind.code)
+        operations = replace(operations, work_TNW=candidates[0].mended_TNW)
+        found = slowdown_of(operations)
+    return tuple(named.values())
+
+
+def _candidates(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
+    varying = [*_lengths(operations, found), *_stalls(operations, found)]
+    yield from varying
+    yield from _places(operations, found, varying=bool(varying))
+    yield from _transfers(operations, found)
+
+
+def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterator[_Candidate]:
+    """A slow worker, and a last stage that is slow also where its workers are not the slowest ones.
+
+    Where durations vary from microbatch to microbatch, some worker is always the worst: it has to be slow mostly, too.
+    """
+    assert found.m_w is not None
+    assert found.m_s is not None
+    m_w, m_s = found.m_w.share, found.m_s.share
+    last, several = operations.pp_ranks[-1], len(operations.pp_ranks) > 1
+    # With one data-parallel rank the last stage is one worker; far more often it has too much to do than is broken.
+    alone = several and len(operations.dp_ranks) == 1 and all(pp == last for _, pp in found.worst)
+    if m_w >= MIN_MAIN_SHARE and not alone:
+        workers = _slowest_of(found)
+        if not varying or _steadily(operations, found, workers, of_stage=False) >= MIN_SHARE:
+            kind = OperationKind("slow_worker", m_w, {"M_W": m_w}, workers, _slow_in(operations, workers))
+            yield _Candidate(kind, operations.at_ideal(operations.of_workers(found.worst)))
+    if several and m_s >= MIN_MAIN_SHARE:
+        of_last = operations.pp_TW == last
+        beyond = m_s if alone else mended(operations, found, operations.of_workers(found.worst) | of_last).share - m_w
+        workers = tuple((dp, last) for dp in operations.dp_ranks)
+        if beyond >= MIN_SHARE and (not varying or _steadily(operations, found, workers, of_stage=True) >= MIN_SHARE):
+            kind = OperationKind("last_stage", m_s, {"M_S": m_s, "beyond_worst_workers": beyond})
+            yield _Candidate(kind, operations.at_ideal(of_last))
+
+
+def _steadily(operations: Operations, found: Slowdown, workers: tuple[Worker, ...], *, of_stage: bool) -> float:
+    """What it would recover if their median computation took what that of others does, and varied as it does now.
+
+    The others are those of the same stage; of a whole stage, or where there are none, those of other stages.
+    """
+    work_TNW = operations.work_TNW.copy()
+    dps = operations.dp_TW[0].tolist()
+    across = of_stage or len(dps) == 1
+    for phase in ("forward", "backward"):
+        layers = _layers(operations, phase)
+        ops_of = {pp: np.concatenate([ops_M for layer, ops_M in layers.items() if layer[0] == pp]) for pp, _ in layers}
+        median_W = {pp: np.median(operations.work_TNW[ops_M], axis=(0, 1)) for pp, ops_M in ops_of.items()}
+        for dp, pp in workers:
+            column = dps.index(dp)
+            same_W = np.delete(median_W[pp], column) if pp in median_W else np.zeros(0)
+            others = [its_W for at, its_W in median_W.items() if at != pp] if across else [same_W]
+            if pp not in median_W or not others:
+                continue
+            usual_s, own_s = float(np.median(np.concatenate(others))), float(median_W[pp][column])
+            if own_s > usual_s:
+                work_TNW[ops_of[pp], :, column] *= usual_s / own_s
+    return replaced(operations, found, work_TNW).share
+
+
+def _slowest_of(found: Slowdown) -> tuple[Worker, ...]:
+    by_worker = found.by_worker()
+    over = {worker: by_worker[worker] - 1.0 for worker in found.worst}
+    return tuple(worker for worker in over if over[worker] >= max(over.values()) / 2)
+
+
+def _slow_in(operations: Operations, workers: tuple[Worker, ...]) -> str:
+    of_TW = np.broadcast_to(operations.of_workers(workers), (len(operations.type_T), operations.shape[2]))
+    measured_TW = operations.work_TNW.mean(axis=1, dtype=np.float64)
+    over_T = np.where(of_TW, measured_TW - operations.ideal_T[:, None], 0.0).sum(axis=1)
+    parts: dict[str, float] = {}
+    for index, over_s in zip(operations.type_T, over_T, strict=True):
+        part = operations.types[index].part
+        parts[part] = parts.get(part, 0.0) + float(over_s)
+    return max(parts, key=lambda part: parts[part])
+
+
+def _layers(operations: Operations, phase: str) -> dict[tuple[int, int], IndexArray]:
+    """The operations of a phase by stage and chunk: on one worker all of these compute the same layers."""
+    if operations.pp_TW.shape[1] != 1:
+        return {}
+    layers: dict[tuple[int, int], list[int]] = {}
+    for op, (index, pp, chunk) in enumerate(
+        zip(operations.type_T, operations.pp_TW[:, 0], operations.chunk_T, strict=True)
+    ):
+        if operations.types[index].phase == phase:
+            layers.setdefault((int(pp), int(chunk)), []).append(op)
+    return {layer: np.array(ops, dtype=np.intp) for layer, ops in layers.items()}
+
+
+def _pairs(operations: Operations) -> Iterator[tuple[IndexArray, IndexArray]]:
+    backwards = _layers(operations, "backward")
+    for layer, forward_M in _layers(operations, "forward").items():
+        of_microbatch = {int(operations.microbatch_T[op]): op for op in backwards.get(layer, ())}
+        both = [(op, of_microbatch.get(int(operations.microbatch_T[op]))) for op in forward_M]
+        paired = [(forward, backward) for forward, backward in both if backward is not None]
+        if paired:
+            ops_M2 = np.array(paired, dtype=np.intp)
+            yield ops_M2[:, 0], ops_M2[:, 1]
+
+
+def _lengths(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
+    correlations = []
+    for forward_M, backward_M in _pairs(operations):
+        over = [_over_mean(operations.work_TNW[ops_M]) for ops_M in (forward_M, backward_M)]
+        scale = float(np.sqrt((over[0] ** 2).sum() * (over[1] ** 2).sum()))
+        correlations.append(float((over[0] * over[1]).sum()) / scale if scale > 0.0 else 0.0)
+    if not correlations or (correlation := float(np.median(correlations))) < MIN_CORRELATION:
+        return
+    work_TNW = operations.work_TNW.copy()
+    for phase in ("forward", "backward"):
+        for ops_M in _layers(operations, phase).values():
+            work_TNW[ops_M] = operations.work_TNW[ops_M].mean(axis=(0, 1), keepdims=True, dtype=np.float64)
+    share = replaced(operations, found, work_TNW).share
+    if share >= MIN_SHARE:
+        kind = OperationKind("sequence_lengths", share, {"forward_backward_correlation": correlation})
+        yield _Candidate(kind, work_TNW)
+
+
+def _over_mean(work_MNW: AnyFloat) -> FloatArray:
+    mean_11W = work_MNW.mean(axis=(0, 1), keepdims=True, dtype=np.float64)
+    return np.asarray(work_MNW / np.where(mean_11W > 0.0, mean_11W, 1.0) - 1.0)
+
+
+def _stalls(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
+    """Forward computations that take long now and then, the backward of the same microbatch not, on many workers."""
+    work_TNW = operations.work_TNW.copy()
+    n_columns = operations.shape[2]
+    stalled_s: dict[Worker, float] = {}
+    steps_N = np.zeros(len(operations.steps), dtype=np.bool_)
+    for forward_M, backward_M in _pairs(operations):
+        pp = int(operations.pp_TW[forward_M[0], 0])
+        forward_MNW = operations.work_TNW[forward_M]
+        median_11W, spikes_MNW = _spikes(forward_MNW, operations.work_TNW[backward_M])
+        work_TNW[forward_M] = np.where(spikes_MNW, median_11W, forward_MNW)
+        steps_N |= spikes_MNW.any(axis=(0, 2))
+        lost_W = ((forward_MNW - median_11W) * spikes_MNW).sum(axis=(0, 1), dtype=np.float64)
+        for column in range(n_columns):
+            worker = int(operations.dp_TW[0, column]), pp
+            stalled_s[worker] = stalled_s.get(worker, 0.0) + float(lost_W[column])
+    for op, index in enumerate(operations.type_T):
+        if operations.types[index].name == GC_TYPE and operations.work_TNW[op].any():
+            # The collector, as such on record.
+            pp = int(operations.pp_TW[op, 0])
+            steps_N |= (operations.work_TNW[op] > 0.0).any(axis=1)
+            for column, lost_s in enumerate(operations.work_TNW[op].sum(axis=0, dtype=np.float64)):
+                worker = int(operations.dp_TW[0, column]), pp
+                stalled_s[worker] = stalled_s.get(worker, 0.0) + float(lost_s)
+            work_TNW[op] = 0.0
+    if (total_s := sum(stalled_s.values())) <= 0.0:
+        return
+    most = max(stalled_s.values()) / total_s
+    if most > max(MAX_ONE_WORKERS_SPIKES, 1.5 / len(stalled_s)):
+        return
+    share = replaced(operations, found, work_TNW).share
+    if share >= MIN_SHARE:
+        hit = sum(1 for lost_s in stalled_s.values() if lost_s > 0.0) / len(stalled_s)
+        numbers = {"of_steps": float(steps_N.mean()), "of_workers": hit, "most_of_one_worker": most}
+        yield _Candidate(OperationKind("garbage_collection", share, numbers), work_TNW)
+
+
+def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, BoolArray]:
+    median_11W, backward_11W = (np.median(one, axis=(0, 1), keepdims=True) for one in (forward_MNW, backward_MNW))
+    over_MNW = forward_MNW - median_11W
+    sigma_11W = _MAD_TO_SIGMA * np.median(np.abs(over_MNW), axis=(0, 1), keepdims=True)
+    spikes_MNW = (over_MNW > SPIKE_RATIO * median_11W) & (over_MNW > SPIKE_SIGMAS * sigma_11W)
+    # A long sequence takes long both ways.
+    backward_ratio = backward_MNW / np.where(backward_11W > 0.0, backward_11W, 1.0) - 1.0
+    forward_ratio = over_MNW / np.where(median_11W > 0.0, median_11W, 1.0)
+    return np.asarray(median_11W), np.asarray(spikes_MNW & (backward_ratio < forward_ratio / 2))
+
+
+def _transfers(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
+    for code, mixed in SYNCS.items():
+        types = {at: one for at, one in enumerate(operations.types) if one.communication and one.mixed == mixed}
+        of_communication = operations.of_types(*types)
+        share = mended(operations, found, of_communication).share if types else 0.0
+        if share >= MIN_SHARE:
+            slowdowns = {one.part: found.by_part[one.part] for one in types.values()}
+            worst = max(slowdowns, key=lambda part: slowdowns[part])
+            kind = OperationKind(code, share, {"slowdown": slowdowns[worst]}, part=worst)
+            yield _Candidate(kind, operations.at_ideal(of_communication))

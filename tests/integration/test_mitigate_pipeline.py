@@ -10,10 +10,8 @@ import torch
 from torch.distributed.pipelining import schedules
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.adapted import adapted_schedule, is_known
-from sftriage.mitigate.followed import attach
-from sftriage.mitigate.pipelines import Pipeline, absorbing, one_f_one_b, order_of, planned
-from sftriage.mitigate.transfers import _RECEIVES, _SENDS, HostTransfers
+from sftriage.mitigate.adapted import _RECEIVES, _SENDS, HostTransfers, adapted_schedule, attach, is_known
+from sftriage.mitigate.advice import Pipeline, absorbing, one_f_one_b, order_of, planned
 from tests.integration.processes import FORKED
 
 JOB = Path(__file__).parent / "jobs" / "delayed_pipeline.py"

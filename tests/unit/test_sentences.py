@@ -19,8 +19,7 @@ from rich.console import Console
 
 import sftriage
 from sftriage.controller.policies import change_lines
-from sftriage.mitigate.advice import Link, Messages, Straggler, advice_of
-from sftriage.mitigate.pipelines import Pipeline
+from sftriage.mitigate.advice import Link, Messages, Pipeline, Straggler, advice_of
 from sftriage.model.captures import (
     CaptureRequest,
     CaptureResult,

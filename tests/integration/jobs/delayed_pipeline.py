@@ -25,8 +25,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, schedules
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.adapted import adapt, adapted_schedule
-from sftriage.mitigate.transfers import HostTransfers
+from sftriage.mitigate.adapted import HostTransfers, adapt, adapted_schedule
 
 WIDTH = 8
 

@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, schedules
 from torch.nn.parallel import DistributedDataParallel
 
-from sftriage.mitigate import followed, stragglar
+from sftriage.mitigate import adapted, stragglar
 from sftriage.mitigate.switching import Switch
 from sftriage.recorder import Monitor
 
@@ -46,7 +46,7 @@ def delayed(rank: int, n: int) -> dict[int, Link]:
 
 def killed_once(where: str) -> None:
     """Have this rank be gone where all are about to run further ahead."""
-    begin, adapt = Switch.begin, followed.adapt
+    begin, adapt = Switch.begin, adapted.adapt
 
     def begun(switch: Switch, step: int) -> int:
         value = begin(switch, step)
@@ -54,14 +54,14 @@ def killed_once(where: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return value
 
-    def adapted(*plan: object) -> None:
+    def adapt_and_die(*plan: object) -> None:
         adapt(*plan)
         os.kill(os.getpid(), signal.SIGKILL)
 
     if where == "voted":
         Switch.begin = begun
     else:
-        followed.adapt = adapted
+        adapted.adapt = adapt_and_die
 
 
 def group_of(ranks: Iterable[range]) -> dist.ProcessGroup:
@@ -86,7 +86,7 @@ def main(spec: dict) -> None:
     sent = example.clone().requires_grad_()
     of_stage = {"input_args": (sent if at else example,), "output_args": (sent,), "group": pipeline}
     stage = PipelineStage(module, at, n, torch.device("cpu"), **of_stage)
-    schedule = followed.attach(Schedule1F1B(stage, microbatches, loss_fn=nn.functional.mse_loss), most=spec["most"])
+    schedule = adapted.attach(Schedule1F1B(stage, microbatches, loss_fn=nn.functional.mse_loss), most=spec["most"])
     if module is not layer:
         stragglar.attach(module)
     inputs, targets = torch.randn(microbatches, WIDTH), torch.randn(microbatches, WIDTH)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from sftriage.errors import UsageError
-from sftriage.mitigate import joining, switching
+from sftriage.mitigate import switching
 from sftriage.mitigate.stragglar import Stragglar, attach, stragglar_hook
 from sftriage.mitigate.switching import MultiHostSwitch, SwitchFile, find_switches
 
@@ -236,7 +236,7 @@ def releases() -> None:
 
     said, rank = warnings(), dist.get_rank()
     model = DistributedDataParallel(nn.Linear(8, 8))
-    joining.__version__ += ".1" * (rank == 1)
+    switching.__version__ += ".1" * (rank == 1)
     assert attach(model, timedelta(seconds=LOST_TIMEOUT_S)) is None
     for _ in range(3):
         model(torch.ones(8)).sum().backward()

@@ -125,7 +125,7 @@ def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, tmp_path):
     import pyarrow
     from pyarrow import parquet
 
-    from sftriage.whatif.arranging import COLUMNS
+    from sftriage.whatif.pipeline import COLUMNS
 
     made = run_at(tmp_path / "run")
     rows = Job(stages=3, dps=2, steps=3).rows()

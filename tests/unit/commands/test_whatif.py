@@ -13,7 +13,7 @@ import pytest
 from sftriage.frontier.accounting import anchored
 from sftriage.runs.whatif import operations_of, whatif_of, whatif_values
 from sftriage.verdicts import Settings, judge
-from sftriage.whatif.arranging import COLUMNS
+from sftriage.whatif.pipeline import COLUMNS
 from sftriage.windows.counting import counted_of
 from sftriage.windows.npz import load_npz
 from tests.scenario import Fault, run_at, verdict

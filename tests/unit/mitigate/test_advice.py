@@ -9,9 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.advice import Chronic, Link, Messages, Straggler, advice_of, is_settled, straggler_in
-from sftriage.mitigate.pipelines import Pipeline, blocked, one_f_one_b, pipeline_of, step_s
-from sftriage.whatif.arranging import arranged
+from sftriage.mitigate.advice import (
+    Chronic,
+    Link,
+    Messages,
+    Pipeline,
+    Straggler,
+    advice_of,
+    blocked,
+    is_settled,
+    one_f_one_b,
+    pipeline_of,
+    step_s,
+    straggler_in,
+)
+from sftriage.whatif.pipeline import arranged
 from tests.unit.whatif.planted import Job
 
 

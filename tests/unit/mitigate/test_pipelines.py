@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.pipelines import (
+from sftriage.mitigate.advice import (
     NEARLY,
     Pipeline,
     ScheduledStep,

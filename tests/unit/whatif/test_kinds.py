@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.whatif.arranging import arranged
-from sftriage.whatif.kinds import kinds_of
-from sftriage.whatif.slowdown import slowdown_of
+from sftriage.whatif.pipeline import arranged
+from sftriage.whatif.slowdown import kinds_of, slowdown_of
 from tests.unit.whatif.planted import Job
 
 SHAPES = {

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError
-from sftriage.whatif.arranging import arranged
+from sftriage.whatif.pipeline import arranged
 from tests.unit.whatif.planted import Job
 
 

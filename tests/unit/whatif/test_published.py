@@ -14,11 +14,9 @@ import pytest
 
 from sftriage.runs.whatif import MIN_UNEXPLAINED
 from sftriage.runtime.whatif_inputs import load_operations
-from sftriage.whatif import kinds
-from sftriage.whatif.arranging import CLOCK_ERROR_S, COLUMNS
-from sftriage.whatif.kinds import kinds_of
-from sftriage.whatif.pipeline import TYPES
-from sftriage.whatif.slowdown import MIN_SLOWDOWN, WORST_PERCENT, slowdown_of
+from sftriage.whatif import slowdown as kinds
+from sftriage.whatif.pipeline import CLOCK_ERROR_S, COLUMNS, TYPES
+from sftriage.whatif.slowdown import MIN_SLOWDOWN, WORST_PERCENT, kinds_of, slowdown_of
 from sftriage.words.whatif import REMEDIES
 from tests.needs import NO_REAL_TRACES
 
