@@ -54,7 +54,7 @@ class Windows:
 
     @property
     def telemetry(self) -> ReadCounts:
-        return self.rings.telemetry
+        return self.rings.telemetry()
 
     def close(self) -> None:
         self.rings.close()

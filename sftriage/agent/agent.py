@@ -15,11 +15,9 @@ from sftriage.agent.reading import RankRings
 from sftriage.capture.nsys import NsysPlace
 from sftriage.errors import RingError
 from sftriage.model.captures import Report, WantedCapture
-from sftriage.model.windows import GpuFindings, JobStatus, plain
-from sftriage.recorder import RingInfo
+from sftriage.model.windows import GpuFindings, plain
 from sftriage.traces.disk import Do, at_once
 from sftriage.traces.store import LocalStore
-from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.steplog import KeptSteps
 
 if TYPE_CHECKING:
@@ -86,7 +84,7 @@ STORING_S = 60.0
 """How long it is waited for a trace to be checked and stored. After that, what else there is to do is done."""
 
 
-class Agent:
+class Agent(RankRings):
     """What a controller needs of one host. Nothing here waits; its owner calls it again and again.
 
     ``rings`` has the trainers' rings and mailboxes, ``spool`` the traces that they leave; ``do`` writes steps, spool
@@ -107,29 +105,17 @@ class Agent:
         do: Do = at_once,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rings = RankRings(rings, steps, kept, do)
-        self._switches = Switches(rings, self._rings.writes)
-        self._captures = Captures(self._rings, CapturePaths(rings, spool, nsys), store, job=job, run=run)
+        super().__init__(rings, steps, kept, do)
+        self._switches = Switches(rings, self.writes)
+        self._captures = Captures(self, CapturePaths(rings, spool, nsys), store, job=job, run=run)
         self._do = partial(do, lane="captures", latest=True, patience_s=STORING_S)
         self._gpus = EvidenceSampler()
         self._has_gpus = True
         self._clock = clock
 
-    def rows(self) -> list[Rows]:
-        """The steps that have come since the last call."""
-        return self._rings.rows()
-
-    def rewind(self, n_steps: int) -> None:
-        """Have so many of the steps of each rank that were told last be told once more; counts begin anew."""
-        self._rings.rewind(n_steps)
-
-    def statuses(self) -> JobStatus | None:
-        """What the host's ranks are doing now; None before there is one."""
-        return self._rings.statuses()
-
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """All captures that are wanted of the host now. Told again, nothing happens again."""
-        self._rings.look()
+        self.look()
         self._do(partial(self._captures.want, wanted, self._clock()))
 
     def switches(self) -> list[SwitchStatus]:
@@ -150,7 +136,7 @@ class Agent:
 
         Where no GPU answers, that is said once, and nobody asks again.
         """
-        here = self._rings.ranks
+        here = self.ranks
         about = sorted(set(ranks) & set(here))
         if not (about and self._has_gpus):
             return GpuFindings(time.time())
@@ -165,18 +151,9 @@ class Agent:
         }
         return GpuFindings(found.time_s, found.remarks, of, found.problem)
 
-    @property
-    def rings(self) -> list[RingInfo]:
-        """Those of all ranks, of all starts."""
-        return self._rings.infos
-
-    def telemetry(self) -> ReadCounts:
-        """What has come in so far."""
-        return self._rings.telemetry
-
     def close(self) -> None:
         """Close every file, and end what has not ended."""
         self._gpus.close()
         self._do(self._captures.close)
         self._switches.close()
-        self._rings.close()
+        super().close()

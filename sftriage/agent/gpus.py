@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from statistics import median
-from typing import IO, Annotated
+from typing import Annotated
 
 import msgspec
 
+from sftriage.base.children import BoundedProgram
 from sftriage.base.process import start_ticks
 from sftriage.capture import stacks
+from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
 
 VISIBLE, ORDER, CONTAINER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"
@@ -236,7 +236,7 @@ DEADLINE_S = 10.0
 """NVML's first call takes seconds where no driver daemon keeps the GPUs awake."""
 
 EVERY_S = 60.0
-_KILL_S, _LOOK_S = 1.0, 0.02
+_LOOK_S = 0.02
 _MAX_SAID_BYTES = 1 << 22
 
 SLOW_FRACTION = 0.9
@@ -443,49 +443,24 @@ def environment_of(info: RingInfo) -> dict[str, str] | str:
     return {name: value.encode("utf-8", "replace").decode("utf-8") for name, value in told.items()}
 
 
-class NvmlQuestion:
+class NvmlQuestion(BoundedProgram):
     """One run of `nvml_child`, which may hang: killed at its deadline, and left behind where that does not help."""
 
     def __init__(self, deadline_s: float) -> None:
-        self._until_s = time.monotonic() + deadline_s
-        # A file, not a pipe: a child that nobody reads from must not wait for it.
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the child runs
-        self._child = subprocess.Popen(
-            # One second more: should this process be gone by then, the child ends itself.
-            [sys.executable, str(_CHILD), f"{deadline_s + _KILL_S:.1f}"],
-            stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._killed = False
+        # One second more: should this process be gone by then, the child ends itself.
+        command = [sys.executable, str(_CHILD), f"{deadline_s + 1.0:.1f}"]
+        super().__init__(command, deadline_s, max_output_bytes=_MAX_SAID_BYTES)
         self._reading: Reading | None = None
 
     def reading(self) -> Reading | None:
-        """What it said, or None as long as it is at it. Does not wait, but kills at the deadline."""
+        """What it said, or None as long as it runs."""
         if self._reading is None:
-            late_s = time.monotonic() - self._until_s
-            if late_s >= 0 and self._child.poll() is None:
-                self._killed = True
-                self._child.kill()
-            if self._child.poll() is not None or late_s >= _KILL_S:
-                self._said.seek(0)
-                said = self._said.read(_MAX_SAID_BYTES).decode("utf-8", "replace")
-                self._reading = parse_reading(said, ended=not self._killed)
-                self._said.close()
+            try:
+                if self.poll() is not None:
+                    self._reading = parse_reading(self.output, ended=True)
+            except CaptureError:
+                self._reading = parse_reading(self.output, ended=False)
         return self._reading
-
-    @property
-    def hangs(self) -> bool:
-        """Whether it was killed and is still there: it waits in the driver, where no signal reaches."""
-        return self._killed and self._child.poll() is None
-
-    def give_up(self) -> None:
-        """End it, without an answer."""
-        if self._child.poll() is None:
-            self._killed = True
-            self._child.kill()
-        self._said.close()
 
 
 class EvidenceSampler:
@@ -510,5 +485,5 @@ class EvidenceSampler:
     def close(self) -> None:
         """End a question that is under way."""
         if self._question is not None:
-            self._question.give_up()
+            self._question.kill()
             self._question = None

@@ -134,11 +134,7 @@ class _Rank:
 
 
 class RankRings:
-    """The rings of the ranks on one host, as they appear and end. ``do`` writes every step into directory ``steps``.
-
-    Attributes:
-        telemetry: what has come in so far.
-    """
+    """The rings of the ranks on one host, as they appear and end. ``do`` writes every step into directory ``steps``."""
 
     def __init__(self, rings: Path, steps: Path, kept: KeptSteps | None = None, do: Do = at_once) -> None:
         self._rings = rings
@@ -152,7 +148,7 @@ class RankRings:
         self._agreed: dict[int, tuple[StageSchema, int]] = {}
         self._host, self._position = socket.gethostname(), 0
         self._looked_ns = -1
-        self.telemetry = ReadCounts()
+        self._counts = ReadCounts()
 
     def rows(self) -> list[Rows]:
         """The steps that were written since the last call, by generation; also of one that has appeared, if none."""
@@ -172,9 +168,13 @@ class RankRings:
         wall_ns = time.time_ns() - time.monotonic_ns()
         return [self._of_generation(generation, of, wall_ns) for generation, of in sorted(found.items())]
 
+    def telemetry(self) -> ReadCounts:
+        """What has come in so far."""
+        return self._counts
+
     def rewind(self, n_steps: int) -> None:
         """Have so many of the steps of each rank that were told last be told once more; counts begin anew."""
-        self.telemetry = ReadCounts(problems=self.telemetry.problems)
+        self._counts = ReadCounts(problems=self._counts.problems)
         for path, one in list(self._ranks.items()):
             with self._giving_up(path):
                 one.ring, before = one.ring.reopened(n_steps), one.ring
@@ -193,9 +193,9 @@ class RankRings:
 
     def _take(self, one: _Rank, batch: Batch) -> None:
         info = one.log.info
-        self.telemetry.steps += len(batch.steps)
-        self.telemetry.missed += batch.missed
-        self.telemetry.torn += batch.torn
+        self._counts.steps += len(batch.steps)
+        self._counts.missed += batch.missed
+        self._counts.torn += batch.torn
         if batch.misuse:
             self._log_once(
                 f"rank {info.rank} leaves stages that are not open, or not in the order in which it entered them; their"
@@ -301,7 +301,7 @@ class RankRings:
         self._looked_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else -1
         found: dict[Path, tuple[Ring, RankLog]] = {}
         for path in find_rings(self._rings):
-            if path not in self._ranks and str(path) not in self.telemetry.problems:
+            if path not in self._ranks and str(path) not in self._counts.problems:
                 with self._giving_up(path):
                     found[path] = self._opened(path)
         # Of rings that appear together, most are right.
@@ -347,7 +347,7 @@ class RankRings:
     def _give_up(self, path: Path, reason: str) -> None:
         """A ring that cannot be read lowers coverage; it does not end the job's triage."""
         log.warning("%s; its rank counts as missing", reason)
-        self.telemetry.problems[str(path)] = reason
+        self._counts.problems[str(path)] = reason
         if path in self._ranks:
             self._ranks.pop(path).close()
 

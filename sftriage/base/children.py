@@ -53,9 +53,14 @@ class BoundedProgram:
 
     Its output goes to a file that has no name: it never blocks the program, and nothing is left behind.
 
+    Attributes:
+        output: the start of what it wrote, once it has ended or was killed.
+
     Raises:
         CaptureError: it cannot be started.
     """
+
+    output = ""
 
     def __init__(
         self,
@@ -67,18 +72,18 @@ class BoundedProgram:
         self._name = os.path.basename(os.fspath(command[0]))  # noqa: PTH119  # a name, not a path
         self._deadline_s, self._max_output_bytes = deadline_s, max_output_bytes
         self._end_s = time.monotonic() + deadline_s
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by kill
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by _ended
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
+                stdout=self._file,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
             )
         except OSError as error:
-            self._output.close()
+            self._file.close()
             raise CaptureError(f"{self._name} cannot be started: {error.strerror}") from error
 
     def poll(self) -> Finished | None:
@@ -89,10 +94,8 @@ class BoundedProgram:
         """
         status = self._process.poll()
         if status is not None:
-            self._output.seek(0)
-            output = self._output.read(self._max_output_bytes).decode("utf-8", "replace")
-            self._output.close()
-            return Finished(status, output)
+            self._ended()
+            return Finished(status, self.output)
         if time.monotonic() >= self._end_s:
             self.kill()
             raise CaptureError(f"{self._name} hung: no answer within {self._deadline_s:g} s, and it was killed")
@@ -122,7 +125,18 @@ class BoundedProgram:
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
-        self._output.close()
+        self._ended()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it was killed and is still there: it waits in a driver, where no signal reaches."""
+        return self._file.closed and self._process.poll() is None
+
+    def _ended(self) -> None:
+        if not self._file.closed:
+            self._file.seek(0)
+            self.output = self._file.read(self._max_output_bytes).decode("utf-8", "replace")
+            self._file.close()
 
 
 def run_bounded(command: Sequence[str | os.PathLike[str]], deadline_s: float) -> Finished:

@@ -15,16 +15,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import write_atomically
-from sftriage.capture import nsys_dialect as dialect
 from sftriage.capture.executor import ENDED, Course, InTurns, RankLook, Turns, mailbox_of
 from sftriage.capture.nsys_rank import NOTE, release_registry
 from sftriage.capture.nsys_report import check, to_export, to_report, unread
@@ -80,8 +81,8 @@ class NsysCapture(InTurns):
         self._note = place.tmp / f"{NOTE}-{request.rank}"
         self._report = spool / f"{request.capture_id}.nsys-rep"
         self._export = spool / f"{request.capture_id}.sqlite"
-        dialect.check_traces(request.options, place.traces)
-        self._flags = dialect.start_flags(request.options)
+        check_traces(request.options, place.traces)
+        self._flags = start_flags(request.options)
         if place.armed is not None and request.options.get("sample", "none") != "none":
             raise CaptureError("option sample: an armed rank is not sampled, for nsys waits for it without")
         self._session: str | None = None
@@ -140,19 +141,19 @@ class NsysCapture(InTurns):
             if not os.access(directory, os.W_OK):
                 raise CaptureError(f"{directory} may not be written")
         found = yield from self._ask("--version")
-        version = dialect.parse_version(found.output)
+        version = parse_version(found.output)
         self._notes.append(f"nsys {version[0]}.{version[1]}.{version[2]}, {','.join(self._place.traces)}")
 
     def _find_session(self) -> Turns:
-        session = dialect.session_of((yield from self._sessions()), self._place.prefix, self.request.rank)
+        session = session_of((yield from self._sessions()), self._place.prefix, self.request.rank)
         if not session.free and self._note.exists():
             yield from self._stop_left(session)
-            session = dialect.session_of((yield from self._sessions()), self._place.prefix, self.request.rank)
+            session = session_of((yield from self._sessions()), self._place.prefix, self.request.rank)
         if not session.free:
             raise CaptureError(f"session {session.name} is busy: {session.state}")
         self._name = session.name
 
-    def _stop_left(self, session: dialect.ListedSession) -> Turns:
+    def _stop_left(self, session: ListedSession) -> Turns:
         """Stop nsys where a killed agent has left it collecting."""
         yield from self._run([self._place.binary, "stop", f"--session={session.name}"], STOP_S)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -166,11 +167,11 @@ class NsysCapture(InTurns):
         left = {"capture_id": self.request.capture_id, "until_s": until_s + LEFT_S}
         write_atomically(self._note, json.dumps(left), mode=0o666)
 
-    def _sessions(self) -> Generator[None, None, tuple[dialect.ListedSession, ...]]:
+    def _sessions(self) -> Generator[None, None, tuple[ListedSession, ...]]:
         found = yield from self._ask("sessions", "list")
         if found.status:
             raise CaptureError(f"nsys shows no sessions: {found.problem()}")
-        return dialect.parse_sessions(found.output)
+        return parse_sessions(found.output)
 
     def _collect(self) -> Generator[None, None, tuple[int, int]]:
         """Start nsys once the trainer is ready for it, and wait for the steps, or for the end of the time-box."""
@@ -307,7 +308,7 @@ class NsysCapture(InTurns):
             raise CaptureError(f"nsys stop: {found.problem()}")
         self._session = None
         self._note.unlink(missing_ok=True)
-        report = dialect.report_of(found.output)
+        report = report_of(found.output)
         if report is None or not Path(report).exists():
             raise CaptureError(f"nsys stop left no report: {found.problem()}")
         if Path(report).parent != self._made.parent:
@@ -376,7 +377,7 @@ class AbandonedNsys(NsysCapture):
         elif self._note.exists():
             sessions = yield from self._sessions()
             try:
-                session = dialect.session_of(sessions, self._place.prefix, self.request.rank)
+                session = session_of(sessions, self._place.prefix, self.request.rank)
             except CaptureError:
                 # It ended with its trainer.
                 self._note.unlink(missing_ok=True)
@@ -420,3 +421,105 @@ def _move(source: Path, target: Path) -> None:
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+OLDEST = (2021, 4)
+"""Reports are ``.nsys-rep`` from here on; what is older is refused."""
+TRACES = ("cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx")
+
+_VERSION = re.compile(r"version\s+(\d{4})\.(\d+)(?:\.(\d+))?")
+_SESSION = re.compile(r"^\s*\d+\s+\S+\s+(\S+)\s+\d+\s+(\S.*?)\s*$")
+_GENERATED = re.compile(r"^\s*(/\S.*\.(?:nsys-rep|qdstrm))\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSession:
+    """A line of ``nsys sessions list``."""
+
+    state: str
+    name: str
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing is collected in it, or waited for."""
+        return self.state in ("Launched", "Idle")
+
+
+def parse_version(output: str) -> tuple[int, int, int]:
+    """The version in what ``nsys --version`` says.
+
+    ``launch --trace``, ``start --sample --cpuctxsw --output`` and ``stop`` are the same from the oldest one on.
+
+    Raises:
+        CaptureError: there is none, or it is older than what is needed.
+    """
+    found = _VERSION.search(output)
+    if found is None:
+        raise CaptureError(f"nsys says no version that is understood: {output.strip()[:100]!r}")
+    version = int(found[1]), int(found[2]), int(found[3] or 0)
+    if version[:2] < OLDEST:
+        raise CaptureError(f"nsys {version[0]}.{version[1]} is too old: {OLDEST[0]}.{OLDEST[1]} is needed")
+    return version
+
+
+def start_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Flags of ``nsys start`` beside the session and the output: it samples nothing by default.
+
+    Context switches follow sampling in nsys, so both flags are always there.
+
+    Raises:
+        CaptureError: an option that makes no sense.
+    """
+    unknown = sorted(set(options) - {"trace", "sample", "sqlite"})
+    if unknown:
+        raise CaptureError(f"unknown options: {', '.join(unknown)}")
+    sample = options.get("sample", "none")
+    if sample not in ("none", "cpu"):
+        raise CaptureError(f"option sample {sample!r}: none or cpu")
+    scope = "none" if sample == "none" else "process-tree"
+    return f"--sample={scope}", f"--cpuctxsw={scope}"
+
+
+def check_traces(options: Mapping[str, Any], launched: Sequence[str]) -> None:
+    """Check what is to be traced: nsys learns that at launch and at no other time.
+
+    Raises:
+        CaptureError: the rank was launched with less.
+    """
+    wanted = options.get("trace", tuple(launched))
+    if not isinstance(wanted, (list, tuple)) or not wanted or any(name not in TRACES for name in wanted):
+        raise CaptureError(f"option trace {wanted!r}: some of {', '.join(TRACES)}")
+    missing = [name for name in wanted if name not in launched]
+    if missing:
+        raise CaptureError(
+            f"{', '.join(missing)} cannot be traced: the rank was launched under nsys with {','.join(launched)} only"
+        )
+
+
+def parse_sessions(output: str) -> tuple[ListedSession, ...]:
+    """What ``nsys sessions list`` shows; lines that are not sessions are passed over."""
+    found = (_SESSION.match(line) for line in output.splitlines())
+    return tuple(ListedSession(one[1], one[2]) for one in found if one is not None)
+
+
+def session_of(sessions: Iterable[ListedSession], prefix: str, rank: int) -> ListedSession:
+    """The session of a rank: that of its newest attempt.
+
+    It is looked up, never guessed: ``nsys start`` makes a new session of a name that it does not know.
+
+    Raises:
+        CaptureError: there is none.
+    """
+    name = re.compile(rf"{re.escape(prefix)}-{rank}\.(\d+)")
+    matched = [(int(found[1]), one) for one in sessions if (found := name.fullmatch(one.name))]
+    if not matched:
+        raise CaptureError(
+            f"rank {rank} has no nsys session ({prefix}-{rank}): not launched under nsys, or the session vanished"
+        )
+    return max(matched, key=lambda pair: pair[0])[1]
+
+
+def report_of(output: str) -> str | None:
+    """The report that ``nsys stop`` says it generated: it falls back on its own folder where ours is full or gone."""
+    found = _GENERATED.findall(output)
+    return found[-1] if found else None

@@ -174,7 +174,7 @@ class HostEnd:
         if self._gpu_asks and (found := self._agent.gpus(self._gpu_asks[0][0])) is not None:
             self._hub.start(self._hub.client.publish(self._gpu_asks.popleft()[1], encode(found)))
         self._tell_if_away()
-        self._every_s = ship_s(max((info.world_size for info in self._agent.rings), default=0))
+        self._every_s = ship_s(max((info.world_size for info in self._agent.infos), default=0))
         if self._lost:
             self._tell_all_again()
         soon = self._reports or time.monotonic() >= self._over_s
@@ -183,7 +183,7 @@ class HostEnd:
 
     def _tell_all_again(self) -> None:
         """Read the rings again, as another process: older steps of the same one would be passed over."""
-        world_size = max((info.world_size for info in self._agent.rings), default=1)
+        world_size = max((info.world_size for info in self._agent.infos), default=1)
         self._agent.rewind(REWOUND_ROWS // world_size)
         self._process = secrets.token_hex(8)
         self._outbox.clear()
@@ -198,7 +198,7 @@ class HostEnd:
             self._note_begun(wanted.request)
         if of is None:
             return wanted
-        its = (info.attempt for info in self._agent.rings if Incarnation.of(self._boot_id, info) == of)
+        its = (info.attempt for info in self._agent.infos if Incarnation.of(self._boot_id, info) == of)
         return replace(wanted, generation=next(its, NO_GENERATION))
 
     def _note_begun(self, request: CaptureRequest) -> None:
@@ -244,7 +244,7 @@ class HostEnd:
         over = time.monotonic() >= self._over_s + grace_s and not self._sending
         infos: dict[int, dict[int, RingInfo]] = {}
         found, self._has_read = self._agent.rows(), True
-        for info in self._agent.rings:
+        for info in self._agent.infos:
             infos.setdefault(info.attempt, {})[info.rank] = info
         newest = max(infos, default=0)
         blocks = [

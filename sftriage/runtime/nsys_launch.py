@@ -19,8 +19,7 @@ from pathlib import Path
 from sftriage.base.children import run_bounded
 from sftriage.base.notes import Note
 from sftriage.capture import nsys_rank
-from sftriage.capture.nsys import NsysPlace
-from sftriage.capture.nsys_dialect import TRACES, parse_version
+from sftriage.capture.nsys import TRACES, NsysPlace, parse_version
 from sftriage.errors import CaptureError, UsageError
 from sftriage.runs.directory import RunDirectory
 

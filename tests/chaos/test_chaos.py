@@ -67,7 +67,7 @@ def test_step_times_while_an_agent_is_killed_around_paired_against_none(tmp_path
         start(sys.executable, "-m", "sftriage", "controller", *hub, "--out", tmp_path / "run")
         job = start(*TORCHRUN, "2", SLOW_DATA, release, 0.005)
         reading, phases = RankRings(rings, steps), []
-        wait_until(lambda: reading.rows() and reading.telemetry.steps > 200)
+        wait_until(lambda: reading.rows() and reading.telemetry().steps > 200)
         for _ in range(PAIRS):
             for with_agent in (False, True):
                 begin_s = time.monotonic()

@@ -93,10 +93,10 @@ def cut_off_at(ranks, line, times=1):
     """What there is when the deadline is over just after the child has said a line so many times."""
     question = NvmlQuestion(DEADLINE_S)
     give_up_s = time.monotonic() + DEADLINE_S
-    while os.pread(question._said.fileno(), 1 << 20, 0).decode().count(line) < times:
+    while os.pread(question._file.fileno(), 1 << 20, 0).decode().count(line) < times:
         assert time.monotonic() < give_up_s
         time.sleep(0.01)
-    question._until_s = time.monotonic()
+    question._end_s = time.monotonic()
     return evidence_of(ranks, answer_to(question), time.time())
 
 
@@ -280,7 +280,7 @@ def test_a_loop_that_does_not_wait_asks_once_in_a_while(driver, trainer, monkeyp
     assert sampler.ask(ranks, 160.0, {0}) is None
     assert len(asked) == 2
     sampler.close()
-    assert asked[1]._child.wait(DEADLINE_S) is not None
+    assert asked[1]._process.wait(DEADLINE_S) is not None
 
 
 def test_no_second_question_while_one_hangs_in_the_driver(monkeypatch):

@@ -115,7 +115,7 @@ def test_whatever_is_in_one_ring_the_steps_of_the_others_go_on(written, place, f
         assert all(rank in job.rank_R for job in statuses)
     # AND of the damaged one no more than its ring holds
     assert len(seen[0][DAMAGED]) + len(seen[1][DAMAGED]) <= 2 * len(first[name]) // WORD_BYTES
-    assert set(reader.telemetry.problems) <= {str(rings / name)}
+    assert set(reader.telemetry().problems) <= {str(rings / name)}
 
 
 @pytest.mark.parametrize(("claimed", "opened"), [(2**62 - 512, None), (0, None)])
@@ -132,7 +132,7 @@ def test_a_ring_whose_words_cannot_be_is_given_up_once_and_says_why(written, pla
     put(rings, {**second, "rank-1.0.ring": bytes(content)})
     for _ in range(3):
         taken(reader)
-    (reason,) = reader.telemetry.problems.values()
+    (reason,) = reader.telemetry().problems.values()
     assert "rank-1.0.ring: " in reason
     assert [one.getMessage() for one in caplog.records] == [f"{reason}; its rank counts as missing"]
     reader.close()
@@ -168,5 +168,5 @@ def test_a_header_that_lies_costs_its_own_rank(written, place, lie):
     found = taken(reader)
     assert (found[1], found[2]) == (list(range(BEFORE)), list(range(BEFORE)))
     assert reader.statuses().rank_R.tolist()[-2:] == [1, 2]
-    assert [Path(path).name for path in reader.telemetry.problems] == ["rank-0.0.ring"]
+    assert [Path(path).name for path in reader.telemetry().problems] == ["rank-0.0.ring"]
     reader.close()

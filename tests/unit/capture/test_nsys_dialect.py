@@ -2,7 +2,7 @@
 
 import pytest
 
-from sftriage.capture.nsys_dialect import (
+from sftriage.capture.nsys import (
     ListedSession,
     check_traces,
     parse_sessions,

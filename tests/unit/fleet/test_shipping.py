@@ -29,7 +29,7 @@ class Nowhere:
 class Agent:
     """Has no ranks, and says of captures what it is told to."""
 
-    rings = ()
+    infos = ()
 
     def telemetry(self):
         return ReadCounts()
