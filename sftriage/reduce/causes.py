@@ -8,7 +8,7 @@ thread stood, and what it did there. A rank that is slow in all its local stages
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sftriage.model.counters import MAJOR_FAULTS, Account, accounting, runs_for_faults
@@ -42,11 +42,8 @@ is held, one sample stands for long."""
 NEEDS_COUNTERS: frozenset[CauseCode] = frozenset({"python", "descheduled", "page_faults"})
 """What may be something else, by what the kernel has counted: it is not sure where that is not known."""
 
-BY_SYSTEM: dict[CauseCode, Callable[[Spot], float | None]] = {
-    "descheduled": lambda spot: spot.waited_fraction,
-    "stopped": lambda spot: spot.stopped_fraction,
-}
-"""What the system does to a thread, and the fraction of a place's time for which it did."""
+BY_SYSTEM: dict[CauseCode, str] = {"descheduled": "waited", "stopped": "stopped"}
+"""What the system does to a thread, by the name of the time for which it did (`Spot.fraction`)."""
 
 
 def cause_of(
@@ -165,20 +162,22 @@ class _Search:
     def _seconds(self, spot: Spot) -> float:
         return self.stage_s * spot.weight_ns / self.weight_ns if self.weight_ns else 0.0
 
-    def _control_s(self, spot: Spot) -> float | None:
-        same = (spot.frame.function, spot.frame.file)
-        return self._beside_s(lambda one: (one.frame.function, one.frame.file) == same)
+    def _spent_s(self, what: str) -> float:
+        return sum(self._seconds(one) * one.fraction(what) for one in self.spots)
 
-    def _beside_s(self, fraction_of: Callable[[Spot], float | None]) -> float | None:
+    def _control_s(self, spot: Spot) -> float | None:
+        return self._beside_s([one for one in self.others if one.place == spot.place])
+
+    def _beside_s(self, found: Sequence[Spot], what: str = "") -> float | None:
+        """How long some places, or what was done at them, took those that it is compared with."""
         beside, weight_ns = self.findings.control, sum(one.weight_ns for one in self.others)
         if beside is None or not weight_ns:
             return None
-        return beside.stage_s * sum(one.weight_ns * (fraction_of(one) or 0.0) for one in self.others) / weight_ns
+        return beside.stage_s * sum(one.weight_ns * (one.fraction(what) if what else 1) for one in found) / weight_ns
 
     def _system(self) -> CauseInfo | None:
-        for code, fraction_of in BY_SYSTEM.items():
-            took_s = sum(self._seconds(one) * (fraction_of(one) or 0.0) for one in self.spots)
-            control_s = self._beside_s(fraction_of)
+        for code, what in BY_SYSTEM.items():
+            took_s, control_s = self._spent_s(what), self._beside_s(self.others, what)
             enough = took_s - (control_s or 0.0) >= MAIN_FRACTION * self.longer_s
             # (a rank that does not queue for longer than its peers has a busy host)
             busy_host = self.counted.get("queued_s", self.longer_s) < MAIN_FRACTION * self.longer_s
@@ -188,11 +187,10 @@ class _Search:
         return None
 
     def _collected(self) -> CauseInfo | None:
-        took_s = sum(self._seconds(one) * one.collected_fraction for one in self.spots)
-        control_s = self._beside_s(lambda one: one.collected_fraction)
+        took_s, control_s = self._spent_s("collected"), self._beside_s(self.others, "collected")
         if took_s - (control_s or 0.0) < MAIN_FRACTION * self.longer_s:
             return None
-        spot = max(self.spots, key=lambda one: one.weight_ns * one.collected_fraction)
+        spot = max(self.spots, key=lambda one: one.weight_ns * one.fraction("collected"))
         said = f"{self._subject()}: {_of(took_s, self.stage_s)} in garbage collection, most in {place(spot.frame)}"
         made = self._made("garbage_collection", said, took_s, control_s, None, "collects for")
         # (that was measured, however few the samples are: none can be taken meanwhile)
@@ -202,7 +200,7 @@ class _Search:
 
     def _works_more(self) -> bool:
         """It runs for longer than the others take in all: on a crowded host it then waits for longer, too."""
-        ran_s = sum(self._seconds(one) * (one.run_fraction or 0.0) for one in self.spots)
+        ran_s = self._spent_s("run")
         more_s = ran_s - (self.others_s or 0.0)
         # Where most of what it runs is work that the others do not have, what it waits for a core comes of that.
         its_own = more_s >= MAIN_FRACTION * ran_s and more_s >= LEAST_WORK_FRACTION * self.longer_s
@@ -273,7 +271,7 @@ class _Search:
             workers = in_workers(self.sampled, beside, self.findings.stage, self.steps)
         said += "" if workers is None else self._in_workers(workers)
         # (a wait is counted when it ends, and may have begun before the stage)
-        waited = min(spot.waited_fraction or 0.0, 1.0 - (spot.run_fraction or 0.0))
+        waited = min(spot.fraction("waited"), 1.0 - spot.fraction("run"))
         if waited >= MAIN_FRACTION:
             said += f", and waits for a core for {milliseconds(took_s * waited)} of that"
         made = self._made(code, said, took_s, control_s, spot, "spends")
@@ -309,7 +307,7 @@ class _Search:
         control, others = self.findings.control, ""
         if control is not None and found.control_s is not None:
             others = f"; those of rank {control.rank}: {milliseconds(found.control_s)}"
-        code, has_core = code_of(found.spot), (found.spot.waited_fraction or 0.0) < MAIN_FRACTION
+        code, has_core = code_of(found.spot), found.spot.fraction("waited") < MAIN_FRACTION
         does = f"{DOES[code]}{how(code, found.spot)}" if has_core else "ready to run, and wait for a core"
         return f", which are in {place(found.spot.frame)}, {does} ({milliseconds(found.step_s)} a step{others})"
 
@@ -331,7 +329,7 @@ class _Search:
             said += f"; {whose} {verb} {milliseconds(control_s)}{where}"
         elif self.others_s is not None:
             said += f"; the other ranks spend {milliseconds(self.others_s)} in all of {stage}"
-        samples, steps = (self.samples, 0) if spot is None else (spot.samples, spot.steps)
+        samples, steps = (self.samples, 0) if spot is None else (spot.samples, len(spot.steps))
         known_s = control_s if control_s is not None else self.others_s
         more_s = took_s - (known_s or 0.0) if more_s is None else more_s - (self.others_s or 0.0) * (beside is None)
         enough = samples >= SURE_SAMPLES or steps >= SURE_STEPS
@@ -380,10 +378,10 @@ def _own_s(profile: StageProfile) -> float:
 
 def _for_faults(spot: Spot) -> bool:
     """Whether a thread that runs, or is ready to, does so for page faults, by what was counted of its process there."""
-    ran_s = (spot.run_fraction or 0.0) * spot.weight_ns * 1e-9
+    ran_s = spot.fraction("run") * spot.weight_ns * 1e-9
     major, minor = (spot.used.get(name, 0) for name in ("major_faults", "minor_faults"))
     # (after each it waits for a core anew)
-    reads = major >= MAJOR_FAULTS * max(1, spot.steps) and (spot.run_fraction or 0.0) < MAIN_FRACTION
+    reads = major >= MAJOR_FAULTS * max(1, len(spot.steps)) and spot.fraction("run") < MAIN_FRACTION
     return reads or runs_for_faults(
         {"minor_faults": minor, "system_s": spot.used.get("system_ns", -1) * 1e-9, "run_s": ran_s}
     )
@@ -426,8 +424,8 @@ def cause_of_rank(
     # (a step may have no sample, where the sampler was kept from it)
     n_steps = 0 if sampled is None or not found else max(sampled.step_N) - min(sampled.step_N) + 1
 
-    def seconds(fraction_of: Callable[[Spot], float | None]) -> float:
-        return sum(one.weight_ns * (fraction_of(one) or 0.0) for one in found) * 1e-9 / max(1, n_steps)
+    def seconds(what: str) -> float:
+        return sum(one.weight_ns * one.fraction(what) for one in found) * 1e-9 / max(1, n_steps)
 
     subject = f"Rank {rank} is slow in all its local stages, {milliseconds(over_s)} a step over its peers"
     account = accounting(counted or {}, over_s)
@@ -449,7 +447,7 @@ def cause_of_rank(
             next_step=NEXT_STEP[code],
             took_s=took_s,
         )
-    ran_s = seconds(lambda one: one.run_fraction)
+    ran_s = seconds("run")
     if operator and found and ran_s >= SURE_FRACTION * over_s:
         more = "it has more work than they have, or a slower processor"
         said = f"{subject}: it computes for {milliseconds(ran_s)}, first of all {operator}; {more}."
@@ -460,18 +458,18 @@ def cause_of_rank(
 
 
 def _done_to_rank(
-    seconds: Callable[[Callable[[Spot], float | None]], float], over_s: float, *, on_record: bool
+    seconds: Callable[[str], float], over_s: float, *, on_record: bool
 ) -> tuple[CauseCode, float, float] | None:
     """What kept a whole rank from running, for how long a step, and for how long of that for certain.
 
-    ``seconds`` makes seconds a step of a fraction of each place's time. ``on_record``: how long the rank waited for a
+    ``seconds`` says how long a step it did what `Spot.fraction` names. ``on_record``: how long the rank waited for a
     core is known beside its peers', and on a busy host every rank waits.
     """
-    gil_s = seconds(lambda one: one.gil_fraction)
-    by = {code: (seconds(fraction_of),) * 2 for code, fraction_of in BY_SYSTEM.items()}
+    gil_s = seconds("gil")
+    by = {code: (seconds(what),) * 2 for code, what in BY_SYSTEM.items()}
     # (that another thread was busy meanwhile is no proof that it held the interpreter)
-    by["garbage_collection"] = (seconds(lambda one: one.collected_fraction),) * 2
-    by["gil"] = (max(gil_s, seconds(lambda one: one.beside_fraction)), gil_s)
+    by["garbage_collection"] = (seconds("collected"),) * 2
+    by["gil"] = (max(gil_s, seconds("beside")), gil_s)
     for code, (took_s, certain_s) in by.items():
         if took_s >= MAIN_FRACTION * over_s and not (code == "descheduled" and on_record):
             return code, took_s, certain_s

@@ -1,5 +1,7 @@
 """What filled a stage: self time by name, work against waiting, kernels against their launches.
 
+Of a rank without a trace its sampled stacks show it, and its recorded steps say how long the stage was.
+
 Axes: C codes of a tally, P pieces of time, X events that are open in a slab of time, L launches, M operators, D the
 device's events, K kernels with who launched them, N steps.
 """
@@ -10,6 +12,7 @@ import heapq
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Final
 
 import numpy as np
@@ -31,6 +34,8 @@ from sftriage.reduce.events import (
     self_time_slices,
 )
 from sftriage.reduce.intervals import Intervals, Ints, Links, both, union
+from sftriage.reduce.samples import StackSamples
+from sftriage.reduce.spots import RUNS_FRACTION, spots
 from sftriage.reduce.stages import COLLECTIVES, IDLES, OURS, WAITS, Reduction, matching, steplike
 from sftriage.traces.manifest import CONTROL, MAX_KERNELS, MAX_SHARES, Findings, KernelShare, Kind, Share, StageProfile
 
@@ -242,29 +247,21 @@ def find(
     rank they are compared with the suspect's other steps. Raises InputError where the trace has no such stage.
     """
     for reduction in (suspect, control):
-        if reduction is not None and stage not in reduction.schema.stages:
-            raise InputError(
-                f"{reduction.trace.source}: no stage {stage!r} in it; there are: {', '.join(reduction.schema.stages)}"
-            )
-    steps = suspect.steps.number_N
-    have = np.isin(steps, np.array(sorted(fault_steps), dtype=np.int64))
-    wanted, others = (steps[have], steps[~have]) if have.any() else (steps, steps[:0])
-    beside, its_steps, than = None, others, "in its other steps"
-    if control is not None:
-        shared = np.intersect1d(wanted, control.steps.number_N)
-        wanted, its_steps = (shared, shared) if len(shared) else (wanted, control.steps.number_N)
-        beside, than = control, "its control" if control.trace.rank is None else f"rank {control.trace.rank}"
-    elif len(others):
-        beside = suspect
-    profile, named, took = _profile_of(suspect, stage, wanted)
-    against, its_named, its_took = (None,) * 3 if beside is None else _profile_of(beside, stage, its_steps)
-    quicker = against is not None and against.stage_s >= profile.stage_s and against.device_s >= profile.device_s
-    if beside is suspect and quicker:
-        # What makes these steps the faulty ones is not that the stage is longer in them: its peers were quicker.
+        if reduction is not None:
+            _check(stage, reduction.trace.source, reduction.schema.stages)
+    theirs = None if control is None else control.steps.number_N.tolist()
+    wanted, its_steps, others = _steps_of(suspect.steps.number_N.tolist(), theirs, fault_steps)
+    beside = control or (suspect if others else None)
+    profile, named, took = _traced(suspect, stage, wanted)
+    against, its_named, its_took = (None,) * 3 if beside is None else _traced(beside, stage, its_steps)
+    if beside is suspect and _as_long(against, profile):
         against = its_named = its_took = None
     its_n = against.steps if against else 1
     shares = _shares(named, profile.steps, its_named, its_n)
-    of_steps = len(steps) if len(others) else None
+    of_steps = len(wanted) + len(others) if others else None
+    than = "in its other steps"
+    if control is not None:
+        than = "its control" if control.trace.rank is None else f"rank {control.trace.rank}"
     return Findings(
         stage=stage,
         suspect=profile,
@@ -277,7 +274,29 @@ def find(
     )
 
 
-def _profile_of(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StageProfile, Tally, Took]:
+def _check(stage: str, source: str, stages: Sequence[str]) -> None:
+    if stage not in stages:
+        raise InputError(f"{source}: no stage {stage!r} in it; there are: {', '.join(stages)}")
+
+
+def _steps_of(
+    has: Sequence[int], control_has: Sequence[int] | None, fault_steps: Collection[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """The suspect's steps that count, the steps to compare them with, and the suspect's other steps."""
+    wanted = sorted(set(has) & set(fault_steps)) or sorted(has)
+    others = sorted(set(has) - set(wanted))
+    if control_has is None:
+        return wanted, others, others
+    shared = sorted(set(wanted) & set(control_has))
+    return shared or wanted, shared or sorted(control_has), others
+
+
+def _as_long(others: StageProfile | None, faulty: StageProfile) -> bool:
+    """Whether what makes some steps the faulty ones is not that the stage is longer in them: its peers were quicker."""
+    return others is not None and others.stage_s >= faulty.stage_s and others.device_s >= faulty.device_s
+
+
+def _traced(reduction: Reduction, stage: str, numbers: list[int]) -> tuple[StageProfile, Tally, Took]:
     trace, steps = reduction.trace, reduction.steps
     chosen = np.isin(steps.number_N, numbers)
     inside = Intervals(steps.start_N[chosen], steps.end_N[chosen])
@@ -347,15 +366,10 @@ def _summary(
     of_steps: int | None,
     than: str,
 ) -> str:
-    parts = {"at work": profile.working_s, "waiting": profile.waiting_s, UNSEEN: profile.unseen_s}
-    said = ", ".join(f"{seconds * 1e3:.1f} ms {what}" for what, seconds in parts.items())
     where = "" if of_steps is None else f" in the {profile.steps} of {of_steps} captured steps that have the fault"
-    sentence = f"{stage} took {profile.stage_s * 1e3:.1f} of the {profile.step_s * 1e3:.1f} ms of a step{where}: {said}"
-    more = dict(parts)
+    more = {"at work": profile.working_s, "waiting": profile.waiting_s, UNSEEN: profile.unseen_s}
+    sentence = _took(stage, profile, control, where, more, than)
     if control is not None:
-        longer_s = profile.stage_s - control.stage_s
-        way = "more" if longer_s >= 0 else "less"
-        sentence += f"; {abs(longer_s) * 1e3:.1f} ms {way} than {than}"
         for what, its_s in zip(more, (control.working_s, control.waiting_s, control.unseen_s), strict=True):
             more[what] -= its_s
     most = max(more, key=lambda what: more[what])
@@ -365,6 +379,22 @@ def _summary(
     if first is not None and first.self_s > 0.1 * profile.stage_s:
         return f"{sentence}. What stands out is {first.name}."
     return f"{sentence}."
+
+
+def _took(
+    stage: str,
+    profile: StageProfile,
+    control: StageProfile | None,
+    how: str,
+    parts: Mapping[str, float],
+    than: str,
+) -> str:
+    split = ", ".join(f"{seconds * 1e3:.1f} ms {what}" for what, seconds in parts.items()) or "no sample"
+    took = f"{stage} took {profile.stage_s * 1e3:.1f} of the {profile.step_s * 1e3:.1f} ms of a step{how}: {split}"
+    if control is None:
+        return took
+    longer_s = profile.stage_s - control.stage_s
+    return f"{took}; {abs(longer_s) * 1e3:.1f} ms {'more' if longer_s >= 0 else 'less'} than {than}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -480,3 +510,99 @@ class _Covered:
         start_E, end_E = np.append(events.start_E, self._since_ns), np.append(events.end_E, self._reach_ns)
         self.total_ns += union(start_E, np.minimum(end_E, until_ns)).total_ns
         self._since_ns, self._reach_ns = until_ns, int(end_E.max())
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRank:
+    """One rank's captured steps: what its stages took, in seconds, by step, and its stacks, of the file ``source``."""
+
+    source: str
+    rank: int
+    steps: Mapping[int, Mapping[str, float]]
+    samples: StackSamples
+
+    def mean_s(self, stage: str | None = None, steps: Collection[int] = ()) -> float:
+        """What a stage took in the mean of some steps, or of all; without a stage the step itself."""
+        chosen = [self.steps[one] for one in steps or self.steps]
+        return sum(sum(one.values()) if stage is None else one.get(stage, 0.0) for one in chosen) / len(chosen)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of a step, in order."""
+        return tuple(next(iter(self.steps.values())))
+
+
+def slowest(suspect: SampledRank, control: SampledRank | None) -> str:
+    """The longest stage; beside a control the one that is longest against it."""
+    return max(suspect.stages, key=lambda one: suspect.mean_s(one) - (control.mean_s(one) if control else 0.0))
+
+
+def find_sampled(
+    suspect: SampledRank, stage: str, control: SampledRank | None = None, fault_steps: Collection[int] = ()
+) -> Findings:
+    """What filled a stage of one rank by its sampled stacks alone, as `find` does for a trace.
+
+    ``working_s`` is what the training thread ran, or could have with a core; ``waiting_s`` what it did not. Raises
+    InputError where the steps have no such stage, or there are none.
+    """
+    if not suspect.steps or (control is not None and not control.steps):
+        raise InputError(f"{suspect.source}: nothing was recorded of its steps")
+    _check(stage, suspect.source, suspect.stages)
+    wanted, its_steps, others = _steps_of([*suspect.steps], None if control is None else [*control.steps], fault_steps)
+    beside = control or (suspect if others else None)
+    profile, named = _sampled(suspect, stage, wanted)
+    against, its = (None, {}) if beside is None else _sampled(beside, stage, its_steps)
+    if beside is suspect and _as_long(against, profile):
+        against, its = None, {}
+    shares = tuple(
+        one if against is None else one.model_copy(update={"control_self_s": its[key].self_s if key in its else 0.0})
+        for key, one in named.items()
+    )
+    parts = {
+        "running": profile.working_s,
+        "waiting": profile.waiting_s,
+        "of which the system says nothing": profile.unseen_s,
+    }
+    parts = {what: seconds for what, seconds in parts.items() if seconds > 0.0}
+    than = "its other steps" if beside is suspect else "" if control is None else f"rank {control.rank}"
+    summary = _took(stage, profile, against, ", by its stacks", parts, than)
+    return Findings(
+        stage=stage,
+        suspect=profile,
+        control=against,
+        shares=shares,
+        summary=f"{summary}. What stands out is {shares[0].name}." if shares else f"{summary}.",
+        of_steps=len(suspect.steps) if others else None,
+        beside="steps" if beside is suspect else "rank",
+    )
+
+
+def _sampled(one: SampledRank, stage: str, steps: list[int]) -> tuple[StageProfile, dict[tuple[str, str], Share]]:
+    found = spots(one.samples, stage, steps)
+    stage_s, weight_ns = one.mean_s(stage, steps), sum(spot.weight_ns for spot in found)
+    per_ns = stage_s / weight_ns if weight_ns else 0.0
+    known_s = sum(spot.weight_ns for spot in found if spot.known_ns) * per_ns
+    working_s = sum(spot.weight_ns * spot.fraction("run", "waited") for spot in found) * per_ns
+    profile = StageProfile(
+        source=CONTROL.sub("?", one.source)[-2000:],
+        rank=one.rank,
+        first_step=steps[0],
+        last_step=steps[-1],
+        steps=len(steps),
+        step_s=one.mean_s(None, steps),
+        stage_s=stage_s,
+        working_s=working_s,
+        waiting_s=known_s - working_s,
+        unseen_s=stage_s - known_s,
+        **dict.fromkeys(("device_s", "collective_s", "kernels", "launches", "launch_s"), 0.0),
+    )
+    return profile, {
+        spot.place: Share(
+            name=f"{spot.frame.function} ({PurePath(spot.frame.file).name}:{spot.frame.line})"[-100:],
+            kind="python",
+            waits=spot.known_ns > 0 and spot.fraction("run", "waited") < RUNS_FRACTION,
+            self_s=spot.weight_ns * per_ns,
+            calls=0.0,
+        )
+        for spot in found[:MAX_SHARES]
+    }

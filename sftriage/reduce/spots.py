@@ -1,7 +1,6 @@
-"""Where a stage's time was spent by the sampled stacks alone: by function of the program, and in DataLoader workers.
+"""Where a stage's time was spent by the sampled stacks, by function of the program, and in DataLoader workers. Pure.
 
-No trace says it; the recorded steps say how long a stage was. Axes: N samples of the training thread, W samples of all
-workers, one worker after the other. Pure.
+Axes: N samples of the training thread, W samples of all workers, one worker after the other.
 """
 
 from __future__ import annotations
@@ -10,112 +9,117 @@ import ast
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from sftriage.errors import InputError
 from sftriage.model.captures import LeftOpen
 from sftriage.reduce.samples import OURS, Frame, StackSamples, ThreadSamples, WorkerSamples, own_at, weights
-from sftriage.traces.manifest import CONTROL, MAX_SHARES, CauseCode, Findings, Share, StageProfile
+from sftriage.traces.manifest import CauseCode
 
 _IDLE = re.compile(r"/(threading|queue|selectors|asyncio/[^/]*)\.py$")
 """Where a thread stands that waits to be given something to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A function of the program itself, and the part of a stage's samples that it stands for.
-
-    Attributes:
-        frame: the function, at its most frequent line; ``line_fraction`` is that line's part of the time.
-        within: the most frequent stack below it, outermost first: the libraries' functions that it calls.
-        samples: number of samples there, in so many ``steps``.
-        weight_ns: the time that they stand for.
-        run_fraction: part of the time that the thread ran; ``waited_fraction``: waited for a core;
-            ``stopped_fraction``: the whole process stood still; ``gil_fraction``: another thread kept even the sampler
-            from the interpreter;
-            ``beside_fraction``: none of this, nor a wait for something that the kernel names, while another thread was
-                busy. None where the system does not say.
-        beside: the number of another thread that was busy most of the time; None where none was.
-        meanwhile: where another thread of the program was most of the time, and its name; None where all were idle.
-        waits_in: the function of the kernel in which it waited most of that time, or "".
-        used: what was counted meanwhile of the thread, or of its process, by name (`sampling.stacks.USED`).
-    """
-
-    frame: Frame
-    within: tuple[Frame, ...]
-    samples: int
-    steps: int
-    weight_ns: int
-    run_fraction: float | None
-    waited_fraction: float | None
-    stopped_fraction: float | None
-    gil_fraction: float | None
-    beside_fraction: float | None
-    beside: int | None
-    line_fraction: float
-    meanwhile: tuple[str, Frame] | None
-    waits_in: str
-    used: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def collected_fraction(self) -> float:
-        """Of that time, what the thread collected garbage."""
-        return min(1.0, self.used.get("collected_ns", 0) / self.weight_ns) if self.weight_ns else 0.0
-
-
 LATE_PERIODS = 4
-"""A sampler late by so many periods, though it waited for no core, was kept from the interpreter by whoever ran
-meanwhile; where nobody did, it was stopped with all else."""
+"""A sampler late by as many periods, though it waited for no core, was kept from the interpreter by a thread that ran
+meanwhile; where none did, it was stopped with all else."""
 
 BUSY_FRACTION = 0.6
 """Another thread that ran, or was ready to, for as much of the time keeps the training thread from the interpreter."""
 
 
-@dataclass(slots=True)
-class _Spent:
+@dataclass(slots=True, eq=False)
+class Spot:
+    """A function of the program itself, and the samples of a stage that it stands for.
+
+    Attributes:
+        frame: the function, at its most frequent line; ``line_fraction`` is that line's part of the time.
+        within: the most frequent stack below it, outermost first: the libraries' functions that it calls.
+        samples: number of samples there, in some ``steps``.
+        weight_ns: the time that they stand for; for ``known_ns`` of it the system says what the thread did.
+        spent_ns: of that, by name: ``run``; ``waited``, for a core; ``stopped``: the whole process stood still;
+            ``gil``: another thread kept even the sampler from the interpreter; ``beside``: none of this, nor a wait for
+            something that the kernel names, while another thread was busy.
+        used: what was counted meanwhile of the thread, or of its process, by name (`sampling.stacks.USED`).
+        others_ns: how long each other thread was busy.
+        meanwhile: samples of other threads in the program, by thread and place.
+        waits_in: how long the thread waited in which function of the kernel.
+    """
+
+    sampled: StackSamples
     samples: int = 0
     steps: set[int] = field(default_factory=set)
     weight_ns: int = 0
-    seen_ns: int = 0
-    run_ns: int = 0
-    waited_ns: int = 0
-    stopped_ns: int = 0
-    gil_ns: int = 0
-    beside_ns: int = 0
+    known_ns: int = 0
+    spent_ns: Counter[str] = field(default_factory=Counter)
     used: Counter[str] = field(default_factory=Counter)
-    stacks: dict[tuple[int, ...], int] = field(default_factory=dict)
-    others_ns: dict[int, int] = field(default_factory=dict)
+    others_ns: Counter[int] = field(default_factory=Counter)
     meanwhile: Counter[tuple[str, Frame]] = field(default_factory=Counter)
     waits_in: Counter[str] = field(default_factory=Counter)
+    _stacks_ns: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    frame: Frame = field(init=False)
+    within: tuple[Frame, ...] = field(init=False)
+    line_fraction: float = field(init=False)
 
-    def add_others(self, samples: StackSamples, at: int) -> None:
+    def fraction(self, *what: str) -> float:
+        """Part of the time, by names of ``spent_ns`` or ``collected`` (garbage); 0 where the system does not say."""
+        if what == ("collected",):
+            return min(1.0, self.used["collected_ns"] / self.weight_ns) if self.weight_ns else 0.0
+        return min(1.0, sum(self.spent_ns[one] for one in what) / self.known_ns) if self.known_ns else 0.0
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The function and its file."""
+        return self.frame.function, self.frame.file
+
+    def add(self, at: int, weight_ns: int) -> None:
+        """Add a sample, by its number."""
+        samples = self.sampled
+        self.samples += 1
+        self.steps.add(samples.step_N[at])
+        self.weight_ns += weight_ns
+        self._stacks_ns[samples.training.stacks_N[at]] += weight_ns
         for thread in samples.others:
             stack = thread.stacks_N[at]
             if stack and not _IDLE.search(samples.frames[stack[-1]].file) and samples.own_frame(stack).own:
                 self.meanwhile[thread.name, samples.own_frame(stack)] += 1
+        if samples.training.waits_in_N:
+            self.waits_in[samples.training.waits_in_N[at]] += weight_ns
+        # What keeps the sampler from the interpreter may be met but once, and the stage began meanwhile.
+        if at and 2 * weight_ns >= samples.time_ns_N[at] - samples.time_ns_N[at - 1]:
+            self._add_times(at)
+            self.used.update({name: its_N[at] - its_N[at - 1] for name, its_N in samples.training.used_N.items()})
 
-    def add_times(self, samples: StackSamples, at: int) -> None:
+    def _add_times(self, at: int) -> None:
+        samples = self.sampled
         since_ns = samples.time_ns_N[at] - samples.time_ns_N[at - 1]
         run_ns, waited_ns = _ran(samples.training, at)
         if run_ns is None or waited_ns is None:
             return
-        self.seen_ns += since_ns
-        self.run_ns += run_ns
-        self.waited_ns += waited_ns
+        self.known_ns += since_ns
+        self.spent_ns.update(run=run_ns, waited=waited_ns)
         # (a thread that waits for a core may hold the interpreter meanwhile)
         busy_ns = [sum(one or 0 for one in _ran(thread, at)) for thread in samples.others]
-        for number, its_ns in enumerate(busy_ns):
-            self.others_ns[number] = self.others_ns.get(number, 0) + its_ns
-        waits_in_N = samples.training.waits_in_N
+        self.others_ns.update(dict(enumerate(busy_ns)))
+        own_ns, others_ns, waits_in_N = run_ns + waited_ns, max(busy_ns, default=0), samples.training.waits_in_N
         if not waits_in_N or not waits_in_N[at]:
-            self.beside_ns += min(max(0, since_ns - run_ns - waited_ns), max(busy_ns, default=0))
+            self.spent_ns["beside"] += min(max(0, since_ns - own_ns), others_ns)
         late_ns = since_ns - samples.period_ns - (_ran(samples.sampler, at)[1] or 0)
         if since_ns > LATE_PERIODS * samples.period_ns and late_ns > 0:
-            own_ns, others_ns = run_ns + waited_ns, max(busy_ns, default=0)
-            self.stopped_ns += max(0, late_ns - max(own_ns, others_ns))
-            self.gil_ns += max(0, min(late_ns, others_ns) - run_ns) if others_ns > own_ns else 0
+            self.spent_ns["stopped"] += max(0, late_ns - max(own_ns, others_ns))
+            self.spent_ns["gil"] += max(0, min(late_ns, others_ns) - run_ns) if others_ns > own_ns else 0
+
+    def settle(self) -> None:
+        """Say which line and which stack below it are the most frequent, once all samples are added."""
+        frames, lines = self.sampled.frames, Counter[int]()
+        for stack, weight_ns in self._stacks_ns.items():
+            lines[stack[own_at(frames, stack)]] += weight_ns
+        number = max(lines, key=lambda one: lines[one])
+        those = (one for one in self._stacks_ns if one[own_at(frames, one)] == number)
+        stack = max(those, key=lambda one: self._stacks_ns[one])
+        self.frame, self.within = frames[number], tuple(frames[one] for one in stack[own_at(frames, stack) + 1 :])
+        self.line_fraction = lines[number] / self.weight_ns if self.weight_ns else 0.0
 
 
 def _ran(thread: ThreadSamples, at: int) -> tuple[int | None, int | None]:
@@ -128,62 +132,17 @@ def spots(samples: StackSamples, stage: str | None, steps: Collection[int] | Non
 
     Of a stack, the innermost function that is not a library's counts; where all are, the innermost.
     """
-    spent: dict[tuple[str, str], _Spent] = {}
+    found: dict[tuple[str, str], Spot] = {}
     for at, weight_ns in weights(samples, stage, steps):
         stack = samples.training.stacks_N[at]
         below = stack[own_at(samples.frames, stack) + 1 :] if stack else ()
         # (what was sampled in our own functions says nothing of the program)
-        if not stack or any(OURS.search(samples.frames[one].file) for one in below):
-            continue
-        frame = samples.own_frame(stack)
-        one = spent.setdefault((frame.function, frame.file), _Spent())
-        one.samples += 1
-        one.steps.add(samples.step_N[at])
-        one.weight_ns += weight_ns
-        one.stacks[stack] = one.stacks.get(stack, 0) + weight_ns
-        one.add_others(samples, at)
-        if samples.training.waits_in_N:
-            one.waits_in[samples.training.waits_in_N[at]] += weight_ns
-        # What keeps the sampler from the interpreter may be met but once, and the stage began meanwhile.
-        if at and 2 * weight_ns >= samples.time_ns_N[at] - samples.time_ns_N[at - 1]:
-            one.add_times(samples, at)
-            one.used.update({name: its_N[at] - its_N[at - 1] for name, its_N in samples.training.used_N.items()})
-    found = [_spot(samples.frames, one) for one in spent.values()]
-    return sorted(found, key=lambda one: (-one.weight_ns, one.frame.file, one.frame.line))
-
-
-def _spot(frames: Sequence[Frame], spent: _Spent) -> Spot:
-    lines: dict[int, int] = {}
-    for stack, weight_ns in spent.stacks.items():
-        number = stack[own_at(frames, stack)]
-        lines[number] = lines.get(number, 0) + weight_ns
-    number = max(lines, key=lambda one: lines[one])
-    those = {stack: weight_ns for stack, weight_ns in spent.stacks.items() if stack[own_at(frames, stack)] == number}
-    stack = max(those, key=lambda one: those[one])
-    seen_ns = spent.seen_ns
-    times_ns = spent.run_ns, spent.waited_ns, spent.stopped_ns, spent.gil_ns, spent.beside_ns
-    run, waited, stopped, gil, beside = ((min(1.0, one / seen_ns) if seen_ns else None) for one in times_ns)
-    busiest = max(spent.others_ns, key=lambda one: spent.others_ns[one], default=None)
-    if busiest is not None and spent.others_ns[busiest] < BUSY_FRACTION * seen_ns:
-        busiest = None
-    most = spent.meanwhile.most_common(1)
-    return Spot(
-        frame=frames[number],
-        within=tuple(frames[one] for one in stack[own_at(frames, stack) + 1 :]),
-        samples=spent.samples,
-        steps=len(spent.steps),
-        weight_ns=spent.weight_ns,
-        run_fraction=run,
-        waited_fraction=waited,
-        stopped_fraction=stopped,
-        gil_fraction=gil,
-        beside_fraction=beside,
-        beside=busiest,
-        line_fraction=lines[number] / spent.weight_ns if spent.weight_ns else 0.0,
-        meanwhile=next((where for where, times in most if 2 * times >= spent.samples), None),
-        waits_in=next((one for one, its_ns in spent.waits_in.most_common(1) if 2 * its_ns >= spent.weight_ns), ""),
-        used=spent.used,
-    )
+        if stack and not any(OURS.search(samples.frames[one].file) for one in below):
+            frame = samples.own_frame(stack)
+            found.setdefault((frame.function, frame.file), Spot(samples)).add(at, weight_ns)
+    for spot in found.values():
+        spot.settle()
+    return sorted(found.values(), key=lambda one: (-one.weight_ns, one.frame.file, one.frame.line))
 
 
 ONE_LINE_FRACTION = 0.8
@@ -248,21 +207,21 @@ WORKS: frozenset[CauseCode] = frozenset(
 
 def code_of(spot: Spot) -> CauseCode:
     """What is done at a place, by what had been called there and by whether the thread ran."""
-    runs = spot.run_fraction is not None and spot.run_fraction + (spot.waited_fraction or 0.0) >= RUNS_FRACTION
+    runs = spot.fraction("run", "waited") >= RUNS_FRACTION
+    waits_in = next((one for one, its_ns in spot.waits_in.most_common(1) if 2 * its_ns >= spot.weight_ns), "")
     innermost = spot.within[-1] if spot.within else spot.frame
     called = [f"{one.file} {one.function}" for one in spot.within]
     fits: Sequence[CauseCode] = (
         *(code for code, pattern in _CALLED if any(pattern.search(one) for one in called)),
-        *(code for code, pattern in _BY_KERNEL if spot.waits_in and pattern.search(spot.waits_in) and not runs),
+        *(code for code, pattern in _BY_KERNEL if waits_in and pattern.search(waits_in) and not runs),
         *(code for code, pattern in _BY_SOURCE if pattern.search(innermost.source)),
     )
     found = next((code for code in fits if not runs or code in WORKS), None)
     if found is not None or runs:
         return found or "python"
-    # (where the system does not say whether it ran, nobody knows)
-    if spot.run_fraction is None:
+    if not spot.known_ns:
         return "unknown"
-    return "blocked" if spot.beside is None else "gil"
+    return "gil" if max(spot.others_ns.values(), default=-1) >= BUSY_FRACTION * spot.known_ns else "blocked"
 
 
 _CLEAR_BY_CODE: frozenset[CauseCode] = frozenset({"dataloader_workers", "checkpoint", "collective", "recompilation"})
@@ -277,9 +236,10 @@ def how(code: CauseCode, spot: Spot) -> str:
         return f" in {called}" if called else "" if calls else " in Python"
     shown = f"{called.rpartition('.')[2]}(" in spot.frame.source
     said = f" ({called})" if called and not shown else ""
-    if code == "lock" and spot.meanwhile is not None:
-        name, frame = spot.meanwhile
-        said += f", while thread {name!r} is in {place(frame)}"
+    if code == "lock":
+        for (name, frame), times in spot.meanwhile.most_common(1):
+            if 2 * times >= spot.samples:
+                said += f", while thread {name!r} is in {place(frame)}"
     return said
 
 
@@ -321,6 +281,30 @@ def place(frame: Frame) -> str:
     return f"{frame.function[:100]} ({PurePath(frame.file).name}:{frame.line}{source})"
 
 
+_IN_TORCH = re.compile(r"/torch/")
+_CALLS_TORCH = re.compile(r"\b(torch|nn|F)\.\w")
+"""A file of torch's, and a line that calls it: what has no Python of its own leaves no frame."""
+
+
+def in_torch(samples: StackSamples, stage: str | None) -> bool:
+    """Whether the place that took most of a stage is a call of torch, of which operators would say more."""
+    for first in spots(samples, stage)[:1]:
+        return bool(_CALLS_TORCH.search(first.frame.source)) or any(_IN_TORCH.search(one.file) for one in first.within)
+    return False
+
+
+def left_open(code: CauseCode, *, operators: bool, stacks: bool, torch_call: bool = False) -> LeftOpen:
+    """What a capture leaves open of why its rank was slow, and another means would show.
+
+    ``operators`` and ``stacks`` were recorded, or not; most of the stage is one ``torch_call``.
+    """
+    if code == "python" and torch_call and not operators:
+        return "operators"
+    if code not in ("unknown", "blocked"):
+        return ""
+    return "operators" if not operators else "system" if stacks else "stacks"
+
+
 _WAITS = re.compile(r"torch/utils/data/dataloader\.py (\w+\.)?_(try_)?get_data$")
 _NO_TASK = re.compile(r"/multiprocessing/queues\.py (\w+\.)?get$")
 """Where the training thread stands that waits for its workers, and where a worker does that has nothing to do."""
@@ -357,8 +341,7 @@ def in_workers(
 
 
 def _step_s(theirs: StackSamples, spot: Spot, steps: Collection[int] | None) -> float:
-    same = (spot.frame.function, spot.frame.file)
-    found = (one for one in spots(theirs, None, steps) if (one.frame.function, one.frame.file) == same)
+    found = (one for one in spots(theirs, None, steps) if one.place == spot.place)
     n_steps = len({step for step in theirs.step_N if steps is None or step in steps})
     return sum(one.weight_ns for one in found) * 1e-9 / max(1, n_steps)
 
@@ -417,148 +400,3 @@ def _any(frames: Sequence[Frame], stack: Sequence[int], pattern: re.Pattern[str]
 def _thread(stacks: Sequence[tuple[int, ...]], times_ns: Sequence[tuple[int, int]]) -> ThreadSamples:
     run_ns, waited_ns = zip(*times_ns, strict=True)
     return ThreadSamples("", tuple(stacks), run_ns, waited_ns)
-
-
-_IN_TORCH = re.compile(r"/torch/")
-_CALLS_TORCH = re.compile(r"\b(torch|nn|F)\.\w")
-"""A file of torch's, and a line that calls it: what has no Python of its own leaves no frame."""
-
-_NO_CAUSE: frozenset[CauseCode] = frozenset({"unknown", "blocked"})
-"""Codes of a cause that is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledRank:
-    """One rank's captured steps: what its stages took, in seconds, by step, and its stacks, of the file ``source``."""
-
-    source: str
-    rank: int
-    steps: Mapping[int, Mapping[str, float]]
-    samples: StackSamples
-
-    def mean_s(self, stage: str | None = None, steps: Collection[int] = ()) -> float:
-        """What a stage took in the mean of some steps, or of all; without a stage the step itself."""
-        chosen = [self.steps[one] for one in steps or self.steps]
-        return sum(sum(one.values()) if stage is None else one.get(stage, 0.0) for one in chosen) / len(chosen)
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """The stages of a step, in order."""
-        return tuple(next(iter(self.steps.values())))
-
-
-def slowest(suspect: SampledRank, control: SampledRank | None) -> str:
-    """The longest stage; beside a control the one that is longest against it."""
-    return max(suspect.stages, key=lambda one: suspect.mean_s(one) - (control.mean_s(one) if control else 0.0))
-
-
-def find_sampled(
-    suspect: SampledRank, stage: str, control: SampledRank | None = None, fault_steps: Collection[int] = ()
-) -> Findings:
-    """What filled a stage of one rank, as `inside.find` does for a trace.
-
-    ``working_s`` is what the training thread ran, or could have with a core; ``waiting_s`` what it did not. Raises
-    InputError where the steps have no such stage, or there are none.
-    """
-    if not suspect.steps or (control is not None and not control.steps):
-        raise InputError(f"{suspect.source}: nothing was recorded of its steps")
-    if stage not in suspect.stages:
-        raise InputError(f"{suspect.source}: no stage {stage!r} in it; there are: {', '.join(suspect.stages)}")
-    wanted = sorted(set(suspect.steps) & set(fault_steps)) or sorted(suspect.steps)
-    others = sorted(set(suspect.steps) - set(wanted))
-    beside, its_steps = (suspect, others) if others else (None, others)
-    if control is not None:
-        shared = sorted(set(wanted) & set(control.steps))
-        beside, wanted, its_steps = control, shared or wanted, shared or sorted(control.steps)
-    profile, named = _profile_of(suspect, stage, wanted)
-    against, its = (None, {}) if beside is None else _profile_of(beside, stage, its_steps)
-    if against is not None and beside is suspect and against.stage_s >= profile.stage_s:
-        # What makes these steps the faulty ones is not that the stage is longer in them: its peers were quicker.
-        against, its = None, {}
-    shares = tuple(
-        one if against is None else one.model_copy(update={"control_self_s": its[key].self_s if key in its else 0.0})
-        for key, one in named.items()
-    )
-    whose = "" if against is None else "its other steps" if beside is suspect else f"rank {against.rank}"
-    return Findings(
-        stage=stage,
-        suspect=profile,
-        control=against,
-        shares=shares,
-        summary=_summary(stage, profile, against, whose, shares),
-        of_steps=len(suspect.steps) if others else None,
-        beside="steps" if beside is suspect else "rank",
-    )
-
-
-def _profile_of(one: SampledRank, stage: str, steps: list[int]) -> tuple[StageProfile, dict[tuple[str, str], Share]]:
-    found = spots(one.samples, stage, steps)
-    stage_s, weight_ns = one.mean_s(stage, steps), sum(spot.weight_ns for spot in found)
-    per_ns = stage_s / weight_ns if weight_ns else 0.0
-    known = [spot for spot in found if spot.run_fraction is not None]
-    known_s = sum(spot.weight_ns for spot in known) * per_ns
-    working_s = sum(spot.weight_ns * _worked(spot) for spot in known) * per_ns
-    profile = StageProfile(
-        source=CONTROL.sub("?", one.source)[-2000:],
-        rank=one.rank,
-        first_step=steps[0],
-        last_step=steps[-1],
-        steps=len(steps),
-        step_s=one.mean_s(None, steps),
-        stage_s=stage_s,
-        working_s=working_s,
-        waiting_s=known_s - working_s,
-        unseen_s=stage_s - known_s,
-        **dict.fromkeys(("device_s", "collective_s", "kernels", "launches", "launch_s"), 0.0),
-    )
-    return profile, {
-        (spot.frame.function, spot.frame.file): Share(
-            name=f"{spot.frame.function} ({PurePath(spot.frame.file).name}:{spot.frame.line})"[-100:],
-            kind="python",
-            waits=spot.run_fraction is not None and _worked(spot) < RUNS_FRACTION,
-            self_s=spot.weight_ns * per_ns,
-            calls=0.0,
-        )
-        for spot in found[:MAX_SHARES]
-    }
-
-
-def _worked(spot: Spot) -> float:
-    return min(1.0, (spot.run_fraction or 0.0) + (spot.waited_fraction or 0.0))
-
-
-def _summary(
-    stage: str, profile: StageProfile, control: StageProfile | None, whose: str, shares: tuple[Share, ...]
-) -> str:
-    took = f"{profile.stage_s * 1e3:.1f} of the {profile.step_s * 1e3:.1f} ms of a step"
-    parts = {
-        "running": profile.working_s,
-        "waiting": profile.waiting_s,
-        "of which the system says nothing": profile.unseen_s,
-    }
-    said = ", ".join(f"{seconds * 1e3:.1f} ms {what}" for what, seconds in parts.items() if seconds > 0.0)
-    sentence = f"{stage} took {took}, by its stacks: {said or 'no sample'}"
-    if control is not None:
-        longer_s = profile.stage_s - control.stage_s
-        sentence += f"; {abs(longer_s) * 1e3:.1f} ms {'more' if longer_s >= 0 else 'less'} than {whose}"
-    return f"{sentence}. What stands out is {shares[0].name}." if shares else f"{sentence}."
-
-
-def in_torch(samples: StackSamples, stage: str | None) -> bool:
-    """Whether the place that took most of a stage is a call of torch, of which operators would say more."""
-    first = next(iter(spots(samples, stage)), None)
-    if first is None:
-        return False
-    return bool(_CALLS_TORCH.search(first.frame.source)) or any(_IN_TORCH.search(one.file) for one in first.within)
-
-
-def left_open(code: CauseCode, *, operators: bool, stacks: bool, torch_call: bool = False) -> LeftOpen:
-    """What a capture leaves open of why its rank was slow, and another means would show.
-
-    ``operators`` and ``stacks`` were recorded, or not; most of the stage is one ``torch_call``.
-    """
-    if code == "python" and torch_call and not operators:
-        return "operators"
-    if code not in _NO_CAUSE:
-        return ""
-    return "operators" if not operators else "system" if stacks else "stacks"

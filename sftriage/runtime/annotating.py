@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from sftriage.errors import InputError, SftriageError
 from sftriage.model.captures import LeftOpen, Reproduced
 from sftriage.model.events import CauseFound, CostMeasured, Place
-from sftriage.reduce.inside import find
+from sftriage.reduce.inside import SampledRank, find, find_sampled, slowest
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.samples import StackSamples, read_samples
-from sftriage.reduce.spots import SampledRank, find_sampled, in_torch, left_open, slowest
+from sftriage.reduce.spots import in_torch, left_open
 from sftriage.reduce.stages import Reduction, reduce_trace
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lanes import captured_steps, control_of, counted_beside, steps_beside

@@ -124,7 +124,7 @@ def test_where_the_system_says_nothing_of_threads_their_times_are_unknown(job):
     assert len(worker.time_ns_W) > 0
     for one in (samples.training, worker.threads[0], samples.sampler):
         assert set(one.run_ns_N) == set(one.waited_ns_N) == {-1}
-    assert {one.run_fraction for one in spots(samples, "data")} == {None}
+    assert {one.known_ns for one in spots(samples, "data")} == {0}
 
 
 def test_where_no_thread_can_be_had_training_goes_on_without_stacks(job):

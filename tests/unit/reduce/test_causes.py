@@ -304,7 +304,7 @@ def test_what_is_first_sampled_after_it_began_counts():
     since_ns = tuple(one - 38 * MS for one in taken.time_ns_N)
     # WHEN its places are asked for THEN it is known that the thread ran
     (spot,) = spots(dataclasses.replace(taken, since_ns_N=since_ns), "data")
-    assert spot.run_fraction == pytest.approx(0.9)
+    assert spot.fraction("run") == pytest.approx(0.9)
 
 
 SURE = {

@@ -6,8 +6,9 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.reduce.causes import cause_of
+from sftriage.reduce.inside import SampledRank, find_sampled, slowest
 from sftriage.reduce.samples import Frame
-from sftriage.reduce.spots import SampledRank, find_sampled, in_torch, left_open, slowest
+from sftriage.reduce.spots import in_torch, left_open
 from tests.unit.reduce.test_causes import GET, LOOP, samples, within
 
 STEP = {"data": 0.040, "forward": 0.010, "other": 0.0}
