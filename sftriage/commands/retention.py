@@ -29,7 +29,7 @@ def pin_trace(capture_id: CaptureArgument, *, of: CapturesChoice) -> None:
 def unpin_trace(capture_id: CaptureArgument, *, of: CapturesChoice) -> None:
     """Leave a capture to retention again."""
     its_store, reference = captures_of(of).one(capture_id)
-    its_store.unpin(reference)
+    its_store.pin(reference, pinned=False)
     write(f"{reference} is not pinned")
 
 

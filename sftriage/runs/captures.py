@@ -14,7 +14,7 @@ from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.model.windows import plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
-from sftriage.traces.store import LocalStore, Outbox, Upload
+from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload
 
 if TYPE_CHECKING:
     from sftriage.traces.databases import CaptureRow
@@ -37,7 +37,7 @@ class CaptureShelf:
     """The captures in a run directory."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self._store, self._outbox = directory, LocalStore(directory), Outbox(directory)
+        self._directory, self._store = directory, LocalStore(directory)
         self._known: dict[str, tuple[_Signature, Manifest]] = {}
         self._sent: dict[str, tuple[object, Upload | None]] = {}
 
@@ -73,10 +73,10 @@ class CaptureShelf:
         found: dict[str, Upload] = {}
         for name in self._store.ids():
             # What has arrived does not change any more; what has not is looked at again.
-            signature = self._outbox.noted_signature(name)
+            signature = self._store.signature(name, UPLOAD_NAME)
             known = self._sent.get(name)
             if known is None or known[0] != signature:
-                known = self._sent[name] = (signature, self._outbox.noted(name) if signature else None)
+                known = self._sent[name] = (signature, self._store.noted_upload(name))
             if (upload := known[1]) is not None:
                 found[name] = upload
             elif url is not None:
@@ -84,7 +84,7 @@ class CaptureShelf:
         self._sent = {name: known for name, known in self._sent.items() if name in found}
         if all(upload.state == "stored" for upload in found.values()):
             return found, False
-        busy = self._outbox.busy
+        busy = self._store.busy
         for name, one in found.items():
             # What was on its way when its sender died waits.
             if not busy and one.state == "uploading":
@@ -114,7 +114,7 @@ class CaptureShelf:
 
 def upload_of(directory: RunDirectory, capture_id: str) -> Upload | None:
     """How far a capture's upload is; None where its run keeps its captures here alone."""
-    found = Outbox(directory.path).upload(capture_id)
+    found = LocalStore(directory.path).upload(capture_id)
     with suppress(InputError):
         if found is None and (url := read_info(directory).store) is not None:
             return Upload(url=url, state="waiting")

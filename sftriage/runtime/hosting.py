@@ -34,7 +34,7 @@ from sftriage.runtime.nsys_launch import place_in
 from sftriage.traces.disk import Disk
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore, Outbox
+from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import Sender
 from sftriage.windows.steplog import KeptSteps
 
@@ -148,7 +148,7 @@ class HostCaptures:
     """The captures that a host keeps in its directory, and puts copies of into the store of their run."""
 
     def __init__(self, directory: Path, copies: Copies) -> None:
-        self.local, self._outbox, self._copies = LocalStore(directory), Outbox(directory), copies
+        self.local, self._copies = LocalStore(directory), copies
         self._log_once = LogOnce(log)
 
     def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
@@ -159,8 +159,8 @@ class HostCaptures:
         manifest = self.local.manifest(capture_id)
         named = manifest.model_copy(update={"job": run.job or manifest.job, "run": run.run_id or manifest.run})
         if named != manifest:
-            write_atomically(self._outbox.path(capture_id, MANIFEST_NAME), named.to_json().decode())
-        paths = ((one.name, self._outbox.path(capture_id, one.name)) for one in named.artefacts)
+            write_atomically(self.local.file(capture_id, MANIFEST_NAME), named.to_json().decode())
+        paths = ((one.name, self.local.file(capture_id, one.name)) for one in named.artefacts)
         return named.to_json(), {name: path for name, path in paths if path.exists()}
 
     def copied(self, capture_id: str, run: RunName, transfer: Transfer) -> bool:
@@ -181,11 +181,11 @@ class HostCaptures:
 
         try:
             remote = RemoteStore.open(url, job=run.job, run=run.run_id, create=True)
-            sender = Sender(self.local, self._outbox, remote, url, told)
+            sender = Sender(self.local, remote, url, told)
             if not sender.bring(capture_id, datetime.now(timezone.utc)):
                 return False
             if self._copies.drop_local:
-                self._outbox.drop(self.local.manifest(capture_id))
+                self.local.drop(self.local.manifest(capture_id))
         except SftriageError as error:
             self._log_once("captures go through the hub, for %s cannot be written from here: %s", url, error)
             return False

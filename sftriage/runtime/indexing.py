@@ -13,7 +13,7 @@ from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.sinks.stream import Sink
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore, Outbox
+from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import CaptureKey, Store
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SharedIndexing(Sink):
     name = "catalogue"
 
     def __init__(self, root: Path, url: str, *, look_s: float = LOOK_S, retry_s: float = RETRY_S) -> None:
-        self._store, self._outbox = LocalStore(root), Outbox(root)
+        self._store = LocalStore(root)
         self._url, self._catalogue = url, _catalogue(url, self._store)
         self._copies: dict[str, tuple[str, str]] = {}
         self._told: dict[str, str | None] | None = None
@@ -76,7 +76,7 @@ class SharedIndexing(Sink):
     def _held(self) -> dict[str, str | None]:
         held: dict[str, str | None] = {}
         for capture_id in self._store.ids():
-            upload = self._outbox.noted(capture_id)
+            upload = self._store.noted_upload(capture_id)
             whole = upload is not None and upload.state == "stored" and upload.verified_at is not None
             held[capture_id] = upload.url if upload is not None and whole else None
         return held

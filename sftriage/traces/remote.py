@@ -33,7 +33,6 @@ from sftriage.traces.stores import (
     WHOLE,
     CaptureKey,
     Listing,
-    Noted,
     Progress,
     Store,
     StoreCondition,
@@ -42,7 +41,6 @@ from sftriage.traces.stores import (
     copy,
     copy_verified,
     destination_of,
-    noting,
     shown,
     written,
 )
@@ -365,11 +363,6 @@ class RemoteStore(Store):
                 raise IntegrityError(f"{self._objects.place}/{source}: gone meanwhile") from error
         return target
 
-    def note(self, capture_id: str, noted: Noted) -> Manifest:
-        manifest = noting(self.manifest(capture_id), noted)
-        self.put_manifest(manifest)
-        return manifest
-
     def remove(self, capture_id: str) -> None:
         """See `Store.remove`. What an earlier removal, or an upload, that was cut short has left there goes too."""
         key = self._key(capture_id)
@@ -379,13 +372,9 @@ class RemoteStore(Store):
         for name in sorted(names, key=lambda name: (name != MANIFEST_NAME, name)):
             self._objects.delete(f"{key}/{name}")
 
-    def pin(self, capture_id: str) -> None:
+    def pin(self, capture_id: str, *, pinned: bool = True) -> None:
         self._names(self._key(capture_id))
-        self.mark_pinned(capture_id, pinned=True)
-
-    def unpin(self, capture_id: str) -> None:
-        self._names(self._key(capture_id))
-        self.mark_pinned(capture_id, pinned=False)
+        self.mark_pinned(capture_id, pinned=pinned)
 
     def pinned(self) -> frozenset[str]:
         return frozenset(
@@ -404,10 +393,6 @@ class RemoteStore(Store):
     def names(self, capture_id: str) -> Mapping[str, int]:
         """What lies in the place of a capture of this run, whole or not: name and bytes."""
         return self._files_at(self._key(capture_id))
-
-    def manifest_bytes(self, capture_id: str) -> bytes | None:
-        """The manifest of a capture of this run as it lies there, unchecked; None where there is none."""
-        return self._objects.read(f"{self._key(capture_id)}/{MANIFEST_NAME}", MAX_MANIFEST_BYTES)
 
     def put_artefact(self, capture_id: str, artefact: Artefact, content: bytes | Iterator[bytes]) -> None:
         """Put an artefact: in one request if its bytes are given, or else part by part."""

@@ -43,11 +43,11 @@ from sftriage.traces.manifest import (
     first_problem,
     text,
 )
+from sftriage.traces.remote import RemoteStore
 from sftriage.traces.stores import (
     PIN_NAME,
     WHOLE,
     Listing,
-    Noted,
     Progress,
     Store,
     StoreCondition,
@@ -57,14 +57,12 @@ from sftriage.traces.stores import (
     copy_verified,
     destination_of,
     gzipped,
-    noting,
 )
 
 UPLOAD_NAME: Final = "upload.json"
-REMOVING: Final = ".removing-"
+_REMOVING: Final = ".removing-"
 _LOCK_S = 0.1  # (somebody may only be asking whether it is held)
 
-Signature = tuple[object, object]
 UploadState = Literal["waiting", "uploading", "stored", "failed"]
 
 
@@ -103,99 +101,6 @@ def read_upload(directory: Path) -> Upload | None:
         return Upload.model_validate_json((directory / UPLOAD_NAME).read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-class Outbox:
-    """What is known of the uploads of a run's captures. ``root`` is the run directory."""
-
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self._captures = Path(root) / "captures"
-
-    def noted(self, capture_id: str) -> Upload | None:
-        """What is noted of a capture; None where nothing has begun."""
-        return read_upload(self._captures / capture_id)
-
-    def upload(self, capture_id: str) -> Upload | None:
-        """How far a capture is; None where nothing has begun. What died on its way is waiting."""
-        upload = self.noted(capture_id)
-        if upload is not None and upload.state == "uploading" and not self.busy:
-            return upload.model_copy(update={"state": "waiting"})
-        return upload
-
-    def note(self, capture_id: str, upload: Upload) -> bool:
-        """Write down how far a capture is. False where it was removed meanwhile."""
-        with refusing(f"{self._captures / capture_id} cannot be written"), contextlib.suppress(FileNotFoundError):
-            write_atomically(self.path(capture_id, UPLOAD_NAME), upload.model_dump_json() + "\n")
-            return True
-        return False
-
-    def drop(self, manifest: Manifest) -> None:
-        """Remove a capture's artefacts here; its manifest stays, and says where they are."""
-        upload = self.noted(manifest.capture_id)
-        if upload is None or upload.verified_at is None:
-            raise ValueError(f"capture {manifest.capture_id} is nowhere else")
-        for artefact in manifest.artefacts:
-            self.path(manifest.capture_id, artefact.name).unlink(missing_ok=True)
-
-    def path(self, capture_id: str, name: str) -> Path:
-        """Where a file of a capture lies, if it is here."""
-        return self._captures / capture_id / name
-
-    def removals(self) -> list[QueuedRemoval]:
-        """What was removed here, and may still be there."""
-        return [
-            QueuedRemoval(hidden, directory.name, upload)
-            for hidden in sorted(self._captures.glob(f"{REMOVING}*"))
-            for directory in hidden.iterdir()
-            if (upload := read_upload(directory)) is not None
-        ]
-
-    def signature(self, capture_id: str) -> Signature:
-        """What changes whenever there may be something to send of a capture."""
-        return _about(self.path(capture_id, MANIFEST_NAME)), _about(self.path(capture_id, PIN_NAME))
-
-    def noted_signature(self, capture_id: str) -> object:
-        """What changes whenever something is noted of a capture."""
-        return _about(self.path(capture_id, UPLOAD_NAME))
-
-    @contextlib.contextmanager
-    def uploading(self) -> Iterator[bool]:
-        """Be the one who uploads; False where somebody else is. The kernel gives it back when a process dies."""
-        self._captures.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.ExitStack() as held:
-            ours = None
-            with contextlib.suppress(BlockingIOError):
-                ours = held.enter_context(locked(self._captures / ".uploader", wait_s=_LOCK_S))
-            yield ours is not None
-
-    @property
-    def busy(self) -> bool:
-        """Somebody uploads."""
-        return is_locked(self._captures / ".uploader")
-
-
-def keep_tombstone(directory: Path) -> bool:
-    """Of a capture that was just hidden, leave what its removal elsewhere needs; False where none is needed."""
-    if not (directory / UPLOAD_NAME).exists():
-        return False
-    for path in directory.iterdir():
-        if path.name not in (UPLOAD_NAME, MANIFEST_NAME):
-            path.unlink()
-    sync_directory(directory)
-    return True
-
-
-def is_tombstone(hidden: Path) -> bool:
-    """Whether a hidden directory is a capture that is still to be removed elsewhere, rather than a leftover."""
-    return hidden.name.startswith(REMOVING) and any((one / UPLOAD_NAME).exists() for one in hidden.iterdir())
-
-
-def _about(path: Path) -> object:
-    try:
-        about = path.lstat()
-    except OSError:
-        return None
-    return about.st_mtime_ns, about.st_size, about.st_ino
 
 
 log = logging.getLogger("sftriage")
@@ -304,22 +209,24 @@ class LocalStore(Store):
 
     def copy_elsewhere(self, capture_id: str) -> str | None:
         """The store elsewhere that has a verified copy of a capture, if one has."""
-        upload = read_upload(self._captures / check_id(capture_id))
+        upload = self.noted_upload(check_id(capture_id))
         return None if upload is None or upload.verified_at is None else upload.url
 
-    def note(self, capture_id: str, noted: Noted) -> Manifest:
-        manifest = noting(self.manifest(capture_id), noted)
-        path = self._captures / capture_id / MANIFEST_NAME
+    def put_manifest(self, manifest: Manifest) -> None:
+        path = self.file(manifest.capture_id, MANIFEST_NAME)
         with refusing(f"{path} cannot be written"), self._lock():
             write_atomically(path, manifest.to_json())
         self._changed()
-        return manifest
 
     def manifests(self) -> Listing:
         return Listing.of((name, self.seen(name)) for name in sorted(self.ids()))
 
     def ids(self) -> frozenset[str]:
         return frozenset(name for name in self._names() if not name.startswith("."))
+
+    def file(self, capture_id: str, name: str) -> Path:
+        """Where a file of a capture lies, if it is here."""
+        return self._captures / capture_id / name
 
     def path(self, capture_id: str, artefact: str) -> Path:
         """Where an artefact lies, in its right size, unverified; raises UsageError where it lies elsewhere."""
@@ -351,8 +258,6 @@ class LocalStore(Store):
                 if (url := self.copy_elsewhere(capture_id)) is None:
                     raise
                 log.warning("%s; taken from %s", error, url)
-        from sftriage.traces.remote import RemoteStore
-
         remote = RemoteStore.open(self.copy_elsewhere(capture_id) or "", job=manifest.job, run=manifest.run)
         return remote.get(capture_id, artefact, destination, force=force, progress=progress)
 
@@ -361,29 +266,32 @@ class LocalStore(Store):
         directory = self._directory(capture_id)
         with refusing(f"capture {capture_id} cannot be removed"), self._lock():
             try:
-                hidden = Path(tempfile.mkdtemp(prefix=REMOVING, dir=self._captures))
+                hidden = Path(tempfile.mkdtemp(prefix=_REMOVING, dir=self._captures))
                 its = hidden / capture_id
             except OSError:
                 if (directory / UPLOAD_NAME).exists():
                     raise
                 # A disk without room for another directory lets this one have another name.
-                its = hidden = self._captures / f"{REMOVING}{capture_id}"
+                its = hidden = self._captures / f"{_REMOVING}{capture_id}"
             directory.rename(its)
             sync_directory(self._captures)
-            if its is hidden or not keep_tombstone(its):
+            if its is hidden or not (its / UPLOAD_NAME).exists():
                 shutil.rmtree(hidden)
+            else:
+                for path in its.iterdir():
+                    if path.name not in (UPLOAD_NAME, MANIFEST_NAME):
+                        path.unlink()
+                sync_directory(its)
         self._changed()
 
-    def pin(self, capture_id: str) -> None:
+    def pin(self, capture_id: str, *, pinned: bool = True) -> None:
         directory = self._directory(capture_id)
-        with refusing(f"capture {capture_id} cannot be pinned"), contextlib.suppress(FileExistsError):
-            private(directory / PIN_NAME).close()
-            sync_directory(directory)
-        self._changed()
-
-    def unpin(self, capture_id: str) -> None:
-        with refusing(f"capture {capture_id} cannot be unpinned"):
-            (self._directory(capture_id) / PIN_NAME).unlink(missing_ok=True)
+        with refusing(f"capture {capture_id} cannot be {'' if pinned else 'un'}pinned"):
+            if not pinned:
+                (directory / PIN_NAME).unlink(missing_ok=True)
+            elif not (directory / PIN_NAME).exists():
+                (directory / PIN_NAME).touch(0o600)
+                sync_directory(directory)
         self._changed()
 
     def pinned(self) -> frozenset[str]:
@@ -398,12 +306,66 @@ class LocalStore(Store):
             return 0
         refused, busy = refusing(f"{self._captures} cannot be swept"), contextlib.suppress(BlockingIOError)
         with refused, busy, self._lock(sweeping=True):
-            hidden = [self._captures / name for name in self._names() if name.startswith((_TEMPORARY, REMOVING))]
-            leftovers = [path for path in hidden if not is_tombstone(path)]
+            hidden = [self._captures / name for name in self._names() if name.startswith((_TEMPORARY, _REMOVING))]
+            # (a capture that is still to be removed elsewhere is no leftover)
+            leftovers = [path for path in hidden if not any(path.glob(f"*/{UPLOAD_NAME}"))]
             for path in leftovers:
                 shutil.rmtree(path)
             return len(leftovers)
         return 0
+
+    def noted_upload(self, capture_id: str) -> Upload | None:
+        """How far a capture is on its way elsewhere, as noted; None where nothing has begun."""
+        return read_upload(self._captures / capture_id)
+
+    def upload(self, capture_id: str) -> Upload | None:
+        """The same, for readers: what was on its way when its sender died is waiting."""
+        upload = self.noted_upload(capture_id)
+        if upload is not None and upload.state == "uploading" and not self.busy:
+            return upload.model_copy(update={"state": "waiting"})
+        return upload
+
+    def note_upload(self, capture_id: str, upload: Upload) -> bool:
+        """Write down how far a capture is. False where it was removed meanwhile."""
+        with refusing(f"{self._captures / capture_id} cannot be written"), contextlib.suppress(FileNotFoundError):
+            write_atomically(self.file(capture_id, UPLOAD_NAME), upload.model_dump_json() + "\n")
+            return True
+        return False
+
+    def drop(self, manifest: Manifest) -> None:
+        """Remove a capture's artefacts here; its manifest stays, and says where they are."""
+        if self.copy_elsewhere(manifest.capture_id) is None:
+            raise ValueError(f"capture {manifest.capture_id} is nowhere else")
+        for artefact in manifest.artefacts:
+            self.file(manifest.capture_id, artefact.name).unlink(missing_ok=True)
+
+    def removals(self) -> list[QueuedRemoval]:
+        """What was removed here, and may still be in the store elsewhere."""
+        return [
+            QueuedRemoval(hidden, directory.name, upload)
+            for hidden in sorted(self._captures.glob(f"{_REMOVING}*"))
+            for directory in hidden.iterdir()
+            if (upload := read_upload(directory)) is not None
+        ]
+
+    def signature(self, capture_id: str, *names: str) -> tuple[object, ...]:
+        """What changes whenever a capture's files of these names do."""
+        return tuple(_about(self.file(capture_id, name)) for name in names)
+
+    @contextlib.contextmanager
+    def uploading(self) -> Iterator[bool]:
+        """Be the process that uploads this run's captures; False where another is. A lock ends with its process."""
+        self._captures.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.ExitStack() as held:
+            ours = None
+            with contextlib.suppress(BlockingIOError):
+                ours = held.enter_context(locked(self._captures / ".uploader", wait_s=_LOCK_S))
+            yield ours is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a process uploads this run's captures."""
+        return is_locked(self._captures / ".uploader")
 
     def _elsewhere(self, capture_id: str, artefact: Artefact) -> str | None:
         if os.path.lexists(self._captures / capture_id / artefact.name):
@@ -441,3 +403,11 @@ def _take(source: FileToStore, target: Path) -> Artefact:
         size_bytes, sha256 = copy(gzipped(chunks(plain)) if source.compress else chunks(plain), file)
         sync(file)
     return Artefact(name=target.name, role="trace", media_type=source.media_type, size_bytes=size_bytes, sha256=sha256)
+
+
+def _about(path: Path) -> object:
+    try:
+        about = path.lstat()
+    except OSError:
+        return None
+    return about.st_mtime_ns, about.st_size, about.st_ino

@@ -324,21 +324,23 @@ class Store(ABC):
         is no such artefact, IntegrityError, leaving nothing, where it is not what was put.
         """
 
-    @abstractmethod
     def note(self, capture_id: str, noted: Noted) -> Manifest:
         """Put a finding into a capture's manifest, over an earlier one; raises IntegrityError as `manifest` does."""
+        manifest = noting(self.manifest(capture_id), noted)
+        self.put_manifest(manifest)
+        return manifest
+
+    @abstractmethod
+    def put_manifest(self, manifest: Manifest) -> None:
+        """Put the manifest of a capture in place of the one that is there."""
 
     @abstractmethod
     def remove(self, capture_id: str) -> None:
         """Remove a capture, artefacts and manifest as one: from then on it is not listed, whatever happens."""
 
     @abstractmethod
-    def pin(self, capture_id: str) -> None:
-        """Keep a capture whatever retention says. A second pin changes nothing."""
-
-    @abstractmethod
-    def unpin(self, capture_id: str) -> None:
-        """Leave a capture to retention again. One that is not pinned stays so."""
+    def pin(self, capture_id: str, *, pinned: bool = True) -> None:
+        """Keep a capture whatever retention says, or no longer so. To do so again changes nothing."""
 
     @abstractmethod
     def pinned(self) -> frozenset[str]:

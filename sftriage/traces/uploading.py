@@ -21,10 +21,10 @@ from typing import Any, BinaryIO, Literal
 
 from sftriage.base.files import regular
 from sftriage.base.loops import Backoff, start_thread
-from sftriage.errors import InputError, IntegrityError, SftriageError, UsageError
+from sftriage.errors import IntegrityError, SftriageError, UsageError
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.remote import PART_BYTES, RemoteStore
-from sftriage.traces.store import LocalStore, Outbox, QueuedRemoval, Signature, Upload
+from sftriage.traces.store import UPLOAD_NAME, LocalStore, QueuedRemoval, Upload
 from sftriage.traces.stores import PIN_NAME, chunks, verified
 
 log = logging.getLogger("sftriage")
@@ -49,7 +49,6 @@ class Sender:
     """Brings captures of a run to where its copies are kept."""
 
     store: LocalStore
-    outbox: Outbox
     remote: RemoteStore
     url: str
     told: OnProgress
@@ -60,7 +59,7 @@ class Sender:
         Raises StoreError where the store cannot be reached, SftriageError where the capture cannot be there, or not
         yet: that is noted beside the capture.
         """
-        before = self.outbox.noted(capture_id) or Upload(url=self.url, state="waiting")
+        before = self.store.noted_upload(capture_id) or Upload(url=self.url, state="waiting")
         if changes_only and before.verified_at is None:
             return False
         noted = before if before.url == self.url else Upload(url=self.url, state="waiting")
@@ -71,32 +70,32 @@ class Sender:
                     "state": "stored",
                     "reason": "",
                     "manifest_sha256": hashlib.sha256(manifest.to_json()).hexdigest(),
-                    "pinned": self.outbox.path(capture_id, PIN_NAME).exists(),
+                    "pinned": self.store.file(capture_id, PIN_NAME).exists(),
                 }
             )
             if noted == wanted and noted.verified_at is not None:
                 return True
             self.remote.key_of(manifest)  # which refuses one of another run
-            if not self.outbox.note(capture_id, noted.model_copy(update={"state": "uploading", "reason": ""})):
+            if not self.store.note_upload(capture_id, noted.model_copy(update={"state": "uploading", "reason": ""})):
                 return False  # removed meanwhile
             names = self.remote.names(capture_id)
             lies_there = all(names.get(one.name) == one.size_bytes for one in manifest.artefacts)
             if noted.verified_at is not None and not lies_there:
                 # It was there once: whatever lies there now has to be verified again, or put again from here.
                 for artefact in manifest.artefacts:
-                    if not self.outbox.path(capture_id, artefact.name).exists():
+                    if not self.store.file(capture_id, artefact.name).exists():
                         what = f"{artefact.name} of capture {capture_id}"
                         raise IntegrityError(f"{what} is not here, and not in {self.remote.place} any more")
                 noted = noted.model_copy(update={"verified_at": None})
-                self.outbox.note(capture_id, noted)
+                self.store.note_upload(capture_id, noted)
             self._send(manifest, noted, names, pinned=wanted.pinned)
         except Stopped:
-            self.outbox.note(capture_id, noted)
+            self.store.note_upload(capture_id, noted)
             raise
         except SftriageError as error:
-            self.outbox.note(capture_id, noted.failed(str(error)))
+            self.store.note_upload(capture_id, noted.failed(str(error)))
             raise
-        return self.outbox.note(capture_id, wanted.model_copy(update={"verified_at": noted.verified_at or now}))
+        return self.store.note_upload(capture_id, wanted.model_copy(update={"verified_at": noted.verified_at or now}))
 
     def remove(self, removal: QueuedRemoval) -> None:
         """Remove there what was removed here; raises StoreError, or UsageError where it is in another store."""
@@ -110,7 +109,10 @@ class Sender:
         capture_id = manifest.capture_id
         listed = MANIFEST_NAME in names
         if listed:
-            self._refuse_another(manifest)
+            # Two runs of one name must not write over each other; what is no manifest may go.
+            other, _ = self.remote.seen(capture_id)
+            if other is not None and (other.artefacts, other.created_at) != (manifest.artefacts, manifest.created_at):
+                raise IntegrityError(f"{self.remote.place} has another capture {capture_id}")
         for artefact in manifest.artefacts:
             if names.get(artefact.name) == artefact.size_bytes and (
                 before.verified_at is not None or self._holds(capture_id, artefact)
@@ -126,7 +128,7 @@ class Sender:
         self.remote.put_manifest(manifest)
 
     def _put(self, capture_id: str, artefact: Artefact) -> None:
-        with regular(self.outbox.path(capture_id, artefact.name), IntegrityError) as file:
+        with regular(self.store.file(capture_id, artefact.name), IntegrityError) as file:
             wrong = f"{artefact.name} of capture {capture_id} was changed here: not what was captured"
             content = verified(self._reported(file, capture_id, artefact), artefact, wrong)
             # (a small file goes in one request)
@@ -146,15 +148,6 @@ class Sender:
         return self.remote.holds(
             capture_id, artefact, lambda size_bytes: self.told(capture_id, artefact, "checking", size_bytes)
         )
-
-    def _refuse_another(self, manifest: Manifest) -> None:
-        """Two runs of one name must not write over each other. What is no manifest is nobody's."""
-        try:
-            other = Manifest.from_json(self.remote.manifest_bytes(manifest.capture_id) or b"", "")
-        except InputError:
-            return
-        if (other.artefacts, other.created_at) != (manifest.artefacts, manifest.created_at):
-            raise IntegrityError(f"{self.remote.place} has another capture {manifest.capture_id}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +213,8 @@ class Uploader:
         changes_only: bool = False,
         tries: int | None = None,
     ) -> None:
-        self._store, self._outbox = LocalStore(root), Outbox(root)
-        self._sender = Sender(self._store, self._outbox, remote, url, self._told)
+        self._store = LocalStore(root)
+        self._sender = Sender(self._store, remote, url, self._told)
         self._keep_local, self._changes_only, self._tries = keep_local, changes_only, tries
         self._released: set[str] = set()
         self._dropped: set[str] = set()
@@ -231,7 +224,7 @@ class Uploader:
         self._failed_turns, self._again_s = 0, 0.0
         self._backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         # What is there as it is here, and what its files looked like then.
-        self._settled: dict[str, tuple[Signature, object]] = {}
+        self._settled: dict[str, tuple[object, object]] = {}
         # How often it was asked to look anew, and of that how often it has begun to.
         self._asked = self._answered = 0
         self._progress = UploadProgress()
@@ -283,7 +276,7 @@ class Uploader:
         waits = before if pauses or self._over else {}
         self._answered = asked
         ids = sorted(self._store.ids())
-        todo = {f"removal of {one.capture_id}": partial(self._sender.remove, one) for one in self._outbox.removals()}
+        todo = {f"removal of {one.capture_id}": partial(self._sender.remove, one) for one in self._store.removals()}
         todo |= {capture_id: partial(self._bring, capture_id) for capture_id in ids}
         failed = [name for name, act in todo.items() if name not in waits and not self._attempt(name, act)]
         self._failures = {name: reason for name, reason in self._failures.items() if name in todo}
@@ -301,7 +294,7 @@ class Uploader:
         try:
             while not self._stop.is_set():
                 # Of several processes one uploads; should it end, the next look finds the place free.
-                with self._outbox.uploading() as ours:
+                with self._store.uploading() as ours:
                     self._set_progress(taken=not ours)
                     while ours and not self._stop.is_set() and not self._progress.given_up:
                         self.turn()
@@ -326,15 +319,15 @@ class Uploader:
 
     def _bring(self, capture_id: str) -> None:
         # As it is before: what changes while it is sent is seen the next time.
-        here = self._outbox.signature(capture_id)
-        if self._settled.get(capture_id) != (here, self._outbox.noted_signature(capture_id)):
+        here = self._store.signature(capture_id, MANIFEST_NAME, PIN_NAME)
+        if self._settled.get(capture_id) != (here, self._store.signature(capture_id, UPLOAD_NAME)):
             self._settled.pop(capture_id, None)
             if not self._sender.bring(capture_id, datetime.now(timezone.utc), changes_only=self._changes_only):
                 return
-            self._settled[capture_id] = (here, self._outbox.noted_signature(capture_id))
+            self._settled[capture_id] = (here, self._store.signature(capture_id, UPLOAD_NAME))
         released = self._all_released or capture_id in self._released
         if released and not self._keep_local and capture_id not in self._dropped:
-            self._outbox.drop(self._store.manifest(capture_id))
+            self._store.drop(self._store.manifest(capture_id))
             self._dropped.add(capture_id)
 
     def _attempt(self, name: str, act: Callable[[], None]) -> bool:
@@ -366,7 +359,7 @@ class Uploader:
         self._set_progress(current=now, moved_bytes=self._progress.moved_bytes + max(0, moved))
 
     def _report(self, ids: list[str], asked: int) -> None:
-        removals = {f"removal of {one.capture_id}": one.capture_id for one in self._outbox.removals()}
+        removals = {f"removal of {one.capture_id}": one.capture_id for one in self._store.removals()}
         why = self._failures
         left = [name for name in ids if name not in self._settled and (name in why or not self._changes_only)]
         self._set_progress(

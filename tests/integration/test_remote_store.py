@@ -16,7 +16,7 @@ from sftriage.runs.directory import RunInfo, create
 from sftriage.traces import uploading
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import Objects, Patience, RemoteStore
-from sftriage.traces.store import FileToStore, LocalStore, Outbox
+from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.traces.uploading import Uploader
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.s3 import BUCKET, FAULTS, Proxy, environment_of, served
@@ -166,7 +166,7 @@ def test_with_faults_injected_nothing_is_lost_and_nothing_listed_that_is_not_who
     assert whole(store, tmp_path) == ["c-1", "c-2"]
     assert store.manifests().manifests == manifests(run)
     assert store.pinned() == {"resnet/run-1/c-1"}
-    assert {Outbox(run).upload(name).state for name in ("c-1", "c-2")} == {"stored"}
+    assert {LocalStore(run).upload(name).state for name in ("c-1", "c-2")} == {"stored"}
 
 
 ARTEFACT, MANIFEST = "c-1/trace.json.gz", "c-1/manifest.json"
@@ -197,7 +197,7 @@ def test_a_crash_at_any_point_is_finished_by_the_next_process(
     # THEN nothing is listed that is not whole, and what was under way says that it waits
     assert whole(direct(), tmp_path) == listed
     under_way = what.partition("/")[0]
-    assert Outbox(run).upload(under_way).state == "waiting"
+    assert LocalStore(run).upload(under_way).state == "waiting"
     # WHEN another one is started
     through.plan = lambda how, path: None
     through.requests.clear()
@@ -222,7 +222,7 @@ def test_a_store_that_is_away_is_said_and_costs_nothing_else(start, through, env
     assert [one["capture_id"] for one in answer["left"]] == ["c-1", "c-2", "c-3"]
     assert "500" in answer["left"][0]["reason"]
     assert "3 captures are not in the store yet" in err
-    assert Outbox(run).upload("c-1").state == "failed"
+    assert LocalStore(run).upload("c-1").state == "failed"
     # AND a pin is kept here all the same, and reaches the store with the next upload
     out, err = start("traces", "pin", "c-1", "--run", run).communicate(timeout=DEADLINE_S)
     assert LocalStore(run).pinned() == {"c-1"}, err
@@ -291,7 +291,7 @@ def test_a_run_uploads_while_it_goes_on_and_finishes_at_its_end(start, through, 
     _, err = more.communicate(timeout=DEADLINE_S)
     assert more.returncode == 0, err
     (other,) = LocalStore(directory).ids() - {capture_id}
-    wait_until(lambda: (upload := Outbox(directory).upload(other)) and upload.state == "failed")
+    wait_until(lambda: (upload := LocalStore(directory).upload(other)) and upload.state == "failed")
     os.kill(job.pid, signal.SIGTERM)
     through.plan = lambda how, path: None
     _, err = job.communicate(timeout=DEADLINE_S)

@@ -20,7 +20,7 @@ from sftriage.sinks.stream import Stream
 from sftriage.traces import uploading
 from sftriage.traces.manifest import CauseInfo, PlaceInfo
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore, Outbox, Upload
+from sftriage.traces.store import LocalStore, Upload
 from sftriage.traces.uploading import Uploader, UploadProgress
 from tests.integration.processes import wait_until
 from tests.unit.conftest import run_in
@@ -125,7 +125,7 @@ def test_what_fails_is_said_and_is_a_failure(sftriage, run, elsewhere, monkeypat
 
 
 def test_while_another_process_uploads_it_is_left_to_it(sftriage, run, elsewhere):
-    with Outbox(run.path).uploading():
+    with LocalStore(run.path).uploading():
         refused = sftriage("traces", "upload", "--run", run.path, "--store", elsewhere)
     assert (refused.code, "another process uploads" in refused.err) == (2, True)
 

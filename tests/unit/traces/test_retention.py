@@ -95,7 +95,7 @@ def test_a_capture_goes_as_one(store, put, tmp_path):
     captures_directory = store.path("c-2", "trace.json.gz").parents[1]
     assert sorted(path.name for path in captures_directory.iterdir()) == [".lock", "c-2"]
     # AND once it is not pinned any more, it goes too
-    store.unpin("c-2")
+    store.pin("c-2", pinned=False)
     assert remove(store, catalogue, due(store, RetentionLimits(max_bytes=0), now_s))[0][0].capture_id == "c-2"
     assert store.ids() == frozenset()
 

@@ -128,7 +128,7 @@ def test_pins(shelf):
         shelf.store.pin("c-1")
         assert shelf.store.pinned() == {"c-1"}
     for _ in range(2):
-        shelf.store.unpin("c-1")
+        shelf.store.pin("c-1", pinned=False)
         assert shelf.store.pinned() == frozenset()
 
 
@@ -136,7 +136,7 @@ def test_pins(shelf):
 def test_what_is_not_there_is_said_and_no_name_leads_out(shelf, name, tmp_path):
     shelf.put("c-1")
     for act in (
-        *(shelf.store.manifest, shelf.store.look, shelf.store.remove, shelf.store.pin, shelf.store.unpin),
+        *(shelf.store.manifest, shelf.store.look, shelf.store.remove, shelf.store.pin),
         lambda one: shelf.store.get(one, TRACE_NAME, tmp_path / "out"),
     ):
         with pytest.raises(UsageError, match="no capture c-3" if name == "c-3" else "not a capture id"):

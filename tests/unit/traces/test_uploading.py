@@ -11,7 +11,7 @@ from sftriage.errors import IntegrityError, UsageError
 from sftriage.traces import uploading
 from sftriage.traces.manifest import Findings, Manifest, StageProfile
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import Outbox, Upload
+from sftriage.traces.store import LocalStore, Upload
 from sftriage.traces.uploading import Uploader
 from tests.unit.conftest import manifest_of
 from tests.unit.traces.faulty import FaultyObjects, run_of
@@ -53,7 +53,7 @@ def test_what_is_here_is_sent_verified_and_noted(store, put, root, objects):
     # THEN both are there as they are here, and that is on record
     assert (there(objects), RemoteStore(objects).pinned()) == ((first, second), {"resnet/run-1/c-2"})
     assert (sender.standing.done, sender.standing.stored) == (True, 2)
-    upload = Outbox(root).upload("c-1")
+    upload = LocalStore(root).upload("c-1")
     assert (upload.state, upload.url, upload.pinned) == ("stored", URL, False)
     assert upload.verified_at is not None
     assert upload.manifest_sha256 == hashlib.sha256(first.to_json()).hexdigest()
@@ -86,7 +86,7 @@ def test_an_upload_that_fails_is_said_and_finished_by_the_next(put, root, object
     # THEN nothing is listed that is not whole, and it is said why it is not there
     objects.fails = set()
     assert len(there(objects)) == listed
-    upload = Outbox(root).upload("c-1")
+    upload = LocalStore(root).upload("c-1")
     assert (upload.state, upload.verified_at) == ("failed", None)
     assert "s3://bucket: cannot" in upload.reason
     assert sender.standing.left == {"c-1": upload.reason}
@@ -98,7 +98,7 @@ def test_an_upload_that_fails_is_said_and_finished_by_the_next(put, root, object
     uploader(root, objects).turn()
     assert objects.put_so_far() == sent_again
     assert there(objects) == (manifest,)
-    assert Outbox(root).upload("c-1").state == "stored"
+    assert LocalStore(root).upload("c-1").state == "stored"
 
 
 def test_once_the_store_is_there_again_nothing_waits_any_longer(put, root, objects):
@@ -123,7 +123,7 @@ def test_a_capture_that_was_changed_here_does_not_appear_there_and_keeps_no_othe
     assert there(objects) == tuple(whole)
     assert {key.split("/")[2] for key in objects.sizes()} == {"c-1", "c-3"}
     assert (list(sender.standing.left), sender.standing.given_up) == (["c-2", "c-4"], True)
-    assert "was changed here" in Outbox(root).upload("c-4").reason
+    assert "was changed here" in LocalStore(root).upload("c-4").reason
 
 
 def test_a_wrong_sum_there_is_noticed_and_not_trusted(put, root, objects):
@@ -173,7 +173,7 @@ def test_findings_and_pins_follow_without_the_artefact(store, put, root, objects
     assert objects.put_so_far() == ["pinned", "manifest.json"]
     assert (there(objects), RemoteStore(objects).pinned()) == ((manifest,), {"resnet/run-1/c-1"})
     # AND takes the pin away again
-    store.unpin("c-1")
+    store.pin("c-1", pinned=False)
     sender.turn()
     assert RemoteStore(objects).pinned() == frozenset()
 
@@ -297,7 +297,7 @@ def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store,
     uploader(root, objects).turn()
     # THEN the one is there again, and the other is said to be lost
     assert [one.capture_id for one in RemoteStore(objects).manifests().manifests] == ["c-1"]
-    assert "is not here, and not in s3://bucket" in Outbox(root).upload("c-2").reason
+    assert "is not here, and not in s3://bucket" in LocalStore(root).upload("c-2").reason
 
 
 def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store, put, root, objects):
@@ -313,7 +313,7 @@ def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store, put, 
     # THEN that is noticed, now and by the next look
     objects.put = put_object
     assert there(objects) == ()
-    assert Outbox(root).upload("c-1").verified_at is None
+    assert LocalStore(root).upload("c-1").verified_at is None
     uploader(root, objects).turn()
     assert len(there(objects)) == 1
     assert run_of(objects).holds("c-1", manifest.artefacts[0])
@@ -329,14 +329,14 @@ def test_nobody_writes_over_anothers_capture(put, root, objects):
     uploader(root, objects).turn()
     # THEN the other one stays as it is, and it is said
     assert there(objects) == (other,)
-    assert "has another capture c-1" in Outbox(root).upload("c-1").reason
+    assert "has another capture c-1" in LocalStore(root).upload("c-1").reason
 
 
 def test_a_capture_of_another_run_is_not_sent_to_this_ones_place(store, trace, root, objects):
     store.put("c-1", trace, lambda artefact: manifest_of("c-1", artefact).model_copy(update={"run": "run-9"}))
     uploader(root, objects).turn()
     assert objects.sizes() == {}
-    assert "is of resnet/run-9, not of resnet/run-1" in Outbox(root).upload("c-1").reason
+    assert "is of resnet/run-9, not of resnet/run-1" in LocalStore(root).upload("c-1").reason
 
 
 def test_changes_alone_send_no_capture_for_the_first_time(store, put, root, objects):
@@ -354,9 +354,9 @@ def test_changes_alone_send_no_capture_for_the_first_time(store, put, root, obje
 def test_of_two_uploaders_one_uploads_and_the_other_takes_over(put, root, objects, monkeypatch):
     monkeypatch.setattr(uploading, "LOOK_S", 0.05)
     put("c-1")
-    with Outbox(root).uploading() as ours:
+    with LocalStore(root).uploading() as ours:
         assert ours
-        assert Outbox(root).busy
+        assert LocalStore(root).busy
         # WHEN a second one starts, THEN it waits
         second = uploader(root, objects)
         second.start()
@@ -368,14 +368,14 @@ def test_of_two_uploaders_one_uploads_and_the_other_takes_over(put, root, object
     while not standing.done:
         standing = second.wait(standing, 10.0)
     assert second.close(10.0)
-    assert not Outbox(root).busy
+    assert not LocalStore(root).busy
     assert len(there(objects)) == 1
 
 
 def test_what_died_on_its_way_is_waiting(put, root):
     put("c-1")
-    outbox = Outbox(root)
-    assert outbox.note("c-1", Upload(url=URL, state="uploading"))
+    outbox = LocalStore(root)
+    assert outbox.note_upload("c-1", Upload(url=URL, state="uploading"))
     with outbox.uploading():
         assert outbox.upload("c-1").state == "uploading"
     assert outbox.upload("c-1").state == "waiting"
@@ -386,7 +386,7 @@ def test_a_note_that_makes_no_sense_is_none(put, root, objects, content):
     put("c-1")
     path = root / "captures" / "c-1" / "upload.json"
     path.write_bytes(content)
-    assert Outbox(root).upload("c-1") is None
+    assert LocalStore(root).upload("c-1") is None
     uploader(root, objects).turn()
     assert len(there(objects)) == 1
 
@@ -394,6 +394,6 @@ def test_a_note_that_makes_no_sense_is_none(put, root, objects, content):
 def test_a_forged_note_does_not_hide_that_an_artefact_is_missing(store, put, root):
     put("c-1")
     (root / "captures" / "c-1" / "trace.json.gz").unlink()
-    Outbox(root).note("c-1", Upload(url=URL, state="stored"))
+    LocalStore(root).note_upload("c-1", Upload(url=URL, state="stored"))
     with pytest.raises(IntegrityError):
         store.manifest("c-1")

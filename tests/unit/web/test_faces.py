@@ -26,7 +26,7 @@ from sftriage.runs.liveness import (
     trainers_alive,
     watcher_of,
 )
-from sftriage.traces.store import Outbox, Upload
+from sftriage.traces.store import LocalStore, Upload
 from sftriage.windows.steplog import StepLog
 from tests.scenario import info_of, verdict
 from tests.unit.web.asking import text_of
@@ -263,9 +263,9 @@ def elsewhere(captured):
 )
 def test_every_state_of_an_upload_has_a_face(elsewhere, upload, busy, pill, said):
     # GIVEN a capture that is so far on its way
-    outbox = Outbox(elsewhere.directory.path)
+    outbox = LocalStore(elsewhere.directory.path)
     if upload is not None:
-        outbox.note("c-1", upload)
+        outbox.note_upload("c-1", upload)
     with outbox.uploading() if busy else contextlib.nullcontext():
         overview, page = elsewhere.get(), elsewhere.get("/captures/c-1")
     # THEN the overview says so at a glance, and the capture's page with what there is to know
@@ -283,7 +283,7 @@ def test_a_run_that_keeps_its_captures_here_speaks_of_no_copies(captured):
 
 def test_a_page_that_listens_hears_of_an_upload(elsewhere):
     before = elsewhere.source.view().version
-    Outbox(elsewhere.directory.path).note("c-1", Upload(url=URL, state="stored", verified_at=DONE))
+    LocalStore(elsewhere.directory.path).note_upload("c-1", Upload(url=URL, state="stored", verified_at=DONE))
     assert elsewhere.source.view().version != before
 
 
@@ -297,14 +297,14 @@ def test_a_trace_that_is_only_elsewhere_is_fetched_from_there(captured, store, t
     here.rename(there / "trace.json.gz")
     (there / "manifest.json").write_bytes(manifest.to_json())
     note = Upload(url=share.as_uri(), state="stored", verified_at=DONE)
-    Outbox(captured.directory.path).note("c-1", note)
+    LocalStore(captured.directory.path).note_upload("c-1", note)
     # WHEN it is downloaded THEN it comes from there
     answer = captured.get("/captures/c-1/files/trace.json.gz")
     assert answer.body == (there / "trace.json.gz").read_bytes()
     # AND where that is gone too, it is said
     (there / "trace.json.gz").unlink()
     assert captured.get("/captures/c-1/files/trace.json.gz").status == 422
-    Outbox(captured.directory.path).note("c-1", note.model_copy(update={"url": "file:///nowhere/at/all"}))
+    LocalStore(captured.directory.path).note_upload("c-1", note.model_copy(update={"url": "file:///nowhere/at/all"}))
     assert captured.get("/captures/c-1/files/trace.json.gz").status == 404
 
 
