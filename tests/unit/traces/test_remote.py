@@ -120,7 +120,7 @@ def test_what_lies_elsewhere_is_not_looked_at_and_a_forged_place_is_a_problem(ob
 )
 def test_no_reference_leads_out(objects, whole, name):
     keep(objects, captured())
-    for act in (whole.manifest, whole.remove, whole.pin, whole.unpin):
+    for act in (whole.manifest, whole.remove, whole.pin):
         with pytest.raises(UsageError):
             act(name)
     assert whole.ids() == {"resnet/run-1/c-1"}
