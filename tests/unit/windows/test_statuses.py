@@ -1,4 +1,4 @@
-"""What the ranks of many hosts are doing, put joined_statuses from what each host says."""
+"""What the ranks of many hosts are doing, joined from what each host says."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ RANKS = st.lists(
 def test_ranks_of_several_hosts_are_as_each_host_says_but_older(ranks, parts, older_ns):
     # GIVEN ranks of which each host tells of some, and a while ago
     told = [(some, age_ns) for n, age_ns in zip(range(parts), older_ns, strict=False) if (some := ranks[n::parts])]
-    # WHEN they are put joined_statuses
+    # WHEN they are joined
     found = joined_statuses([status_of(SCHEMA, 100, some, 3) for some, _ in told], [age_ns for _, age_ns in told])
     # THEN each is there as it was, so much older, by rank
     grown = [
