@@ -456,16 +456,10 @@ def test_events_of_steps_that_have_no_device_time_are_used_again(job, device):
             with job.monitor.stage("data"):
                 pass
             device.is_capturing = False
-    # THEN none of them has an event to itself
+    # THEN none of them has an event to itself, and the next one has its device time
     assert 0 < device.made <= 4
-
-
-def test_a_step_left_half_way_has_no_device_time(job, device):
-    with pytest.raises(KeyError), job.monitor.step(), job.monitor.stage("data"):
-        raise KeyError
-    device.catches_up()
     train(job, device)
-    assert [step.step for step in finish(job, device)] == [1]
+    assert [step.step for step in finish(job, device)] == [20]
 
 
 def test_events_keep_out_of_a_cuda_graph(job, device):
@@ -527,29 +521,6 @@ def test_a_broken_device_ends_device_time_and_not_the_recording(job, device, cap
     assert [step.step for step in job.host()] == [0, 1, 2]
 
 
-def test_cuda_may_come_into_use_after_the_monitor_was_made(start, tmp_path, device):
-    device.initialised = False
-    job = start()
-    train(job, device)
-    assert job.device() == []
-    device.initialised = True
-    train(job, device)
-    assert [step.step for step in finish(job, device)] == [1]
-
-
-def test_a_job_without_cuda_is_asked_a_few_times_only(start, device, caplog):
-    device.initialised = False
-    job = start()
-    for _ in range(CUDA_START_STEPS + 1):
-        train(job, device)
-    device.initialised = True
-    train(job, device)
-    # THEN nobody is told: that is how most jobs on CPUs are
-    assert caplog.records == []
-    assert (device.recorded, job.device()) == (0, [])
-    assert len(job.host()) == CUDA_START_STEPS + 2
-
-
 @pytest.mark.parametrize(
     ("argument", "variable", "expected"),
     [(None, None, True), (None, "1", True), (None, "0", False), (False, None, False), (True, "0", True)],
@@ -564,11 +535,17 @@ def test_it_is_on_unless_it_is_switched_off(start, device, monkeypatch, argument
 
 
 def test_closing_publishes_what_is_there_and_waits_for_nothing(job, device):
+    # GIVEN a device that is through with one step when the next two have been launched
     train(job, device, forward=4)
     device.catches_up()
+    train(job, device, forward=1000)
     train(job, device, forward=1_000_000)
+    assert ([step.step for step in job.device()], job.ring.over) == ([0], False)
+    # WHEN it is through with another one, and the monitor is closed
+    device.passes(2000)
     job.monitor.close()
-    assert [step.step for step in job.device()] == [0]
+    # THEN that one is there too, and a reader knows that nothing more will come
+    assert ([step.step for step in job.device()], job.ring.over) == ([1], True)
     train(job, device)
     assert job.device() == []
 
@@ -701,7 +678,7 @@ def test_the_hosts_ring_says_that_the_rank_uses_cuda(start, tmp_path, device, de
     # WHEN it goes on, THEN its ring says so, once and for all
     train(job, device)
     assert marked(tmp_path)
-    job.close()
+    assert [step.step for step in finish(job, device)] == ([2] if device_time else [])
     assert marked(tmp_path)
 
 
@@ -717,27 +694,21 @@ def test_a_job_without_cuda_or_whose_torch_is_half_imported_is_not_marked(start,
 
 
 @pytest.mark.parametrize("initialised", [True, False])
-def test_whether_cuda_is_in_use_is_asked_in_the_first_steps_only(start, device, monkeypatch, initialised):
-    # GIVEN a rank without device time
-    asked = []
-    monkeypatch.setattr(device, "is_initialized", lambda: asked.append(1) or initialised)
-    job = start(device_time=False)
+@pytest.mark.parametrize("device_time", [True, False])
+def test_whether_cuda_is_in_use_is_looked_up_in_the_first_steps_only(
+    start, device, monkeypatch, caplog, initialised, device_time
+):
+    # GIVEN a rank, which may have device time
+    looked_up = []
+    monkeypatch.setattr(device, "is_initialized", lambda: looked_up.append(1) or initialised)
+    job = start(device_time=device_time)
     # WHEN it trains for longer than CUDA may take to be initialised
     for _ in range(2 * CUDA_START_STEPS):
         train(job, device)
-    # THEN it is asked until it is, or until then
-    assert len(asked) == (1 if initialised else CUDA_START_STEPS)
-
-
-def test_a_reader_knows_that_nothing_more_will_come(job, device):
-    train(job, device)
-    train(job, device, forward=1000)
-    assert [step.step for step in job.device()] == [0]
-    assert not job.ring.over
-    device.catches_up()
-    job.monitor.close()
-    assert [step.step for step in job.device()] == [1]
-    assert job.ring.over
+    # THEN it is looked up until it is, or until then, and without a word: that is how most jobs on CPUs are
+    assert len(looked_up) == (1 if initialised else CUDA_START_STEPS)
+    assert caplog.records == []
+    assert (bool(device.recorded), len(job.host())) == (initialised and device_time, 2 * CUDA_START_STEPS)
 
 
 def test_torch_has_what_is_used_of_it():

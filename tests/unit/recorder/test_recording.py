@@ -1,16 +1,17 @@
-"""How a step's time is accounted, on a clock that only moves when told."""
+"""How the time of a step is accounted, on a clock that a test moves; and what a job says of it: its kind and work."""
 
 from __future__ import annotations
 
 import logging
+import numbers
 import threading
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sftriage.recorder import layout
-from sftriage.recorder.monitor import Monitor
+from sftriage.recorder import Monitor, layout
+from sftriage.recorder.layout import MAX_VALUE, kind_words
 from sftriage.windows.rings import open_ring
 
 STAGES = ("data", "forward", "backward", "optimizer")
@@ -35,72 +36,6 @@ def test_a_step_is_its_stages_and_the_rest_is_other(watch, clock):
     assert (record.step, record.complete, record.capturing, record.between_ns) == (0, True, False, 0)
     # AND 1 + 2 + 2 of the outside time was before the end of backward, the sync stage
     assert record.outside_ns == (5,)
-
-
-def test_a_repeated_stage_adds_up_and_the_last_end_of_a_sync_stage_counts(watch, clock):
-    # GIVEN gradient accumulation: forward and backward twice, with outside time before, between and after
-    watched = watch()
-    with watched.monitor.step():
-        for pause in (3, 5):
-            clock.passes(pause)
-            spend(clock, watched.monitor, "forward", 10)
-            spend(clock, watched.monitor, "backward", 20)
-        clock.passes(100)
-    record = watched.step()
-    assert record.durations_ns == (0, 20, 40, 0, 108)
-    assert record.outside_ns == (8,)
-
-
-def test_outside_time_belongs_to_the_sync_stage_that_it_delayed(watch, clock):
-    # GIVEN two sync stages, as under FSDP, run twice in turn
-    watched = watch(("forward", "backward"), ("backward", "forward"))
-    with watched.monitor.step():
-        for pause in (1, 10):
-            clock.passes(pause)
-            spend(clock, watched.monitor, "forward", 5)
-            clock.passes(100 * pause)
-            spend(clock, watched.monitor, "backward", 5)
-        clock.passes(7)
-    # THEN forward, the first of them, has what was outside before its last end, and backward what came after that
-    record = watched.step()
-    assert record.outside_ns == (1 + 100 + 10, 1000)
-    assert record.durations_ns == (10, 10, 1 + 100 + 10 + 1000 + 7)
-
-
-def test_a_sync_stage_that_did_not_run_claims_nothing(watch, clock):
-    watched = watch(("forward", "backward"), ("forward", "backward"))
-    for name in ("forward", "backward"):
-        with watched.monitor.step():
-            clock.passes(4)
-            spend(clock, watched.monitor, name, 5)
-    # THEN what one step claimed is not left over in the next one, either
-    assert [record.outside_ns for record in watched.steps()] == [(4, 0), (0, 4)]
-
-
-def test_a_nested_stage_stops_the_outer_ones_clock(watch, clock):
-    # GIVEN forward with data inside it, and forward inside itself
-    watched = watch()
-    with watched.monitor.step(), watched.monitor.stage("forward"):
-        clock.passes(1)
-        spend(clock, watched.monitor, "data", 10)
-        clock.passes(2)
-        spend(clock, watched.monitor, "forward", 20)
-        clock.passes(4)
-    # THEN time is self time
-    assert watched.step().durations_ns == (10, 27, 0, 0, 0)
-
-
-def test_the_outermost_end_of_a_sync_stage_nested_in_itself_counts(watch, clock):
-    # GIVEN backward that re-enters itself, with a stretch of `other` inside
-    watched = watch()
-    monitor = watched.monitor
-    with monitor.step():
-        clock.passes(1)
-        with monitor.stage("backward"):
-            spend(clock, monitor, "backward", 5)
-            spend(clock, monitor, "other", 7)
-        clock.passes(100)
-    assert watched.step().outside_ns == (8,)
 
 
 def test_an_exception_closes_the_stage_and_the_step_and_goes_on_up(watch, clock):
@@ -159,28 +94,6 @@ def test_a_step_begun_inside_a_step_closes_the_open_one_as_incomplete(watch, clo
     assert (first.step, first.durations_ns, first.complete) == (0, (0, 10, 0, 0, 0), False)
     assert (second.step, second.durations_ns, second.complete) == (1, (0, 0, 0, 0, 3), True)
     assert watched.misuse == 3
-
-
-def test_stages_left_in_the_wrong_order_close_what_was_inside(watch, clock):
-    # GIVEN backward entered, optimizer entered in it, and backward left first
-    watched = watch()
-    monitor = watched.monitor
-    backward, optimizer = monitor.stage("backward"), monitor.stage("optimizer")
-    with monitor.step():
-        clock.passes(2)
-        backward.__enter__()
-        clock.passes(10)
-        optimizer.__enter__()
-        clock.passes(20)
-        backward.__exit__(None, None, None)
-        clock.passes(5)
-        optimizer.__exit__(None, None, None)
-        clock.passes(1)
-    # THEN both were closed there, backward as a sync stage too, and the late exit is ignored
-    record = watched.step()
-    assert record.durations_ns == (0, 0, 10, 20, 8)
-    assert record.outside_ns == (2,)
-    assert watched.misuse == 2
 
 
 def test_time_outside_steps_is_between(watch, clock):
@@ -258,9 +171,14 @@ def test_the_header_says_where_the_rank_is_now(watch, clock):
 
 
 class Model:
-    """The accounting written down naively: a list of who had the clock, summed at the end."""
+    """The accounting written down naively: the innermost open stage has the time, summed at the end.
+
+    A sync stage has been delayed by what was outside every stage before its last end, less what had delayed the other
+    one before it.
+    """
 
     def __init__(self) -> None:
+        self.misuse = 0
         self.open: list[str] = []
         self.spent = dict.fromkeys((*STAGES, "other"), 0)
         self.outside = {"forward": 0, "backward": 0}
@@ -269,6 +187,7 @@ class Model:
         self.spent[self.open[-1] if self.open else "other"] += ns
 
     def leave(self, name: str) -> None:
+        self.misuse += self.open[-1:] != [name]
         while name in self.open:
             left = self.open.pop()
             if left in self.outside:
@@ -294,7 +213,7 @@ operations = st.lists(
 @example(steps=[[("enter", "forward", 1), ("enter", "data", 5), ("enter", "forward", 0), ("leave", "forward", 3)]])
 def test_whatever_order_stages_come_in_they_sum_to_the_step_exactly(watch, clock, steps):
     # GIVEN steps that enter and leave stages in any order at all
-    watched = watch(STAGES, ("forward", "backward"))
+    watched, misuse = watch(STAGES, ("backward", "forward")), 0
     for sequence in steps:
         model = Model()
         start = clock.now_ns
@@ -315,6 +234,9 @@ def test_whatever_order_stages_come_in_they_sum_to_the_step_exactly(watch, clock
         assert (record.durations_ns, record.outside_ns) == model.record()
         assert sum(record.durations_ns) == clock.now_ns - start
         assert sum(record.outside_ns) <= record.durations_ns[-1]
+        # AND what was left without being the innermost is counted
+        misuse += model.misuse
+        assert watched.misuse == misuse
     watched.monitor.close()
 
 
@@ -379,3 +301,181 @@ def test_a_monitor_that_is_dropped_closes_its_ring(tmp_path):
         assert reader.status().closed
     with stage:
         pass
+
+
+class Device:
+    """A number that lies on a device: to ask it anything is to wait for the device."""
+
+    def _waits(self, *_: object) -> object:
+        raise AssertionError("it was asked")
+
+    def __repr__(self) -> str:
+        return "Device()"
+
+    __index__ = __int__ = __bool__ = __eq__ = __hash__ = _waits  # type: ignore[assignment]
+
+
+class Whole(int):
+    """As other libraries have their own whole numbers."""
+
+
+def notes(watched) -> list[tuple[str, int]]:
+    return [(record.kind, record.work) for record in watched.steps()]
+
+
+def test_a_step_carries_its_kind_and_work_and_the_next_one_starts_without(watch):
+    # GIVEN steps of several kinds and sizes, plain ones between them, and one left by an exception
+    watched = watch()
+    monitor = watched.monitor
+    with monitor.step(kind="checkpoint", work=4096):
+        pass
+    with monitor.step():
+        pass
+    with monitor.step(7, work=5):
+        pass
+
+    def fails() -> None:
+        with monitor.step(kind="evaluation"):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    # AND one that is still open when the next one begins
+    monitor.step(kind="lost", work=9).__enter__()
+    with monitor.step(9):
+        pass
+    # THEN each has its own, and nothing is left over
+    assert notes(watched) == [("checkpoint", 4096), ("", 0), ("", 5), ("evaluation", 0), ("lost", 9), ("", 0)]
+    assert watched.misuse == 1
+
+
+def test_a_note_may_come_while_the_step_is_open_and_the_last_one_counts(watch):
+    watched = watch()
+    monitor = watched.monitor
+    with monitor.step(kind="train", work=1):
+        with monitor.stage("data"):
+            monitor.note(work=100)
+        monitor.note(kind="long")
+        monitor.note()
+    with monitor.step(kind="train", work=1):
+        monitor.note(kind="", work=0)
+    with monitor.step(work=Whole(3)):
+        pass
+    with monitor.step(kind=None, work=None):
+        pass
+    assert notes(watched) == [("long", 100), ("", 0), ("", 3), ("", 0)]
+    assert watched.misuse == 0
+
+
+def test_who_looks_from_outside_sees_that_a_step_in_progress_is_no_ordinary_one(watch):
+    watched = watch()
+    monitor, special = watched.monitor, []
+
+    def look() -> None:
+        special.append(watched.reader.status().special)
+
+    # GIVEN an ordinary step, WHEN somebody looks at it, before and after it is said to be a checkpoint
+    with monitor.step():
+        look()
+        monitor.note(kind="checkpoint")
+        look()
+    # AND at an ordinary one after it, and at one that is a checkpoint for a while
+    with monitor.step():
+        look()
+    with monitor.step(kind="checkpoint"):
+        look()
+        monitor.note(kind="")
+        look()
+    # THEN it is seen while it is so
+    assert special == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        *({"kind": kind} for kind in ("a kind of 17 bytes", "é" * 9, "two\nlines", "\ud800")),
+        *({"kind": kind} for kind in (b"bytes", 7, ["list"], Device())),
+        *({"work": work} for work in (-1, 1 << 62, 1.0, "1", Device())),
+    ],
+    ids=repr,
+)
+def test_a_note_that_makes_no_sense_is_counted_warned_of_once_and_never_raises(watch, caplog, note):
+    # GIVEN a kind or a work that a slot cannot hold WHEN it is given twice, as the step begins and inside it
+    watched = watch()
+    with watched.monitor.step(3, **note):
+        watched.monitor.note(**note)
+    # THEN the step is recorded without it
+    assert notes(watched) == [("", 0)]
+    assert (watched.misuse, len(caplog.records)) == (2, 1)
+    # AND each sort has its own warning
+    with watched.monitor.step(kind=object(), work=object()):
+        pass
+    assert len(caplog.records) == 2
+
+
+def test_a_note_outside_a_step_or_from_another_thread_is_misuse(watch):
+    # GIVEN notes before a step, in it but from another thread, and after it
+    watched = watch()
+    monitor = watched.monitor
+    monitor.note(kind="before")
+    with monitor.step():
+        thread = threading.Thread(target=lambda: monitor.note(kind="elsewhere", work=5))
+        thread.start()
+        thread.join(10)
+    monitor.note(work=5)
+    with monitor.step():
+        pass
+    # THEN they are counted, and are in no step
+    assert (notes(watched), watched.misuse) == ([("", 0), ("", 0)], 3)
+
+
+def test_an_inert_monitor_takes_any_note(caplog):
+    monitor = Monitor()
+    with monitor.step(kind=["nonsense"], work=Device()):
+        monitor.note(kind=7, work="x")
+    monitor.note(work=Device())
+    assert caplog.records == []
+
+
+def test_kinds_are_encoded_once_and_only_so_many_are_remembered(watch):
+    # GIVEN a job that makes up a kind for every step
+    watched = watch()
+    for number in range(60):
+        with watched.monitor.step(kind=f"k{number}"):
+            pass
+    watched.steps()
+    for number in range(60, 120):
+        with watched.monitor.step(kind=f"k{number}"):
+            pass
+    # THEN what is remembered is bounded, and every step has its own kind all the same
+    assert kind_words.cache_info().currsize == 64
+    assert [kind for kind, _ in notes(watched)] == [f"k{number}" for number in range(60, 120)]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    said=st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.text(max_size=20), st.integers()),
+            st.one_of(st.none(), st.integers(), st.floats(), st.booleans()),
+        ),
+        max_size=4,
+    )
+)
+@example(said=[(None, MAX_VALUE), (None, MAX_VALUE + 1)])
+def test_whatever_is_said_a_slot_is_whole_and_holds_what_was_valid_last(watch, said):
+    watched = watch()
+    kind, work = "", 0
+    with watched.monitor.step():
+        for given_kind, given_work in said:
+            watched.monitor.note(given_kind, given_work)
+            if isinstance(given_kind, str) and fits(given_kind):
+                kind = given_kind
+            if isinstance(given_work, numbers.Integral) and 0 <= given_work <= MAX_VALUE:
+                work = int(given_work)
+    assert notes(watched) == [(kind.rstrip("\0"), work)]
+    watched.monitor.close()
+
+
+def fits(kind: str) -> bool:
+    return isinstance(kind, str) and kind.isprintable() and len(kind.encode("utf-8", "replace")) <= 16
