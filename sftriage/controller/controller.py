@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from sftriage.controller.costs import Ledger
@@ -184,7 +185,7 @@ class Controller:
             self._note_split(window, now_s)
         judged = replace(self._decided(verdict, now_s, peers_of(verdict, window)), costs=tuple(costs))
         for one in self._pasts[window.attempt].paused:
-            self.record(one.event(now_s, window.attempt))
+            self.record(msgspec.structs.replace(one, time_s=now_s))
         return judged
 
     def _judged(self, window: Window) -> Verdict:

@@ -9,7 +9,7 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from sftriage.frontier.arrays import FloatArray, medians
+from sftriage.frontier.accounting import FloatArray, medians
 from sftriage.model.events import CostMeasured
 from sftriage.model.windows import Window
 

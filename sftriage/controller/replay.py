@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sftriage.controller.controller import settings_of
 from sftriage.controller.windows import peers_of
-from sftriage.frontier.arrays import known_medians
+from sftriage.frontier.accounting import known_medians
 from sftriage.model.captures import CaptureRequest, Decision
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Verdict
@@ -27,21 +27,18 @@ from sftriage.policy.state import State, finished
 from sftriage.verdicts import Past, Settings, judge
 
 
-def judge_all(windows: Iterable[Window], settings: Settings) -> Iterator[Verdict]:
-    """Verdicts on recorded windows in order, each attempt of the job with a past of its own."""
-    for verdict, _ in verdicts_and_pauses(windows, settings):
-        yield verdict
-
-
 def verdicts_and_pauses(
     windows: Iterable[Window], settings: Settings
 ) -> Iterator[tuple[Verdict, tuple[JobPaused, ...]]]:
-    """The same, with the pauses that each window is the first to show."""
+    """Verdicts on recorded windows in order, each attempt of the job with a past of its own.
+
+    With each come the pauses that its window is the first to show.
+    """
     pasts: dict[int, Past] = {}
     for window in windows:
         verdict, past = judge(window, pasts.get(window.attempt), settings)
         pasts[window.attempt] = past
-        yield verdict, tuple(one.event(0.0, window.attempt) for one in past.paused)
+        yield verdict, past.paused
 
 
 @dataclass(frozen=True, slots=True)

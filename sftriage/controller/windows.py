@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier.arrays import known_medians
+from sftriage.frontier.accounting import known_medians
 from sftriage.model.events import Span
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import Window

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sftriage.controller.controller import settings_of, shape_of
-from sftriage.controller.replay import judge_all
+from sftriage.controller.replay import verdicts_and_pauses
 from sftriage.demo.faults import CausedFault, Fault
 from sftriage.model.captures import CaptureResult
 from sftriage.model.verdicts import Verdict
@@ -48,12 +48,12 @@ class DemoOutcome:
     ) -> DemoOutcome:
         """Read a run directory again, as `sftriage analyze` and `sftriage decisions` would."""
         recording = load_recording(directory.path)
-        shape = shape_of(detection)
+        judged = verdicts_and_pauses(recording.windows(shape_of(detection)), settings_of(detection))
         store = LocalStore(directory.path)
         return cls(
             directory=directory,
             faults=tuple(faults),
-            verdicts=tuple(judge_all(recording.windows(shape), settings_of(detection))),
+            verdicts=tuple(verdict for verdict, _ in judged),
             decisions=tuple(decisions_of(directory)),
             # As they are now: what a capture has cost became known after it.
             manifests=tuple(store.manifest(one.capture_id) for one in captures if one.state == "stored"),

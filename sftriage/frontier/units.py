@@ -12,9 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, medians
-from sftriage.frontier.roles import LEAST_SAMPLE_RANKS, SAMPLE_RANKS, Roles, grouped, sampled
-from sftriage.frontier.whatif import SegmentReplay
+from sftriage.frontier.accounting import BoolArray, FloatArray, RankArray, medians
+from sftriage.frontier.whatif import LEAST_SAMPLE_RANKS, SAMPLE_RANKS, Roles, SegmentReplay, grouped, sampled
 from sftriage.model.verdicts import Scope
 
 UnitName: TypeAlias = "int | str"

@@ -217,15 +217,12 @@ class HeatSource:
     def _means(self, ranks: Mapping[int, StepFile], runs: list[tuple[int, int]]) -> list[SingleArray]:
         """The mean lateness of the ranks over each run of steps, and after these (X) the mean advance of each stage."""
         means: list[SingleArray] = []
-
-        def take(window: Window) -> None:
+        for window in windows(ranks, [(first - 1, n_steps + 1) for first, n_steps in runs], MAX_VECTORS):
             self.read += window.durations_NRS.shape[0] * window.durations_NRS.shape[1]
             # The step before opens the first segment of the first one, and has no lateness of its own.
             advances_NS, complete_N = by_step(window)
             advances_NS = np.where(complete_N[:, None], advances_NS, np.nan)
             means.append(_mean(np.hstack([lateness_of(window), advances_NS])[1:]))
-
-        windows(ranks, [(first - 1, n_steps + 1) for first, n_steps in runs], take, MAX_VECTORS)
         return means
 
     def _known(self, key: Key, n_values: int) -> SingleArray | None:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from sftriage.frontier.arrays import FloatArray, medians
+from sftriage.frontier.accounting import FloatArray, medians
 from sftriage.frontier.whatif import MAD_TO_SIGMA, Profile, Typical
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import Window

@@ -16,10 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, medians
-from sftriage.frontier.roles import Roles
+from sftriage.frontier.accounting import BoolArray, FloatArray, RankArray, medians
 from sftriage.frontier.units import Unit, UnitName
-from sftriage.frontier.whatif import Profile, Typical
+from sftriage.frontier.whatif import Profile, Roles, Typical
 from sftriage.model.verdicts import OwnWork, Scope, Suspect
 from sftriage.model.windows import StageSchema
 from sftriage.verdicts.course import Course, Onset, Track, course_of, onset_of, recurring_course

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sftriage.frontier.accounting import complete_steps
-from sftriage.frontier.arrays import BoolArray
+from sftriage.frontier.accounting import BoolArray, complete_steps
 from sftriage.model.verdicts import Clock, Verdict
 from sftriage.model.windows import Window
 from sftriage.verdicts.settings import Settings
@@ -22,8 +21,8 @@ from sftriage.verdicts.settings import Settings
 HOST_STAGES = frozenset({"data"})
 """Stages of the host's own work. In all others, the host's time is launches or waiting for the device."""
 
-NOT_OF_TIME = frozenset({"low_coverage", "self_inflicted", "mixed_roles", "no_sync"})
-"""Reasons that hold on any clock."""
+UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles", "no_sync"})
+"""Reasons that hold on any clock, and for which a window shows nothing, not even of the job's own speed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +75,7 @@ def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings
     if seen.clock == "host" and not seen.limited:
         return verdict
     verdict = replace(verdict, clock=seen.clock, numbers={**verdict.numbers, **seen.numbers})
-    if not seen.limited or (verdict.reasons and set(verdict.reasons) <= NOT_OF_TIME):
+    if not seen.limited or (verdict.reasons and set(verdict.reasons) <= UNDECIDED):
         return verdict
     if seen.agree and verdict.label == "healthy":
         return verdict
@@ -110,10 +109,6 @@ def _on_device(window: Window) -> Window:
         outside_NRG=window.device_outside_NRG,
         between_NR=between_NR,
         ready_NR=window.device_ready_NR,
-        device_NRS=None,
-        device_outside_NRG=None,
-        device_between_NR=None,
-        device_ready_NR=None,
     )
 
 

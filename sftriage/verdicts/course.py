@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
+from sftriage.frontier.accounting import BoolArray, FloatArray, RankArray
 from sftriage.frontier.units import UnitName
 from sftriage.model.verdicts import Pattern
 from sftriage.verdicts.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, Recurrence

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sftriage.frontier.accounting import Accounting, advances_by_step
-from sftriage.frontier.arrays import BoolArray, FloatArray, medians
-from sftriage.frontier.roles import Roles
+from sftriage.frontier.accounting import Accounting, BoolArray, FloatArray, advances_by_step, medians
 from sftriage.frontier.units import Unit, UnitName, host_units, last_elsewhere, places_of, rank_units
-from sftriage.frontier.whatif import KeptReplay, Profile, SegmentReplay, Typical, profile, remembered
+from sftriage.frontier.whatif import KeptReplay, Profile, Roles, SegmentReplay, Typical, profile, remembered
+from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Suspect
 from sftriage.model.windows import Window
 from sftriage.verdicts.baseline import (
@@ -40,10 +39,11 @@ from sftriage.verdicts.candidates import (
     named_alone,
 )
 from sftriage.verdicts.course import NO_TRACK, Onset, Track
-from sftriage.verdicts.regression import OwnBest, Pause, StepMeasures, measured, paused_steps
+from sftriage.verdicts.regression import OwnBest, StepMeasures, measured, paused_steps
 from sftriage.verdicts.sequential import (
     MAX_EXAMINED,
     Arrivals,
+    ClearEvent,
     Evidence,
     Recurrence,
     advanced,
@@ -137,7 +137,7 @@ class Past:
     device: Past | None = None
     counted_step: int = -1
     exchanged: bool = False
-    paused: tuple[Pause, ...] = ()
+    paused: tuple[JobPaused, ...] = ()
     rest: Past | None = None
     rest_ranks: tuple[int, ...] = ()
 
@@ -314,58 +314,57 @@ def gather_evidence(
     settings: Settings,
 ) -> WindowEvidence:
     """The evidence of a replayed window. ``valid_N`` are its complete and undisturbed steps."""
-    n_steps, n_ranks, _ = window.durations_NRS.shape
-    walks = [one.walk for one in replays]
-    whole = profile(replays, n_steps, roles)
-    # What came after a step's last sync is that step's, as in a candidate's gain.
-    exposed_N = advances_by_step(walks, window).sum(axis=1)
-    measures = measured(window, walks, whole, valid_N)
-    used_N = ordinary_steps(steps_of_a_kind(window, valid_N), whole, exposed_N, settings)
-    moved_N = used_N & ~paused_steps(measures, settings)
-    used_N = moved_N if moved_N.any() else used_N
-    regime, like_N = _main_regime(window, used_N)
-    seen, like = whole.of(used_N), whole.of(like_N)
-    normal = _normal(past.baseline, regime, like)
-    exposed_s = float(medians(exposed_N[used_N])) or accounting.exposed_s / accounting.n_steps
-    ranks, hosts, units, usual_s = _evidence(window, replays, roles, exposed_N, used_N, past, settings)
-    known_alone = _known_alone(window, replays, valid_N, usual_s, past, settings)
+    steps = _Steps(window, roles, replays, valid_N, past, settings)
+    used_N, like_N, normal = steps.used_N, steps.like_N, steps.normal
+    like = steps.whole.of(like_N)
+    exposed_s = float(medians(steps.exposed_N[used_N])) or accounting.exposed_s / accounting.n_steps
+    ranks, hosts, units = steps.tests()
+    known_alone = steps.known_alone()
     first_step = window.first_step if past.first_step is None else past.first_step
-    units = _held_back(units, window, whole, normal, exposed_N, used_N, settings)
+    units = steps.held_back(units)
     context = WindowContext(
         schema=window.schema,
         used_N=used_N,
-        exposed_N=exposed_N,
+        exposed_N=steps.exposed_N,
         first_step=window.first_step,
         present_s=settings.min_event_fraction * exposed_s,
-        track=_track(past.track, replays, units, roles, used_N, window.first_step),
+        track=steps.track(units),
         events={unit: one.events_of(unit, settings) for one in (ranks, hosts) for unit in one.units if one.named(unit)},
         recurrences=_recurrences(units, ranks, hosts, past.recurrences, settings),
         onsets=past.onsets,
         known_alone=known_alone,
         noted_NR=window.noted_NR,
-        alone=named_alone(known_alone, ranks, ranks.next_step - first_step, usual_s, settings),
+        alone=named_alone(known_alone, ranks, ranks.next_step - first_step, steps.usual_s, settings),
         settings=settings,
     )
     candidates = _single(units, context)
     onsets = _onsets(candidates, context)
     if normal is not None:
-        candidates += _shared(group_candidates(like, normal, roles, context, exposed_s), past.named, settings)
+        # Below their threshold, what all ranks or those of a cohort share is drift, and no rival to a rank.
+        kept = past.named is not None and not is_single(past.named)
+        least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
+        alike = group_candidates(like, normal, roles, context, exposed_s)
+        candidates += [one for one in alike if one.suspect.share >= least]
     named = {one.suspect.ranks: one.suspect for one in candidates if is_named(one)}
+    # Recurring ones stay in any case: what recurs in few steps gains little over all of them.
+    least_s = LISTED_FRACTION * exposed_s * float(used_N.sum())
+    candidates = [one for one in candidates if one.total_s >= least_s or one.suspect.pattern == "recurring"]
     return WindowEvidence(
         exposed_s=exposed_s,
         used_N=used_N,
-        seen=seen,
+        seen=steps.whole.of(used_N),
         like=like,
-        regime=regime,
+        regime=steps.regime,
         normal=normal,
-        excess=excess_of(seen, like, normal, n_ranks, settings),
-        candidates=_ranked(candidates, LISTED_FRACTION * exposed_s * float(used_N.sum())),
-        gain_R=_gain_by_rank(replays, used_N, n_ranks),
+        excess=excess_of(steps.whole.of(used_N), like, normal, steps.n_ranks, settings),
+        # (of equals the whole before a stage)
+        candidates=tuple(sorted(candidates, key=lambda one: (-one.total_s, one.suspect.stage is not None))),
+        gain_R=steps.gain_R(),
         single_s=max((float(unit.gain_NS[used_N].mean(axis=0).max()) for unit in units), default=0.0),
         roles=roles,
         alone=context.alone,
         counts={ranks: counts_of(suspect, window) for ranks, suspect in named.items()},
-        measures=measures,
+        measures=steps.measures,
         before=past,
         after=replace(
             past,
@@ -376,7 +375,7 @@ def gather_evidence(
             recurrences=context.recurrences,
             alone=known_alone,
             first_step=first_step,
-            own=_own_times(past.own, whole, regime, like_N, ranks, window.first_step, settings),
+            own=steps.own_times(ranks),
             replayed=remembered(window, roles, replays) if valid_N.all() else None,
             exchanged=True,
         ),
@@ -384,138 +383,128 @@ def gather_evidence(
     )
 
 
-def _known_alone(
-    window: Window,
-    replays: Sequence[SegmentReplay],
-    valid_N: BoolArray,
-    usual_s: float,
-    past: Past,
-    settings: Settings,
-) -> Known:
-    """What ranks do alone by their own notes, after the window's new steps.
+class _Steps:
+    """The steps of a replayed window: which of them count (``used_N``), and what they add to the tests of the run.
 
-    What a rank marks costs what it does, also where others make the step a special one.
+    Attributes:
+        usual_s: the length of a step that no rank delays.
+        regime, like_N: the most frequent regime of the steps that count, and its steps.
+        normal: a typical healthy step of it; None if none is known, or if the cohorts have changed since.
     """
-    if window.noted_NR is None:
-        return past.alone
-    n_steps, n_ranks, _ = window.durations_NRS.shape
-    new_N = valid_N & (window.first_step + np.arange(n_steps) >= past.ranks.next_step)
-    arrivals = arrivals_of_ranks(replays, n_ranks)
-    events = clear_events(arrivals, replays, new_N, window.first_step, usual_s, settings.min_event_fraction)
-    lost_s = {(one.unit, one.step): one.share * usual_s for one in events}
-    return known_after(past.alone, window.noted_NR, new_N, window.first_step, lost_s)
 
+    def __init__(
+        self,
+        window: Window,
+        roles: Roles,
+        replays: list[SegmentReplay],
+        valid_N: BoolArray,
+        past: Past,
+        settings: Settings,
+    ) -> None:
+        self.window, self.roles, self.replays, self.valid_N = window, roles, replays, valid_N
+        self.past, self.settings = past, settings
+        self.n_steps, self.n_ranks, _ = window.durations_NRS.shape
+        self.step_N = window.first_step + np.arange(self.n_steps)
+        walks = [one.walk for one in replays]
+        self.whole = profile(replays, self.n_steps, roles)
+        # What came after a step's last sync is that step's, as in a candidate's gain.
+        self.exposed_N = advances_by_step(walks, window).sum(axis=1)
+        self.measures = measured(window, walks, self.whole, valid_N)
+        used_N = ordinary_steps(steps_of_a_kind(window, valid_N), self.whole, self.exposed_N, settings)
+        moved_N = used_N & ~paused_steps(self.measures, settings)
+        self.used_N = used_N = moved_N if moved_N.any() else used_N
+        held_N = np.sum([one.whole_gain_M[: self.n_steps] for one in replays], axis=0)
+        self.usual_s = float(medians((self.exposed_N - held_N)[used_N])) or float(self.exposed_N[used_N].mean())
+        regime_N = regimes_of(window)
+        self.regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
+        self.like_N = used_N & np.asarray([one == self.regime for one in regime_N])
+        normal = past.baseline.typical(self.regime)
+        alike = normal is not None and normal.level_CS.shape == self.whole.level_NCS.shape[1:]
+        self.normal = normal if alike else None
 
-def _held_back(
-    units: Sequence[Unit],
-    window: Window,
-    whole: Profile,
-    normal: Typical | None,
-    exposed_N: FloatArray,
-    used_N: BoolArray,
-    settings: Settings,
-) -> list[Unit]:
-    """The units, each with what it adds to the sync stages while the system keeps it from running.
+    def events(self, arrivals: Arrivals, new_N: BoolArray) -> list[ClearEvent]:
+        """The clear events of new steps."""
+        least, first_step = self.settings.min_event_fraction, self.window.first_step
+        return clear_events(arrivals, self.replays, new_N, first_step, self.usual_s, least)
 
-    How long the sync stages take by themselves is known from a baseline alone: without one, contention is left out.
-    """
-    held = HeldBack.of(window, limited=normal is None)
-    if held is None:
-        return list(units)
-    longer_NS = np.clip(whole.sync_NS - (0.0 if normal is None else normal.sync_S), 0.0, None)
-    healthy_s = 0.0 if normal is None else normal.total_s
-    return [
-        one
-        if is_marked(window.noted_NR, one.name, one.gain_NS[:, -1] * used_N, settings)
-        else charged(one, held, exposed_N, longer_NS, healthy_s, used_N, settings)
-        for one in units
-    ]
+    def tests(self) -> tuple[Evidence, Evidence, list[Unit]]:
+        """The tests of ranks and of hosts after the steps that are new to them, and the units that delayed it most."""
 
+        def advance(before: Evidence, arrivals: Arrivals) -> Evidence:
+            n_units = len(arrivals.names)
+            if before.n_units != n_units:
+                before = Evidence(n_units, before.next_step)
+            events = self.events(arrivals, self.used_N & (self.step_N >= before.next_step))
+            return advanced(before, events, max(before.next_step, self.window.last_step + 1), self.settings)
 
-def _main_regime(window: Window, used_N: BoolArray) -> tuple[Regime, BoolArray]:
-    """The most frequent regime of the steps that count, and its steps."""
-    regime_N = regimes_of(window)
-    regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
-    return regime, used_N & np.asarray([one == regime for one in regime_N])
+        least_s = LISTED_FRACTION * float(self.exposed_N[self.used_N].sum())
+        replays, roles, places = self.replays, self.roles, places_of(self.window.hosts)
+        of_ranks = arrivals_of_ranks(replays, self.n_ranks)
+        ranks = advance(self.past.ranks, of_ranks)
+        units = rank_units(replays, units_to_examine(of_ranks, ranks, least_s), roles, self.n_steps)
+        if places is None:
+            return ranks, self.past.hosts, units
+        elsewhere = [last_elsewhere(one, places) for one in replays]
+        of_hosts = arrivals_of_hosts(replays, elsewhere, places, self.settings)
+        hosts = advance(self.past.hosts, of_hosts)
+        examined, alike = units_to_examine(of_hosts, hosts, least_s), self.settings.larger_part_fraction
+        units += host_units(replays, places, elsewhere, examined, roles, self.n_steps, alike)
+        return ranks, hosts, units
 
+    def known_alone(self) -> Known:
+        """What ranks do alone by their own notes, after the new steps.
 
-def _normal(baseline: Baseline, regime: Regime, like: Profile) -> Typical | None:
-    """A typical healthy step of a regime; None if none is known, or if the cohorts have changed since."""
-    normal = baseline.typical(regime)
-    return None if normal is None or normal.level_CS.shape != like.level_NCS.shape[1:] else normal
+        What a rank marks costs what it does, also where others make the step a special one.
+        """
+        if self.window.noted_NR is None:
+            return self.past.alone
+        new_N = self.valid_N & (self.step_N >= self.past.ranks.next_step)
+        events = self.events(arrivals_of_ranks(self.replays, self.n_ranks), new_N)
+        lost_s = {(one.unit, one.step): one.share * self.usual_s for one in events}
+        return known_after(self.past.alone, self.window.noted_NR, new_N, self.window.first_step, lost_s)
 
+    def held_back(self, units: list[Unit]) -> list[Unit]:
+        """The units, each with what it adds to the sync stages while the system keeps it from running.
 
-def _own_times(
-    before: OwnTimes,
-    whole: Profile,
-    regime: Regime,
-    like_N: BoolArray,
-    ranks: Evidence,
-    first_step: int,
-    settings: Settings,
-) -> OwnTimes:
-    """The local times of two ranks, with the steps before any fault that is likely by now."""
-    likely = settings.most_fraction * settings.naming_log_odds
-    began = min((one.onset for one in ranks.units.values() if max(one.log_odds) >= likely), default=None)
-    step_N = first_step + np.arange(len(like_N))
-    if began is not None:
-        like_N = like_N & (step_N < began)
-    if like_N.sum() < settings.min_away_steps:
-        return before
-    return before.after(regime, whole.of(like_N), int(step_N[like_N][-1]))
+        How long the sync stages take by themselves is known from a baseline alone: without one, contention is left out.
+        """
+        window, normal, used_N = self.window, self.normal, self.used_N
+        held = HeldBack.of(window, limited=normal is None)
+        if held is None:
+            return units
+        longer_NS = np.clip(self.whole.sync_NS - (0.0 if normal is None else normal.sync_S), 0.0, None)
+        healthy_s = 0.0 if normal is None else normal.total_s
+        return [
+            one
+            if is_marked(window.noted_NR, one.name, one.gain_NS[:, -1] * used_N, self.settings)
+            else charged(one, held, self.exposed_N, longer_NS, healthy_s, used_N, self.settings)
+            for one in units
+        ]
 
+    def track(self, units: Sequence[Unit]) -> Track:
+        """The track of all ranks of a small job, or of those examined, and of the hosts examined, with these steps."""
+        used_N, over = self.used_N, {unit.name: unit.over_NS[self.used_N] for unit in units}
+        rest = [rank for rank in range(self.n_ranks) if rank not in over] if self.n_ranks <= MAX_EXAMINED else []
+        if rest:
+            ranks = np.asarray(rest, np.intp)
+            over_NXS = np.sum([one.over_NXS(ranks, self.roles, self.n_steps) for one in self.replays], axis=0)
+            over |= {rank: over_NXS[used_N, x] for x, rank in enumerate(rest)}
+        return self.past.track.after(self.step_N[used_N], over)
 
-def _evidence(
-    window: Window,
-    replays: list[SegmentReplay],
-    roles: Roles,
-    exposed_N: FloatArray,
-    used_N: BoolArray,
-    past: Past,
-    settings: Settings,
-) -> tuple[Evidence, Evidence, list[Unit], float]:
-    """The tests of ranks and of hosts after a window's steps, the units that delayed it most, and the usual step."""
-    n_steps, n_ranks, _ = window.durations_NRS.shape
-    held_N = np.sum([one.whole_gain_M[:n_steps] for one in replays], axis=0)
-    usual_s = float(medians((exposed_N - held_N)[used_N])) or float(exposed_N[used_N].mean())
+    def own_times(self, ranks: Evidence) -> OwnTimes:
+        """The local times of two ranks, with the steps before any fault that is likely by now."""
+        likely = self.settings.most_fraction * self.settings.naming_log_odds
+        began = min((one.onset for one in ranks.units.values() if max(one.log_odds) >= likely), default=None)
+        like_N = self.like_N if began is None else self.like_N & (self.step_N < began)
+        if like_N.sum() < self.settings.min_away_steps:
+            return self.past.own
+        return self.past.own.after(self.regime, self.whole.of(like_N), int(self.step_N[like_N][-1]))
 
-    def advance(before: Evidence, arrivals: Arrivals) -> Evidence:
-        """The tests with the steps that are new to them."""
-        n_units = len(arrivals.names)
-        if before.n_units != n_units:
-            before = Evidence(n_units, before.next_step)
-        new_N = used_N & (window.first_step + np.arange(n_steps) >= before.next_step)
-        least = settings.min_event_fraction
-        events = clear_events(arrivals, replays, new_N, window.first_step, usual_s, least)
-        return advanced(before, events, max(before.next_step, window.last_step + 1), settings)
-
-    least_s = LISTED_FRACTION * float(exposed_N[used_N].sum())
-    of_ranks = arrivals_of_ranks(replays, n_ranks)
-    ranks = advance(past.ranks, of_ranks)
-    units = rank_units(replays, units_to_examine(of_ranks, ranks, least_s), roles, n_steps)
-    places = places_of(window.hosts)
-    if places is None:
-        return ranks, past.hosts, units, usual_s
-    elsewhere = [last_elsewhere(one, places) for one in replays]
-    of_hosts = arrivals_of_hosts(replays, elsewhere, places, settings)
-    hosts = advance(past.hosts, of_hosts)
-    examined = units_to_examine(of_hosts, hosts, least_s)
-    alike = settings.larger_part_fraction
-    units += host_units(replays, places, elsewhere, examined, roles, n_steps, alike)
-    return ranks, hosts, units, usual_s
-
-
-def _track(
-    before: Track, replays: Sequence[SegmentReplay], units: Sequence[Unit], roles: Roles, used_N: BoolArray, first: int
-) -> Track:
-    """The track of all ranks of a small job, or of those examined, and of the hosts examined, with a window's steps."""
-    over = {unit.name: unit.over_NS[used_N] for unit in units}
-    n_ranks = len(roles.role_R)
-    rest = [rank for rank in range(n_ranks) if rank not in over] if n_ranks <= MAX_EXAMINED else []
-    if rest:
-        over_NXS = np.sum([one.over_NXS(np.asarray(rest, np.intp), roles, len(used_N)) for one in replays], axis=0)
-        over |= {rank: over_NXS[used_N, x] for x, rank in enumerate(rest)}
-    return before.after(first + np.flatnonzero(used_N), over)
+    def gain_R(self) -> FloatArray:
+        """What mending the last rank of each step would have saved, by rank."""
+        leader_GN = np.stack([one.walk.leader_M[: self.n_steps] for one in self.replays])[:, self.used_N]
+        gain_GN = np.stack([one.whole_gain_M[: self.n_steps] for one in self.replays])[:, self.used_N]
+        return np.bincount(leader_GN.ravel(), gain_GN.ravel(), self.n_ranks).astype(np.float64)
 
 
 def _onsets(candidates: Sequence[Candidate], context: WindowContext) -> dict[OnsetKey, Onset]:
@@ -524,11 +513,10 @@ def _onsets(candidates: Sequence[Candidate], context: WindowContext) -> dict[Ons
     found = {key: onset for key, onset in context.onsets.items() if key[0] in still}
     for one in filter(is_named, candidates):
         assert one.course is not None
-        if one.course.own_steps is not None:
-            continue
         name = one.suspect.host if one.suspect.rank is None else one.suspect.rank
         assert name is not None
-        found[name, one.suspect.stage, one.course.period] = one.course.onset
+        if one.course.own_steps is None:
+            found[name, one.suspect.stage, one.course.period] = one.course.onset
     return found
 
 
@@ -560,26 +548,3 @@ def _single(units: list[Unit], context: WindowContext) -> list[Candidate]:
             found = [one for one in found if one.suspect.rank not in unit.ranks]
         found += here
     return found
-
-
-def _shared(alike: list[Candidate], named: Suspect | None, settings: Settings) -> list[Candidate]:
-    """Candidates of scope cohort and all from their threshold on: below it they are drift, and no rival to a rank."""
-    kept = named is not None and not is_single(named)
-    least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
-    return [one for one in alike if one.suspect.share >= least]
-
-
-def _gain_by_rank(replays: list[SegmentReplay], used_N: BoolArray, n_ranks: int) -> FloatArray:
-    """What mending the last rank of each step would have saved, by rank."""
-    leader_GN = np.stack([one.walk.leader_M[: len(used_N)] for one in replays])[:, used_N]
-    gain_GN = np.stack([one.whole_gain_M[: len(used_N)] for one in replays])[:, used_N]
-    return np.bincount(leader_GN.ravel(), gain_GN.ravel(), n_ranks).astype(np.float64)
-
-
-def _ranked(candidates: list[Candidate], min_total_s: float) -> tuple[Candidate, ...]:
-    """Candidates with the largest total gain first, and without very small ones; of equals the whole before a stage.
-
-    Recurring ones stay in any case: what recurs in few steps gains little over all of them.
-    """
-    kept = [one for one in candidates if one.total_s >= min_total_s or one.suspect.pattern == "recurring"]
-    return tuple(sorted(kept, key=lambda one: (-one.total_s, one.suspect.stage is not None)))

@@ -12,16 +12,23 @@ from functools import partial
 
 import numpy as np
 
-from sftriage.frontier.accounting import Accounting, Walk, account, complete_steps, walked
-from sftriage.frontier.arrays import BoolArray, FloatArray, medians
-from sftriage.frontier.roles import roles_of
-from sftriage.frontier.whatif import JITTER_RANKS, replay, resumed
+from sftriage.frontier.accounting import (
+    Accounting,
+    BoolArray,
+    FloatArray,
+    Walk,
+    account,
+    complete_steps,
+    medians,
+    walked,
+)
+from sftriage.frontier.whatif import JITTER_RANKS, replay, resumed, roles_of
 from sftriage.model.captures import Reproduced, Trigger
 from sftriage.model.verdicts import Label, Lost, Regression, Suspect, Verdict
 from sftriage.model.windows import Window
 from sftriage.verdicts.baseline import learned
 from sftriage.verdicts.candidates import Candidate
-from sftriage.verdicts.clocks import HOST_STAGES, Timed, on_its_clock, timed
+from sftriage.verdicts.clocks import HOST_STAGES, UNDECIDED, Timed, on_its_clock, timed
 from sftriage.verdicts.evidence import Past, WindowEvidence, gather_evidence, is_named, is_single, undisturbed_steps
 from sftriage.verdicts.regression import advanced, pauses
 from sftriage.verdicts.settings import Settings
@@ -31,10 +38,14 @@ from sftriage.verdicts.system import with_system
 def roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence) -> bool:
     """Whether ranks are late because they do different work, and no cohorts are declared.
 
-    Not if the job's healthy steps are known, for those have shown that its ranks are alike. Levels are medians over the
-    steps, so that neither hiccups nor pulses count, which may lie in any stage. Of many ranks some are looked at.
+    A straggler is high in some stage and low in none, and its peers are neither. Ranks with different roles (pipeline
+    stages, a rank that also evaluates) are each high in their own work, and low in that of others. Only local stages
+    count in which ranks differ by what is worth a capture, and by half. Levels are medians over the steps, so that
+    neither hiccups nor pulses count, which may lie in any stage. Of many ranks some are compared.
+
+    Not if the job's healthy steps are known, for those have shown that its ranks are alike.
     """
-    min_s = evidence.settings.min_gain_fraction * evidence.exposed_s
+    min_s, sync = evidence.settings.min_gain_fraction * evidence.exposed_s, window.schema.sync
     if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
         return False
     times_NX: dict[str, FloatArray] = {}
@@ -44,35 +55,22 @@ def roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidence
             own_NX = some_NX if some_NX.size else column.values_NR
             own_NX = np.asarray(own_NX[:, :: -(-own_NX.shape[1] // JITTER_RANKS)], dtype=np.float64)[valid_N]
             times_NX[stage] = own_NX + times_NX.get(stage, 0.0)
-    level_X = {stage: medians(own_NX, axis=0) for stage, own_NX in times_NX.items() if stage not in window.schema.sync}
+    level_X = {stage: medians(own_NX, axis=0) for stage, own_NX in times_NX.items() if stage not in sync}
     late = evidence.candidates[0].suspect.stage if evidence.candidates else None
-    return bool(level_X) and _differ(level_X, late, min_s)
-
-
-def _differ(level_X: Mapping[str, FloatArray], late: str | None, min_s: float) -> bool:
-    """Whether ranks look like several roles: each is high in some local stage in which another is low.
-
-    A straggler is high in some stage and low in none, and its peers are neither. Ranks with different roles (pipeline
-    stages, a rank that also evaluates) are each high in their own work, and low in that of others. Only stages count in
-    which ranks differ by at least ``min_s``, and by half. A rank that is ``late`` in a stage has the machine to itself
-    while the others wait: that it is faster after it does not count, up to half of what it is late.
-
-    Args:
-        level_X: what each stage typically takes some ranks, in the order of the segment.
-        late: the stage of the likeliest suspect.
-        min_s: the least difference that counts, in seconds.
-    """
-    stages, after = list(level_X), list[str]()
     if late is not None and late in level_X:
-        after = stages[stages.index(late) + 1 :]
-        if sum(float(np.ptp(level_X[stage])) for stage in after) > 0.5 * float(np.ptp(level_X[late])):
-            after = []
-    level_SX = np.array([some_X for stage, some_X in level_X.items() if stage not in after])
-    low_S, high_S = level_SX.min(axis=1, initial=np.inf), level_SX.max(axis=1, initial=0.0)
-    tells_S = (high_S - low_S >= min_s) & (low_S <= 0.5 * high_S)
-    if tells_S.sum() < 2:
+        # The rank that is late there has the machine to itself while the others wait: that it is faster after it does
+        # not count, up to half of what it is late.
+        after = list(level_X)[list(level_X).index(late) + 1 :]
+        if sum(float(np.ptp(level_X[stage])) for stage in after) <= 0.5 * float(np.ptp(level_X[late])):
+            level_X = {stage: some_X for stage, some_X in level_X.items() if stage not in after}
+    if not level_X:
         return False
-    high_SX = (level_SX > ((low_S + high_S) / 2)[:, None])[tells_S]
+    level_SX = np.array(list(level_X.values()))
+    low_S, high_S = level_SX.min(axis=1, initial=np.inf), level_SX.max(axis=1, initial=0.0)
+    differs_S = (high_S - low_S >= min_s) & (low_S <= 0.5 * high_S)
+    if differs_S.sum() < 2:
+        return False
+    high_SX = (level_SX > ((low_S + high_S) / 2)[:, None])[differs_S]
     return bool(high_SX.any(axis=0).all() and not high_SX.all(axis=0).any())
 
 
@@ -372,16 +370,14 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     if verdict.label != "suspect" or not is_single(verdict.suspects[0]):
         return held, past
     leaders = {stage: None if rank is None else there[rank] for stage, rank in verdict.leaders.items()}
-    suspects = tuple(_renumbered(one, there) for one in verdict.suspects)
+    # (with the job's numbers)
+    suspects = tuple(
+        replace(one, rank=None if one.rank is None else there[one.rank], ranks=tuple(there[rank] for rank in one.ranks))
+        for one in verdict.suspects
+    )
     lost = None if verdict.lost is None else replace(verdict.lost, ranks=n_ranks)
     numbers = {**verdict.numbers, "coverage": held.numbers["coverage"]}
     return replace(verdict, leaders=leaders, suspects=suspects, lost=lost, numbers=numbers, regression=None), past
-
-
-def _renumbered(suspect: Suspect, ranks: Sequence[int]) -> Suspect:
-    """A suspect among some ranks of the job, with the job's numbers."""
-    rank = None if suspect.rank is None else ranks[suspect.rank]
-    return replace(suspect, rank=rank, ranks=tuple(ranks[one] for one in suspect.ranks))
 
 
 def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Past]:
@@ -399,7 +395,7 @@ def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Pas
         known = before.own_best.reported(0, window.last_step + 1)
         return with_regression(verdict, known, {}, window), replace(past, paused=())
     named = verdict.suspects[0] if verdict.label == "suspect" else None
-    verdict = replace(verdict, suspects=tuple(_placed(_by_rank(one), window.hosts) for one in verdict.suspects))
+    verdict = replace(verdict, suspects=tuple(_placed(one, window.hosts) for one in verdict.suspects))
     own_best = advanced(before.own_best, evidence.measures, settings)
     verdict = with_system(verdict, seen.window, evidence.counts, evidence.usual_queued_s)
     slower = _of_suspect(own_best.reported(window.first_step, before.own_best.next_step), verdict, settings)
@@ -418,7 +414,7 @@ def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Pas
     verdict = replace(verdict, lost=_lost(verdict, evidence, named, past.counted_step))
     counted_step = past.counted_step if verdict.lost is None else window.last_step
     after = replace(past, device=after) if on_device else after
-    paused = pauses(evidence.measures, settings, before.own_best.next_step)
+    paused = pauses(evidence.measures, settings, before.own_best.next_step, window.attempt)
     return verdict, replace(after, counted_step=counted_step, paused=paused)
 
 
@@ -453,15 +449,13 @@ def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, cou
     return Lost(first, step_s, len(evidence.roles.role_R), None if verdict.label == "suspect" else named)
 
 
-def _by_rank(suspect: Suspect) -> Suspect:
-    """A suspect of a cohort of one rank (a pipeline without replicas) as that rank."""
-    if suspect.scope != "cohort" or len(suspect.ranks) > 1:
-        return suspect
-    return replace(suspect, scope="rank", rank=suspect.ranks[0], cohort=None)
-
-
 def _placed(suspect: Suspect, hosts: Sequence[str] | None) -> Suspect:
-    """A rank with the host it is on, where the job has several; one that is alone there stands for that host."""
+    """A rank with the host it is on, where the job has several; one that is alone there stands for that host.
+
+    A cohort of one rank (a pipeline without replicas) is that rank.
+    """
+    if suspect.scope == "cohort" and len(suspect.ranks) == 1:
+        suspect = replace(suspect, scope="rank", rank=suspect.ranks[0], cohort=None)
     if suspect.rank is None or hosts is None or len(set(hosts)) < 2:
         return suspect
     host = hosts[suspect.rank] or None
@@ -482,10 +476,6 @@ def _of_suspect(slower: Regression | None, verdict: Verdict, settings: Settings)
 
 MAX_EARLIER_STEPS = 4096
 """How far back a rank that is named by its own notes is charged with what it marked."""
-
-
-UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles", "no_sync"})
-"""Reasons for which a window tells nothing, not even of the job's own speed."""
 
 
 def with_regression(

@@ -22,8 +22,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier.accounting import Walk, advances_by_step
-from sftriage.frontier.arrays import BoolArray, FloatArray, medians
+from sftriage.frontier.accounting import BoolArray, FloatArray, Walk, advances_by_step, medians
 from sftriage.frontier.whatif import MAD_TO_SIGMA, Profile
 from sftriage.model.events import JobPaused, PauseReason
 from sftriage.model.verdicts import Regression
@@ -513,21 +512,6 @@ PAUSE_STEPS, LEAST_PAUSE_S = 10.0, 1.0
 """A pause is a step that takes as many times the typical one's length, and this much longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """A pause in some steps: what they took over the typical step, the stage with most of that, and what it was."""
-
-    first_step: int
-    last_step: int
-    lasted_s: float
-    stage: str
-    reason: PauseReason
-
-    def event(self, time_s: float, attempt: int) -> JobPaused:
-        """The pause as it goes on record."""
-        return JobPaused(time_s, attempt, self.first_step, self.last_step, self.lasted_s, self.stage, self.reason)
-
-
 def paused_steps(measures: StepMeasures, settings: Settings) -> BoolArray:
     """The steps of a window in which the job paused: most of what they take longer is what all ranks have in common.
 
@@ -544,8 +528,8 @@ def paused_steps(measures: StepMeasures, settings: Settings) -> BoolArray:
     return np.asarray(paused_N & (over_NQ[:, COMMON] >= settings.most_fraction * over_NQ[:, STEP]))
 
 
-def pauses(measures: StepMeasures, settings: Settings, new_from: int) -> tuple[Pause, ...]:
-    """The pauses in a window's steps from ``new_from`` on. Of steps on end, those in one window are one."""
+def pauses(measures: StepMeasures, settings: Settings, new_from: int, attempt: int) -> tuple[JobPaused, ...]:
+    """The pauses in a window's steps from ``new_from`` on, without a time. Of steps on end, those here are one."""
     paused_N, found, stages = paused_steps(measures, settings), [], measures.stages
     usual_Q = medians(measures.times_NQ[measures.counts_N], axis=0) if paused_N.any() else np.zeros(0)
     ends = np.flatnonzero(np.diff(np.concatenate(([False], paused_N, [False])).astype(np.int8))).reshape(-1, 2)
@@ -556,6 +540,6 @@ def pauses(measures: StepMeasures, settings: Settings, new_from: int) -> tuple[P
         local_S, sync_S = over_Q[STAGES : STAGES + len(stages)], over_Q[STAGES + len(stages) : QUEUED]
         s = int(np.argmax(local_S + sync_S))
         reason: PauseReason = "in_sync" if sync_S[s] >= local_S[s] else "in_own_work"
-        first = measures.first_step + begin
-        found.append(Pause(first, measures.first_step + end - 1, float(over_Q[STEP]), stages[s], reason))
+        first, last = measures.first_step + begin, measures.first_step + end - 1
+        found.append(JobPaused(0.0, attempt, first, last, float(over_Q[STEP]), stages[s], reason))
     return tuple(found)

@@ -28,10 +28,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
-from sftriage.frontier.roles import Roles
+from sftriage.frontier.accounting import BoolArray, FloatArray, RankArray
 from sftriage.frontier.units import UnitName
-from sftriage.frontier.whatif import SegmentReplay
+from sftriage.frontier.whatif import Roles, SegmentReplay
 from sftriage.verdicts.settings import Settings
 
 HISTORY_STEPS = 512

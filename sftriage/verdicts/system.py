@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sftriage.frontier.accounting import complete_steps, segments
-from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, known_medians
-from sftriage.frontier.roles import LEAST_SAMPLE_RANKS, roles_of, sampled
+from sftriage.frontier.accounting import BoolArray, FloatArray, RankArray, complete_steps, known_medians, segments
 from sftriage.frontier.units import Unit
+from sftriage.frontier.whatif import LEAST_SAMPLE_RANKS, roles_of, sampled
 from sftriage.model.counters import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, accounting
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import Window

@@ -72,9 +72,9 @@ class StepRows:
             self._kind_CR2 = grown(self._kind_CR2, 0, 0)
         self.n_rows = capacity_steps
 
-    def put(self, steps: StepArrays) -> None:
-        """Take steps; what a rank left half-way says what sort of step it was, and no times."""
-        row_B = steps.step_B % self.n_rows
+    def put(self, steps: StepArrays, step_B: IntArray | None = None) -> None:
+        """Take steps, numbered ``step_B`` where that is not None; those left half-way have a kind and no times."""
+        row_B = (steps.step_B if step_B is None else step_B) % self.n_rows
         self._capturing_C[row_B[steps.capturing_B]] = True
         self._put_kinds(steps, row_B)
         complete_B = steps.complete_B

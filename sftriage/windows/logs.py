@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,11 +22,10 @@ from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT
 from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, slot_bytes, together
-from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.gather import Gatherer, Shape, StepRows
 from sftriage.windows.steplog import BLOCK_STEPS, MAGICS, PERIOD_STEPS, LogFiles, find_logs, stay
 from sftriage.words.keeping import thinning
 
-NS = 1e-9
 Run = tuple[int, int]
 """Steps one after the other: the first, and how many."""
 
@@ -140,16 +139,17 @@ class _Slots(OpenFile):
         if keep_B.all() and right_X.all():
             return places_B, steps
         places, found = [places_B[keep_B]], [steps[keep_B]]
+
+        def step_at(index: int) -> int:
+            return int(next(iter(self.read([(index, 1)])[0].step_B), MAX_COUNT))
+
         for first, count, base in zip(starts_X[~right_X], lengths_X[~right_X], bases_X[~right_X], strict=True):
-            at = bisect_left(range(n_slots), first, key=self._step_at)
+            at = bisect_left(range(n_slots), first, key=step_at)
             steps, whole_B = self.read([(at, int(count))])
             steps = steps[whole_B & steps.complete_B & (steps.step_B >= first) & (steps.step_B < first + count)]
             places.append(base + steps.step_B - first)
             found.append(steps)
         return np.concatenate(places), together(found)
-
-    def _step_at(self, index: int) -> int:
-        return int(next(iter(self.read([(index, 1)])[0].step_B), MAX_COUNT))
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ class StepFile:
         runs_X2 = np.array(runs, dtype=np.int64).reshape(-1, 2)
         bases_X = np.cumsum(runs_X2[:, 1]) - runs_X2[:, 1]
         places, found = [np.zeros(0, dtype=np.int64)], [decode([(self.info.rank, b"")], self.info.schema)]
-        firsts = [(path, first) for path in self.files.segments if (first := self._first_step(path)) is not None]
+        firsts = [(path, first) for path in self.files.segments if (first := self.first_step(path)) is not None]
         for (path, first), end in zip(firsts, [*(first for _, first in firsts[1:]), MAX_COUNT], strict=False):
             # What of each run lies in this segment.
             starts_X = np.maximum(runs_X2[:, 0], first)
@@ -188,14 +188,10 @@ class StepFile:
         """The step from which on none has been removed; None where none has been at all."""
         if self.files.all_there:
             return None
-        firsts = map(self._first_step, self.files.segments[self.files.n_thinned :])
+        firsts = map(self.first_step, self.files.segments[self.files.n_thinned :])
         return next((first for first in firsts if first is not None), None)
 
-    def removed_before(self) -> int:
-        """The step before which none is there any more; 0 where some of the first ones are."""
-        return (self._first_step(self.files.segments[0]) or 0) if self.files.oldest_seq else 0
-
-    def _first_step(self, path: Path) -> int | None:
+    def first_step(self, path: Path) -> int | None:
         """The number of the first step in a segment; None where it has none, or has gone."""
         if path not in self._first_steps:
             with contextlib.suppress(RingError), _Slots(path, self.info) as slots:
@@ -229,7 +225,9 @@ def thinning_of(logs: Iterable[StepFile]) -> Thinning | None:
     """What is no longer there of the steps of an attempt's ranks; None where all are."""
     thinned = [one for one in logs if not one.files.all_there]
     wholes = [step for one in thinned if (step := one.whole_from_step()) is not None]
-    return Thinning(max(wholes), max(one.removed_before() for one in thinned)) if wholes else None
+    # (0 where some of the first ones are there)
+    firsts = [(one.first_step(one.files.segments[0]) or 0) if one.files.oldest_seq else 0 for one in thinned]
+    return Thinning(max(wholes), max(firsts)) if wholes else None
 
 
 @dataclass(slots=True)
@@ -284,50 +282,27 @@ class StepLogs:
         return known
 
 
-def windows(
-    ranks: Mapping[int, StepFile], runs: Sequence[Run], take: Callable[[Window], None], max_vectors: int
-) -> None:
-    """Hand out runs of steps of the ranks as windows, in order; few at a time, so that memory stays bounded.
+def windows(ranks: Mapping[int, StepFile], runs: Sequence[Run], max_vectors: int) -> Iterator[Window]:
+    """Runs of steps of the ranks as windows, in order; few at a time, so that memory stays bounded.
 
     A step that a rank does not have is NaN.
     """
     logs = list(ranks.values())
+    schema, cohorts = logs[0].info.schema, tuple(log.info.cohort for log in logs)
     longest = max((n_steps for _, n_steps in runs), default=1)
-    at_a_time = max(1, max_vectors // (longest * max(1, len(logs))))
+    at_a_time = max(1, max_vectors // (longest * len(logs)))
     for start in range(0, len(runs), at_a_time):
         some = runs[start : start + at_a_time]
-        whole = _end_to_end(logs, some)
+        # Laid end to end, as if they were one.
+        rows = StepRows(schema, len(logs), sum(n_steps for _, n_steps in some))
+        for r, log in enumerate(logs):
+            places_B, steps = log.steps(some)
+            rows.put(replace(steps, rank_B=np.full(len(steps), r)), places_B)
         base = 0
         for first, n_steps in some:
-            run = whole.steps(base, base + n_steps - 1)
-            known = run.ready_NR is not None and np.isfinite(run.ready_NR).any()
-            take(replace(run, first_step=first, ready_NR=run.ready_NR if known else None))
+            found = rows.window(base, n_steps)
+            yield Window(schema, first, cohorts=cohorts if any(cohorts) else None, **found)
             base += n_steps
-
-
-def _end_to_end(logs: Sequence[StepFile], runs: Sequence[Run]) -> Window:
-    """Runs of steps laid end to end, as if they were one, numbered from 0."""
-    schema = logs[0].info.schema
-    shape = sum(n_steps for _, n_steps in runs), len(logs)
-    n_stages = len(schema.stages)
-    times_NRV = np.full((*shape, n_stages + len(schema.sync)), np.nan)
-    between_NR, ready_NR = np.full(shape, np.nan), np.full(shape, np.nan)
-    for r, log in enumerate(logs):
-        places_B, steps = log.steps(runs)
-        times_NRV[places_B, r] = steps.times_ns_BV * NS
-        between_NR[places_B, r] = steps.between_ns_B * NS
-        ready_NR[places_B, r] = steps.ready_ns_B * NS
-    ready_NR[ready_NR < 0.0] = np.nan
-    cohorts = tuple(log.info.cohort for log in logs)
-    return Window(
-        schema=schema,
-        first_step=0,
-        durations_NRS=times_NRV[:, :, :n_stages],
-        outside_NRG=times_NRV[:, :, n_stages:] if schema.sync else None,
-        between_NR=between_NR,
-        ready_NR=ready_NR,
-        cohorts=cohorts if any(cohorts) else None,
-    )
 
 
 def kept_steps(logs: StepLogs, attempt: int, first_step: int, last_step: int) -> Window | None:

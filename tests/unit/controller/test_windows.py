@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sftriage.agent.reading import RankRings
 from sftriage.controller.windows import WindowAssembly, peers_of
-from sftriage.frontier.arrays import known_medians
+from sftriage.frontier.accounting import known_medians
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import StageSchema, Window
 from sftriage.recorder import Monitor

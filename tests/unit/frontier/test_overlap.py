@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.frontier.roles import SAMPLE_RANKS, roles_of
-from sftriage.frontier.whatif import resumed
+from sftriage.frontier.whatif import SAMPLE_RANKS, resumed, roles_of
 from sftriage.verdicts import Settings, judge
 from tests.scenario import Fault, Job, from_step
 

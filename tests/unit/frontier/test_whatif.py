@@ -6,10 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sftriage.frontier.accounting import segments, walk
-from sftriage.frontier.arrays import medians
-from sftriage.frontier.roles import SAMPLE_RANKS, roles_of
-from sftriage.frontier.whatif import jitter_s, median_without, replay
+from sftriage.frontier.accounting import medians, segments, walk
+from sftriage.frontier.whatif import SAMPLE_RANKS, jitter_s, median_without, replay, roles_of
 from tests.scenario import Fault, Job
 
 from .strategies import ORDINARY, windows

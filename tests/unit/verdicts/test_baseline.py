@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sftriage.frontier.accounting import walked
-from sftriage.frontier.roles import roles_of
-from sftriage.frontier.whatif import Typical, profile, replay
+from sftriage.frontier.whatif import Typical, profile, replay, roles_of
 from sftriage.verdicts import Settings, judge
 from sftriage.verdicts.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, OwnTimes, Samples
 from tests.scenario import Fault, Job, every

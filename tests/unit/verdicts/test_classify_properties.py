@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.frontier.accounting import complete_steps, segments, walk
-from sftriage.frontier.roles import roles_of
-from sftriage.frontier.whatif import profile, replay
+from sftriage.frontier.whatif import profile, replay, roles_of
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.baseline import Baseline, Samples
 from sftriage.words.verdicts import explain

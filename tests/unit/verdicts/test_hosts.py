@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.frontier.accounting import segments, walk
-from sftriage.frontier.roles import SAMPLE_RANKS, grouped, roles_of
 from sftriage.frontier.units import host_units, last_elsewhere, places_of
-from sftriage.frontier.whatif import replay
+from sftriage.frontier.whatif import SAMPLE_RANKS, grouped, replay, roles_of
 from sftriage.verdicts import Settings
 from sftriage.verdicts.sequential import arrivals_of_hosts
 from tests.scenario import Fault, Job

@@ -479,7 +479,7 @@ def test_a_profiler_that_holds_all_ranks_up_is_no_pause():
 
 def test_it_is_said_in_a_line():
     verdicts, (pause,) = watched(Fault("backward", None, 55.2, at(240)))
-    sentence = pause_sentence(pause.event(0.0, 0))
+    sentence = pause_sentence(pause)
     assert sentence == "The job paused for 55.2 s in step 240 (all ranks, in backward)."
     assert "(10" in verdict_sentence(verdicts[-1])
 

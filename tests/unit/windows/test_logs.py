@@ -119,11 +119,10 @@ def test_windows_hold_what_was_recorded_and_nan_where_nothing_was(tmp_path, logs
     logs.look()
     # WHEN two runs are asked for, however few vectors are held at once
     for together in (1, 4, 1000):
-        seen = []
-        windows(logs.of(0), [(3, 3), (8, 1)], seen.append, together)
+        found = list(windows(logs.of(0), [(3, 3), (8, 1)], together))
         # THEN they come in order, in seconds, and what is missing is not made up
-        assert [(one.first_step, one.durations_NRS.shape[:2]) for one in seen] == [(3, (3, 2)), (8, (1, 2))]
-        data_NR = seen[0].durations_NRS[:, :, 0]
+        assert [(one.first_step, one.durations_NRS.shape[:2]) for one in found] == [(3, (3, 2)), (8, (1, 2))]
+        data_NR = found[0].durations_NRS[:, :, 0]
         np.testing.assert_allclose(data_NR, [[0.013, 0.013], [0.014, np.nan], [0.015, 0.015]])
 
 
