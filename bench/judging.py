@@ -28,8 +28,7 @@ from sftriage.controller.replay import replay
 from sftriage.model.counters import MOST_FRACTION
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import Window
-from sftriage.policy.loading import find, load
-from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.loading import PolicySet, find, load
 from sftriage.verdicts import Settings
 
 Name = tuple[str, tuple[int, ...]]

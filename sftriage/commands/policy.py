@@ -19,9 +19,7 @@ from sftriage.controller.replay import ReplayedDecision, replay
 from sftriage.errors import InputError, UsageError
 from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
-from sftriage.policy.document import PolicyError, Problem
-from sftriage.policy.loading import LoadedPolicy, find, load, shipped
-from sftriage.policy.policy_set import PolicySet, load_set
+from sftriage.policy.loading import LoadedPolicy, PolicyError, PolicySet, Problem, find, load, load_set, shipped
 from sftriage.policy.schema import TriagePolicy
 from sftriage.reports.replay import ReplayReport
 from sftriage.runs.directory import RunDirectory, read_info

@@ -36,13 +36,17 @@ from sftriage.model.events import (
 )
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import JobStatus, Window
-from sftriage.policy.choosing import Situation
 from sftriage.policy.engine import decide
-from sftriage.policy.explanations import labelled, trigger
 from sftriage.policy.limits import budget_s
-from sftriage.policy.loading import LoadedPolicy
-from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.requests import decide_follow_up, decide_manual_request, trigger_of_request
+from sftriage.policy.loading import LoadedPolicy, PolicySet
+from sftriage.policy.requests import (
+    Situation,
+    decide_follow_up,
+    decide_manual_request,
+    labelled,
+    trigger,
+    trigger_of_request,
+)
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished, left_open
 from sftriage.stalls.verdict import StallSettings, Watch, look, on_clock, still_ranks

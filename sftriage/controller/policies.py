@@ -18,9 +18,7 @@ import msgspec
 
 from sftriage.errors import InputError, UsageError
 from sftriage.model.events import NamedPolicy, PolicyChanged
-from sftriage.policy.document import PolicyError, Problem
-from sftriage.policy.loading import read
-from sftriage.policy.policy_set import PolicySet, load_set
+from sftriage.policy.loading import PolicyError, PolicySet, Problem, load_set, read
 from sftriage.traces.disk import Do, at_once
 
 SETTLED_S = 2.0

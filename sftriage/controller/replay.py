@@ -21,8 +21,8 @@ from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import Window
 from sftriage.policy.engine import decide
+from sftriage.policy.loading import PolicySet
 from sftriage.policy.losses import Losses
-from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import State, finished
 from sftriage.verdicts import Past, Settings, judge
 

@@ -18,7 +18,7 @@ from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL, JobRef, System
 from sftriage.kube.objects import API_VERSION, GROUP, CaptureTrigger, Requester, TraceCaptureSpec, capture_of
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Trigger
 from sftriage.model.verdicts import NAMING
-from sftriage.policy.contradictions import in_capture
+from sftriage.policy.fields import in_capture
 from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.source import View
 from sftriage.traces.manifest import CONTROL, Manifest

@@ -14,9 +14,8 @@ from sftriage.kube.fields import Count, Line, Number, ObjectModel, ObservedStatu
 from sftriage.model.captures import CaptureState, Cause, Outcome, ProfilerChoice, ReasonCode
 from sftriage.model.events import RemedyState
 from sftriage.model.verdicts import Label
-from sftriage.policy.contradictions import in_capture
-from sftriage.policy.document import path_text
-from sftriage.policy.fields import Name, PolicyModel, Rank, Stage
+from sftriage.policy.fields import Name, PolicyModel, Rank, Stage, in_capture
+from sftriage.policy.loading import path_text
 from sftriage.policy.schema import ProfilerRun
 from sftriage.runs.outlook import Face
 from sftriage.traces.manifest import FileName, Sha256

@@ -11,9 +11,7 @@ import yaml
 
 from sftriage.kube.fields import Now, dated, status_of
 from sftriage.kube.objects import TriagePolicyStatus
-from sftriage.policy.document import MAX_SHOWN, PolicyError, Problem
-from sftriage.policy.loading import LoadedPolicy, parse
-from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.loading import MAX_SHOWN, LoadedPolicy, PolicyError, PolicySet, Problem, parse
 from sftriage.words.kube import POLICIES
 
 Body: TypeAlias = Mapping[str, Any]

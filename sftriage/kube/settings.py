@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from sftriage.errors import InputError
 from sftriage.kube.fields import ObjectModel
-from sftriage.policy.document import path_text
+from sftriage.policy.loading import path_text
 
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$")]
 

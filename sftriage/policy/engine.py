@@ -2,26 +2,33 @@
 
 Nothing is captured without an unambiguous suspect, and no limit is passed on the way. A decision not to
 capture is a decision like any other, with its reason and its numbers.
+
+How long a suspect has lasted is what a rule's ``for`` and ``detection.contended_after`` compare with. A suspect is the
+same over windows that follow on one another and name the same scope, ranks and stage, or no stage, in the same attempt
+of the job. It counts from its first step in the window that named it first (its onset, or that window's first step
+where it was there already) to the last step of this one. Windows overlap, and a step counts once; a window that a
+capture disturbed says nothing of a suspect, and neither breaks nor counts. The time is what these steps took, by their
+windows' mean: a clock would count pauses of the job, and nothing where windows come late and at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from sftriage.model.captures import CaptureRequest, Decision, Outcome
+from sftriage.model.captures import CaptureRequest, Decision, Outcome, Parameter
+from sftriage.model.counters import MOST_FRACTION
 from sftriage.model.verdicts import Suspect, Verdict
-from sftriage.policy import explanations, lasting, limits
-from sftriage.policy.choosing import Means, Situation, choose, options_of
-from sftriage.policy.explanations import Parameters, Why
-from sftriage.policy.lasting import regression_rules, regressions_due
-from sftriage.policy.limits import Chosen
+from sftriage.policy import limits
+from sftriage.policy.limits import Chosen, Parameters, Why, by_system, gain_in_numbers, missed, named
+from sftriage.policy.loading import PolicySet
 from sftriage.policy.losses import Losses, Target, key_of_ranks, suspect_key
-from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.quantities import CONTENTION, Lasting
+from sftriage.policy.requests import Means, Situation, choose, options_of
 from sftriage.policy.schema import Capture, Rule
-from sftriage.policy.state import Reproduction, State, key_of, opened, remembered, started
+from sftriage.policy.state import Lasted, Reproduction, State, Streak, key_of, opened, remembered, started
 
 _MAX_ID_LENGTH = 100
 
@@ -31,7 +38,10 @@ STALL = "stalled"
 NOTHING_LOST = Losses()
 
 HEALTHY_GAIN_FRACTION = 0.1
-"""Of the first suspect's gain: whose gain is less is taken for healthy beside it."""
+"""Of the first suspect's gain: a suspect with less counts as healthy beside it."""
+
+_END = "{} (end)"
+"""Notifications of a regression's end are remembered under this name; no rule can have it."""
 
 
 def decide(
@@ -46,14 +56,14 @@ def decide(
 ) -> tuple[Decision, State]:
     """What to do about one window, and the state to pass to the next call.
 
-    Rules are tried in order: the first that matches for as long as it asks for, and that nothing keeps from capturing,
+    Rules are tried in order: the first that matches for as long as its ``for``, and that nothing keeps from capturing,
     decides. Where none may, the first that something kept from it is put on record; where only rules without a capture
     match, the first of them.
 
     ``now_s`` is of the Unix epoch, ``peers`` are ranks to compare a suspect with, the most typical of its cohort first,
     ``losses`` what stragglers have cost since the run began, with this window.
     """
-    due, state = regressions_due(policies.rules, verdict, opened(state, now_s), now_s)
+    due, state = _regressions_due(policies.rules, verdict, opened(state, now_s), now_s)
     suspect = verdict.suspects[0] if verdict.suspects else None
     found = losses.of(suspect) if suspect is not None else None
     cost_hours = 0.0 if found is None else found.rank_hours
@@ -62,8 +72,8 @@ def decide(
         return case.of_stall()
     if verdict.label != "suspect" or suspect is None or not suspect.ranks:
         # A capture hides what goes on: whoever was suspected before it may be so again after it.
-        kept = state if verdict.reasons == ("self_inflicted",) else lasting.broken(state)
-        return case.without_suspect(), kept
+        hidden = state.streak is None or verdict.reasons == ("self_inflicted",)
+        return case.without_suspect(), state if hidden else replace(state, streak=None)
     return case.of_suspect(suspect)
 
 
@@ -84,22 +94,10 @@ def _shows(rule: Rule, suspect: Suspect) -> bool:
     return suspect.by_system is None and rule.reached(suspect.share * left, suspect.gain_s * left)
 
 
-def _counted(verdict: Verdict) -> Why | None:
-    """What the system did to the first candidate of a window that is held, if that is why it is late.
-
-    That somebody stops a process, or its cgroup keeps it from running, was counted, whether the rank can be named or
-    not. Who waits for a CPU now and then is anybody on a busy host.
-    """
-    first = verdict.suspects[0] if verdict.suspects else None
-    if first is None or first.system is None or "self_inflicted" in verdict.reasons:
-        return None
-    return explanations.by_system(first)
-
-
-def _waited_for(rule: Rule, verdict: Verdict) -> tuple[int, ...] | None:
+def _stalled_ranks(rule: Rule, verdict: Verdict) -> tuple[int, ...] | None:
     """The ranks of a stall's suspects that a rule is about; None if it is not about this stall at all.
 
-    Where nobody is named, a rule that asks for a scope, a stage or a gain is about something else.
+    A stall without suspects is not what a rule with a scope, a stage or a gain is about.
     """
     if verdict.suspects:
         found = [
@@ -108,8 +106,7 @@ def _waited_for(rule: Rule, verdict: Verdict) -> tuple[int, ...] | None:
             if not any(rule.misses(verdict.label, one)) and rule.reached(one.share, one.gain_s)
         ]
         return tuple(rank for suspect in found for rank in suspect.ranks) if found else None
-    asks = rule.match.scope or rule.match.stage or not rule.reached(0.0, 0.0)
-    return None if asks else ()
+    return None if rule.match.scope or rule.match.stage or not rule.reached(0.0, 0.0) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +122,35 @@ class _Case:
     nsys: bool = False
     cost_hours: float = 0.0
 
-    def told(self, matching: Sequence[Rule], state: State, suspect: str) -> _Case:
-        telling = [rule for rule in matching if rule.notify and lasting.reached(rule, self.policies.lasting, state)]
-        due = {key_of(rule.name, suspect): rule.name for rule in telling if self._is_due(rule, suspect, state)}
+    def notified(self, matching: Sequence[Rule], state: State, suspect: str) -> _Case:
+        due = {
+            key_of(rule.name, suspect): rule.name
+            for rule in matching
+            if rule.notify
+            and _has_lasted(rule, self.policies.lasting, state)
+            and self.now_s >= state.notified_s.get(key_of(rule.name, suspect), -math.inf) + rule.cooldown_s
+        }
         if due:
-            told = dict.fromkeys(due, self.now_s)
-            state = replace(state, notified_s=remembered(state.notified_s, told, lambda at_s: at_s))
+            notified_s = remembered(state.notified_s, dict.fromkeys(due, self.now_s), lambda at_s: at_s)
+            state = replace(state, notified_s=notified_s)
         return replace(self, state=state, due=(*self.due, *due.values()))
 
-    def _is_due(self, rule: Rule, suspect: str, state: State) -> bool:
-        return self.now_s >= state.notified_s.get(key_of(rule.name, suspect), -math.inf) + rule.cooldown_s
-
     def without_suspect(self) -> Decision:
-        if self.verdict.label == "healthy":
+        verdict = self.verdict
+        if verdict.label == "healthy":
             return self.decision("ignore", Why("healthy"))
-        if self.verdict.label == "needs_evidence":
-            # Rules on the job against itself only observe: the first that matches is put on record.
-            rule = next(iter(regression_rules(self.policies.rules, self.verdict)), None)
-            split: Parameters = {"split": True} if self.verdict.numbers.get("split") else {}
-            why = _counted(self.verdict) or Why("undecided", {"reasons": self.verdict.reasons, **split})
-            return self.decision("hold", why, rule=rule)
-        return self.decision("hold", Why("no_rank_named"))
+        if verdict.label != "needs_evidence":
+            return self.decision("hold", Why("no_rank_named"))
+        # Rules on the job against itself only observe: the first that matches is put on record.
+        rule = next(iter(_regression_rules(self.policies.rules, verdict)), None)
+        split: Parameters = {"split": True} if verdict.numbers.get("split") else {}
+        why = Why("undecided", {"reasons": verdict.reasons, **split})
+        # What stopped a process, or its cgroup, was counted, whether the rank can be named or not. (Any rank on a busy
+        # host waits for a CPU now and then.)
+        first = verdict.suspects[0] if verdict.suspects else None
+        if first is not None and first.system is not None and "self_inflicted" not in verdict.reasons:
+            why = by_system(first)
+        return self.decision("hold", why, rule=rule)
 
     def of_suspect(self, suspect: Suspect) -> tuple[Decision, State]:
         about, nearest = self.policies.about(self.verdict.label, suspect)
@@ -153,79 +158,85 @@ class _Case:
         reached = [rule for rule in about if share >= rule.min_share and gain_s >= rule.min_gain_s]
         matching = [rule for rule in reached if self.cost_hours >= rule.min_cost_hours]
         target = Target(suspect_key(suspect, self.state.suspects), gain_s, self.verdict.attempt)
-        state = lasting.continued(self.state, self.verdict, suspect, target.suspect, matching, self.policies.lasting)
-        passing = lasting.contended(suspect, self.policies.lasting, state)
-        # Who is told of what is captured is told when it is.
-        telling = [rule for rule in matching if rule.capture is None or passing is None]
-        case = self.told(telling, state, target.suspect)
+        state = _continued(self.state, self.verdict, suspect, target.suspect, matching, self.policies.lasting)
+        passing = _passing(suspect, self.policies.lasting, state)
+        # Notifications of what is captured are due when it is.
+        notifying = [rule for rule in matching if rule.capture is None or passing is None]
+        case = self.notified(notifying, state, target.suspect)
         if suspect.pattern == "one-off":
             # A trace of the steps after it would show healthy ones.
             return case.decision("hold", Why("one_off")), case.state
         capturing = [rule for rule in matching if rule.capture is not None]
         showing = [rule for rule in capturing if _shows(rule, suspect)]
         if capturing and not showing:
-            return case.decision("hold", explanations.by_system(suspect)), case.state
+            return case.decision("hold", by_system(suspect)), case.state
         if showing and passing is not None:
             return case.decision("hold", passing, rule=showing[0]), case.state
         if len(showing) < len(capturing):
             matching = showing
         if not matching:
             nearest = next(iter(reached), nearest)
-            missed = explanations.missed(nearest, self.verdict, suspect, self.cost_hours)
-            return case.decision("ignore", missed), case.state
-        return case.decided(matching, lambda _: (suspect.ranks, target), explanations.saved(suspect))
+            return case.decision("ignore", missed(nearest, self.verdict, suspect, self.cost_hours)), case.state
+        saved = {"gain_s": gain_s, "share": share, "persistence": suspect.persistence}
+        return case.decided(matching, lambda _: (suspect.ranks, target), {**named(suspect), **saved})
 
     def of_stall(self) -> tuple[Decision, State]:
         """What to do about a stall. It is no window: it neither continues nor breaks what windows show."""
+        verdict = self.verdict
         on_stalls = [rule for rule in self.policies.rules if rule.match.label == "stalled"]
-        stalled = {rule.name: ranks for rule in on_stalls if (ranks := _waited_for(rule, self.verdict)) is not None}
+        stalled = {rule.name: ranks for rule in on_stalls if (ranks := _stalled_ranks(rule, verdict)) is not None}
         matching = [rule for rule in on_stalls if rule.name in stalled]
-        # A stall is the whole job's, whoever is missing by now: it is told of once.
-        case = self.told(matching, self.state, STALL)
-        # Where nobody is named there is nobody to capture.
+        # A stall is the whole job's, whichever ranks are missing by now: it is notified once.
+        case = self.notified(matching, self.state, STALL)
+        # Without suspects there is no rank to capture.
         able = [rule for rule in matching if rule.capture is None or stalled[rule.name]]
-        found = explanations.standstill(self.verdict)
+        found: dict[str, Parameter] = {"reasons": verdict.reasons}
+        if verdict.suspects:
+            more = sum(len(suspect.ranks) for suspect in verdict.suspects[1:])
+            found |= {**named(verdict.suspects[0]), **({"more_ranks": more} if more else {})}
         if not able:
             return case.decision("hold", Why("standstill", found)), case.state
 
-        def whom(rule: Rule) -> tuple[tuple[int, ...], Target]:
+        def target_of(rule: Rule) -> tuple[tuple[int, ...], Target]:
             ranks = stalled[rule.name]
-            return ranks, Target(key_of_ranks(STALL, ranks, None), math.inf, self.verdict.attempt)
+            return ranks, Target(key_of_ranks(STALL, ranks, None), math.inf, verdict.attempt)
 
-        return case.decided(able, whom, found, found)
+        return case.decided(able, target_of, found, found)
 
     def decided(
         self,
         matching: Sequence[Rule],
-        whom: Callable[[Rule], tuple[tuple[int, ...], Target]],
+        target_of: Callable[[Rule], tuple[tuple[int, ...], Target]],
         found: Parameters,
         observed: Parameters = MappingProxyType({}),
     ) -> tuple[Decision, State]:
         wanted = self.policies.lasting
-        ready = [rule for rule in matching if lasting.reached(rule, wanted, self.state)]
+        ready = [rule for rule in matching if _has_lasted(rule, wanted, self.state)]
         capturing = [rule for rule in ready if rule.capture is not None]
         if capturing:
-            return self._captured(capturing, whom, found)
+            return self._captured(capturing, target_of, found)
         waiting = next((rule for rule in matching if rule.capture is not None), None)
         if waiting is None and ready:
             why = Why("observe_only", {"rule": ready[0].name, **observed})
             return self.decision("ignore", why, rule=ready[0]), self.state
         first = waiting or matching[0]
-        so_far: Parameters = {"rule": first.name, **lasting.progress(first, wanted, self.state)}
+        so_far: Parameters = {"rule": first.name, **_progress(first, wanted, self.state)}
         outcome: Outcome = "ignore" if waiting is None else "hold"
         return self.decision(outcome, Why("pending", so_far), rule=first), self.state
 
     def _captured(
-        self, capturing: Sequence[Rule], whom: Callable[[Rule], tuple[tuple[int, ...], Target]], found: Parameters
+        self,
+        capturing: Sequence[Rule],
+        target_of: Callable[[Rule], tuple[tuple[int, ...], Target]],
+        found: Parameters,
     ) -> tuple[Decision, State]:
         """The first of the rules that nothing keeps from capturing does it; or why none may."""
         refusal = limits.of_the_run(self.policies, self.state, self.now_s)
         if refusal is not None:
             # Where its trace is there already, no other limit is worth raising.
-            targets = ((rule, whom(rule)[1]) for rule in capturing)
             known = (
                 limits.already_captured(rule, target, self.state, self.now_s)
-                for rule, target in targets
+                for rule, target in ((rule, target_of(rule)[1]) for rule in capturing)
                 if limits.left_open(target, self.state, self.now_s) is None
             )
             refusal = next(filter(None, known), refusal)
@@ -234,14 +245,14 @@ class _Case:
         tried: dict[object, tuple[Chosen, Why | None]] = {}
         before: tuple[int, ...] | None = None
         for rule in capturing:
-            (ranks, target), capture = whom(rule), rule.capture
-            assert capture is not None, "only rules with a capture are asked"
+            (ranks, target), capture = target_of(rule), rule.capture
+            assert capture is not None, "only rules with a capture come here"
             means, follows = self._means(capture, target)
             waits = limits.of_the_suspect(rule, target, fired_s, self.state, self.now_s, following=follows is not None)
             if waits is not None:
                 refusal = refusal or waits
                 continue
-            # There may be a thousand rules: those that want the same of the same ranks are told the same.
+            # There may be a thousand rules: those that want the same of the same ranks get the same answer.
             if ranks is not before:
                 before = ranks
                 tried.clear()
@@ -251,9 +262,16 @@ class _Case:
             if refused is None:
                 requests = self._requests(rule, capture, chosen, means)
                 beside = {"controls": chosen.controls} if chosen.controls or capture.control_ranks > 0 else {}
-                why = explanations.captured(rule, {**found, **beside}, means, follows)
+                by: Parameters = {"profiler": means.profiler, "chosen": means.chosen} if means.chosen else {}
+                first, opened_by = "", {}
+                if follows is not None:
+                    first = follows.capture_id
+                    opened_by = {"follows": first, "left_open": follows.left_open}
+                why = Why(
+                    "follow_up" if follows is not None else "rule_matched",
+                    {"rule": rule.name, **opened_by, **found, **beside, **by},
+                )
                 decision = self.decision("capture", why, rule=rule, requests=requests)
-                first = "" if follows is None else follows.capture_id
                 return decision, started(self.state, rule.name, requests, self.now_s, target, first)
             refusal = refusal or refused
         assert refusal is not None, "a rule that nothing refused captures"
@@ -275,12 +293,13 @@ class _Case:
 
     def _chosen(self, capture: Capture, ranks: tuple[int, ...], target: Target) -> tuple[Chosen, Why | None]:
         bounds = self.policies.limits
-        # Who would hardly save anything is no suspect beside the first, and may well be who to compare with.
+        # A suspect that would hardly save anything is none beside the first, and may well be compared with.
         least_s = HEALTHY_GAIN_FRACTION * max((one.gain_s for one in self.verdict.suspects), default=0.0)
         suspected = {rank for one in self.verdict.suspects if one.gain_s >= least_s for rank in one.ranks}
-        healthy = [rank for rank in self.peers if rank not in suspected]
         most = limits.left(bounds, self.state, self.now_s, target)
-        chosen = limits.choose(capture, ranks, healthy, most)
+        ranks = (capture.ranks or tuple(dict.fromkeys(ranks))[: capture.sample])[:most]
+        healthy = [rank for rank in dict.fromkeys(self.peers) if rank not in suspected and rank not in ranks]
+        chosen = Chosen(ranks, tuple(healthy[: min(capture.control_ranks, most - len(ranks))]))
         kept = limits.place_kept(target, bounds, self.state, self.now_s)
         return chosen, kept or limits.of_the_ranks(chosen, bounds, self.state)
 
@@ -307,10 +326,10 @@ class _Case:
         self, outcome: Outcome, why: Why, *, rule: Rule | None = None, requests: tuple[CaptureRequest, ...] = ()
     ) -> Decision:
         """The decision; a rule that wants to capture brings the limits along."""
-        verdict, numbers = self.verdict, explanations.gain_in_numbers(self.verdict, rule, self.cost_hours)
+        verdict, numbers = self.verdict, gain_in_numbers(self.verdict, rule, self.cost_hours)
         if rule is not None:
             if rule.name in self.policies.lasting and verdict.label != "stalled":
-                so_far = lasting.progress(rule, self.policies.lasting, self.state)
+                so_far = _progress(rule, self.policies.lasting, self.state)
                 numbers |= {name: value for name, value in so_far.items() if isinstance(value, (int, float))}
             if rule.capture is not None:
                 numbers |= limits.in_numbers(self.policies.limits, self.state, self.now_s)
@@ -343,3 +362,110 @@ def _capture_id(verdict: Verdict, rank: int, rule: Rule, number: int) -> str:
     # A job that starts again counts its steps again, perhaps with a controller that has lost its state.
     tail = f"-a{verdict.attempt}-{number}" if verdict.attempt else f"-{number}"
     return head + rule.name[: _MAX_ID_LENGTH - len(head) - len(tail)] + tail
+
+
+def _continued(
+    state: State, verdict: Verdict, suspect: Suspect, key: str, matching: Sequence[Rule], wanted: Mapping[str, Lasting]
+) -> State:
+    """The state with one more window for each rule that waits for the suspect to last.
+
+    ``wanted`` has what rules wait for, and how long `CONTENTION` is to last.
+    """
+    before = state.streak
+    same = before is not None and (before.attempt, before.suspect) == (verdict.attempt, key)
+    known = before.lasted if before is not None and same else {}
+    waiting = [rule.name for rule in matching if rule.name in wanted]
+    is_contended = (suspect.contended_fraction or 0.0) >= MOST_FRACTION and suspect.pattern != "recurring"
+    if is_contended or CONTENTION in known:
+        waiting.append(CONTENTION)
+    lasted = {name: _longer(known.get(name), wanted[name], verdict, suspect) for name in waiting}
+    streak = Streak(verdict.attempt, key, lasted) if waiting else None
+    return state if streak == before else replace(state, streak=streak)
+
+
+def _longer(known: Lasted | None, wanted: Lasting, verdict: Verdict, suspect: Suspect) -> Lasted:
+    # Once it is long enough, nothing changes any more: a state that changes is written.
+    if known is not None and _is_long(known, wanted):
+        return known
+    if known is None:
+        # Nothing yet, up to the step before the suspect's first in this window.
+        onset = verdict.first_step if suspect.onset_step is None else suspect.onset_step
+        known = Lasted(0, 0.0, min(max(onset, verdict.first_step), verdict.last_step) - 1)
+    new = max(0, verdict.last_step - max(known.last_step, verdict.first_step - 1))
+    took_s = new * verdict.exposed_s
+    seconds = known.seconds + (took_s if math.isfinite(took_s) else 0.0)
+    return Lasted(known.steps + new, seconds, max(known.last_step, verdict.last_step))
+
+
+def _is_long(lasted: Lasted, wanted: Lasting) -> bool:
+    return lasted.steps >= wanted.steps if wanted.steps else lasted.seconds >= wanted.seconds
+
+
+def _lasted(name: str, state: State) -> Lasted | None:
+    return None if state.streak is None else state.streak.lasted.get(name)
+
+
+def _has_lasted(rule: Rule, wanted: Mapping[str, Lasting], state: State) -> bool:
+    lasted = _lasted(rule.name, state)
+    return rule.name not in wanted or (lasted is not None and _is_long(lasted, wanted[rule.name]))
+
+
+def _progress(rule: Rule, wanted: Mapping[str, Lasting], state: State) -> Parameters:
+    """How long a rule has matched, and for how long it has to, in the unit of its ``for``."""
+    lasted, whole = _lasted(rule.name, state) or Lasted(0, 0.0, 0), wanted[rule.name]
+    if whole.steps:
+        return {"lasted_steps": lasted.steps, "for_steps": whole.steps}
+    return {"lasted_s": lasted.seconds, "for_s": whole.seconds}
+
+
+def _passing(suspect: Suspect, wanted: Mapping[str, Lasting], state: State) -> Why | None:
+    """That contention for CPUs may have made a suspect late; None if it did not, or has for as long as ``wanted``.
+
+    Contention passes after some seconds, however many steps these are: a process ends, or is moved to another core.
+    A suspect that was named with it may be late for a while after it: it counts from the first window that found it
+    on, as long as windows name the suspect. It does not come back at regular steps.
+    """
+    lasted, for_s = _lasted(CONTENTION, state), wanted[CONTENTION].seconds
+    if lasted is None or lasted.seconds >= for_s or suspect.pattern == "recurring":
+        return None
+    share = suspect.contended_fraction or 0.0
+    now = {"contended_share": share} if share >= MOST_FRACTION else {}
+    return Why("contended", {**named(suspect), **now, "lasted_s": lasted.seconds, "for_s": for_s})
+
+
+def _regression_rules(rules: Sequence[Rule], verdict: Verdict) -> tuple[Rule, ...]:
+    """The rules that are about the verdict's regression, whatever its label and its suspects."""
+    found = verdict.regression
+    if found is None:
+        return ()
+    gain_s = found.fraction * found.best_step_s
+    return tuple(
+        rule
+        for rule in rules
+        if rule.match.reason == "regressed"
+        and rule.reached(found.fraction, gain_s)
+        and (not rule.match.stage or not set(rule.match.stage).isdisjoint(found.stages))
+    )
+
+
+def _regressions_due(
+    rules: Sequence[Rule], verdict: Verdict, state: State, now_s: float
+) -> tuple[tuple[str, ...], State]:
+    """The rules whose notifications of a regression are due, and the state after them.
+
+    A regression is notified at most once in a rule's cooldown, and its end only where its beginning was.
+    """
+    due = [rule for rule in _regression_rules(rules, verdict) if rule.notify]
+    last_s = state.notified_s
+    if verdict.regression is not None and verdict.regression.until_step is not None:
+        ends = {rule.name: _END.format(rule.name) for rule in due if rule.name in last_s}
+        names = {name: end for name, end in ends.items() if last_s.get(end, -math.inf) < last_s[name]}
+    else:
+        names = {
+            rule.name: rule.name
+            for rule in due
+            if rule.name not in last_s or now_s >= last_s[rule.name] + rule.cooldown_s
+        }
+    if names:
+        state = replace(state, notified_s={**last_s, **dict.fromkeys(names.values(), now_s)})
+    return tuple(names), state

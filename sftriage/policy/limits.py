@@ -1,18 +1,85 @@
-"""Why a capture has to wait: limits of the run, and what was captured of its suspect before."""
+"""Why a decision is what it is: limits on captures, and reasons with their parameters and numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
-from sftriage.policy.contradictions import PROFILERS
-from sftriage.policy.explanations import Why
+from sftriage.model.captures import Parameter, ReasonCode
+from sftriage.model.verdicts import Suspect, Verdict
+from sftriage.policy.fields import PROFILERS
+from sftriage.policy.loading import PolicySet
 from sftriage.policy.losses import Target
-from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.schema import Capture, Limits, Rule
+from sftriage.policy.schema import Limits, Rule
 from sftriage.policy.state import DAY_S, HOUR_S, Reproduction, State, key_of
+
+Parameters: TypeAlias = Mapping[str, Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """A decision's reason, and what it is said with; `words.reason_sentence` says it."""
+
+    reason: ReasonCode
+    parameters: Parameters = field(default_factory=dict)
+
+
+def missed(rule: Rule, verdict: Verdict, suspect: Suspect, cost_hours: float = 0.0) -> Why:
+    """By which of its conditions a rule, of all the nearest, does not match."""
+    label, scope, stage, _ = rule.misses(verdict.label, suspect)
+    match = rule.match
+    found: dict[str, Parameter] = {"rule": rule.name}
+    if label:
+        found = {}
+    elif scope:
+        found |= {"scope": suspect.scope, "scopes": match.scope}
+    elif stage:
+        found |= {"stage": suspect.stage or "", "stages": match.stage}
+    elif not rule.reached(suspect.share, suspect.gain_s):
+        # Not a number reaches nothing.
+        if not suspect.share >= rule.min_share:
+            found |= {"share": suspect.share, "min_share": rule.min_share}
+        if not suspect.gain_s >= rule.min_gain_s:
+            found |= {"gain_s": suspect.gain_s, "min_gain_s": rule.min_gain_s}
+    elif suspect.pattern in (match.pattern or (suspect.pattern,)) and cost_hours < rule.min_cost_hours:
+        found |= {"cost_hours": cost_hours, "min_cost_hours": rule.min_cost_hours}
+    else:
+        found |= {"pattern": suspect.pattern, "patterns": match.pattern}
+    return Why("no_rule_matched", found)
+
+
+def by_system(suspect: Suspect) -> Why:
+    """What the system did to a suspect, and how much of its lateness that was."""
+    code, fraction = suspect.by_system or ("descheduled", suspect.descheduled_fraction or 0.0)
+    share = "descheduled_share" if code == "descheduled" else "system_share"
+    return Why(code, {**named(suspect), share: fraction})
+
+
+def named(suspect: Suspect) -> dict[str, Parameter]:
+    """The ranks and the stage of a suspect."""
+    alone = len(suspect.ranks) == 1
+    ranks: dict[str, Parameter] = {"rank": suspect.ranks[0]} if alone else {"rank_count": len(suspect.ranks)}
+    return {**ranks, **({"stage": suspect.stage} if suspect.stage else {})}
+
+
+def gain_in_numbers(verdict: Verdict, rule: Rule | None, cost_hours: float = 0.0) -> dict[str, float]:
+    """What was found, and what a rule asks for; ``cost_hours`` is what the suspect has cost since the run began."""
+    numbers = {"exposed_s": verdict.exposed_s}
+    if verdict.suspects:
+        first = verdict.suspects[0]
+        numbers |= {"gain_s": first.gain_s, "share": first.share, "persistence": first.persistence}
+    if cost_hours:
+        numbers["cost_hours"] = cost_hours
+    if rule is not None:
+        numbers |= {"min_share": rule.min_share, "min_gain_s": rule.min_gain_s, "cooldown_s": rule.cooldown_s}
+        if rule.min_cost_hours:
+            numbers["min_cost_hours"] = rule.min_cost_hours
+        if rule.capture is not None:
+            numbers |= {"sample": rule.capture.sample, "control_ranks": rule.capture.control_ranks}
+    return numbers
+
 
 WORSE_TIMES = 1.5
 """A suspect is worse than when it was captured once it costs so many times as much: a window's noise is far less."""
@@ -178,13 +245,6 @@ def left(bounds: Limits, state: State, now_s: float, target: Target | None = Non
     if bounds.captures_per_run is not None:
         free.append(bounds.captures_per_run - state.captures)
     return max(0, min(*free, bounds.concurrent_ranks))
-
-
-def choose(capture: Capture, ranks: Sequence[int], healthy: Sequence[int], most: int) -> Chosen:
-    """Whom a rule captures, suspects first, at ``most`` so many; ``healthy`` has the most typical ranks first."""
-    chosen = (capture.ranks or tuple(dict.fromkeys(ranks))[: capture.sample])[:most]
-    wanted = min(capture.control_ranks, most - len(chosen))
-    return Chosen(chosen, tuple([rank for rank in dict.fromkeys(healthy) if rank not in chosen][:wanted]))
 
 
 def of_the_ranks(chosen: Chosen, bounds: Limits, state: State) -> Why | None:

@@ -1,4 +1,9 @@
-"""Policies from files: found, read, checked, and every mistake in them said at once with its place."""
+"""Policies from files: found, read, checked, and in force together; every mistake is reported at once, with its place.
+
+The text may come from anywhere: it is read no further where it nests or goes on beyond reason, no alias expands, and no
+object is constructed. A `PolicySet` has all rules of its policies, in the order of the files, under the strictest of
+each limit.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +14,217 @@ import re
 import stat
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
+from apscheduler.triggers.cron import CronTrigger
 from pydantic import BaseModel, ValidationError
+from yaml.constructor import SafeConstructor
 
-from sftriage.errors import UsageError
-from sftriage.policy import document as documents
-from sftriage.policy.contradictions import contradictions
-from sftriage.policy.document import Document, PolicyError, Problem, SourcePosition
-from sftriage.policy.fields import Location
-from sftriage.policy.quantities import shown
-from sftriage.policy.schema import TriagePolicy
+from sftriage.errors import InputError, UsageError
+from sftriage.model.verdicts import Suspect
+from sftriage.policy.fields import MAX_ITEMS, Location, contradictions, next_open_s
+from sftriage.policy.quantities import AT_ONCE, CONTENTION, Lasting, shown
+from sftriage.policy.schema import Detection, Limits, Mitigate, Rule, Spec, TriagePolicy
+
+MAX_SHOWN = 50
+"""A document can hold tens of thousands of mistakes; nobody reads past the first screens of them."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One mistake. ``line`` and ``column`` count from 1; a line of 0 means the document as a whole.
+
+    ``source`` is the file it is in, where several are looked at together.
+    """
+
+    line: int
+    column: int
+    path: str
+    message: str
+    source: str = ""
+
+    def said(self, source: str) -> str:
+        """The problem as one line: ``FILE:LINE:COLUMN: field: message``."""
+        source = self.source or source
+        place = f"{source}:{self.line}:{self.column}" if self.line else source
+        return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+
+
+class PolicyError(InputError):
+    """A policy that cannot be used. ``str(error)`` is one line for each problem, in the order of the document."""
+
+    is_located = True
+
+    def __init__(self, source: str, problems: Iterable[Problem]) -> None:
+        self.source = source
+        self.problems = tuple(sorted(problems, key=lambda problem: (problem.source, problem)))
+        lines = [problem.said(source) for problem in self.problems[:MAX_SHOWN]]
+        if len(self.problems) > MAX_SHOWN:
+            lines.append(f"{source}: and {len(self.problems) - MAX_SHOWN} more")
+        super().__init__("\n".join(lines))
+
+
+MAX_DEPTH = 20
+"""Deeper than any policy, shallower than Python's recursion limit."""
+
+_TAG = "tag:yaml.org,2002:"
+
+SourcePosition = tuple[int, int]
+"""Line and column, from 1."""
+
+
+def _place_of(location: Location, places: Mapping[Location, SourcePosition]) -> SourcePosition | None:
+    """Where a value stands; of one that is not there, where what should hold it stands."""
+    while location and location not in places:
+        location = location[:-1]
+    return places.get(location)
+
+
+@dataclass(slots=True)
+class _Document:
+    """Plain data, where each of its values and keys stands, and what is wrong with it so far."""
+
+    data: Any = None
+    values: dict[Location, SourcePosition] = field(default_factory=dict)
+    keys: dict[Location, SourcePosition] = field(default_factory=dict)
+    problems: dict[Location, list[Problem]] = field(default_factory=dict)
+
+    def refuse(self, location: Location, message: str, place: SourcePosition) -> None:
+        self.problems.setdefault(location, []).append(Problem(*place, path=path_text(location), message=message))
+
+
+def path_text(location: Location) -> str:
+    """A location as people write it: ``spec.rules[0].capture``. A key that is no plain word is quoted."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            word = part if part.isascii() and part.isidentifier() and len(part) <= 64 else shown(part)
+            text += f".{word}" if text else word
+    return text
+
+
+def _document(text: str, source: str) -> _Document:
+    """The document of a YAML text.
+
+    Raises PolicyError where it is not YAML, or YAML that has no place in a policy: aliases, more than one document,
+    nested beyond reason, empty, or not a mapping. Tags, anchors, repeated keys and fields without a value are noted in
+    the document, so that they are reported with whatever else is wrong.
+    """
+    try:
+        reader: Any = _Reader(text, source)
+        node = reader.get_node() if reader.check_node() else None
+        if reader.check_node():
+            raise PolicyError(source, [_problem(reader.peek_event(), "a second document; a policy file holds one")])
+    except yaml.YAMLError as error:
+        raise PolicyError(source, [_syntax(error, text)]) from None
+    document = _Document(problems={(): reader.notes} if reader.notes else {})
+    if isinstance(node, yaml.MappingNode):
+        document.data = _plain(node, (), document)
+        return document
+    if node is None or node.tag == _TAG + "null":
+        problem = Problem(0, 0, "", "the document is empty")
+    else:
+        problem = _problem(node, "expected a mapping with apiVersion, kind, metadata and spec")
+    raise PolicyError(source, [*reader.notes, problem])
+
+
+class _Reader(yaml.SafeLoader):
+    """Composes nodes. Beyond what no policy has it reads no further; tags and anchors it notes."""
+
+    def __init__(self, text: str, source: str) -> None:
+        super().__init__(text)
+        self.notes: list[Problem] = []
+        self._source, self._depth = source, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(index, int) and index >= MAX_ITEMS:
+            raise self._refused(event, f"a list of more than {MAX_ITEMS} items; a policy has none")
+        if isinstance(event, yaml.CollectionStartEvent) and self._depth == MAX_DEPTH:
+            raise self._refused(event, f"nested more than {MAX_DEPTH} deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise self._refused(event, f"alias *{event.anchor} refused: write the value out")
+        if event.anchor is not None:
+            self.notes.append(_problem(event, f"anchor &{event.anchor} refused: a policy has no aliases"))
+            event.anchor = None
+        if event.tag is not None:
+            self.notes.append(_problem(event, f"tag {shown(event.tag)} refused: a policy is plain data"))
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def _refused(self, event: yaml.Event, message: str) -> PolicyError:
+        return PolicyError(self._source, [_problem(event, message)])
+
+
+def _problem(at: Any, message: str) -> Problem:
+    return Problem(*_place(at.start_mark), "", message)
+
+
+def _syntax(error: yaml.YAMLError, text: str) -> Problem:
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        message = ", ".join(part for part in (error.context, error.problem) if part)
+        if "'\\t'" in message:
+            message = "a tab where YAML wants spaces"
+        return Problem(*(_place(mark) if mark else (0, 0)), "", f"not valid YAML: {message}")
+    before = text[: getattr(error, "position", 0)]
+    place = before.count("\n") + 1, len(before) - before.rfind("\n")
+    return Problem(*place, "", f"not valid YAML: character {shown(text[len(before) :][:1])} is not allowed")
+
+
+def _place(mark: Any) -> SourcePosition:
+    return mark.line + 1, mark.column + 1
+
+
+def _plain(node: yaml.Node, location: Location, document: _Document) -> Any:
+    """A node as dicts, lists and scalars. Fields without a value are left out and noted."""
+    document.values[location] = _place(node.start_mark)
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, location, document)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, (*location, index), document) for index, item in enumerate(node.value)]
+    return _scalar(node, location, document)
+
+
+def _mapping(node: yaml.MappingNode, location: Location, document: _Document) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for key, value in node.value:
+        place = _place(key.start_mark)
+        if not isinstance(key, yaml.ScalarNode):
+            document.refuse((*location, "?"), "expected a field name, got a list or a mapping", place)
+            continue
+        at: Location = (*location, key.value)
+        if at in document.keys:
+            first, column = document.keys[at]
+            document.refuse(at, f"said twice: here and on line {first}, column {column}", place)
+            continue
+        document.keys[at] = place
+        if value.tag == _TAG + "null":
+            document.refuse(at, "has no value; give it one, or leave the field out", place)
+            continue
+        plain[key.value] = _plain(value, at, document)
+    return plain
+
+
+def _scalar(node: yaml.Node, location: Location, document: _Document) -> Any:
+    """Numbers and booleans as YAML reads them; all else, dates too, as text."""
+    kind = node.tag.removeprefix(_TAG)
+    if kind not in ("int", "float", "bool", "null"):
+        return node.value
+    try:
+        return getattr(SafeConstructor(), f"construct_yaml_{kind}")(node)
+    except (ValueError, KeyError):
+        document.refuse(location, f"{shown(node.value)} cannot be read as {kind}", _place(node.start_mark))
+        return node.value
+
 
 MAX_FILE_BYTES = 256 * 1024
 """A thousand rules fit; a document beyond this is not a policy."""
@@ -63,11 +266,8 @@ class LoadedPolicy:
 
     def problem(self, location: Location, message: str) -> Problem:
         """What there is to say about a value, where it stands, or where it would stand."""
-        at = location
-        while at and at not in self.places:
-            at = at[:-1]
-        line, column = self.places.get(at, (0, 0))
-        return Problem(line, column, documents.path_text(location), message, self.source)
+        line, column = _place_of(location, self.places) or (0, 0)
+        return Problem(line, column, path_text(location), message, self.source)
 
 
 def load(path: str | os.PathLike[str]) -> LoadedPolicy:
@@ -95,8 +295,8 @@ def parse(raw: bytes | str, name: str) -> LoadedPolicy:
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - raw.rfind(b"\n", 0, error.start)
         raise PolicyError(name, [Problem(line, column, "", "not UTF-8")]) from None
-    document = documents.read(text, name)
-    document.leave_out(_of_the_server)
+    document = _document(text, name)
+    _leave_out_metadata(document)
     policy = None
     try:
         policy = TriagePolicy.model_validate(document.data)
@@ -155,15 +355,21 @@ def read(source: str) -> bytes:
         raise PolicyError(source, [_whole(f"cannot be read: {error.strerror}")]) from None
 
 
-def _of_the_server(location: Location) -> bool:
-    return location[0] == "status" or (location[0] == "metadata" and len(location) > 1 and location[1] in OBJECT_META)
+def _leave_out_metadata(document: _Document) -> None:
+    """Forget what a Kubernetes API server adds, and what is wrong with it."""
+    for holder, names in ((document.data, {"status"}), (document.data.get("metadata"), OBJECT_META)):
+        for name in names & holder.keys() if isinstance(holder, dict) else ():
+            del holder[name]
+    for at in list(document.problems):
+        if at[:1] == ("status",) or (at[:1] == ("metadata",) and at[1:2] and at[1] in OBJECT_META):
+            del document.problems[at]
 
 
 def _whole(message: str) -> Problem:
     return Problem(0, 0, "", message)
 
 
-def _add(document: Document, found: Iterable[tuple[Location, Any]]) -> None:
+def _add(document: _Document, found: Iterable[tuple[Location, Any]]) -> None:
     """Note what is wrong, but at most one thing about a field: a second would follow from the first."""
     taken = set(document.problems)
     for location, what in found:
@@ -172,7 +378,8 @@ def _add(document: Document, found: Iterable[tuple[Location, Any]]) -> None:
         taken.add(location)
         message = what if isinstance(what, str) else _message(what)
         unknown = not isinstance(what, str) and what["type"] == "extra_forbidden"
-        document.refuse(location, message, document.place(location, of_key=unknown))
+        key = document.keys.get(location) if unknown else None
+        document.refuse(location, message, key or _place_of(location, document.values) or (1, 1))
 
 
 def _message(found: Any) -> str:
@@ -222,3 +429,191 @@ def _models(kind: Any) -> Iterator[type[BaseModel]]:
         yield kind
     for inner in typing.get_args(kind):
         yield from _models(inner)
+
+
+_MOST_TURNS = 100
+"""Windows of several policies that have not met after so many turns are taken never to."""
+
+_ELSEWHERE = ""
+"""Stands for every stage that no rule names: no stage is called so."""
+
+About = tuple[tuple[Rule, ...], Rule]
+"""The rules about one kind of suspect, whatever its gain, and of all rules the one that comes closest."""
+
+
+@dataclass(frozen=True)
+class PolicySet:
+    """One or more policies that are in force together.
+
+    All judge the same windows, so the first says how (``detection``), and none may say otherwise. A rule that samples
+    more ranks than another policy's limits allow samples as many as they do.
+
+    Raises:
+        ValueError: there is none.
+        PolicyError: they cannot be in force together; with every reason.
+    """
+
+    loaded: tuple[LoadedPolicy, ...]
+    _about: dict[tuple[str, str, str | None, str], About] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if not self.loaded:
+            raise ValueError("no policy")
+        problems = list(_between(self.loaded))
+        if problems:
+            raise PolicyError(self.loaded[0].source, problems)
+
+    @property
+    def detection(self) -> Detection:
+        """How windows are cut and judged."""
+        return self.loaded[0].policy.spec.detection
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """All rules, in the order in which they are tried."""
+        return tuple(rule for spec in self._specs for rule in spec.rules)
+
+    @cached_property
+    def lasting(self) -> Mapping[str, Lasting]:
+        """For each rule that waits for its suspects to last, how long; all policies judge the same windows.
+
+        And for how long `CONTENTION` is waited for, whatever the rule.
+        """
+        every = {rule.name: rule.lasts(self.detection) for rule in self.rules}
+        waiting = {name: wanted for name, wanted in every.items() if wanted != AT_ONCE}
+        return {**waiting, CONTENTION: self.detection.contended_for}
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Of each limit the strictest."""
+        every = [spec.limits for spec in self._specs]
+        return Limits(
+            captures_per_hour=min(one.captures_per_hour for one in every),
+            captures_per_day=min(one.day_limit for one in every),
+            captures_per_run=min((one.captures_per_run for one in every if one.captures_per_run), default=None),
+            concurrent_ranks=min(one.concurrent_ranks for one in every),
+            overhead_budget=min(every, key=lambda one: one.overhead_fraction).overhead_budget,
+        )
+
+    @cached_property
+    def mitigate(self) -> Mitigate | None:
+        """What may be done about a straggler: what all allow that say something of it, under the strictest bounds."""
+        every = [spec.mitigate for spec in self._specs if spec.mitigate is not None]
+        if not every:
+            return None
+        return Mitigate(
+            remedies=tuple(one for one in every[0].remedies if all(one in other.remedies for other in every)),
+            min_saving=max(every, key=lambda one: one.min_saving_fraction).min_saving,
+            steps=max(one.steps for one in every),
+            cooldown=max(every, key=lambda one: one.cooldown_s).cooldown,
+        )
+
+    @property
+    def retention_s(self) -> float | None:
+        """How long traces are kept: the shortest that a policy asks for, if one does."""
+        kept = [spec.retention.age_s for spec in self._specs if spec.retention is not None]
+        return min((age_s for age_s in kept if age_s is not None), default=None)
+
+    @property
+    def retention_bytes(self) -> int | None:
+        """How much is kept: the least that a policy asks for, if one does."""
+        kept = [spec.retention.size_bytes for spec in self._specs if spec.retention is not None]
+        return min((size for size in kept if size is not None), default=None)
+
+    @property
+    def gathers(self) -> frozenset[str]:
+        """What is gathered where a window cannot be decided: what any policy asks for."""
+        return frozenset(what for spec in self._specs for what in spec.on_needs_evidence.gather)
+
+    def owner(self, rule: str) -> LoadedPolicy:
+        """The policy that a rule is of.
+
+        Raises:
+            ValueError: no policy has such a rule.
+        """
+        for one in self.loaded:
+            if any(mine.name == rule for mine in one.policy.spec.rules):
+                return one
+        names = ", ".join(one.policy.metadata.name for one in self.loaded)
+        raise ValueError(f"policy {names} has no rule {rule!r}")
+
+    def about(self, label: str, suspect: Suspect) -> About:
+        """The rules about this kind of suspect, looked up once: of a thousand rules most are about another one."""
+        # What comes in from outside must not make this grow without bound.
+        stage = suspect.stage if suspect.stage is None or suspect.stage in self._stages else _ELSEWHERE
+        key = label, suspect.scope, stage, suspect.pattern
+        if key not in self._about:
+            misses = {rule.name: rule.misses(label, suspect) for rule in self.rules}
+            nearest = min(self.rules, key=lambda rule: (*misses[rule.name], rule.min_share, rule.min_gain_s))
+            self._about[key] = tuple(rule for rule in self.rules if not any(misses[rule.name])), nearest
+        return self._about[key]
+
+    def opens_s(self, now_s: float) -> float | None:
+        """When captures are allowed, from ``now_s`` on: that itself if they are now, None if they never will be."""
+        time_s = now_s
+        for _ in range(_MOST_TURNS):
+            before_s = time_s
+            for window in self._windows:
+                opens_s = next_open_s(window, time_s)
+                if opens_s is None:
+                    return None
+                time_s = opens_s
+            if time_s == before_s:
+                return time_s
+        return None
+
+    @property
+    def _specs(self) -> list[Spec]:
+        return [one.policy.spec for one in self.loaded]
+
+    @cached_property
+    def _windows(self) -> tuple[CronTrigger, ...]:
+        return tuple(spec.active.trigger for spec in self._specs if spec.active.trigger is not None)
+
+    @cached_property
+    def _stages(self) -> frozenset[str]:
+        return frozenset(stage for rule in self.rules for stage in rule.match.stage)
+
+
+def load_set(names: Iterable[str | os.PathLike[str]]) -> PolicySet:
+    """The policies of several files, or of names that ship with sftriage, in force together.
+
+    Raises:
+        ValueError: none is named.
+        UsageError: one is neither a file nor a name.
+        PolicyError: with every problem in all of them.
+    """
+    loaded, problems = [], []
+    for path in [find(name) for name in names]:
+        try:
+            loaded.append(load(path))
+        except PolicyError as error:
+            problems += [replace(problem, source=error.source) for problem in error.problems]
+    if problems:
+        raise PolicyError(problems[0].source, problems)
+    return PolicySet(tuple(loaded))
+
+
+def _between(loaded: tuple[LoadedPolicy, ...]) -> Iterator[Problem]:
+    first = loaded[0]
+    seen: dict[str, tuple[LoadedPolicy, Location]] = {}
+    for one in loaded:
+        yield from _other_detection(first, one)
+        for index, rule in enumerate(one.policy.spec.rules):
+            where: Location = ("spec", "rules", index)
+            known, at = seen.setdefault(rule.name, (one, where))
+            if known is not one:
+                message = f"a second rule named {rule.name!r}; the first is {path_text(at)} of {known.source}"
+                yield one.problem((*where, "name"), message)
+
+
+def _other_detection(first: LoadedPolicy, one: LoadedPolicy) -> Iterator[Problem]:
+    mine, theirs = one.policy.spec.detection, first.policy.spec.detection
+    # What a policy does not say, it does not ask for.
+    for name in sorted(mine.model_fields_set):
+        value, other = getattr(mine, name), getattr(theirs, name)
+        if value != other:
+            message = f"{value}, but {other} in {first.source}; all policies of a job judge the same windows"
+            yield one.problem(("spec", "detection", name), message)

@@ -1,4 +1,9 @@
-"""Captures that no rule asks for: manual requests, follow-ups of ones that hang; and several in the same steps. Pure.
+"""What is captured: by which profiler, and captures that no rule asks for. Pure.
+
+A profiler is the one that is named, or what ``auto`` makes of where the time goes. Where the host does the work, Python
+stacks alone say which line does it, and nothing is started that would have to be stopped again. Where a stage computes,
+operators and kernels do; so they do where it is not known what is slow, and the stacks are sampled beside them. What
+one leaves open, another may show: see `left_open` in `sftriage.reduce`.
 
 A manual request needs no suspect; the limits are those of every capture.
 """
@@ -6,26 +11,111 @@ A manual request needs no suspect; the limits are those of every capture.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, cast
 
 from sftriage.model.captures import (
+    SAMPLE_STACKS,
     SAMPLES_PER_SECOND,
     CaptureRequest,
     ChoiceReason,
     Decision,
+    LeftOpen,
     ManualRequest,
     Profiler,
     Trigger,
 )
+from sftriage.model.verdicts import Clock, Verdict
 from sftriage.policy import limits
-from sftriage.policy.choosing import Means, Situation, choose, options_of
-from sftriage.policy.explanations import Why
-from sftriage.policy.limits import Chosen
-from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.limits import Chosen, Parameters, Why
+from sftriage.policy.loading import PolicySet
 from sftriage.policy.schema import Capture
 from sftriage.policy.state import State, opened, started
 from sftriage.words.decisions import SENTENCES, reason_sentence
+from sftriage.words.verdicts import verdict_sentence
+
+COMPUTE = frozenset({"h2d", "forward", "fwd", "loss", "backward", "bwd", "optimizer", "optim"})
+"""Words in the name of a stage that computes: what fills it are operators. Any other is the host's own work, unless
+ranks wait for each other in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What there is to see.
+
+    ``stage`` is None for all local stages, or without a suspect. ``sync`` are the stages in which ranks wait for each
+    other. ``left_open`` is what an earlier capture of the same suspect does not show.
+    """
+
+    stage: str | None
+    sync: Collection[str] = ()
+    clock: Clock = "host"
+    nsys: bool = False
+    stands_still: bool = False
+    left_open: LeftOpen = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What runs, and why ``auto`` chose it; "" where it was named. ``once``: the stacks, one time, from outside."""
+
+    profiler: Profiler
+    chosen: ChoiceReason = ""
+    once: bool = False
+
+    def steps(self, asked: int) -> int:
+        """The steps of a request, which is bounded in them also where it is of none."""
+        return 1 if self.once else asked
+
+    def warmup_steps(self, asked: int) -> int:
+        """The steps before those: stacks need none."""
+        return 0 if self.profiler == "stacks" else asked
+
+
+def choose(capture: Capture, case: Situation) -> Means | None:
+    """What runs; None where nothing would show what was left open.
+
+    A rank that stands still takes no step in which its trainer could do anything: it is looked at from outside.
+    So is one of whom native frames are wanted, or its flight recorder's dump, which only that can have.
+    """
+    if capture.profiler == "stacks":
+        return Means("stacks", once=case.stands_still or capture.stacks.from_outside)
+    if capture.profiler != "auto":
+        return Means(capture.profiler)
+    if case.stands_still:
+        return Means("stacks", "stands_still", once=True)
+    on_device = case.nsys and case.clock == "device"
+    if case.left_open == "stacks":
+        return Means("stacks", "left_open")
+    if case.left_open == "system":
+        return Means("nsys", "left_open") if case.nsys else None
+    if case.left_open:
+        return Means("nsys" if on_device else "torch", "left_open")
+    if case.stage is not None and not computes(case.stage, case.sync):
+        return Means("stacks", "host_stage")
+    if on_device:
+        return Means("nsys", "device_clock")
+    return Means("torch", "whole_rank" if case.stage is None else "compute_stage")
+
+
+def computes(stage: str, sync: Collection[str] = ()) -> bool:
+    """Whether a stage is filled by operators, or waits for other ranks' operators."""
+    return stage in sync or not COMPUTE.isdisjoint(re.split(r"[^a-z0-9]+", stage.lower()))
+
+
+def options_of(capture: Capture, means: Means) -> dict[str, Any]:
+    """The options of what runs, ready for JSON."""
+    if means.profiler == "stacks" and not means.once:
+        return {SAMPLE_STACKS: True, SAMPLES_PER_SECOND: capture.samples_per_second}
+    options = {"torch": capture.torch, "nsys": capture.nsys, "stacks": capture.stacks}[means.profiler]
+    values: dict[str, Any] = options.model_dump(mode="json", exclude_none=True)
+    if values.get(SAMPLE_STACKS):
+        values[SAMPLES_PER_SECOND] = capture.samples_per_second
+    return values
+
 
 NO_RULE = ""
 """The rule of what no rule asked for."""
@@ -59,22 +149,70 @@ def decide_manual_request(
         why = Why("no_such_rank", {"ranks": tuple(missing), **({"last_rank": max(ranks)} if ranks else {})})
     elif why is None and len(manual.ranks) > limits.left(bounds, state, now_s):
         why = Why("captures_left", {"wanted": len(manual.ranks), "left": limits.left(bounds, state, now_s)})
-    means = {} if why is not None else {rank: _means(manual, rank, still, case) for rank in manual.ranks}
-    requests = _requests(manual, means, state, step, attempt)
-    said = why or Why("asked", {"who": manual.who, "why": manual.reason})
+    requests = () if why is not None else tuple(_manual_requests(manual, state, step, attempt, still, case))
+    reason = why or Why("asked", {"who": manual.who, "why": manual.reason})
     decision = Decision(
         time_s=now_s,
         first_step=step,
         last_step=step,
         label="asked",
         outcome="capture" if why is None else "throttle",
-        reason=said.reason,
-        parameters=said.parameters,
+        reason=reason.reason,
+        parameters=reason.parameters,
         numbers=limits.in_numbers(bounds, state, now_s),
         requests=requests,
         attempt=attempt,
     )
     return decision, started(state, NO_RULE, requests, now_s) if requests else state
+
+
+def trigger(
+    verdict: Verdict, policies: PolicySet, rule: str, rank: int | None = None, given: Parameters = MappingProxyType({})
+) -> Trigger:
+    """What goes into the manifest of a capture that ``rule`` asked for because of ``verdict``.
+
+    Of several suspects, it is about the one that ``rank`` is of, which is captured. What was chosen, and followed up,
+    is in the decision's parameters, ``given``.
+
+    Raises:
+        ValueError: the verdict has no suspect, or the policy has no such rule.
+    """
+    if not verdict.suspects:
+        raise ValueError("a verdict without a suspect triggers nothing")
+    owner = policies.owner(rule)
+    suspect = next((one for one in verdict.suspects if rank in one.ranks), verdict.suspects[0])
+    return Trigger(
+        first_step=verdict.first_step,
+        last_step=verdict.last_step,
+        label=verdict.label,
+        scope=suspect.scope,
+        ranks=suspect.ranks,
+        stage=suspect.stage,
+        gain_s=suspect.gain_s,
+        share=suspect.share,
+        persistence=suspect.persistence,
+        policy=owner.policy.metadata.name,
+        policy_sha256=owner.sha256,
+        rule=rule,
+        pattern=suspect.pattern,
+        period_steps=suspect.period_steps,
+        onset_step=suspect.onset_step,
+        why=verdict_sentence(verdict),
+        chosen=cast("ChoiceReason", given.get("chosen", "")),
+        follows=str(given.get("follows", "")),
+        clock=verdict.clock,
+    )
+
+
+def labelled(decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
+    """The decision, with what led to each capture in its request: a trace says itself why it exists."""
+
+    def labels(why: Trigger) -> dict[str, str]:
+        stage = {} if why.stage is None else {"stage": why.stage}
+        return {"policy": why.policy, "rule": why.rule, "window": f"{why.first_step}-{why.last_step}", **stage}
+
+    requests = tuple(replace(one, labels=labels(triggers[one.capture_id])) for one in decision.requests)
+    return replace(decision, requests=requests)
 
 
 def trigger_of_request(
@@ -104,35 +242,26 @@ _CHOSEN: Mapping[Profiler, ChoiceReason] = {"stacks": "stands_still", "torch": "
 """Why ``auto`` chose a profiler of somebody whom nobody suspects."""
 
 
-def _capture(manual: ManualRequest) -> Capture:
-    said = {"profiler": manual.profiler, SAMPLES_PER_SECOND: manual.samples_per_second, **manual.options}
-    return Capture.model_validate(said)
-
-
-def _means(manual: ManualRequest, rank: int, still: Collection[int], case: Situation) -> Means:
-    means = choose(_capture(manual), replace(case, stands_still=rank in still))
-    assert means is not None, "where nothing is left open, there is something to begin with"
-    return means
-
-
-def _requests(
-    manual: ManualRequest, means: Mapping[int, Means], state: State, step: int, attempt: int
-) -> tuple[CaptureRequest, ...]:
-    capture = _capture(manual)
+def _manual_requests(
+    manual: ManualRequest, state: State, step: int, attempt: int, still: Collection[int], case: Situation
+) -> Iterator[CaptureRequest]:
+    capture = Capture.model_validate(
+        {"profiler": manual.profiler, SAMPLES_PER_SECOND: manual.samples_per_second, **manual.options}
+    )
     again = f"a{attempt}-" if attempt else ""
-    return tuple(
-        CaptureRequest(
+    for number, rank in enumerate(dict.fromkeys(manual.ranks), start=1):
+        means = choose(capture, replace(case, stands_still=rank in still))
+        assert means is not None, "where nothing is left open, there is something to begin with"
+        yield CaptureRequest(
             capture_id=f"asked-s{step}-r{rank}-{again}{state.asked + number}",
             rank=rank,
-            profiler=by.profiler,
-            steps=by.steps(manual.steps),
-            warmup_steps=by.warmup_steps(manual.warmup_steps),
+            profiler=means.profiler,
+            steps=means.steps(manual.steps),
+            warmup_steps=means.warmup_steps(manual.warmup_steps),
             max_seconds=manual.max_seconds,
             max_bytes=manual.max_bytes,
-            options=options_of(capture, by),
+            options=options_of(capture, means),
         )
-        for number, (rank, by) in enumerate(means.items(), start=1)
-    )
 
 
 STACKS_S = 30.0

@@ -19,20 +19,16 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from sftriage.model.captures import ProfilerChoice
 from sftriage.model.verdicts import Label, Pattern, Scope, Suspect
 from sftriage.policy import quantities
-from sftriage.policy.contradictions import (
+from sftriage.policy.fields import (
     CAPTURES_PER_DAY,
     CAPTURES_PER_HOUR,
     CONCURRENT_RANKS,
     CONTROL_RANKS,
+    MAX_ITEMS,
     PROFILER,
     SAMPLE,
     STRIDE_STEPS,
     WINDOW_STEPS,
-    contradictions,
-    unsaid,
-)
-from sftriage.policy.document import MAX_ITEMS
-from sftriage.policy.fields import (
     AbsolutePath,
     Age,
     Budget,
@@ -54,11 +50,13 @@ from sftriage.policy.fields import (
     StoreSize,
     TimeZone,
     TraceSize,
+    contradictions,
     cron_trigger,
     left_out,
     one_left_out,
     only_one,
     some_or_left_out,
+    unsaid,
     zone,
 )
 

@@ -28,8 +28,7 @@ from sftriage.errors import SftriageError
 from sftriage.model.captures import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
 from sftriage.model.events import DiskRecovered, JobSeen, Received, Resumed, RingGivenUp, TakenOver
 from sftriage.model.windows import JobStatus, Window
-from sftriage.policy.loading import LoadedPolicy
-from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.loading import LoadedPolicy, PolicySet
 from sftriage.policy.requests import in_the_same_steps
 from sftriage.policy.schema import Rule
 from sftriage.runs.directory import RunDirectory, RunInfo

@@ -18,8 +18,7 @@ from sftriage.kube.objects import KINDS, capture_of
 from sftriage.kube.policies import loaded, standings
 from sftriage.kube.reports import report_status
 from sftriage.model.captures import CaptureResult
-from sftriage.policy.document import PolicyError
-from sftriage.policy.loading import find, parse, shipped
+from sftriage.policy.loading import PolicyError, find, parse, shipped
 from sftriage.policy.losses import Losses, SuspectLoss
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View

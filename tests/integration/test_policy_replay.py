@@ -10,8 +10,7 @@ import pytest
 from sftriage.controller.controller import Controller, shape_of
 from sftriage.controller.replay import replay
 from sftriage.model.windows import RankStatus, StageSchema
-from sftriage.policy.loading import shipped
-from sftriage.policy.policy_set import load_set
+from sftriage.policy.loading import load_set, shipped
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording

@@ -10,7 +10,7 @@ from sftriage.controller import policies as module
 from sftriage.controller.controller import Controller
 from sftriage.controller.policies import PolicyFiles, change_lines
 from sftriage.model.events import PolicyChanged, WindowJudged
-from sftriage.policy.document import PolicyError
+from sftriage.policy.loading import PolicyError
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.traces.disk import Disk
 from tests.unit.controller.test_controller import window

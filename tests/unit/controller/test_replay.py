@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from sftriage.controller.replay import replay
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import StageSchema, Window
-from sftriage.policy.loading import parse
-from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.loading import PolicySet, parse
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
 STEP_S = 0.05

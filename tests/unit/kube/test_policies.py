@@ -14,8 +14,7 @@ from k8s.make_crds import definition
 from sftriage.kube.fields import condition
 from sftriage.kube.objects import KINDS
 from sftriage.kube.policies import loaded, standings
-from sftriage.policy.document import PolicyError
-from sftriage.policy.loading import find, parse, shipped
+from sftriage.policy.loading import PolicyError, find, parse, shipped
 from sftriage.policy.schema import TriagePolicy
 
 NOW_S = 1_800_000_000.0

@@ -8,8 +8,7 @@ from sftriage.model.captures import CaptureResult, Decision
 from sftriage.model.counters import SystemCode
 from sftriage.model.verdicts import Pattern, Scope, Suspect, Verdict
 from sftriage.policy.engine import decide
-from sftriage.policy.loading import LoadedPolicy
-from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.loading import LoadedPolicy, PolicySet
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import State
 

@@ -8,7 +8,7 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.model.counters import SystemCode
 from sftriage.policy.engine import decide
-from sftriage.policy.explanations import trigger
+from sftriage.policy.requests import trigger
 from sftriage.policy.state import GRACE_S, Running, State, finished
 from sftriage.words.decisions import advice, reason_sentence, resolution
 from sftriage.words.verdicts import RESOLVES

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import WORSE_TIMES
+from sftriage.policy.loading import PolicySet
 from sftriage.policy.losses import key_of_ranks
-from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.quantities import Lasting
 from sftriage.policy.state import GRACE_S, State, charged, finished
 from sftriage.words.decisions import reason_sentence

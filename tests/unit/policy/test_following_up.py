@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sftriage.policy.engine import decide
-from sftriage.policy.explanations import trigger
+from sftriage.policy.requests import trigger
 from sftriage.policy.state import State, finished, left_open
 from sftriage.words.decisions import reason_sentence
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.verdicts import Regression
-from sftriage.policy.contradictions import contradictions
 from sftriage.policy.engine import decide
+from sftriage.policy.fields import contradictions
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import State
 from sftriage.words.decisions import reason_sentence, resolution

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sftriage.errors import InputError, UsageError
-from sftriage.policy.document import MAX_ITEMS, PolicyError
-from sftriage.policy.loading import MAX_FILE_BYTES, find, load, parse, shipped
+from sftriage.policy.fields import MAX_ITEMS
+from sftriage.policy.loading import MAX_FILE_BYTES, PolicyError, find, load, parse, shipped
 
 HEAD = "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: p}\nspec:\n"
 GOOD = HEAD + "  rules:\n    - name: slow-rank\n      match: {label: suspect, stage: [data, h2d]}\n      capture: {}\n"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.policy.document import PolicyError
 from sftriage.policy.engine import decide
-from sftriage.policy.explanations import trigger
-from sftriage.policy.loading import LoadedPolicy, parse, shipped
-from sftriage.policy.policy_set import PolicySet, load_set
+from sftriage.policy.loading import LoadedPolicy, PolicyError, PolicySet, load_set, parse, shipped
+from sftriage.policy.requests import trigger
 from sftriage.policy.state import State
 from sftriage.words.decisions import reason_sentence
 

@@ -3,10 +3,8 @@
 import pytest
 
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
-from sftriage.policy.choosing import Situation
-from sftriage.policy.loading import parse
-from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.requests import ANY, decide_manual_request, in_the_same_steps, trigger_of_request
+from sftriage.policy.loading import PolicySet, parse
+from sftriage.policy.requests import ANY, Situation, decide_manual_request, in_the_same_steps, trigger_of_request
 from sftriage.policy.state import State, finished
 from sftriage.words.decisions import reason_sentence, resolution
 

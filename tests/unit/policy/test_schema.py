@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sftriage.policy.choosing import Means, Situation, choose, computes, options_of
 from sftriage.policy.quantities import AT_ONCE, Lasting
+from sftriage.policy.requests import Means, Situation, choose, computes, options_of
 from sftriage.policy.schema import Capture, TriagePolicy
 
 
