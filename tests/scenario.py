@@ -342,8 +342,8 @@ class Run:
 
 def run_at(path: Path) -> Run:
     # (the page takes long to import)
-    from sftriage.web.access import Access
     from sftriage.web.run_page import RunPage
+    from sftriage.web.serving import Access
 
     info = RunInfo("run-1", "resnet", "2027-01-15T08:00:00+00:00", ("train",), "default", "0" * 64, str(path / "rings"))
     directory = create(path, info, "")

@@ -14,15 +14,12 @@ from pydantic import Field
 from sftriage.errors import InputError, UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.model.windows import plain
-from sftriage.reports.explanation import explanation_lines
-from sftriage.reports.manifest import manifest_lines
-from sftriage.reports.markdown import markdown
-from sftriage.runs.advice import advice_lines, advice_of_run, advice_values
+from sftriage.reports.texts import explanation_lines, manifest_lines, markdown
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import DecisionGroup, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import WindowRow
-from sftriage.runs.glance import glance_of, losses_words, on_devices
+from sftriage.runs.glance import advice_lines, advice_of_run, advice_values, glance_of, losses_words, on_devices
 from sftriage.runs.picture import run_report
 from sftriage.runs.source import RunSource, View
 from sftriage.runs.whatif import operations_in, whatif_of, whatif_values
@@ -30,8 +27,8 @@ from sftriage.runtime.catalogues import CatalogueCaptures, captures_of
 from sftriage.traces.databases import CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.stores import shown
-from sftriage.words.captures import caused
-from sftriage.words.glance import QUESTIONS, reproduced_words
+from sftriage.words.decisions import caused
+from sftriage.words.run import QUESTIONS, reproduced_words
 
 MOST_CHARACTERS = 12_000
 """Of an answer: about three thousand tokens."""

@@ -10,8 +10,8 @@ from sftriage.commands.output import print_json, write
 from sftriage.errors import InputError, UsageError
 from sftriage.mitigate.advice import Link, Messages, pipeline_of
 from sftriage.policy.quantities import size_bytes
-from sftriage.runs.advice import advice_lines, advice_of_run, advice_values
 from sftriage.runs.directory import find_run
+from sftriage.runs.glance import advice_lines, advice_of_run, advice_values
 from sftriage.runs.source import RunSource
 from sftriage.runtime.whatif_inputs import load_operations
 

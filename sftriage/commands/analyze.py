@@ -13,7 +13,7 @@ from sftriage.policy.losses import losses_of
 from sftriage.reports.tables import frontier_table, windows_table
 from sftriage.runs.glance import losses_words
 from sftriage.runs.recordings import detection_of, load_recording
-from sftriage.words.keeping import pause_sentence
+from sftriage.words.run import pause_sentence
 from sftriage.words.verdicts import verdict_sentence
 
 

@@ -15,7 +15,7 @@ def decisions(
 ) -> None:
     """List the decision taken on each window, captures and hold-offs alike, with its reason."""
     from sftriage.runs.decisions import decisions_of, pauses_of
-    from sftriage.words.keeping import pause_sentence
+    from sftriage.words.run import pause_sentence
 
     directory = find_run(run)
     taken = decisions_of(directory)

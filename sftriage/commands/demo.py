@@ -17,7 +17,7 @@ from sftriage.demo.faults import CAUSES, FAULT_STAGES, CausedFault, Fault, parse
 from sftriage.errors import UsageError
 from sftriage.reports.tables import frontier_table
 from sftriage.words.amounts import milliseconds, place, size, some_ranks, span
-from sftriage.words.captures import caused, cost_sentence
+from sftriage.words.decisions import caused, cost_sentence
 from sftriage.words.verdicts import verdict_sentence
 
 if TYPE_CHECKING:

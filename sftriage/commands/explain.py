@@ -8,11 +8,11 @@ import msgspec
 
 from sftriage.commands.options import RunOption, argument, option
 from sftriage.commands.output import print_json, write
-from sftriage.reports.explanation import explanation_lines, resolves
+from sftriage.reports.texts import explanation_lines, resolves
 from sftriage.runs.decisions import remedies_by, window_of
 from sftriage.runs.directory import find_run
-from sftriage.words.advice import remedy_told
 from sftriage.words.decisions import decision_values
+from sftriage.words.run import remedy_told
 from sftriage.words.verdicts import explain
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sftriage.runtime.local import Keeping, LocalRun, TakeOver
     from sftriage.sinks.metering import Metering
     from sftriage.sinks.terminal import Reporter
-    from sftriage.web.metrics import MetricsEndpoint
+    from sftriage.web.serving import MetricsEndpoint
 
     TriagedJob = LocalRun | TakeOver | JobController
 
@@ -141,12 +141,11 @@ class MetricsOptions:
         from sftriage.sinks.metering import Metering
 
         def listen() -> MetricsEndpoint:
-            from sftriage.web import metrics
-            from sftriage.web.access import Access, token_of
+            from sftriage.web.serving import Access, MetricsEndpoint, token_of
 
             advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
             access = Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice)
-            return metrics.MetricsEndpoint(host, port or 0, access)
+            return MetricsEndpoint(host, port or 0, access)
 
         made = None if port is None else listen
         return Metering(made, self.metrics_file, self.metrics_per_rank, self.otel)

@@ -82,7 +82,7 @@ def shown_in_program(found: Store, reference: str, how: Showing) -> None:
 
 
 def _show_page(store: Store, reference: str, how: Showing, start: Starter) -> None:
-    from sftriage.web.own_page import capture_page
+    from sftriage.web.store_page import capture_page
     from sftriage.web.viewer import HOST
 
     # A run's own captures are not copied: nothing is left behind.

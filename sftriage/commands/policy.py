@@ -21,7 +21,7 @@ from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
 from sftriage.policy.loading import LoadedPolicy, PolicyError, PolicySet, Problem, find, load, load_set, shipped
 from sftriage.policy.schema import TriagePolicy
-from sftriage.reports.replay import ReplayReport
+from sftriage.reports.texts import ReplayReport
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import load_recording

@@ -11,15 +11,15 @@ from sftriage.controller.controller import settings_of
 from sftriage.errors import InputError, UsageError
 from sftriage.policy.schema import Detection
 from sftriage.reduce.stages import Names, load_names
-from sftriage.reports.reduction import (
+from sftriage.reports.tables import (
     agreement_table,
     confirmation_sentence,
-    finding_lines,
+    frontier_table,
     shares_table,
     stages_table,
     trace_values,
 )
-from sftriage.reports.tables import frontier_table
+from sftriage.reports.texts import finding_lines
 from sftriage.runs.recordings import detection_of
 from sftriage.runtime.reducing import (
     Accounted,

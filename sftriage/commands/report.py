@@ -72,7 +72,7 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
         raise UsageError(view.problem)
     told = run_report(view)
     if form == "md":
-        from sftriage.reports.markdown import markdown
+        from sftriage.reports.texts import markdown
 
         return markdown(told, made)
     from sftriage.web.report import chart_of, flames_of, html
@@ -98,7 +98,7 @@ def _of_capture(what: str, meant: CapturesChoice, form: str, made: str) -> str:
     where = f"--store {its_store.place}" if of_run is None else f"--run {shlex.quote(run_named(of_run.path))}"
     told: RunReport = capture_report(manifest, {} if view is None else view.uploads, where)
     if form == "md":
-        from sftriage.reports.markdown import markdown
+        from sftriage.reports.texts import markdown
 
         return markdown(told, made)
     from sftriage.web.report import flames_of, html

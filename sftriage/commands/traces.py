@@ -16,8 +16,8 @@ from sftriage.commands.options import CapturesChoice, JsonOption, argument, opti
 from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
 from sftriage.errors import SftriageError, UsageError
 from sftriage.model.captures import Profiler
-from sftriage.reports.manifest import manifest_lines
 from sftriage.reports.tables import captures_table, decisions_table
+from sftriage.reports.texts import manifest_lines
 from sftriage.runs.captures import (
     StoredState,
     cause_values,

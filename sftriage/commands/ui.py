@@ -20,9 +20,8 @@ from sftriage.words.amounts import place
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from sftriage.web.access import Access
-    from sftriage.web.serving import Starter
-    from sftriage.web.store_source import StoreSource
+    from sftriage.web.serving import Access, Starter
+    from sftriage.web.store_page import StoreSource
 
 TOKEN_VARIABLE = "SFTRIAGE_UI_TOKEN"
 
@@ -55,7 +54,7 @@ def ui(
     one, for which it waits if it is not there yet. With --store or --catalogue it is about the captures of many jobs
     and runs: a list with filters, and a page for each.
     """
-    from sftriage.web.access import Access, token_of
+    from sftriage.web.serving import Access, token_of
     from sftriage.web.store_page import StorePage
 
     run, of_store = of.run, of.store is not None or of.catalogue is not None
@@ -87,7 +86,7 @@ def ui(
 
 def _runs(access: Access, stopping: threading.Event) -> tuple[ASGIApp, Callable[[], Path | None]]:
     from sftriage.runs.source import StartedRuns
-    from sftriage.web.runs_page import RunsPage
+    from sftriage.web.run_page import RunsPage
 
     runs = StartedRuns()
 
@@ -142,8 +141,7 @@ def serve_page(
     Raises:
         UsageError: it cannot listen there.
     """
-    from sftriage.web.access import is_loopback
-    from sftriage.web.serving import address, listen, serve, tunnel
+    from sftriage.web.serving import address, is_loopback, listen, serve, tunnel
 
     with listen(host, port) as listening:
         link = f"{address(listening, name)}{where}"
@@ -168,7 +166,7 @@ def _captures(store: str | None, catalogue: str | None) -> StoreSource:
     from sftriage.runtime.catalogues import own_catalogue, store_of
     from sftriage.traces.catalogue import Catalogue
     from sftriage.traces.remote import RemoteStore
-    from sftriage.web.store_source import StoreSource
+    from sftriage.web.store_page import StoreSource
 
     shared = catalogue_url(catalogue)
     meant = None if store is None else RemoteStore.open(store)

@@ -20,6 +20,7 @@ from sftriage.runs.whatif import (
     WhatIf,
     WorkerHeat,
     heat_of,
+    step,
     timelines_of,
     trace_events,
     whatif_of,
@@ -28,7 +29,6 @@ from sftriage.runs.whatif import (
 from sftriage.runtime.whatif_inputs import load_operations
 from sftriage.whatif.graph import Operations
 from sftriage.whatif.slowdown import MIN_SLOWDOWN, Slowdown
-from sftriage.words.whatif import step
 
 
 def whatif(

@@ -20,9 +20,9 @@ from sftriage.kube.objects import (
 )
 from sftriage.model.captures import ENDED, CaptureResult
 from sftriage.traces.manifest import Manifest, first_problem
-from sftriage.words.captures import caused
-from sftriage.words.glance import reproduced_words
+from sftriage.words.decisions import caused
 from sftriage.words.kube import REPRODUCED, capture_sentence, removal_sentence
+from sftriage.words.run import reproduced_words
 
 Body = Mapping[str, Any]
 """An object as the API server has it."""

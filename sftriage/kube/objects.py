@@ -17,8 +17,8 @@ from sftriage.model.verdicts import Label
 from sftriage.policy.fields import Name, PolicyModel, Rank, Stage, in_capture
 from sftriage.policy.loading import path_text
 from sftriage.policy.schema import ProfilerRun
-from sftriage.runs.outlook import Face
 from sftriage.traces.manifest import FileName, Sha256
+from sftriage.words.run import Face
 
 GROUP, VERSION = "sftriage.dev", "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"

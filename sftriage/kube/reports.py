@@ -21,16 +21,14 @@ from sftriage.kube.objects import (
     TriageReportStatus,
 )
 from sftriage.model.events import RemedyChanged
-from sftriage.runs.advice import advice_of_run, remedy_line, tried_in
 from sftriage.runs.following import WindowRow
-from sftriage.runs.glance import captures_cost_s, glance_of
-from sftriage.runs.outlook import Outlook
+from sftriage.runs.glance import Outlook, advice_of_run, captures_cost_s, glance_of, remedy_line, tried_in
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest
-from sftriage.words.advice import NOTHING, link_name, remedy_told
 from sftriage.words.amounts import clock
-from sftriage.words.captures import caused
+from sftriage.words.decisions import caused
 from sftriage.words.kube import NEWS, REPORTS
+from sftriage.words.run import NOTHING, link_name, remedy_told
 from sftriage.words.verdicts import explained
 
 _NOT_KNOWN = ("no_run", "warming_up", "unknown")

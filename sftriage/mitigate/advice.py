@@ -1,6 +1,6 @@
 """What would help a job that has a straggler, and by how much: models, not measurements. Pure.
 
-Each remedy says from where on it pays, and what it takes for granted (`sftriage.words.advice`).
+Each remedy says from where on it pays, and what it takes for granted (`sftriage.words.run`).
 
 An all-reduce with a late rank costs by the α-β model (arXiv 2505.23523, section 4): a message of b bytes takes α + bβ;
 each rank sends one and receives one at a time, to and from any other. Seconds count from when the straggler is there.

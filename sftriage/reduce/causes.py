@@ -16,7 +16,7 @@ from sftriage.reduce.samples import Frame, StackSamples
 from sftriage.reduce.spots import WORKS, Spot, WorkerSpot, code_of, how, in_workers, place, spots
 from sftriage.traces.manifest import CauseCode, CauseInfo, Findings, PlaceInfo, StageProfile
 from sftriage.words.amounts import milliseconds
-from sftriage.words.captures import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
+from sftriage.words.decisions import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
 
 LEAST_FRACTION = 0.04
 """Of a step: what is longer by less is not slow, and has no cause. It is what a policy's `min_gain` is by default."""

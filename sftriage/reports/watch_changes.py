@@ -13,14 +13,13 @@ from sftriage.model.events import CauseFound, JobPaused, RemedyChanged, RingGive
 from sftriage.model.windows import plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.following import RequestRow, WindowRow
-from sftriage.runs.outlook import telling_row
+from sftriage.runs.glance import telling_row
 from sftriage.runs.picture import CaptureView, captures_of, window_values
 from sftriage.runs.source import View
-from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import clock_time, counted
-from sftriage.words.captures import caused, ended_sentence
-from sftriage.words.keeping import pause_sentence, ring_sentence, triage_off
+from sftriage.words.decisions import caused, ended_sentence
 from sftriage.words.news import RecentLines
+from sftriage.words.run import pause_sentence, remedy_told, ring_sentence, triage_off
 
 _Told: TypeAlias = CauseFound | RemedyChanged | RingGivenUp | JobPaused
 

@@ -18,9 +18,8 @@ from sftriage.runs.glance import losses_words, on_devices
 from sftriage.runs.picture import CaptureView, Frontier, Picture
 from sftriage.traces.manifest import CONTROL
 from sftriage.words.amounts import ago, counted, milliseconds, moment, size, span
-from sftriage.words.captures import caused
-from sftriage.words.glance import since_words
-from sftriage.words.keeping import disk_now, triage_off
+from sftriage.words.decisions import caused
+from sftriage.words.run import disk_now, since_words, triage_off
 
 STALE_S = 120.0
 """A run that goes on and has judged no window for as long is looked at twice."""

@@ -28,12 +28,11 @@ from sftriage.model.events import (
 )
 from sftriage.model.windows import plain
 from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.following import Note, RequestRow, WindowRow, note_kind
+from sftriage.runs.following import CaptureStatus, Note, RequestRow, WindowRow, note_kind, statuses
 from sftriage.runs.journal import read_journal
-from sftriage.runs.outlook import CaptureStatus, statuses
 from sftriage.windows.steplog import find_logs
 from sftriage.words.decisions import decision_values, reason_sentence
-from sftriage.words.keeping import compacted_sentence, disk_now, disk_sentence
+from sftriage.words.run import compacted_sentence, disk_now, disk_sentence
 
 if TYPE_CHECKING:
     from sftriage.traces.databases import CaptureRow

@@ -5,7 +5,7 @@ Of each event, rows keep what people see of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from sftriage.model.captures import (
     Outcome,
     Parameter,
     ReasonCode,
+    Role,
     Trigger,
 )
 from sftriage.model.events import (
@@ -43,6 +44,9 @@ from sftriage.runs.journal import Appended
 from sftriage.words.decisions import reason_sentence, resolution
 from sftriage.words.news import News, news_of
 from sftriage.words.verdicts import verdict_sentence, when, where, who
+
+DISTURBED = ("self_inflicted",)
+"""The reasons of a window that a capture disturbed."""
 
 MAX_NAMED = 8
 """Suspects of a window, and ranks of a suspect."""
@@ -157,6 +161,31 @@ class WindowRow(_DecisionRow):
     def is_trouble_of(self, other: WindowRow) -> bool:
         """Whether both windows name the same rank, or host, in whichever words."""
         return bool(self.trouble and other.trouble) and same_trouble(self.trouble, other.trouble)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureStatus:
+    """A capture that was asked for, and what became of it: None while it runs."""
+
+    capture_id: str
+    rank: int
+    role: Role
+    result: CaptureResult | None
+
+    @property
+    def state(self) -> str:
+        """``running``, or how it has ended."""
+        return "running" if self.result is None else self.result.state
+
+    @property
+    def lost(self) -> bool:
+        """It has come to nothing."""
+        return self.result is not None and self.result.state != "stored"
+
+
+def statuses(asked: Iterable[CaptureRequest], results: Mapping[str, CaptureResult]) -> tuple[CaptureStatus, ...]:
+    """What became of captures that were asked for."""
+    return tuple(CaptureStatus(one.capture_id, one.rank, one.role, results.get(one.capture_id)) for one in asked)
 
 
 @dataclass(slots=True)

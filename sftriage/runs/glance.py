@@ -1,39 +1,196 @@
-"""The first glance at a run, as data: the questions that anybody has, their answers, and what to do next. Pure.
+"""The first glance at a run, as data: how its job stands, the first questions and their answers, and what to do. Pure.
 
-Whatever shows a run (the page, `sftriage watch`, a report) shows these answers; what they say is in `words`.
+Whatever shows a run (the page, `sftriage watch`, a report) shows these answers; `words` has the sentences. Windows that
+a capture disturbed say nothing about the job: they neither end a trouble nor begin one.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from itertools import islice
+from typing import Any, Literal
 
-from sftriage.model.events import CostMeasured, JobPaused
-from sftriage.policy.losses import Losses, SuspectLoss
-from sftriage.runs.advice import pipeline_of_run, straggler_of, tried_in
-from sftriage.runs.following import Note, WindowRow
-from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
+import msgspec
+
+from sftriage.errors import UsageError
+from sftriage.mitigate.advice import (
+    RECENT_WINDOWS,
+    Advice,
+    Chronic,
+    Messages,
+    Pipeline,
+    Remedy,
+    Straggler,
+    UnderStraggler,
+    advice_of,
+    as_measured,
+    straggler_in,
+    tells,
+)
+from sftriage.model.captures import CaptureResult
+from sftriage.model.events import CostMeasured, JobPaused, RemedyChanged
+from sftriage.model.windows import plain
+from sftriage.policy.losses import Losses
+from sftriage.runs.following import DISTURBED, CaptureStatus, Note, RequestRow, WindowRow, statuses
 from sftriage.runs.source import View
 from sftriage.traces.manifest import CauseInfo, Manifest
-from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import hours_of_ranks, lasted, milliseconds, rank_hours, span
-from sftriage.words.captures import caused
-from sftriage.words.glance import (
+from sftriage.words.decisions import caused
+from sftriage.words.run import (
+    ASSUMPTIONS,
     HEALTH,
+    NOBODY,
+    NOTHING,
     SLOW,
+    TITLES,
+    Face,
     afterwards,
     decision_phrase,
+    face_words,
     has_host,
-    last_known,
+    link_sentence,
     look_at,
+    remedy_sentence,
+    remedy_told,
     reproduced_words,
-    said,
     since_words,
+    straggler_sentence,
+    triage_off,
 )
-from sftriage.words.keeping import triage_off
 from sftriage.words.verdicts import explained
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """How the job stands: its ``face`` in one word, and a sentence of the newest verdict that says something.
+
+    It stands so since ``since_step``, or since a step from there to ``until_step``; that was first seen at ``since_s``
+    (seconds since the epoch). Of a trouble, ``named`` is who and where, "" while nobody is, and ``captures`` are those
+    that it has led to, newest first.
+    ``done`` is what was done about the newest window and why, and ``resolves`` what would resolve a hold-off.
+    ``before`` is the last window that named somebody, where the job is healthy now or nobody is named any more.
+    ``disturbed``: a capture disturbed the newest window. Of a run that nobody watches any more, ``unknown_since`` is
+    the last step that was judged, and all but the face is how it stood then.
+    """
+
+    face: Face
+    sentence: str
+    since_step: int | None = None
+    until_step: int | None = None
+    since_s: float | None = None
+    named: str = ""
+    done: str = ""
+    resolves: str = ""
+    captures: tuple[CaptureStatus, ...] = ()
+    before: WindowRow | None = None
+    disturbed: bool = False
+    unknown_since: int | None = None
+
+    @property
+    def headline(self) -> str:
+        """The face in words."""
+        return face_words(self.face, self.unknown_since)
+
+    @property
+    def lost(self) -> tuple[CaptureStatus, ...]:
+        """The captures of the present trouble that have come to nothing."""
+        return tuple(one for one in self.captures if one.lost)
+
+
+def outlook(
+    rows: Sequence[WindowRow], results: Mapping[str, CaptureResult], asks: Sequence[RequestRow] = ()
+) -> Outlook:
+    """How a job stands that has been judged at least once, from its windows and what became of captures, by id.
+
+    Of the ``asks``, which no window led to, those that a capture of the present trouble led to belong to it.
+    """
+    newest, telling = rows[-1], telling_row(rows)
+    if telling.label == "healthy":
+        since = telling
+        for row in reversed(rows):
+            if row.attempt != since.attempt or (row.label != "healthy" and row.reasons != DISTURBED):
+                break
+            since = row if row.label == "healthy" else since
+        return Outlook(
+            "healthy",
+            telling.sentence,
+            since_step=since.first_step,
+            until_step=since.first_step,
+            since_s=since.time_s,
+            before=next((row for row in reversed(rows) if row.named), None),
+            disturbed=newest is not telling,
+        )
+    trouble = _trouble(rows)
+    # What came before somebody was named may have been something else.
+    of_named = [row for row in trouble if row.is_trouble_of(telling)] or trouble
+    first = of_named[0]
+    since_step, until_step = _began(of_named, telling)
+    asked = [one for row in reversed(trouble) for one in row.asked]
+    for ask in asks:
+        if ask.beside and any(one.capture_id == ask.beside for one in asked):
+            asked = [*ask.asked, *asked]
+    captures = statuses(asked, results)
+    return Outlook(
+        face=_face(telling, captures),
+        sentence=telling.sentence,
+        since_step=since_step,
+        until_step=until_step,
+        since_s=first.time_s,
+        named=telling.named,
+        done=decision_phrase(newest.outcome, newest.words),
+        resolves=newest.resolves,
+        captures=captures,
+        before=None if telling.named else next((row for row in reversed(trouble) if row.named), None),
+        disturbed=newest is not telling,
+    )
+
+
+def _began(trouble: Sequence[WindowRow], telling: WindowRow) -> tuple[int, int]:
+    """Between which steps a trouble began, from the windows that it is told by; the same one twice where that is known.
+
+    Nobody's onset counts but that of who is named; without one, it began in a step that the window before did not have.
+    """
+    # The newest knows best, and its sentence says it.
+    newest = [telling.onset_step] if telling.named and telling.onset_step is not None else []
+    onsets = newest or [row.onset_step for row in trouble if telling.named and row.onset_step is not None]
+    if not onsets and telling.regression is not None and "regressed" in telling.reasons:
+        onsets = [telling.regression.since_step]
+    if onsets:
+        return min(onsets), min(onsets)
+    first = trouble[0]
+    return first.first_step, first.last_step
+
+
+def telling_row(rows: Sequence[WindowRow]) -> WindowRow:
+    """The newest window that no capture disturbed, or, of this attempt of the job, the oldest."""
+    at = len(rows) - 1
+    while at > 0 and rows[at].reasons == DISTURBED and rows[at - 1].attempt == rows[-1].attempt:
+        at -= 1
+    return rows[at]
+
+
+def _trouble(rows: Sequence[WindowRow]) -> Sequence[WindowRow]:
+    start = len(rows)
+    while start > 0 and rows[start - 1].label != "healthy" and rows[start - 1].attempt == rows[-1].attempt:
+        start -= 1
+    trouble = rows[start:]
+    told = next((n for n, row in enumerate(trouble) if row.reasons != DISTURBED), 0)
+    return trouble[told:]
+
+
+def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> Face:
+    if row.label == "stalled":
+        return "stalled"
+    if row.label == "needs_evidence":
+        return "regressed" if "regressed" in row.reasons else "held"
+    if any(not one.lost for one in captures):
+        return "captured"
+    if row.outcome == "throttle":
+        return "throttled"
+    return "held" if row.outcome == "hold" else "suspect"
+
 
 Question = Literal["healthy", "since", "who", "sure", "cost", "captured"]
 
@@ -77,8 +234,7 @@ class Glance:
 def glance_of(view: View) -> Glance:
     """The first glance at a run, judged or not yet."""
     if not view.rows:
-        stands = _unjudged(view)
-        return Glance(stands, steps=tuple(_watching(view)) if view.unwatched else ())
+        return Glance(_unjudged(view), steps=tuple(_watching(view)) if view.unwatched else ())
     stands = outlook(view.rows, view.became, view.asks)
     telling = telling_row(view.rows)
     since, rows = stands.since_step, view.rows if stands.face != "healthy" else ()
@@ -96,7 +252,7 @@ def glance_of(view: View) -> Glance:
     steps = (*(_watching(view) if view.unwatched else ()), *_to_do(view, stands, telling, cause))
     if view.unknown:
         step, before = view.rows[-1].last_step, f"{triage_off(view.failing)} " if view.failing else ""
-        sentence = before + last_known(stands.sentence, step)
+        sentence = f"{before}At step {step:,}, when it was last judged: {stands.sentence}"
         stands = replace(stands, face="unknown", unknown_since=step, sentence=sentence)
     return Glance(stands, answers, steps, lost_s, cause)
 
@@ -107,7 +263,7 @@ def _unjudged(view: View) -> Outlook:
     if view.info is None:
         return Outlook("no_run", "Start one with `sftriage run` or `sftriage demo`. This page will show it by itself.")
     if view.unwatched:
-        return Outlook("unknown", said("nobody_ever"))
+        return Outlook("unknown", "Nobody watches it any more, and no window had been judged.")
     if view.failing:
         return Outlook("unknown", triage_off(view.failing))
     if not view.going:
@@ -118,52 +274,52 @@ def _unjudged(view: View) -> Outlook:
 def _healthy(view: View, stands: Outlook) -> Answer:
     was = HEALTH.get("suspect" if stands.face == "held" and stands.named else stands.face, SLOW)
     if view.unknown:
-        step = view.rows[-1].last_step
-        why = HEALTH["unknown" if view.unwatched else "off"]
-        return Answer("healthy", why, (said("was", step=step, was=was[0].lower() + was[1:]),))
+        before = f"at step {view.rows[-1].last_step:,} it was: {was[0].lower()}{was[1:]}"
+        return Answer("healthy", HEALTH["unknown" if view.unwatched else "off"], (before,))
     return Answer("healthy", was)
 
 
 def _since(view: View, stands: Outlook) -> Answer:
-    before, more = stands.before, [said("no_trouble")] if stands.face == "healthy" else []
+    before, more = stands.before, ["no trouble so far"] if stands.face == "healthy" else []
     if before is not None:
-        more = [said("trouble_before", step=before.last_step, named=before.named)]
-    since = said("not_known") if stands.since_step is None else since_words(stands.since_step, stands.until_step)
+        more = [f"trouble before, up to step {before.last_step:,}: {before.named}"]
+    since = "not known" if stands.since_step is None else since_words(stands.since_step, stands.until_step)
     if view.unknown:
-        more.insert(0, said("before", since=since))
-        since = said("unknown_since", step=view.rows[-1].last_step)
+        more.insert(0, f"before that, since {since}")
+        since = f"unknown since step {view.rows[-1].last_step:,}"
     return Answer("since", since, tuple(more))
 
 
 def _who(view: View, stands: Outlook, telling: WindowRow) -> Answer:
     if stands.face == "healthy":
-        return Answer("who", said("nobody"))
+        return Answer("who", "nobody")
     if stands.named:
         first = telling.suspects[0]
         hosts = dict.fromkeys(view.hosts[rank] for rank in first.ranks if rank in view.hosts)
-        on = said("on_host" if len(hosts) == 1 else "on_hosts", hosts=", ".join(hosts))
+        on = f"on {'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)}"
         more = (on,) if hosts and not has_host(first.who) else ()
         # (the first is the glance's own)
         causes = tuple(dict.fromkeys(caused(one) for one in _causes(view, stands)))
         return Answer("who", stands.named, (*more, *causes[1:]))
     named = ", ".join(f"{one.who} in {one.where}" for one in telling.candidates[:MAX_SHOWN])
-    return Answer("who", said("unnamed"), (said("candidates", named=named),) if named else ())
+    return Answer("who", "nobody is named", (f"candidates, none of them sure enough: {named}",) if named else ())
 
 
 def _sure(view: View, stands: Outlook, telling: WindowRow, trouble: Sequence[WindowRow]) -> Answer:
-    clock = [said("devices")] if telling.clock == "device" else []
-    steps = {"first": telling.first_step, "last": telling.last_step}
+    clock = ["by the devices' clock"] if telling.clock == "device" else []
+    steps = f"steps {telling.first_step:,} to {telling.last_step:,}"
     if stands.face == "healthy":
-        return Answer("sure", said("under_thresholds", **steps), tuple(clock))
+        return Answer("sure", f"nothing over its thresholds in {steps}", tuple(clock))
     if telling.label == "stalled" or not stands.named:
-        sure = said("from_outside" if telling.label == "stalled" else "not_sure")
+        sure = "seen from outside" if telling.label == "stalled" else "not enough to name anybody"
         return Answer("sure", sure, (*explained(telling.reasons), *clock))
     judged = [row for row in trouble if row.label in ("suspect", "needs_evidence") and row.reasons != DISTURBED]
-    more = [said("named_in", naming=sum(row.is_trouble_of(telling) for row in judged), windows=len(judged))]
+    naming = sum(row.is_trouble_of(telling) for row in judged)
+    more = [f"named in {naming:,} of {len(judged):,} windows that no capture disturbed"]
     again = next((one.reproduced for one in _stored(view, stands) if one.reproduced is not None), None)
     if again is not None:
-        more.append(said("reproduced_in", steps_with=again.steps_with, steps=again.steps))
-    return Answer("sure", said("there_in", share=telling.suspects[0].persistence, **steps), (*more, *clock))
+        more.append(f"its trace shows it in {again.steps_with:,} of {again.steps:,} captured steps")
+    return Answer("sure", f"there in {telling.suspects[0].persistence:.0%} of {steps}", (*more, *clock))
 
 
 def _cost(view: View, stands: Outlook, telling: WindowRow, lost_s: float | None) -> Answer:
@@ -174,20 +330,21 @@ def _cost(view: View, stands: Outlook, telling: WindowRow, lost_s: float | None)
         if ranks := view.telemetry.world_size:
             more.append(rank_hours(lost_s, ranks, on_devices=on_devices(view)))
         if telling.suspects and telling.label != "stalled":
-            more.append(said("of_slow_step", gain=milliseconds(telling.suspects[0].gain_s)))
+            more.append(f"{milliseconds(telling.suspects[0].gain_s)} of each slow step")
     if view.losses.by_suspect:
         more.append(losses_words(view.losses, on_devices=on_devices(view)))
     if paused_s := sum(one.lasted_s for one in view.notes if isinstance(one, JobPaused)):
-        more.append(said("for_pauses", lost=lasted(paused_s)))
+        more.append(f"pauses of all ranks have taken {lasted(paused_s)}")
     if captures_s:
-        more.append(said("for_captures", lost=lasted(captures_s)))
+        more.append(f"and {lasted(captures_s)} for captures")
     if stands.face == "healthy":
-        text = said("nothing_now")
+        text = "nothing now"
     elif lost_s is None:
-        text = said("not_known")
+        text = "not known"
+    elif telling.label == "stalled":
+        text = f"{lasted(lost_s)} so far, in which nothing was done"
     else:
-        code = "stood_still" if telling.label == "stalled" else "lost"
-        text = said(code, lost=lasted(lost_s), step=view.rows[-1].last_step)
+        text = f"about {lasted(lost_s)} up to step {view.rows[-1].last_step:,}"
     return Answer("cost", text, tuple(more))
 
 
@@ -199,17 +356,15 @@ def on_devices(view: View) -> bool:
 def losses_words(losses: Losses, *, on_devices: bool) -> str:
     """What suspects have cost since a run began, and who most of it."""
     largest = losses.largest
-    named = [f"{_who_where(one)} {hours_of_ranks(one.rank_s, on_devices=on_devices)}" for one in largest[:MAX_SHOWN]]
-    if (more := len(largest) - MAX_SHOWN) > 0:
-        named.append(f"{more:,} more")
+    names = [f"{one.who} in {one.where}" if one.where else one.who for one in largest[:MAX_SHOWN]]
     cost = hours_of_ranks(losses.rank_s, on_devices=on_devices)
     if len(largest) == 1:
-        return said("one_since_began", cost=cost, who=_who_where(largest[0]))
-    return said("since_began", cost=cost, whose=", ".join(named))
-
-
-def _who_where(one: SuspectLoss) -> str:
-    return f"{one.who} in {one.where}" if one.where else one.who
+        return f"since the run began, {names[0]} has cost {cost}"
+    hours = (hours_of_ranks(one.rank_s, on_devices=on_devices) for one in largest)
+    whose = [f"{name} {lost}" for name, lost in zip(names, hours, strict=False)]
+    if (more := len(largest) - MAX_SHOWN) > 0:
+        whose.append(f"{more:,} more")
+    return f"since the run began, suspects have cost {cost}: {', '.join(whose)}"
 
 
 def captures_cost_s(notes: Sequence[Note]) -> float:
@@ -254,36 +409,38 @@ def _causes(view: View, stands: Outlook) -> Iterator[CauseInfo]:
 
 def _captured(view: View, stands: Outlook) -> Answer:
     stored, newest = list(_stored(view, stands)), view.rows[-1]
-    told = [captured_words(one) for one in stored[:MAX_SHOWN]]
-    told += [said("under_way", rank=one.rank) for one in stands.captures if one.result is None]
-    more = [said("no_trace", rank=one.rank, state=_ended(one)) for one in stands.lost]
+    captures = [captured_words(one) for one in stored[:MAX_SHOWN]]
+    captures += [f"rank {one.rank}: under way" for one in stands.captures if one.result is None]
+    more = []
+    for one in stands.lost:
+        detail = f", {one.result.detail}" if one.result is not None and one.result.detail else ""
+        more.append(f"rank {one.rank}: {one.state}{detail}")
     if stands.face != "healthy" and newest.outcome != "capture":
         # (the reasons of a verdict are in how sure it is)
         done = decision_phrase(newest.outcome, "" if newest.reason in ("undecided", "standstill") else newest.words)
-        more.append(said("then", done=done) if told else done)
+        more.append(f"Then: {done}" if captures else done)
     if others := sum(isinstance(one, Manifest) for one in view.captures) - len(stored):
-        more.append(said("captures_before", count=others))
-    return Answer("captured", "; ".join(told) or said("nothing"), tuple(more))
+        more.append(f"captures before that: {others:,}")
+    return Answer("captured", "; ".join(captures) or "nothing", tuple(more))
 
 
 def captured_words(manifest: Manifest) -> str:
     """What a stored capture is of, and whether the fault is in it."""
     capture, again = manifest.capture, manifest.reproduced
-    of = said("trace", rank=capture.rank, steps=span(capture.first_step, capture.last_step))
+    of = f"rank {capture.rank}, {span(capture.first_step, capture.last_step)}"
     return of if again is None else f"{of}: {reproduced_words(again.answer, capture.role)}"
-
-
-def _ended(one: CaptureStatus) -> str:
-    return ", ".join(filter(None, (one.state, one.result.detail if one.result is not None else "")))
 
 
 def _watching(view: View) -> Iterator[NextStep]:
     directory = shlex.quote(view.directory)
-    if view.watcher.state == "unwatched" or (view.watcher.state == "left" and view.rings_there):
-        text = said("take_over" if view.watcher.state == "unwatched" else "judge_rings")
+    if view.watcher.state == "unwatched":
+        yield NextStep("The job goes on: take it over.", f"sftriage attach --run {directory}")
+    elif view.watcher.state == "left" and view.rings_there:
+        text = "Its ranks are gone too: judge the last steps that they recorded."
         yield NextStep(text, f"sftriage attach --run {directory}")
     else:
-        yield NextStep(said("judge_steps"), f"sftriage analyze {directory}")
+        text = "Its ranks are gone too: judge the steps that are on record."
+        yield NextStep(text, f"sftriage analyze {directory}")
 
 
 def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | None) -> Iterator[NextStep]:
@@ -295,8 +452,8 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | N
     window = f"{telling.first_step}-{telling.last_step}"
     opened = next(_stored(view, stands), None)
     if opened is not None:
-        text = said("open", rank=opened.capture.rank)
-        yield NextStep(text, f"sftriage traces open {opened.capture_id} {run}", opened.capture_id)
+        command = f"sftriage traces open {opened.capture_id} {run}"
+        yield NextStep(f"Open the trace of rank {opened.capture.rank}.", command, opened.capture_id)
     if stands.named and telling.label == "suspect":
         first = telling.suspects[0]
         if cause is not None:
@@ -306,20 +463,100 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | N
         if opened is None and watched and all(one.lost for one in stands.captures):
             # (nothing of the journal's texts goes into what is pasted into a shell)
             command = f"sftriage capture --rank {first.ranks[0]} --reason 'suspect of steps {window}' {run}"
-            yield NextStep(said("capture", rank=first.ranks[0]), command)
+            yield NextStep(f"Capture rank {first.ranks[0]} by hand.", command)
     advice = newest.resolves if watched else afterwards(newest.reason, newest.reasons, newest.parameters)
     # (where the trace holds the fault, no limit is worth raising for another)
     there = opened is not None and opened.holds_fault in ("yes", "partly") and newest.outcome == "throttle"
     if advice and newest.outcome != "capture" and (not there or newest.reason == "already_captured"):
         yield NextStep(advice)
     yield from _lived_with(view)
-    yield NextStep(said("explain"), f"sftriage explain {window} {run}")
+    yield NextStep("See the numbers that decided.", f"sftriage explain {window} {run}")
 
 
 def _lived_with(view: View) -> Iterator[NextStep]:
     """What there is about a straggler that stays: a link that was slow from the start is part of what is normal."""
-    if straggler_of(view) is not None or pipeline_of_run(view) is not None:
-        for told in tried_in(view):
-            if told.state in ("trying", "kept"):
-                yield NextStep(remedy_told(told))
-        yield NextStep(said("advise"), f"sftriage advise {shlex.quote(view.directory)}")
+    if _straggler_of(view) is not None or _pipeline_of(view) is not None:
+        for remedy in tried_in(view):
+            if remedy.state in ("trying", "kept"):
+                yield NextStep(remedy_told(remedy))
+        text = "It is there to stay: see what would help without mending it."
+        yield NextStep(text, f"sftriage advise {shlex.quote(view.directory)}")
+
+
+def _straggler_of(view: View) -> Straggler | None:
+    """Who has been slow for long, and is still: the chronic first suspect of most recent windows; None for nobody."""
+    newest = islice((row for row in reversed(view.rows) if tells(row.label, row.reasons)), RECENT_WINDOWS)
+    chronic = [
+        Chronic(first.who, first.where, first.ranks, first.gain_s, row.step_s)
+        if (first := next(iter(row.suspects), None)) is not None and first.pattern == "chronic"
+        else None
+        for row in newest
+    ]
+    return straggler_in(chronic[::-1], view.telemetry.world_size or 0)
+
+
+def _pipeline_of(view: View) -> Pipeline | None:
+    """The pipeline with a slow link, as its ranks measured it last; None where there is none, or no more."""
+    newest = next((one for one in reversed(view.notes) if isinstance(one, RemedyChanged) and one.pipeline), None)
+    if newest is None or newest.pipeline is None or newest.reason in ("gone", "restarted"):
+        return None
+    try:
+        return Pipeline(*msgspec.structs.astuple(newest.pipeline))
+    except UsageError:
+        return None
+
+
+def advice_of_run(view: View, messages: Messages | None = None, pipeline: Pipeline | None = None) -> Advice:
+    """What would help the run, by its own figures as far as no others are named."""
+    straggler = _straggler_of(view)
+    advice = advice_of(straggler, messages, pipeline or _pipeline_of(view), _exchange(view, straggler))
+    return replace(advice, tried=tuple(tried_in(view)))
+
+
+def tried_in(view: View) -> list[RemedyChanged]:
+    """What has come of remedies that were tried, of each group of ranks the last."""
+    tried = [one for one in view.notes if isinstance(one, RemedyChanged) and one.state != "advised"]
+    return list({one.switch: one for one in tried}.values())
+
+
+def _exchange(view: View, straggler: Straggler | None) -> UnderStraggler | None:
+    """What gradients take around a straggler, by what its group measured last; None where that is not on record."""
+    for remedy in reversed(view.notes):
+        if isinstance(remedy, RemedyChanged) and straggler is not None and (remedy.rank,) == straggler.ranks:
+            n, ring_s = int(remedy.numbers.get("ring_ranks", 0)), remedy.numbers.get("ring_s", 0.0)
+            if n >= 3 and ring_s > 0.0:
+                return as_measured(n, ring_s)
+    return None
+
+
+def advice_lines(advice: Advice) -> list[str]:
+    """The advice in words, the most useful remedy first."""
+    lines = [] if advice.straggler is None else [straggler_sentence(advice.straggler)]
+    lines += [] if advice.slow_link is None else [link_sentence(*advice.slow_link)]
+    lines = lines or [NOBODY]
+    lines += map(remedy_told, advice.tried)
+    if advice.remedies and advice.best is None:
+        lines.append(NOTHING)
+    for remedy in advice.remedies:
+        lines += [remedy_line(remedy), f"  Taken for granted: {ASSUMPTIONS[remedy.code]}."]
+    return lines
+
+
+def remedy_line(remedy: Remedy) -> str:
+    """A remedy in words: what, what it saves, and from where on."""
+    return f"{TITLES[remedy.code]}. {remedy_sentence(remedy)}"
+
+
+def advice_values(advice: Advice) -> dict[str, Any]:
+    """All figures as JSON values; seconds are of a step."""
+    return {
+        "straggler": None if advice.straggler is None else plain(advice.straggler),
+        "slow_link": None if advice.slow_link is None else advice.slow_link._asdict(),
+        "step_s": advice.step_s,
+        "tried": [msgspec.to_builtins(one) for one in advice.tried],
+        "best": None if advice.best is None else advice.best.code,
+        "remedies": [
+            {**plain(one), "says": remedy_sentence(one), "taken_for_granted": ASSUMPTIONS[one.code]}
+            for one in advice.remedies
+        ],
+    }

@@ -15,19 +15,17 @@ from typing import Any, Literal
 
 from sftriage.errors import InputError
 from sftriage.model.captures import CaptureRequest
-from sftriage.runs.axis import mean_of
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import DecisionGroup, groups_of
 from sftriage.runs.directory import run_so_far
 from sftriage.runs.following import WindowRow
-from sftriage.runs.glance import Glance, glance_of
-from sftriage.runs.outlook import Outlook, telling_row
+from sftriage.runs.glance import Glance, Outlook, glance_of, telling_row
 from sftriage.runs.source import RunSource, View
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import Upload
 from sftriage.words.amounts import lasted, milliseconds, place, size, span
-from sftriage.words.captures import caused
-from sftriage.words.glance import reproduced_words
+from sftriage.words.decisions import caused
+from sftriage.words.run import reproduced_words
 
 FRONTIER_WINDOWS = 5
 """Windows that the frontier is the mean of."""
@@ -141,13 +139,14 @@ def frontier_of(rows: Sequence[WindowRow]) -> Frontier | None:
     if not recent:
         return None
     taken = recent[:FRONTIER_WINDOWS][::-1]
-    column = mean_of(taken, taken[-1].stages)
+    of_stages = zip(*(row.advances_s for row in taken), strict=True)
+    advances_s = {stage: sum(values) / len(taken) for stage, values in zip(recent[0].stages, of_stages, strict=True)}
     return Frontier(
-        first_step=column.first_step,
-        last_step=column.last_step,
+        first_step=taken[0].first_step,
+        last_step=taken[-1].last_step,
         windows=len(taken),
-        exposed_s=column.exposed_s,
-        advances_s=dict(zip(taken[-1].stages, column.advances_s, strict=True)),
+        exposed_s=sum(advances_s.values()),
+        advances_s=advances_s,
         trend_s=tuple(row.step_s for row in reversed(recent)),
     )
 

@@ -18,8 +18,8 @@ from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import Window
 from sftriage.runs.directory import RunDirectory
+from sftriage.runs.following import DISTURBED
 from sftriage.runs.journal import read_journal
-from sftriage.runs.outlook import DISTURBED
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.verdicts.clocks import timed
 from sftriage.verdicts.settings import Settings
@@ -27,19 +27,46 @@ from sftriage.verdicts.system import HeldBack
 from sftriage.whatif.graph import AnyFloat, FloatArray, Graph, NamedOperations, Operations, OpType, graph_of, timeline
 from sftriage.whatif.slowdown import OperationKind, Slowdown, kinds_of, slowdown_of
 from sftriage.windows.gather import Shape
-from sftriage.words.amounts import some_ranks
-from sftriage.words.whatif import (
-    BEHIND,
-    NO_KIND,
-    OF_PLACES,
-    ONE_RANK,
-    REMEDIES,
-    cost_sentence,
-    fidelity_sentence,
-    kind_sentence,
-    named_sentence,
-    worker,
-)
+from sftriage.words.amounts import milliseconds, some_ranks
+
+SHOWN_WORKERS = 4
+
+
+def step(seconds: float) -> str:
+    """What a step takes: large models' take seconds."""
+    return f"{seconds:.2f} s" if seconds >= 1.0 else milliseconds(seconds)
+
+
+def worker(dp: int, pp: int, rank: int | None) -> str:
+    """Who a worker is."""
+    place = f"data-parallel rank {dp}, stage {pp}"
+    return f"worker of {place}" if rank is None else f"rank {rank} ({place})"
+
+
+REMEDIES: Mapping[str, str] = {
+    "slow_worker": "Capture it, to see why it is slow there: sftriage capture --rank. Where all that it computes is "
+    "slow alike, look at its host and GPU (clocks, temperature, errors): sftriage evidence; replace it if it stays so.",
+    "last_stage": "Give the last stage fewer layers, or the loss and the output layer a stage of their own: it "
+    "computes these on top of its layers.",
+    "sequence_lengths": "Pack microbatches by the cost of their sequences (the sum of squared lengths where attention "
+    "dominates), and share them out among the data-parallel ranks by it.",
+    "garbage_collection": "Turn automatic collection off (gc.disable()) and collect on all ranks in the same step, "
+    "every so many steps; gc.freeze() after the first one.",
+    "communication": "Look at the network of the workers whose transfers are slow (links, congestion, other jobs): "
+    "sftriage capture on both ends.",
+    "in_sync": "Look at who waited for a CPU (sftriage explain). Where the last gradient of each step is not known, "
+    "monitor.watch(model) records it, with DDP. Else capture some ranks (sftriage capture), and compare.",
+}
+"""What to do about each kind."""
+
+BEHIND = "Once that is mended:"
+"""Before a kind that others hide."""
+
+OF_PLACES = frozenset({"slow_worker", "last_stage"})
+ONE_RANK = "With one data-parallel rank, a slow worker and a stage with more to compute look alike."
+
+NO_KIND = "No single kind accounts for it: look at the workers and operations below."
+
 
 MAX_STAGES, MAX_DP = 16, 12
 """So many stages and data-parallel ranks of a heat map are shown, the slowest ones."""
@@ -99,25 +126,69 @@ def _saves_s(operations: Operations, found: Slowdown, kind: OperationKind) -> fl
 
 
 def _sentence(operations: Operations, found: Slowdown, kind: OperationKind) -> str:
-    who = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers]
-    saves_s = _saves_s(operations, found, kind)
-    said = kind_sentence(kind.code, kind.share, saves_s, kind.numbers, who, kind.part)
+    said = _kind_sentence(operations, found, kind)
     if kind.code in OF_PLACES and len(operations.dp_ranks) == 1 and len(operations.pp_ranks) > 1:
         said = f"{said} {ONE_RANK}"
     return f"{BEHIND} {said}" if kind.hidden_by else said
 
 
-def whatif_lines(operations: Operations, found: Slowdown, kinds: Sequence[OperationKind]) -> Iterator[str]:
-    """What a person reads first."""
+def _kind_sentence(operations: Operations, found: Slowdown, kind: OperationKind) -> str:
+    """Which kind of stragglers it is, and what shows that."""
+    # Mending a place may win more than stragglers cost, as it may be better than ideal.
+    of_it = "all" if kind.share >= 0.995 else f"{kind.share:.0%}"
+    if kind.code == "slow_worker":
+        who = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers]
+        more = len(who) - SHOWN_WORKERS
+        named = ", ".join(who[:SHOWN_WORKERS]) + (f" and {more} more" if more > 0 else "")
+        who_it_is, them = ("One slow worker", "it") if len(who) == 1 else ("Few slow workers", "them")
+        most = f"most of all in {kind.part}" if kind.part else "in all they do"
+        saved = f"{step(_saves_s(operations, found, kind))} a step, {of_it} of that"
+        return f"{who_it_is}: {named}, {most}. Mending {them} would save {saved}."
+    if kind.code == "in_sync":
+        return (
+            f"Inside the sync stage, {kind.part}: at its median it would win back {of_it} of that. What ranks compute, "
+            "or wait for a CPU for, and what they exchange cannot be told apart there."
+        )
+    if kind.code == "last_stage":
+        return f"Last stage: all its workers take longer than the others'. Mending it would win back {of_it} of that."
+    if kind.code == "sequence_lengths":
+        return (
+            f"Sequence lengths: microbatches of one worker differ, forward and backward alike (correlation "
+            f"{kind.numbers['forward_backward_correlation']:.2f}). Evening them out would win back {of_it} of that."
+        )
+    if kind.code == "garbage_collection":
+        return (
+            f"Stalls in forward alone, now on one worker, now on another ({kind.numbers['of_workers']:.0%} of the "
+            f"workers, in {kind.numbers['of_steps']:.0%} of the steps), as garbage collection makes them. Without them "
+            f"{of_it} of that would be won back."
+        )
+    return f"Communication, most of all {kind.part}: at its median it would win back {of_it} of that."
+
+
+def _whatif_lines(operations: Operations, found: Slowdown, kinds: Sequence[OperationKind]) -> Iterator[str]:
     shared_out, named = found.m_w is not None, operations.named
     if named is not None:
         ranks = some_ranks([operations.ranks[worker] for worker in named.workers])
-        yield named_sentence(ranks, named.part, named.saves_s, named.step_s)
-    yield cost_sentence(
-        found.s, float(found.replayed_N.mean()), found.ideal_s, shared_out=shared_out, named=named is not None
-    )
+        saved = f"{step(named.saves_s)} of the {step(named.step_s)} of a slow step"
+        yield (
+            f"The verdict on these steps: mending {ranks} in {named.part or 'all its local stages'} would save "
+            f"{saved}, which would take {step(max(0.0, named.step_s - named.saves_s))} without."
+        )
+    step_now, ideal = step(float(found.replayed_N.mean())), step(found.ideal_s)
+    if not shared_out:
+        yield f"Stragglers cost next to nothing: {step_now} a step, {ideal} without (S = {found.s:.3f})."
+    elif named is not None:
+        every = "If every rank took what its peers mostly take, a step would take"
+        yield f"{every} {ideal}, and not {step_now} (S = {found.s:.3f})."
+    else:
+        yield (
+            f"Without stragglers a step would take {ideal}, and not {step_now}: they cost {1.0 - 1.0 / found.s:.0%} of "
+            f"the time (S = {found.s:.3f})."
+        )
     if abs(found.unexplained) >= MIN_UNEXPLAINED:
-        yield fidelity_sentence(found.unexplained)
+        way = "longer" if found.unexplained >= 0 else "shorter"
+        off = f"{abs(found.unexplained):.1%} {way} than replayed"
+        yield f"As recorded, steps are {off}: launches, data and what no operation has."
     for kind in kinds:
         yield _sentence(operations, found, kind)
         yield f"  {REMEDIES[kind.code]}"
@@ -252,7 +323,7 @@ class WhatIf:
     @property
     def lines(self) -> tuple[str, ...]:
         """What a person reads first."""
-        return tuple(whatif_lines(self.operations, self.found, self.kinds))
+        return tuple(_whatif_lines(self.operations, self.found, self.kinds))
 
 
 def whatif_of(operations: Operations) -> WhatIf:

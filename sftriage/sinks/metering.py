@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     from sftriage.sinks.exposition import Exposition
-    from sftriage.web.metrics import MetricsEndpoint
+    from sftriage.web.serving import MetricsEndpoint
 
 _MULTIPROCESS = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")

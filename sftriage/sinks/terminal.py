@@ -27,12 +27,10 @@ from sftriage.model.events import (
 )
 from sftriage.model.verdicts import Verdict
 from sftriage.sinks.stream import Sink
-from sftriage.words.advice import remedy_told
 from sftriage.words.amounts import counted, milliseconds
-from sftriage.words.captures import capturing_sentence, caused, ended_sentence
-from sftriage.words.decisions import outcome_sentence, reason_sentence
-from sftriage.words.keeping import disk_failed_sentence, disk_sentence, pause_sentence
+from sftriage.words.decisions import capturing_sentence, caused, ended_sentence, outcome_sentence, reason_sentence
 from sftriage.words.news import WITHIN_S, RecentLines, news_of
+from sftriage.words.run import disk_failed_sentence, disk_sentence, pause_sentence, remedy_told
 from sftriage.words.verdicts import verdict_sentence
 
 if TYPE_CHECKING:

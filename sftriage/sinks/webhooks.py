@@ -38,9 +38,8 @@ from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.policy.schema import Rule, Webhook
 from sftriage.sinks.stream import Sink, keep_newest
-from sftriage.words.advice import remedy_told
-from sftriage.words.captures import caused
-from sftriage.words.decisions import decision_values, reason_sentence
+from sftriage.words.decisions import caused, decision_values, reason_sentence
+from sftriage.words.run import remedy_told
 from sftriage.words.verdicts import verdict_sentence
 
 _MAX_TEXT = 3000

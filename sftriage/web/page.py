@@ -1,13 +1,18 @@
-"""What all pages have in common: templates, their own files, events and refusals.
+"""What all pages have in common: templates, their own files, events, refusals, and downloads.
 
-Templates escape every value: a stage may be called anything.
+Templates escape every value: a stage may be called anything. A download is verified on its way, piece by piece, and its
+last piece is handed out only once the sum of all is right: what is stored may be damaged, and then what the browser
+has stays a download that was cut short, and is never taken for the trace.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
+import logging
+import os
 import re
 import threading
 import time
@@ -15,8 +20,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
-from pathlib import PurePath
+from itertools import chain
+from pathlib import Path, PurePath
 from typing import Any, Generic, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
@@ -24,16 +31,31 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import Send
 
 from sftriage import __version__
-from sftriage.errors import CatalogueError, InputError, IntegrityError, StoreError, UsageError
-from sftriage.web.access import Access
-from sftriage.web.app import application
-from sftriage.words.advice import remedy_told
+from sftriage.base.files import regular
+from sftriage.errors import CatalogueError, InputError, IntegrityError, SftriageError, StoreError, UsageError
+from sftriage.traces.manifest import Artefact, Manifest
+from sftriage.traces.remote import Objects, Patience, checked_url
+from sftriage.traces.store import LocalStore, read_upload
+from sftriage.traces.stores import CaptureKey, Store, chunks, verified
+from sftriage.web.serving import Access, application
 from sftriage.words.amounts import ago, clock_time, lasted, moment, size
-from sftriage.words.captures import CONTROL_PART, caused, choice_words, stage_suspected
-from sftriage.words.glance import LABEL_MEANINGS, OUTCOME_MEANINGS, QUESTIONS
-from sftriage.words.keeping import disk_now, disk_sentence, pause_sentence, ring_sentence, triage_off
+from sftriage.words.decisions import CONTROL_PART, caused, choice_words, stage_suspected
+from sftriage.words.run import (
+    LABEL_MEANINGS,
+    OUTCOME_MEANINGS,
+    QUESTIONS,
+    disk_now,
+    disk_sentence,
+    pause_sentence,
+    remedy_told,
+    ring_sentence,
+    triage_off,
+)
+
+log = logging.getLogger("sftriage")
 
 Source = TypeVar("Source")
 
@@ -58,13 +80,14 @@ class Page(ABC, Generic[Source]):
         stopping: once it is set, event streams end.
 
     Attributes:
-        layout: the template that a refusal is laid out by.
+        layout: the template that a refusal is laid out by, on the view that is ``blank``.
+        root: where its addresses begin.
         app: the application.
     """
 
     layout: str
+    blank: Any
     root = ""
-    """Where its addresses begin."""
 
     def __init__(
         self,
@@ -82,26 +105,22 @@ class Page(ABC, Generic[Source]):
         self._templates = templates({name: f"/static/{name}?v={one}" for name, one in versions.items()}, now_s)
         self._streams = 0
         ours = [Route("/events", self.events), Route("/static/{name}", self.static)]
-        self.app = application([*self.routes(), *ours], access, self.refused)
+        self.app = application([*self._routes(), *ours], access, self.refused)
 
     @abstractmethod
-    def routes(self) -> Sequence[BaseRoute]:
+    def _routes(self) -> Sequence[BaseRoute]:
         """What is answered, beside what every page answers."""
 
     @abstractmethod
     def change(self) -> Mapping[str, Any]:
         """What there is by now; its ``version`` changes with whatever a page shows."""
 
-    @abstractmethod
-    def blank(self) -> object:
-        """The view on which a refusal is shown."""
-
     def html(self, template: str, view: object, status_code: int = 200, **values: Any) -> Response:
         """A page made of a template."""
-        around = {"now_s": self._now_s(), "root": self.root, **self.around(view)}
+        around = {"now_s": self._now_s(), "root": self.root, **self._around(view)}
         return HTMLResponse(self._templates.get_template(template).render(view=view, **around, **values), status_code)
 
-    def around(self, view: Any) -> Mapping[str, Any]:
+    def _around(self, view: Any) -> Mapping[str, Any]:
         """What every page shows beside the view: its ``version``, and the ``runs`` that there are to choose from."""
         return {"version": view.version, "runs": None}
 
@@ -143,7 +162,7 @@ class Page(ABC, Generic[Source]):
         """A refusal, as a page of ours; in plain text where a program asks."""
         if request.url.path.removeprefix(self.root).startswith(("/events", "/static", "/heat")):
             return PlainTextResponse(f"{detail}\n", status)
-        return self.refusal(self.blank(), status, str(status), detail)
+        return self.refusal(self.blank, status, str(status), detail)
 
     def refusal(self, view: object, status: int, title: str, detail: str) -> Response:
         """The page that says what is the matter."""
@@ -266,3 +285,81 @@ def milliseconds(seconds: float) -> str:
 def percent(fraction: float) -> str:
     """A share."""
     return f"{fraction:.0%}" if fraction >= 0.1 or fraction == 0 else f"{fraction:.1%}"
+
+
+PATIENCE = Patience(connect_s=5.0, idle_s=60.0, retries=2, retry_s=10.0)
+"""Somebody waits, and can ask again."""
+
+
+def pieces_of(store: Store, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
+    """What is in an artefact: of a run on this host, once it has gone from there, what its verified copy has.
+
+    Raises:
+        UsageError: the store cannot be opened.
+        StoreError: it cannot be reached.
+        IntegrityError: the artefact is missing, or no plain file there.
+    """
+    if not isinstance(store, LocalStore):
+        return _elsewhere(store.place, manifest, artefact)
+    directory = Path(store.place) / manifest.capture_id
+    upload = read_upload(directory)
+    if upload is not None and upload.verified_at is not None and not os.path.lexists(directory / artefact.name):
+        return _elsewhere(upload.url, manifest, artefact)
+    return _here(directory / artefact.name)
+
+
+def _here(path: Path) -> Iterator[bytes]:
+    with regular(path, IntegrityError) as file:
+        yield from chunks(file)
+
+
+def _elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
+    key = f"{CaptureKey.of(manifest).key}/{artefact.name}"
+    objects = Objects.open(url, patience=PATIENCE)
+    parts = urlsplit(checked_url(url))
+    if parts.scheme == "file":
+        # Whoever may write into the directory must not have files shown that lie elsewhere.
+        root = Path(unquote(parts.path))
+        if (root / key).resolve() != root.resolve() / key:
+            raise IntegrityError(f"{objects.place}/{key}: not a plain file of the store")
+        yield from _here(root / key)
+        return
+    try:
+        yield from objects.stream(key)
+    except FileNotFoundError as error:
+        raise IntegrityError(f"{objects.place}/{key}: missing") from error
+
+
+class Download(StreamingResponse):
+    """A file that is verified as it goes."""
+
+    async def stream_response(self, send: Send) -> None:
+        """Send it; what turns out to be wrong, or cannot be read on, is cut short."""
+        try:
+            await super().stream_response(send)
+        except SftriageError as error:
+            # The answer stays without its end, so the server cuts the connection, and the browser says so.
+            log.warning("a download was cut short: %s", error)
+
+
+def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
+    """The file of a capture that is asked for, as it is stored; a refusal, where what is seen of it at once is not."""
+    try:
+        artefact = manifest.artefact(request.path_params["name"])
+    except InputError as error:
+        raise HTTPException(404, "The capture has no such file.") from error
+    checksum = base64.b64encode(bytes.fromhex(artefact.sha256)).decode()
+    headers = {
+        "Content-Length": str(artefact.size_bytes),
+        # Both are plain file names: see `CAPTURE_ID` and `manifest.FileName`.
+        "Content-Disposition": f'attachment; filename="{manifest.capture_id}-{artefact.name}"',
+        "Repr-Digest": f"sha-256=:{checksum}:",
+    }
+    if request.method == "HEAD":
+        return Response(media_type="application/octet-stream", headers=headers)
+    with reading_stored():
+        wrong = f"{artefact.name}: not what its manifest says; it was put as sha256 {artefact.sha256}"
+        checked = verified(pieces_of(store, manifest, artefact), artefact, wrong)
+        # What is wrong with the beginning is said, rather than cut short.
+        first = next(checked)
+    return Download(chain((first,), checked), media_type="application/octet-stream", headers=headers)

@@ -9,16 +9,14 @@ from types import MappingProxyType
 import numpy as np
 
 from sftriage.model.captures import CaptureResult
-from sftriage.runs.axis import axis_of
 from sftriage.runs.following import RequestRow
 from sftriage.runs.lanes import Lanes
 from sftriage.runs.lateness import UNKNOWN, HeatMap
 from sftriage.runs.picture import RunReport
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.stores import Store, beside
-from sftriage.web.charts import Timeline, bars_of, timeline
-from sftriage.web.downloads import StackDownloads
-from sftriage.web.flames import FlameGraph
+from sftriage.web.charts import Timeline, axis_of, bars_of, timeline
+from sftriage.web.flames import FlameGraph, StackDownloads
 from sftriage.web.page import templates
 
 SHADES = 8

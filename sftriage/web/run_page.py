@@ -1,36 +1,38 @@
-"""The page about a run: what is answered at which address."""
+"""The pages about runs: what is answered at which address."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import quote
 
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import Receive, Scope, Send
 
 from sftriage.model.captures import CAPTURE_ID
-from sftriage.runs.axis import Axis, TimelineColumn
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import log_of
-from sftriage.runs.following import RequestRow, WindowRow
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.following import CaptureStatus, RequestRow, WindowRow, statuses
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.lanes import control_of
 from sftriage.runs.lateness import HeatMap
-from sftriage.runs.outlook import CaptureStatus, statuses
-from sftriage.runs.source import Drawing, RunSource, StartedRuns, View
+from sftriage.runs.source import Drawing, RunSource, StartedRun, StartedRuns, View
 from sftriage.runs.whatif import HOTTEST, WhatIf, heat_of, operations_in, timelines_of, trace_events, whatif_of
 from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.traces.manifest import Manifest
-from sftriage.web.access import Access
-from sftriage.web.charts import CHOICES, StepRange, bars_of, table_of, timeline
-from sftriage.web.downloads import StackDownloads, file_of
-from sftriage.web.flames import FlameGraph
-from sftriage.web.page import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Page, page_number, reading_stored
+from sftriage.web.charts import CHOICES, Axis, StepRange, TimelineColumn, bars_of, table_of, timeline
+from sftriage.web.flames import StackDownloads
+from sftriage.web.page import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Page, file_of, page_number, reading_stored
+from sftriage.web.serving import Access
 from sftriage.whatif.slowdown import MIN_SLOWDOWN
 
 HEAT_PATIENCE_S = 1.0
@@ -59,7 +61,7 @@ class RunPage(Page[RunSource]):
         runs: the others that there are to choose from.
     """
 
-    layout = "base.html"
+    layout, blank = "base.html", View("none")
     _replay: tuple[str, WhatIf] | None
 
     def __init__(
@@ -76,36 +78,30 @@ class RunPage(Page[RunSource]):
         self._replaying, self._replay = threading.Lock(), None
         super().__init__(source, access, now_s, stopping)
 
-    def routes(self) -> list[Route]:
-        """What is answered."""
+    def _routes(self) -> list[Route]:
         return [
             Route("/", self.overview),
-            Route("/decisions", self.decisions),
-            Route("/heat.bin", self.heat),
-            Route("/whatif", self.whatif),
-            Route("/whatif.json", self.whatif_timeline),
-            Route("/captures/{capture_id}", self.capture),
-            Route("/captures/{capture_id}/files/{name}", self.artefact),
-            Route(f"/captures/{{capture_id}}/{FOLDED_NAME}", self.folded),
+            Route("/decisions", self._decisions),
+            Route("/heat.bin", self._heat),
+            Route("/whatif", self._whatif),
+            Route("/whatif.json", self._whatif_timeline),
+            Route("/captures/{capture_id}", self._capture),
+            Route("/captures/{capture_id}/files/{name}", self._artefact),
+            Route(f"/captures/{{capture_id}}/{FOLDED_NAME}", self._folded),
         ]
 
     def change(self) -> dict[str, Any]:
         """How much there is by now."""
         view = self._source.view()
-        version = self.around(view)["version"]
+        version = self._around(view)["version"]
         return {"version": version, "windows": len(view.rows), "captures": len(view.captures)}
 
-    def around(self, view: View) -> dict[str, Any]:
-        """See `Page.around`."""
+    def _around(self, view: View) -> dict[str, Any]:
         if self._runs is None:
             return {"version": view.version, "runs": None}
         runs = self._runs.look()
         seen = [(run.directory, run.info.run_id, run.state) for run in (*runs.runs, runs.before) if run is not None]
         return {"version": f"{view.version}-{hashlib.sha256(repr(seen).encode()).hexdigest()[:8]}", "runs": runs}
-
-    def blank(self) -> View:
-        """The view on which a refusal is shown."""
-        return View("none")
 
     def overview(self, request: Request) -> Response:
         """How the job stands."""
@@ -137,14 +133,14 @@ class RunPage(Page[RunSource]):
             running=_unfinished(view),
         )
 
-    def decisions(self, request: Request) -> Response:
+    def _decisions(self, request: Request) -> Response:
         """All that is on record of one kind; of a kind that there is not, all."""
         view, outcome = self._source.view(), request.query_params.get("outcome", "")
         outcome = outcome if outcome in (*OUTCOME_WORDS, *NOTE_WORDS) else ""
         page = log_of(view.rows, (*view.asks, *view.notes), view.became, outcome, page_number(request))
         return self.html("decisions.html", view, outcome=outcome, page=page)
 
-    def heat(self, request: Request) -> Response:
+    def _heat(self, request: Request) -> Response:
         """The heat map's cells, row by row, a byte each: the page's script draws them."""
         view, span = self._source.view(), StepRange.of(request.query_params)
         rows = span.select(view.rows)
@@ -156,8 +152,8 @@ class RunPage(Page[RunSource]):
             raise HTTPException(404, "No step has been recorded yet.")
         return Response(heat.levels_GC.tobytes(), media_type="application/octet-stream")
 
-    def whatif(self, request: Request) -> Response:
-        """What the run would take without its stragglers, and whose they are. It is worked out when it is asked for."""
+    def _whatif(self, request: Request) -> Response:
+        """What the run would take without its stragglers, and whose they are; worked out on request."""
         view, shown = self._source.view(), self._replayed()
         heat = heat_of(shown.operations, shown.found)
         drawn = timelines_of(shown.operations, shown.found, MAX_LANES)
@@ -172,7 +168,7 @@ class RunPage(Page[RunSource]):
             parts=sorted(shown.found.by_part.items(), key=lambda one: -one[1]),
         )
 
-    def whatif_timeline(self, request: Request) -> Response:
+    def _whatif_timeline(self, request: Request) -> Response:
         """A step as measured and without stragglers, for Perfetto's viewer."""
         shown = self._replayed()
         name = {"Content-Disposition": 'attachment; filename="without-stragglers.json"'}
@@ -189,9 +185,9 @@ class RunPage(Page[RunSource]):
                 self._replay = version, whatif_of(operations_in(directory))
             return self._replay[1]
 
-    def capture(self, request: Request) -> Response:
-        """One capture: stored, or asked for and under way, come to nothing, or removed since."""
-        view, capture_id, found = self._capture(request)
+    def _capture(self, request: Request) -> Response:
+        """One capture: stored, under way, failed, or removed since."""
+        view, capture_id, found = self._found(request)
         if isinstance(found, Damaged):
             return self.refusal(view, 422, "This capture cannot be shown", found.problem)
         row = view.asked_by(capture_id)
@@ -200,10 +196,10 @@ class RunPage(Page[RunSource]):
                 raise HTTPException(404, "There is no such capture.")
             (status,) = statuses((one for one in row.asked if one.capture_id == capture_id), view.became)
             return self.html("lost.html", view, status=status, asked=row)
-        attempt = row.attempt if row else 0
         control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
         if (compared := control_of(found)) is not None:
             control = compared
+        stored = ((one, self._source.store) for one in view.captures if isinstance(one, Manifest))
         return self.html(
             "capture.html",
             view,
@@ -212,34 +208,27 @@ class RunPage(Page[RunSource]):
             manifest=found,
             bars=bars_of(found.findings),
             asked=row,
-            lanes=self._source.beside(found, attempt, control),
-            flames=self._flames(view, found, request),
+            lanes=self._source.beside(found, row.attempt if row else 0, control),
+            flames=self._stacks.drawn(found, self._source.store, stored, request.query_params),
             cost=found.cost or view.cost_of(found),
             upload=view.uploads.get(capture_id),
             store=None,
             beside=(),
         )
 
-    def _flames(self, view: View, manifest: Manifest, request: Request) -> FlameGraph | str | None:
-        store = self._source.store
-        others = ((one, store) for one in view.captures if isinstance(one, Manifest))
-        return self._stacks.drawn(manifest, store, others, request.query_params)
-
-    def artefact(self, request: Request) -> Response:
-        """One file of a capture, as it is stored."""
+    def _artefact(self, request: Request) -> Response:
         return file_of(request, self._stored(request), self._source.store)
 
-    def folded(self, request: Request) -> Response:
-        """The stacks of a capture, collapsed."""
+    def _folded(self, request: Request) -> Response:
         return self._stacks.folded(self._stored(request), self._source.store)
 
     def _stored(self, request: Request) -> Manifest:
-        _, _, manifest = self._capture(request)
+        _, _, manifest = self._found(request)
         if not isinstance(manifest, Manifest):
             raise HTTPException(404 if manifest is None else 422, "There is no such capture, or it is damaged.")
         return manifest
 
-    def _capture(self, request: Request) -> tuple[View, str, Manifest | Damaged | None]:
+    def _found(self, request: Request) -> tuple[View, str, Manifest | Damaged | None]:
         capture_id = request.path_params["capture_id"]
         if not CAPTURE_ID.fullmatch(capture_id):
             raise HTTPException(404, "There is no such capture.")
@@ -292,3 +281,61 @@ def _unfinished(view: View) -> tuple[CaptureStatus, ...]:
     asked = [(row.time_s, one) for row in decided for one in row.asked if one.capture_id not in stored]
     asked.sort(key=lambda entry: entry[0], reverse=True)
     return statuses((one for _, one in asked[:20]), view.became)
+
+
+MAX_OPEN = 8
+"""Runs that are kept in memory; any other is read again when somebody looks."""
+
+
+class RunsPage(Page[StartedRuns]):
+    """The pages about runs. Whoever looks at ``/`` is shown a newer run as soon as there is one."""
+
+    layout, blank = "base.html", View("none")
+
+    def __init__(
+        self,
+        source: StartedRuns,
+        access: Access,
+        now_s: Callable[[], float] = time.time,
+        stopping: threading.Event | None = None,
+    ) -> None:
+        super().__init__(source, access, now_s, stopping)
+        self._access, self._opening = access, threading.Lock()
+        self._open: OrderedDict[tuple[str, str], RunPage] = OrderedDict()
+        self._waiting = RunPage(RunSource(lambda: None), access, now_s, self._stopping, runs=source)
+
+    def _routes(self) -> list[BaseRoute]:
+        newest = Route("/", lambda request: self._newest().overview(request))
+        return [newest, Mount("/runs/{run_id}", app=self._of_run)]
+
+    def change(self) -> dict[str, Any]:
+        """How much there is by now of the newest run."""
+        return self._newest().change()
+
+    def _newest(self) -> RunPage:
+        newest = self._source.look().newest
+        return self._waiting if newest is None else self._page(newest)
+
+    async def _of_run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        def named(run_id: str) -> RunPage:
+            run = next((run for run in self._source.look().runs if run.info.run_id == run_id), None)
+            if run is None:
+                raise HTTPException(404, "There is no such run.")
+            return self._page(run)
+
+        page = await run_in_threadpool(named, scope["path_params"]["run_id"])
+        await page.app(scope, receive, send)
+
+    def _page(self, run: StartedRun) -> RunPage:
+        """The page about a run, which is read from the beginning if nobody has looked at it lately."""
+        key = str(run.directory), run.info.run_id
+        with self._opening:
+            page = self._open.pop(key, None)
+            if page is None:
+                source = RunSource(lambda: RunDirectory(run.directory))
+                root = f"/runs/{quote(run.info.run_id, safe='')}"
+                page = RunPage(source, self._access, self._now_s, self._stopping, root=root, runs=self._source)
+            self._open[key] = page
+            while len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+        return page

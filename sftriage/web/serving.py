@@ -1,25 +1,261 @@
-"""A listening socket, a server on it, in the foreground or in a thread of its own, and links for browsers."""
+"""What listens here: who may read, the gate before every route, the server, ``/metrics``, and links for browsers.
+
+A Host header has to be one of ours: a page somewhere else that has its name point to this address (DNS rebinding) is
+refused. A token comes as the password of HTTP Basic or as a Bearer token; never in an address, which ends up in
+histories and logs. Every answer leaves with the headers that keep it in its place.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import contextlib
+import hashlib
+import hmac
 import ipaddress
+import logging
 import os
+import re
+import shlex
 import socket
+import stat
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sftriage.base.loops import start_thread
 from sftriage.errors import UsageError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+log = logging.getLogger("sftriage")
+
+MIN_TOKEN_LENGTH = 16
+MAX_TOKEN_BYTES = 4096
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(\d{1,5}))?")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def token_of(path: Path | None, variable: str) -> str | None:
+    """The token in a file, or else the one in an environment variable; None where there is neither.
+
+    It is no option itself: a command line can be read by everybody on the machine.
+
+    Raises:
+        UsageError: the file cannot be read, is no token's, or others can read it or put another in its place.
+    """
+    if path is None:
+        return os.environ.get(variable) or None
+    try:
+        with path.open("rb") as file:
+            _refuse_shared(path, os.fstat(file.fileno()), os.getuid())
+            token = file.read(MAX_TOKEN_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    try:
+        return token.decode("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: a token is printable ASCII characters") from error
+
+
+def _refuse_shared(path: Path, about: os.stat_result, uid: int) -> None:
+    """Refuse a token file that is not its reader's alone, with what mends it; root may share one that root owns."""
+    if not stat.S_ISREG(about.st_mode):
+        # A pipe from a program that knows the token.
+        return
+    file, mode = shlex.quote(str(path)), stat.S_IMODE(about.st_mode)
+    if about.st_uid not in (uid, 0):
+        raise UsageError(f"{path}: this token belongs to another user (uid {about.st_uid}); make one of your own")
+    if mode & _OTHERS_WRITE or (mode & _OTHERS and about.st_uid == uid):
+        raise UsageError(f"{path}: other users of this machine can use this token (mode {mode:04o}): chmod 600 {file}")
+    if mode & stat.S_IROTH:
+        log.warning("%s: everybody on this machine can read this token; as root: chmod o-r %s", path, file)
+    for directory in {path.absolute().parent, path.resolve().parent}:
+        where = directory.stat()
+        # In a sticky one, as /tmp is, nobody can move what is another's.
+        if where.st_uid not in (uid, 0) or (where.st_mode & _OTHERS_WRITE and not where.st_mode & stat.S_ISVTX):
+            mend = f"chmod go-w {shlex.quote(str(directory))}" if where.st_uid == uid else "keep it elsewhere"
+            raise UsageError(
+                f"{path}: others can put another token in its place, for they can write to {directory}: {mend}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may read.
+
+    Attributes:
+        names: what may be in a Host header, lower case, with a port or for any; addresses too, if not ``any_address``.
+        any_address: any plain address is right: nobody's name can be made to point at one.
+        token_sha256: the digest of the token, or None where none is wanted.
+        any_name: any Host header is right: what comes by many names, and has a token.
+    """
+
+    names: frozenset[str]
+    any_address: bool = False
+    token_sha256: bytes | None = None
+    any_name: bool = False
+
+    @classmethod
+    def to(cls, host: str, token: str | None, wanted: str, names: Iterable[str] = ()) -> Access:
+        """What goes for what listens on ``host``; ``names`` are others that it is reached by.
+
+        Raises:
+            UsageError: it can be reached from elsewhere and there is no token, which ``wanted`` says how to give; or
+                the token is easily guessed.
+        """
+        if token is None and not is_loopback(host):
+            raise UsageError(f"{host} can be reached from other machines, so a token is wanted: {wanted}")
+        if token is not None and (len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable()):
+            raise UsageError(f"a token is at least {MIN_TOKEN_LENGTH} printable ASCII characters")
+        known = {host.lower(), *(name.lower() for name in names)} | (_LOOPBACK_NAMES if is_loopback(host) else set())
+        digest = None if token is None else hashlib.sha256(token.encode()).digest()
+        return cls(frozenset(known), not is_loopback(host), digest)
+
+    def knows(self, host: str) -> bool:
+        """Whether a Host header is right."""
+        if self.any_name or host in self.names:
+            return True
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found[1].strip("[]").lower()
+        if name in self.names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return self.any_address
+
+    def admits(self, authorization: str) -> bool:
+        """Whether an Authorization header holds the token. Takes as long for a wrong one as for the right one."""
+        if self.token_sha256 is None:
+            return True
+        scheme, _, value = authorization.partition(" ")
+        given = value.strip()
+        if scheme.lower() == "basic":
+            try:
+                given = base64.b64decode(given, validate=True).decode("utf-8", "replace").partition(":")[2]
+            except (binascii.Error, ValueError):
+                given = ""
+        elif scheme.lower() != "bearer":
+            given = ""
+        return hmac.compare_digest(hashlib.sha256(given.encode("utf-8", "replace")).digest(), self.token_sha256)
+
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # The viewer that a trace is handed to has to be able to answer.
+    "Cross-Origin-Opener-Policy": "same-origin-allow-popups",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
+CHALLENGE = 'Basic realm="sftriage: any user, the token as password", charset="UTF-8", Bearer realm="sftriage"'
+READING = ("GET", "HEAD")
+"""Nobody can change anything by a request."""
+
+
+def _plain(_: Request, status: int, detail: str) -> Response:
+    return PlainTextResponse(f"{detail}\n", status)
+
+
+def application(
+    routes: Sequence[BaseRoute],
+    access: Access,
+    refused: Callable[[Request, int, str], Response] = _plain,
+    methods: Collection[str] = READING,
+) -> ASGIApp:
+    """The application that answers on some routes; ``refused`` makes the answer that says what is the matter."""
+
+    def failed(request: Request, error: Exception) -> Response:
+        status, detail, headers = 500, "This could not be made.", None
+        if isinstance(error, HTTPException):
+            status, detail, headers = error.status_code, error.detail, error.headers
+        answer = refused(request, status, detail)
+        answer.headers.update(headers or {})
+        return answer
+
+    handlers: dict[Any, Any] = {HTTPException: failed, Exception: failed}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return Gate(app, access, methods)
+
+
+class Gate:
+    """Lets through what may be answered; see the module."""
+
+    def __init__(self, app: ASGIApp, access: Access, methods: Collection[str]) -> None:
+        self._app, self._access, self._methods = app, access, methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it."""
+        if scope["type"] != "http":
+            # Nobody here speaks WebSocket.
+            await send({"type": "websocket.close", "code": 1008})
+            return
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await (self._refusal(scope) or self._app)(scope, receive, sealed)
+
+    def _refusal(self, scope: Scope) -> PlainTextResponse | None:
+        if scope["method"] not in self._methods:
+            return _turned_away("This is only to be read.", 405, Allow=", ".join(READING))
+        headers = Headers(scope=scope)
+        hosts, given = headers.getlist("host"), headers.getlist("authorization")
+        if len(hosts) != 1 or not self._access.knows(hosts[0]):
+            return _turned_away("Nothing of that name is here; of the page, see --allow-host.", 421)
+        if not self._access.admits(given[0] if len(given) == 1 else ""):
+            challenge = {"WWW-Authenticate": CHALLENGE}
+            return _turned_away("A token is wanted: as the password, or as a Bearer token.", 401, **challenge)
+        return None
+
+
+def _turned_away(said: str, status: int, **headers: str) -> PlainTextResponse:
+    # Whoever is not let in holds no connection.
+    return PlainTextResponse(f"{said}\n", status, {"Connection": "close", **headers})
+
 
 STOP_GRACE_S = 3
 """How long requests under way are waited for at the end."""
@@ -210,3 +446,48 @@ def _start(link: str, say: Callable[[str], None]) -> None:
         started = False
     if not started:
         say("no browser could be started: open the link in one of yours")
+
+
+PATH = "/metrics"
+STOP_GRACE_S = 2
+
+
+def metrics_app(registry: CollectorRegistry, access: Access) -> ASGIApp:
+    """What answers, in the format that is asked for; always with all metrics."""
+    # Whoever made the registry has imported it, as the metrics of one process.
+    from prometheus_client.exposition import choose_encoder
+
+    def metrics(request: Request) -> Response:
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), media_type=media_type)
+
+    route = Route(PATH, metrics, middleware=[Middleware(GZipMiddleware)])
+    # With a token there is nothing to be had by having a name point here, and scrapers come by many names.
+    return application([route], replace(access, any_name=access.token_sha256 is not None))
+
+
+class MetricsEndpoint:
+    """Listens from the moment it is made, so that a port that is taken is known; answers once it is told to `serve`.
+
+    Raises:
+        UsageError: the address is not this machine's, or the port is taken.
+    """
+
+    def __init__(self, host: str, port: int, access: Access) -> None:
+        try:
+            self._listening = listen(host, port)
+        except UsageError as error:
+            raise UsageError(f"metrics: {error}; see --metrics-port") from error
+        self.url = f"{address(self._listening)}{PATH[1:]}"
+        self._access = access
+        self._close = self._listening.close
+
+    def serve(self, registry: CollectorRegistry) -> None:
+        """Answer from now on, in a daemon thread."""
+        server = BackgroundServer(metrics_app(registry, self._access), self._listening, grace_s=STOP_GRACE_S)
+        server.start()
+        self._close = server.close
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._close()

@@ -1,12 +1,24 @@
-"""The page about a store of many jobs and runs: what is answered at which address."""
+"""The page about a store of many jobs and runs, whose catalogue is kept up to date beside it; or about one capture.
+
+No request waits for the store to be read: a thread does that while there are requests, and what was known is shown
+meanwhile. A store or catalogue that is away is shown to be, and is tried again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import contextlib
+import hashlib
+import logging
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -14,18 +26,177 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from sftriage.errors import InputError, SftriageError, UsageError
+from sftriage.base.files import private
+from sftriage.errors import InputError, IntegrityError, SftriageError, StoreError, UsageError
+from sftriage.reduce.opening import Copying
 from sftriage.runs.captures import since_of
+from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lanes import lanes_of
+from sftriage.runs.source import RunSource
 from sftriage.sampling.sampler import FOLDED_NAME
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.databases import CaptureQuery, CaptureRow
-from sftriage.traces.manifest import Manifest
-from sftriage.traces.stores import CaptureKey, Store
+from sftriage.traces.manifest import MANIFEST_NAME, Manifest
+from sftriage.traces.store import LocalStore
+from sftriage.traces.stores import CaptureKey, Store, destination_of
 from sftriage.web.charts import bars_of
-from sftriage.web.downloads import StackDownloads, file_of
-from sftriage.web.page import Page, page_number, reading_stored
-from sftriage.web.store_source import StoreSource, StoreView
+from sftriage.web.flames import StackDownloads
+from sftriage.web.page import Page, file_of, page_number, reading_stored
+from sftriage.web.run_page import RunPage
+from sftriage.web.serving import Access
+from sftriage.web.viewer import HOST
+
+REFRESH_S = 15.0
+"""How often a store is listed while somebody looks: each time costs requests, which are charged for."""
+RETRY_S = 5.0
+"""The same while it is away."""
+
+_TOLD_EVERY = 20
+
+log = logging.getLogger("sftriage")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """What is known of a store at one moment.
+
+    Attributes:
+        place: where it is; nothing in it is secret.
+        version: changes whenever something that a page shows does.
+        rows: its captures, oldest first; once it is ``known``, what is not among them is not there.
+        problems: what lies there and is no capture, and why.
+        away: why it cannot be reached; "" while it can.
+        read: manifests that have been read so far, and of how many, the first time.
+        as_of_s: when it was last seen, seconds since the epoch.
+    """
+
+    place: str
+    version: str = "none"
+    rows: tuple[CaptureRow, ...] = ()
+    known: bool = False
+    problems: tuple[str, ...] = ()
+    away: str = ""
+    read: tuple[int, int] = (0, 0)
+    as_of_s: float | None = None
+
+    def names(self, field: str) -> tuple[str, ...]:
+        """The values that a field of its captures has: jobs, runs, stages."""
+        return tuple(dict.fromkeys(value for row in reversed(self.rows) if (value := getattr(row, field))))
+
+
+class StoreSource:
+    """The captures of a store, or of all stores that share a catalogue.
+
+    Its methods may be called from any thread. ``shared`` says that they may be in any store that shares the catalogue.
+
+    Args:
+        catalogue: who is asked.
+        store: where they are; None of what is shared.
+        store_of: opens the store that a row of a shared catalogue names.
+        place: where they are said to be, if not where the store is.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        store: Store | None,
+        store_of: Callable[[CaptureRow], Store],
+        place: str | None = None,
+    ) -> None:
+        self._catalogue, self._store, self._store_of = catalogue, store, store_of
+        self.shared = store is None
+        self._lock = threading.Lock()
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._busy = False
+        self._due_s = float("-inf")
+        self._view = StoreView(place or (catalogue.name if store is None else store.place))
+
+    @property
+    def place(self) -> str:
+        """Where they are."""
+        return self._view.place
+
+    def view(self) -> StoreView:
+        """The store as it was last seen. If that is some time ago, it is looked at again, beside."""
+        with self._lock:
+            if not self._busy and time.monotonic() >= self._due_s:
+                self._busy = True
+                self._reading.submit(self._read)
+            return self._view
+
+    def find(self, wanted: CaptureQuery) -> Sequence[CaptureRow]:
+        """The captures that are wanted, newest first; none as long as nothing is known.
+
+        Raises:
+            CatalogueError: the catalogue cannot be reached.
+        """
+        view = self._view
+        if not view.known:
+            return ()
+        return (view.rows if wanted == CaptureQuery() else self._catalogue.find(wanted))[::-1]
+
+    def capture(self, place: CaptureKey) -> tuple[Manifest, Store]:
+        """A capture, and the store that it lies in.
+
+        Raises:
+            UsageError: there is none.
+            InputError, IntegrityError: what lies there is none.
+            StoreError, CatalogueError: where it is cannot be reached.
+        """
+        if self._store is not None:
+            return self._store.manifest(place.key), self._store
+        wanted = CaptureQuery(job=place.job, run=place.run, prefix=place.capture_id)
+        row = next((row for row in self._catalogue.find(wanted) if row.capture_id == place.capture_id), None)
+        if row is None:
+            raise UsageError(f"no capture {place.key} in {self.place}")
+        store = self._store_of(row)
+        manifest = store.manifest(row.reference)
+        if CaptureKey.of(manifest) != place:
+            raise InputError(f"{row.reference} in {store.place} is the manifest of {CaptureKey.of(manifest).key}")
+        return manifest, store
+
+    def _read(self) -> None:
+        try:
+            found = self._looked()
+        except (SftriageError, OSError) as error:
+            found = replace(self._view, away=str(error))
+        except Exception:
+            log.exception("the store could not be read; trying again")
+            found = replace(self._view, away="it could not be read")
+        with self._lock:
+            self._view = replace(found, version=_version(found))
+            self._busy = False
+            self._due_s = time.monotonic() + (RETRY_S if found.away else REFRESH_S)
+
+    def _looked(self) -> StoreView:
+        problems: tuple[str, ...] = ()
+        away = ""
+        if self._store is not None:
+            try:
+                problems = self._catalogue.refresh(self._told)
+            except StoreError as error:
+                # What its catalogue knows is better than nothing.
+                if not self._catalogue.is_indexed():
+                    raise
+                problems, away = self._view.problems, str(error)
+        rows = tuple(self._catalogue.find())
+        seen_s = self._view.as_of_s if away else time.time()
+        return replace(self._view, rows=rows, known=True, problems=problems, away=away, read=(0, 0), as_of_s=seen_s)
+
+    def _told(self, done: int, total: int) -> None:
+        if not self._view.known and (done % _TOLD_EVERY == 0 or done == total):
+            with self._lock:
+                self._view = replace(self._view, read=(done, total), version=f"reading-{done}-{total}")
+
+
+def _version(view: StoreView) -> str:
+    seen = [(row.store, row.reference, row.sha256, row.reproduced) for row in view.rows]
+    # A message may say how long it took to fail, which is another time each time.
+    about = (view.known, view.problems, re.sub(r"[0-9.]+", "", view.away), seen)
+    return hashlib.sha256(repr(about).encode(errors="surrogatepass")).hexdigest()[:16]
+
 
 NAMES = ("job", "run", "rank", "stage", "since", "reproduced", "profiler")
 ANSWERS = ("yes", "partly", "no")
@@ -91,13 +262,12 @@ class StorePage(Page[StoreSource]):
     def _stacks(self) -> StackDownloads:
         return StackDownloads()
 
-    def routes(self) -> list[Route]:
-        """What is answered."""
+    def _routes(self) -> list[Route]:
         return [
-            Route("/", self.captures),
-            Route("/captures/{job}/{run}/{capture_id}", self.capture),
-            Route("/captures/{job}/{run}/{capture_id}/files/{name}", self.artefact),
-            Route(f"/captures/{{job}}/{{run}}/{{capture_id}}/{FOLDED_NAME}", self.folded),
+            Route("/", self._captures),
+            Route("/captures/{job}/{run}/{capture_id}", self._capture),
+            Route("/captures/{job}/{run}/{capture_id}/files/{name}", self._artefact),
+            Route(f"/captures/{{job}}/{{run}}/{{capture_id}}/{FOLDED_NAME}", self._folded),
         ]
 
     def change(self) -> dict[str, Any]:
@@ -105,11 +275,12 @@ class StorePage(Page[StoreSource]):
         view = self._source.view()
         return {"version": view.version, "captures": len(view.rows)}
 
+    @property
     def blank(self) -> StoreView:
         """The view on which a refusal is shown."""
         return StoreView(self._source.place)
 
-    def captures(self, request: Request) -> Response:
+    def _captures(self, request: Request) -> Response:
         """A page of the captures that are asked for; a number past the end is the last page."""
         view = self._source.view()
         asked = filter_of(request.query_params, datetime.fromtimestamp(self._now_s(), timezone.utc))
@@ -130,8 +301,7 @@ class StorePage(Page[StoreSource]):
             profilers=PROFILERS,
         )
 
-    def capture(self, request: Request) -> Response:
-        """One capture."""
+    def _capture(self, request: Request) -> Response:
         with reading_stored():
             manifest, store = self._found(request)
             of_run = self._source.find(CaptureQuery(job=manifest.job, run=manifest.run))
@@ -152,14 +322,12 @@ class StorePage(Page[StoreSource]):
             beside=others[:MAX_BESIDE],
         )
 
-    def artefact(self, request: Request) -> Response:
-        """One file of a capture, as it is stored."""
+    def _artefact(self, request: Request) -> Response:
         with reading_stored():
             manifest, store = self._found(request)
         return file_of(request, manifest, store)
 
-    def folded(self, request: Request) -> Response:
-        """The stacks of a capture, collapsed."""
+    def _folded(self, request: Request) -> Response:
         with reading_stored():
             manifest, store = self._found(request)
         return self._stacks.folded(manifest, store)
@@ -170,7 +338,7 @@ class StorePage(Page[StoreSource]):
         for row in of_run:
             of_window = (row.window_first_step, row.window_last_step) == (window.first_step, window.last_step)
             if of_window and row.capture_id != manifest.capture_id:
-                with suppress(SftriageError):
+                with contextlib.suppress(SftriageError):
                     yield self._source.capture(CaptureKey(row.job, row.run, row.capture_id))
 
     def _found(self, request: Request) -> tuple[Manifest, Store]:
@@ -192,3 +360,71 @@ def _link(row: CaptureRow) -> str:
         return _address(CaptureKey(row.job, row.run, row.capture_id))
     except InputError:
         return "/"
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePage:
+    """A page that shows a capture.
+
+    Attributes:
+        app: what answers, on this machine alone.
+        stopping: is set at the end.
+        where: the capture's part of the page.
+        trace: the name of its trace.
+        file: the trace, verified.
+    """
+
+    app: ASGIApp
+    stopping: threading.Event
+    where: str
+    trace: str
+    file: Path
+
+
+@contextlib.contextmanager
+def capture_page(store: Store, reference: str, out: Path | None, copying: Copying) -> Iterator[CapturePage]:
+    """A page of a capture. One of a store elsewhere is fetched first, and verified; it is gone after the block.
+
+    A copy of its trace is left at ``out``.
+
+    Raises:
+        IntegrityError: a file of the capture is not what was put.
+        StoreError: the store cannot be reached.
+    """
+    access, stopping = Access.to(HOST, None, ""), threading.Event()
+    manifest, condition = store.look(reference)
+    if not condition.whole:
+        raise IntegrityError(condition.problem)
+    key, name = CaptureKey.of(manifest).key, manifest.artefacts[0].name
+    target = None if out is None else destination_of(f"{manifest.capture_id}-{name}", out, force=False)
+    if isinstance(store, LocalStore):
+        if target is not None:
+            store.get(reference, name, target)
+        directory = RunDirectory(Path(store.place).parent)
+        app = RunPage(RunSource(lambda: directory), access, stopping=stopping).app
+        file = target or store.path(reference, name)
+        yield CapturePage(app, stopping, f"captures/{manifest.capture_id}", name, file)
+        return
+    with _fetched(store, reference, manifest, copying) as (copy, root):
+        if target is not None:
+            copy.get(key, name, target)
+        source = StoreSource(Catalogue(root / "catalogue.db", copy), copy, lambda _: copy, place=store.place)
+        app = StorePage(source, access, stopping=stopping).app
+        yield CapturePage(app, stopping, f"captures/{key}", name, target or root / key / name)
+
+
+@contextlib.contextmanager
+def _fetched(store: Store, reference: str, manifest: Manifest, copying: Copying) -> Iterator[tuple[Store, Path]]:
+    """A store on this machine that has this one capture, each file verified; it is gone after the block."""
+    from sftriage.traces.remote import RemoteStore
+
+    with tempfile.TemporaryDirectory(prefix="sftriage-open-") as name:
+        root = Path(name)
+        place = root / CaptureKey.of(manifest).key
+        place.mkdir(parents=True, mode=0o700)
+        for artefact in manifest.artefacts:
+            with copying(artefact.name, artefact.size_bytes) as progress:
+                store.get(reference, artefact.name, place / artefact.name, progress=progress)
+        with private(place / MANIFEST_NAME) as file:
+            file.write(manifest.to_json())
+        yield RemoteStore.open(root.as_uri()), root

@@ -26,9 +26,7 @@ from starlette.types import ASGIApp
 
 from sftriage.base.loops import start_thread
 from sftriage.errors import UsageError
-from sftriage.web.access import Access
-from sftriage.web.app import READING, application
-from sftriage.web.serving import listen
+from sftriage.web.serving import READING, Access, application, listen
 
 VIEWER = "https://ui.perfetto.dev"
 HOST = "127.0.0.1"

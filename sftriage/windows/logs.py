@@ -24,7 +24,7 @@ from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, slot_bytes, together
 from sftriage.windows.gather import Gatherer, Shape, StepRows
 from sftriage.windows.steplog import BLOCK_STEPS, MAGICS, PERIOD_STEPS, LogFiles, find_logs, stay
-from sftriage.words.keeping import thinning
+from sftriage.words.run import thinning
 
 Run = tuple[int, int]
 """Steps one after the other: the first, and how many."""

@@ -245,8 +245,8 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
     from sftriage.runs.directory import RunDirectory
     from sftriage.runs.source import RunSource
     from sftriage.web import run_page
-    from sftriage.web.access import Access
     from sftriage.web.run_page import RunPage
+    from sftriage.web.serving import Access
     from tests.golden.runs import NOW_S
     from tests.unit.web.asking import ask
     from tests.unit.web.stored import shelf_at

@@ -50,30 +50,41 @@ from sftriage.model.events import (
 )
 from sftriage.model.verdicts import Label, Lost, OwnWork, Pattern, Regression, Scope, Suspect, Verdict
 from sftriage.policy.losses import losses_of
-from sftriage.reports.explanation import explanation_lines
-from sftriage.reports.manifest import manifest_lines
-from sftriage.runs.advice import advice_lines
+from sftriage.reports.texts import explanation_lines, manifest_lines
 from sftriage.runs.following import Other, note_kind
-from sftriage.runs.glance import losses_words
+from sftriage.runs.glance import advice_lines, losses_words
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
 from sftriage.verdicts.system import SAID
 from sftriage.web.page import templates
-from sftriage.words.advice import REMEDY_REASONS
-from sftriage.words.captures import (
+from sftriage.words.decisions import (
     COUNTED,
     COUNTED_STEP,
     DOES,
     NEXT_STEP,
+    RESOLUTIONS,
+    SENTENCES,
     capturing_sentence,
     cost_sentence,
     ended_sentence,
+    outcome_sentence,
+    reason_sentence,
+    resolution,
 )
-from sftriage.words.decisions import RESOLUTIONS, SENTENCES, outcome_sentence, reason_sentence, resolution
-from sftriage.words.glance import AFTERWARDS, FACES, HEALTH, LOOK_AT, OUTCOMES, QUESTIONS, SLOW, look_at
-from sftriage.words.keeping import disk_failed_sentence
 from sftriage.words.kube import CAPTURE_STATES, CAPTURES, INJECTED_BUT, LEFT_ALONE, NEWS, POLICIES, REMOVAL, REPORTS
 from sftriage.words.kube import REPRODUCED as UNKNOWN
+from sftriage.words.run import (
+    AFTERWARDS,
+    FACES,
+    HEALTH,
+    LOOK_AT,
+    OUTCOMES,
+    QUESTIONS,
+    REMEDY_REASONS,
+    SLOW,
+    disk_failed_sentence,
+    look_at,
+)
 from sftriage.words.verdicts import (
     AFTER_GRADIENTS,
     AGAINST_ITSELF,

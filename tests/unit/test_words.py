@@ -13,7 +13,7 @@ import sftriage
 from sftriage.model.captures import CaptureState, Decision, ReasonCode
 from sftriage.words.amounts import lasted, rank_hours
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, reason_kind, reason_sentence, resolution
-from sftriage.words.glance import afterwards, look_at
+from sftriage.words.run import afterwards, look_at
 from sftriage.words.verdicts import RESOLVES, system_sentence, verdict_sentence
 from tests.scenario import verdict
 

@@ -9,7 +9,7 @@ from sftriage.model.events import DiskRecovered
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.liveness import DISK, note_problem
 from sftriage.traces.store import LocalStore
-from sftriage.words.keeping import disk_failed_sentence, disk_sentence
+from sftriage.words.run import disk_failed_sentence, disk_sentence
 from tests.disks import SmallDisk, small_disk
 from tests.scenario import Recorder, decision, verdict
 from tests.unit.conftest import manifest_of, run_in

@@ -13,7 +13,7 @@ from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.model.events import CaptureChanged, WindowJudged
 from sftriage.model.verdicts import Pattern, Regression, Suspect, Verdict
 from sftriage.sinks.terminal import Progress, Reporter
-from sftriage.words.captures import capturing_sentence
+from sftriage.words.decisions import capturing_sentence
 from sftriage.words.news import MOST, MOST_TIMES, WITHIN_S, News, RecentLines, urgency_of
 from sftriage.words.verdicts import verdict_sentence
 

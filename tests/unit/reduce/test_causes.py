@@ -14,7 +14,7 @@ from sftriage.reduce.causes import cause_of, cause_of_rank
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, read_samples
 from sftriage.reduce.spots import spots
 from sftriage.traces.manifest import CauseCode, Findings, KernelShare, Share, StageProfile
-from sftriage.words.captures import DOES, NEXT_STEP
+from sftriage.words.decisions import DOES, NEXT_STEP
 
 MS = 1_000_000
 LOOP = Frame("main", "/job/train.py", 12, "batch = next(batches)")

@@ -12,7 +12,7 @@ from sftriage.runs.glance import captured_words, captures_cost_s, glance_of
 from sftriage.runs.liveness import RankCoverage, Watcher
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest, ReproducedInfo
-from sftriage.words.glance import QUESTIONS
+from sftriage.words.run import QUESTIONS
 from tests.scenario import decision, held, request_of, row, verdict
 
 RECORDED = RankCoverage(4, 4)

@@ -21,8 +21,8 @@ from sftriage.model.events import (
 )
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
 from sftriage.runs.following import JournalTail, request_row
+from sftriage.runs.glance import outlook
 from sftriage.runs.liveness import DISK, note_problem
-from sftriage.runs.outlook import outlook
 from tests.scenario import NOW_S, Recorder, decision, request_of, row, verdict
 from tests.unit.conftest import asked_for
 from tests.unit.web.asking import NASTY, Seen, text_of

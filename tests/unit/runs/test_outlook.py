@@ -4,7 +4,7 @@ from sftriage.model.captures import ENDED, CaptureResult
 from sftriage.model.verdicts import Regression
 from sftriage.runs.decisions import groups_of, log_of
 from sftriage.runs.following import row_of
-from sftriage.runs.outlook import outlook
+from sftriage.runs.glance import outlook
 from tests.scenario import decision, held, request_of, row
 
 DISTURBED = {"label": "needs_evidence", "outcome": "hold", "reasons": ("self_inflicted",)}

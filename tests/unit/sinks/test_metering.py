@@ -17,8 +17,7 @@ from sftriage.sinks import exposition
 from sftriage.sinks.exposition import TextFile
 from sftriage.sinks.metering import Metering
 from sftriage.sinks.stream import Stream
-from sftriage.web.access import Access
-from sftriage.web.metrics import MetricsEndpoint
+from sftriage.web.serving import Access, MetricsEndpoint
 
 TOKEN = "0123456789abcdef"
 DEADLINE_S = 30.0

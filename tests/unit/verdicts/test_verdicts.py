@@ -18,7 +18,7 @@ from sftriage.policy.schema import Detection
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.baseline import Baseline, Samples
 from sftriage.verdicts.sequential import MAX_PERIOD_STEPS
-from sftriage.words.keeping import pause_sentence
+from sftriage.words.run import pause_sentence
 from sftriage.words.verdicts import verdict_sentence
 from tests.scenario import (
     BETWEEN,

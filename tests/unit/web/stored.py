@@ -11,9 +11,8 @@ from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.stores import CaptureKey
-from sftriage.web.access import Access
-from sftriage.web.store_page import StorePage
-from sftriage.web.store_source import StoreSource, StoreView
+from sftriage.web.serving import Access
+from sftriage.web.store_page import StorePage, StoreSource, StoreView
 from tests.integration.processes import wait_until
 from tests.unit.conftest import manifest_of
 from tests.unit.web.asking import Answer, ask

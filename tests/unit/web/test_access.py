@@ -10,8 +10,8 @@ import pytest
 
 from sftriage.commands import main
 from sftriage.errors import UsageError
-from sftriage.web import access
-from sftriage.web.access import Access, is_loopback, token_of
+from sftriage.web import serving
+from sftriage.web.serving import Access, is_loopback, token_of
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ class TestOfAnotherUser:
     def test_one_that_root_shares_is_taken(self, token, mode, warned, caplog, monkeypatch):
         # GIVEN a secret as it is mounted into a pod: root's, and read by its group, or by everybody
         token.chmod(mode)
-        monkeypatch.setattr(access.os, "getuid", lambda: 4321)
+        monkeypatch.setattr(serving.os, "getuid", lambda: 4321)
         # THEN it is taken, with a warning if everybody can read it
         assert token_of(token, "") == "0123456789abcdef"
         assert ("chmod o-r" in caplog.text) is warned

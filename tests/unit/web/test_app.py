@@ -10,9 +10,9 @@ from sftriage.policy.loading import find
 from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
 from sftriage.traces.manifest import FollowedInfo, KernelShare, Share
-from sftriage.web.access import Access
 from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import RunPage
+from sftriage.web.serving import Access
 from tests.scenario import request_of, verdict
 from tests.unit.web.asking import FORGED, NASTY, SHORT_NASTY, UPWARDS, Seen, ask, harmless, text_of
 from tests.unit.web.test_charts import findings

@@ -9,11 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.model.captures import CaptureResult
-from sftriage.runs.axis import MAX_COLUMNS, Axis, Stretch, axis_of, columns_of, newest_steps
 from sftriage.runs.following import row_of
 from sftriage.runs.lateness import HeatMap
 from sftriage.traces.manifest import Findings, StageProfile
-from sftriage.web.charts import HEIGHT, WIDTH, StepRange, bars_of, ticks_of, timeline
+from sftriage.web.charts import (
+    HEIGHT,
+    MAX_COLUMNS,
+    WIDTH,
+    Axis,
+    StepRange,
+    Stretch,
+    axis_of,
+    bars_of,
+    columns_of,
+    newest_steps,
+    ticks_of,
+    timeline,
+)
 from sftriage.web.run_page import heat_steps
 from tests.scenario import decision, request_of, verdict
 

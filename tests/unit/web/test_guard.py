@@ -2,9 +2,8 @@ import base64
 
 import pytest
 
-from sftriage.web.access import Access
-from sftriage.web.app import HEADERS
 from sftriage.web.run_page import RunPage
+from sftriage.web.serving import HEADERS, Access
 from tests.unit.web.asking import ask
 
 TOKEN = "correct-horse-battery-staple"
@@ -117,7 +116,7 @@ def test_the_token_is_compared_in_constant_time(guarded, monkeypatch):
     # GIVEN a look at what is compared
     seen = []
     monkeypatch.setattr(
-        "sftriage.web.access.hmac.compare_digest", lambda one, other: seen.append((one, other)) or False
+        "sftriage.web.serving.hmac.compare_digest", lambda one, other: seen.append((one, other)) or False
     )
     # WHEN tokens of any length come THEN digests of one length are compared, by the one comparison there is
     for password in ("", "x", TOKEN, "y" * 10_000):

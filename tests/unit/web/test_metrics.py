@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from sftriage.errors import UsageError
-from sftriage.web.access import Access
-from sftriage.web.metrics import MetricsEndpoint, metrics_app
+from sftriage.web.serving import Access, MetricsEndpoint, metrics_app
 from tests.unit.web.asking import LOCAL, ask
 
 TOKEN = "0123456789abcdef"

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-from sftriage.reports.markdown import text
 from sftriage.runs.lateness import UNKNOWN, HeatMap
 from sftriage.traces.manifest import CauseInfo, Findings, ReproducedInfo, StageProfile
 from sftriage.web.report import SHADES, shades_of
@@ -118,10 +117,6 @@ def test_a_mistake_is_one_line(captured, sftriage, arguments, said):
     code, out, problems = sftriage("report", *(one.replace("{run}", where) for one in arguments))
     assert (code, out, problems.count("\n")) == (2, "", 1)
     assert said in problems
-
-
-def test_markdown_in_words_is_text():
-    assert text("a_b *c* <d> `e` |f|") == r"a\_b \*c\* \<d\> \`e\` \|f\|"
 
 
 def test_the_picture_of_lateness_has_every_cell_once():

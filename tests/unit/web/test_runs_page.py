@@ -8,9 +8,9 @@ from sftriage.errors import UsageError
 from sftriage.runs import source
 from sftriage.runs.directory import RunInfo, create, find_run, remember, started_runs
 from sftriage.runs.source import StartedRuns
-from sftriage.web import runs_page
-from sftriage.web.access import Access
-from sftriage.web.runs_page import RunsPage
+from sftriage.web import run_page
+from sftriage.web.run_page import RunsPage
+from sftriage.web.serving import Access
 from tests.scenario import NOW_S, Recorder, decision, verdict
 from tests.unit.web.asking import NASTY, Seen, ask, harmless, text_of
 
@@ -121,7 +121,7 @@ def test_a_run_that_was_begun_anew_in_its_place_is_another(app, begin, tmp_path)
 
 
 def test_few_runs_are_kept_in_memory(monkeypatch, begin):
-    monkeypatch.setattr(runs_page, "MAX_OPEN", 2)
+    monkeypatch.setattr(run_page, "MAX_OPEN", 2)
     page = RunsPage(StartedRuns(), Access.to("127.0.0.1", None, ""))
     for number in range(4):
         begin(f"run-{number}")

@@ -13,10 +13,7 @@ from starlette.routing import Route
 
 from sftriage.errors import UsageError
 from sftriage.web import serving
-from sftriage.web.access import Access
-from sftriage.web.app import application
-from sftriage.web.metrics import MetricsEndpoint
-from sftriage.web.serving import BackgroundServer, address, listen, tunnel
+from sftriage.web.serving import Access, BackgroundServer, MetricsEndpoint, address, application, listen, tunnel
 from sftriage.web.viewer import ServedTrace
 
 TOKEN = "0123456789abcdef"

@@ -15,9 +15,8 @@ from sftriage.traces.manifest import CauseInfo, PlaceInfo, ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import CaptureKey
-from sftriage.web.access import Access
-from sftriage.web.store_page import StorePage
-from sftriage.web.store_source import StoreSource
+from sftriage.web.serving import Access
+from sftriage.web.store_page import StorePage, StoreSource
 from tests.integration.processes import wait_until
 from tests.unit.conftest import asked_for, manifest_of
 from tests.unit.traces.faulty import FaultyObjects

@@ -12,12 +12,11 @@ from typing import get_args
 
 import pytest
 
-from sftriage.runs.whatif import MIN_UNEXPLAINED
+from sftriage.runs.whatif import MIN_UNEXPLAINED, REMEDIES
 from sftriage.runtime.whatif_inputs import load_operations
 from sftriage.whatif import slowdown as kinds
 from sftriage.whatif.pipeline import CLOCK_ERROR_S, COLUMNS, TYPES
 from sftriage.whatif.slowdown import MIN_SLOWDOWN, WORST_PERCENT, kinds_of, slowdown_of
-from sftriage.words.whatif import REMEDIES
 from tests.needs import NO_REAL_TRACES
 
 pytest.importorskip("pyarrow", reason="no reader of Parquet here: pip install 'sftriage[whatif]'")

@@ -1,15 +1,27 @@
-"""The first glance at a run in words: how it stands, and what to do."""
+"""How a run stands, and what to do; what would help against a straggler; and what else is on record of it; in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal
 
 from sftriage.model.captures import Parameter, ReasonCode
 from sftriage.model.windows import OTHER
+from sftriage.words.amounts import lasted, milliseconds, span
 from sftriage.words.decisions import RESOLUTIONS, SentenceFields
 from sftriage.words.verdicts import AFTER_GRADIENTS, RESOLVES
 
-FACES: Mapping[str, str] = {
+if TYPE_CHECKING:
+    from sftriage.mitigate.advice import Remedy, Straggler
+    from sftriage.model.events import DiskRecovered, JobPaused, RemedyChanged, RemedyReason, RingGivenUp
+
+
+Face = Literal[
+    "no_run", "warming_up", "healthy", "suspect", "captured", "held", "regressed", "throttled", "stalled", "unknown"
+]
+"""How a job stands, in a word."""
+
+FACES: Mapping[Face, str] = {
     "no_run": "No run yet",
     "warming_up": "Warming up",
     "healthy": "Healthy",
@@ -141,64 +153,10 @@ AFTERWARDS: Mapping[str, str] = {
 }
 """What to do about a hold-off or a reason once the run has ended, where that is not what would have resolved it."""
 
-GLANCE: Mapping[str, str] = {
-    "was": "at step {step:,} it was: {was}",
-    "unknown_since": "unknown since step {step:,}",
-    "before": "before that, since {since}",
-    "no_trouble": "no trouble so far",
-    "trouble_before": "trouble before, up to step {step:,}: {named}",
-    "not_known": "not known",
-    "nobody": "nobody",
-    "unnamed": "nobody is named",
-    "on_host": "on host {hosts}",
-    "on_hosts": "on hosts {hosts}",
-    "candidates": "candidates, none of them sure enough: {named}",
-    "devices": "by the devices' clock",
-    "under_thresholds": "nothing over its thresholds in steps {first:,} to {last:,}",
-    "from_outside": "seen from outside",
-    "not_sure": "not enough to name anybody",
-    "there_in": "there in {share:.0%} of steps {first:,} to {last:,}",
-    "named_in": "named in {naming:,} of {windows:,} windows that no capture disturbed",
-    "reproduced_in": "its trace shows it in {steps_with:,} of {steps:,} captured steps",
-    "nothing_now": "nothing now",
-    "stood_still": "{lost} so far, in which nothing was done",
-    "lost": "about {lost} up to step {step:,}",
-    "of_slow_step": "{gain} of each slow step",
-    "since_began": "since the run began, suspects have cost {cost}: {whose}",
-    "one_since_began": "since the run began, {who} has cost {cost}",
-    "for_captures": "and {lost} for captures",
-    "for_pauses": "pauses of all ranks have taken {lost}",
-    "nothing": "nothing",
-    "trace": "rank {rank}, {steps}",
-    "under_way": "rank {rank}: under way",
-    "no_trace": "rank {rank}: {state}",
-    "then": "Then: {done}",
-    "captures_before": "captures before that: {count:,}",
-    "nobody_ever": "Nobody watches it any more, and no window had been judged.",
-    "take_over": "The job goes on: take it over.",
-    "judge_rings": "Its ranks are gone too: judge the last steps that they recorded.",
-    "judge_steps": "Its ranks are gone too: judge the steps that are on record.",
-    "open": "Open the trace of rank {rank}.",
-    "capture": "Capture rank {rank} by hand.",
-    "advise": "It is there to stay: see what would help without mending it.",
-    "explain": "See the numbers that decided.",
-}
-"""What the answers to the first questions are made of, and what is to do next."""
 
-
-def said(code: str, **given: object) -> str:
-    """A part of an answer, with what it is said with."""
-    return GLANCE[code].format(**given)
-
-
-def face_words(face: str, unknown_since: int | None = None) -> str:
+def face_words(face: Face, unknown_since: int | None = None) -> str:
     """How a job stands, in a word or two."""
     return FACES[face] + ("" if unknown_since is None else f" since step {unknown_since:,}")
-
-
-def last_known(sentence: str, step: int) -> str:
-    """How a job stood that nobody has watched since."""
-    return f"At step {step:,}, when it was last judged: {sentence}"
 
 
 def decision_phrase(outcome: str, words: str) -> str:
@@ -233,3 +191,164 @@ def afterwards(reason: ReasonCode, reasons: Iterable[str], parameters: Mapping[s
     return " ".join(filter(None, said)).format_map(
         SentenceFields({name: str(value) for name, value in parameters.items()})
     )
+
+
+TITLES = {
+    "take_out": "Take it out",
+    "rebalance": "Give it less to do",
+    "stragglar": "All-reduce around it (StragglAR)",
+    "pipeline": "Run stages further ahead (Adaptra)",
+    "host_transfers": "Send activations from the host",
+}
+ASSUMPTIONS = {
+    "take_out": "the others share its work evenly, all of a step grows with the work, and no spare takes its place",
+    "rebalance": "all of a step grows with the work, and work can be shared out unevenly",
+    "stragglar": "every rank is in one all-reduce of that size a step, as a ring, after the straggler's last gradient; "
+    "any two ranks have the same link to themselves",
+    "pipeline": "every microbatch takes its stage's median, links delay and do not limit, and activations fit",
+    "host_transfers": "transfers hold up what the device computes next, which the recording does not show",
+}
+SHOWN_S = 5e-5
+"""Less than this is written as 0.0 ms."""
+NOTHING = "Nothing that is known here is worth the trouble."
+NOBODY = "Nobody has been slow for long enough to be lived with."
+
+
+def straggler_sentence(one: Straggler) -> str:
+    """Who the advice is about."""
+    who, late = f"{one.who[:1].upper()}{one.who[1:]}", f"{milliseconds(one.late_s)} of the {milliseconds(one.step_s)}"
+    return f"{who} holds up {one.n_ranks} ranks in {one.where}, by {late} of a step."
+
+
+def link_name(link: int) -> str:
+    """A link of a pipeline, by the number of the stage before it."""
+    return f"the link between stages {link} and {link + 1}"
+
+
+def link_sentence(link: int, delay_s: float) -> str:
+    """Which link it is about."""
+    return f"The {link_name(link)[4:]} delays a microbatch by {milliseconds(delay_s)}."
+
+
+def remedy_sentence(remedy: Remedy) -> str:
+    """What a remedy saves, and from where on."""
+    code, saves_s, pays_from_s, numbers = remedy.code, remedy.saves_s, remedy.pays_from_s, remedy.numbers
+    if code == "take_out":
+        spare = f"with a spare in its place {milliseconds(numbers['with_a_spare_s'])}"
+        return f"{_saves(saves_s)}, {spare}; pays where it is late by more than {_ms(pays_from_s)}."
+    if code == "rebalance":
+        its = f" with {numbers['its_share']:.0%} of its work for it, and more for the others" if numbers else ""
+        return f"{_saves(saves_s)}{its}; pays wherever it can be done."
+    if code == "stragglar" and saves_s is None:
+        return (
+            f"Saves up to {numbers['most_of_ring']:.0%} of an all-reduce, and pays where the straggler is late by more "
+            f"than {numbers['break_even_of_ring']:.0%} of one. Name --gradients and --bandwidth to have it in seconds."
+        )
+    if code == "stragglar":
+        ring, after = milliseconds(numbers["ring_s"]), milliseconds(numbers["after_s"])
+        pays = "never pays here" if pays_from_s is None else f"pays where it is late by more than {_ms(pays_from_s)}"
+        return f"{_saves(saves_s)}: {after} once it is there, and not {ring}; {pays}."
+    if code == "pipeline":
+        adapted, ideal = milliseconds(numbers["adapted_s"]), milliseconds(numbers["ideal_s"])
+        far = ", ".join(map(str, remedy.ahead))
+        return f"{_saves(saves_s)} with stages {far} microbatches ahead: {adapted}, and {ideal} without delays."
+    held, free = milliseconds(numbers["held_up_s"]), milliseconds(numbers["not_held_up_s"])
+    return f"Where transfers hold up what is computed next, a step is {held} even so; sent from the host, {free}."
+
+
+def _saves(saves_s: float | None) -> str:
+    if saves_s is None:
+        return "Saves what cannot be said from here"
+    if abs(saves_s) < SHOWN_S:
+        return "Saves nothing"
+    return f"Saves {milliseconds(saves_s)} a step" if saves_s > 0 else f"Costs {milliseconds(-saves_s)} a step more"
+
+
+def _ms(seconds: float | None) -> str:
+    return "any time" if seconds is None else milliseconds(seconds)
+
+
+REMEDY_REASONS: Mapping[RemedyReason, str] = {
+    "worthwhile": "it is worth the trouble by its model",
+    "helps": "it helps",
+    "no_help": "it does not help",
+    "moved": "another one is the straggler now",
+    "gone": "there is no straggler any more",
+    "not_allowed": "the policy does not allow it",
+    "no_room": "stages have no room for more activations",
+    "not_switched": "not all ranks switched",
+    "restarted": "the ranks began anew",
+    "interrupted": "its trial was cut off",
+}
+
+
+def remedy_told(seen: RemedyChanged) -> str:
+    """What is done about a straggler that stays, and what has come of it."""
+    numbers = {name: milliseconds(number) for name, number in seen.numbers.items() if name.endswith("_s")}
+    late = f", late by {numbers['delay_s']} a microbatch" if "delay_s" in numbers else ""
+    what, why = f"{TITLES[seen.remedy]}, {seen.who} in {seen.where}{late}", REMEDY_REASONS[seen.reason]
+    if seen.state == "advised" and seen.reason != "not_allowed":
+        return f"{what}: not tried, for {why}."
+    if seen.state in ("advised", "trying"):
+        done = "is tried" if seen.state == "trying" else f"not tried, for {why}"
+        return f"{what}: {done}; it would save {numbers.get('expected_s', 'something')} a step by its model."
+    measured = ""
+    if "on_s" in numbers:
+        measured = "; a step is {on_s} with it, and {off_s} without, give or take {error_s}".format_map(numbers)
+    return f"{what}: {seen.state}, for {why}{measured}."
+
+
+def thinning(whole_from_step: int, first_step: int, block_steps: int, period_steps: int) -> str:
+    """What is no longer there of a run's steps: those before one are thinned, and those before another have gone."""
+    gone = f" Of those before {first_step:,} none are." if first_step else ""
+    of = f"the first {block_steps} of every {period_steps:,}"
+    return f"Of the steps before {whole_from_step:,}, {of} are kept, and those around captures.{gone}"
+
+
+def triage_off(problem: str) -> str:
+    """That nothing is judged or captured now, and why."""
+    return f"Triage is off: {problem}. It is tried again; training goes on. See failures.log in the run directory."
+
+
+def pause_sentence(event: JobPaused) -> str:
+    """That the job paused, for how long, when and where."""
+    steps = span(event.first_step, event.last_step)
+    return f"The job paused for {lasted(event.lasted_s)} in {steps} (all ranks, in {event.stage})."
+
+
+def compacted_sentence(windows: int, last_step: int) -> str:
+    """Which windows went from a journal that has reached its bound."""
+    return f"The journal is bounded: {windows:,} windows up to step {last_step:,} that led to no capture are gone."
+
+
+def ring_sentence(event: RingGivenUp) -> str:
+    """Which rank counts as missing, and why."""
+    return f"Rank {event.rank} counts as missing: what it records cannot be read ({event.reason})."
+
+
+def disk_now(problem: str) -> str:
+    """That the run directory takes nothing now."""
+    return (
+        f"The run directory cannot be written ({problem}). What is judged meanwhile waits in memory, and is on record "
+        "once it can."
+    )
+
+
+def disk_failed_sentence(problem: str) -> str:
+    """That the run directory takes nothing any more."""
+    return f"{disk_now(problem)} Training goes on."
+
+
+def disk_sentence(seen: DiskRecovered) -> str:
+    """That the run directory takes what it is given again, or has not done so to the end, and what that has cost."""
+    lasted = f"{max(0.0, seen.time_s - seen.since_s):.0f} s"
+    begin = f"can be written again after {lasted}" if seen.over else f"could not be written in the run's last {lasted}"
+    late = f" Written late: {_amounts(seen.late, None)}." if seen.late else ""
+    lost = f"Lost: {_amounts(seen.lost, seen.lost_steps)}." if seen.lost else "Nothing is lost."
+    return f"The run directory {begin} ({seen.problem}).{late} {lost}"
+
+
+def _amounts(amounts: Mapping[str, int], steps: tuple[int, int] | None) -> str:
+    of = {"windows": f" (of steps {steps[0]} to {steps[1]})"} if steps is not None else {}
+    named = {kind: kind if n != 1 else kind.removesuffix("s") for kind, n in amounts.items()}
+    return ", ".join(f"{amounts[kind]:,} {name}{of.get(kind, '')}" for kind, name in sorted(named.items()))
