@@ -31,6 +31,7 @@ gc.disable()
 
 
 JOBS_OF_THEIR_OWN = (
+    "auto_seams",
     "killed",
     "killed_nsys",
     "local",

@@ -9,22 +9,11 @@ from sftriage.runs.recordings import load_recording
 from tests.frameworks import logged
 from tests.integration.processes import FORKED, TORCHRUN, slowed
 from tests.integration.runs import named, verdicts
+from tests.integration.test_auto_seams import POLICY
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 STEPS, SLOW_FROM = 150, 60
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: frameworks}
-spec:
-  detection: {window_steps: 30, stride_steps: 5, warmup_steps: 10}
-  rules:
-    - name: slow-rank
-      match: {scope: [rank], stage: [data], gain: ">= 5% and >= 10ms"}
-      capture: {profiler: stacks, steps: 2, max_seconds: 20}
-  limits: {captures_per_run: 1}
-"""
 
 
 class Framework(NamedTuple):

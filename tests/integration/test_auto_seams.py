@@ -1,6 +1,8 @@
-"""`sftriage run --auto` on training scripts that know nothing of it, under torchrun, one rank slowed from outside."""
+"""`sftriage run --auto` on training scripts that know nothing of it, a rank slowed from outside or hanging."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sftriage.capture.stacks import find_py_spy
 from sftriage.recorder import moments
 from sftriage.runs.recordings import load_recording
-from tests.integration.processes import FORKED, slowed
+from tests.integration.processes import FORKED, ended, slowed, wait_until
 from tests.integration.runs import captures, named, verdicts
 
 UNEDITED = Path(__file__).parent / "jobs" / "unedited"
@@ -53,18 +56,34 @@ def steps_of(run: Path, rank: int):
     return [record for steps in ranks[rank].steps(4096) for record in steps.records()], ranks[rank].info.schema
 
 
+@pytest.fixture
+def train(start, environment, tmp_path):
+    """Run a script, under ``--auto`` with a rank that becomes slow, and without; it trains the same bit for bit."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+
+    def train(command, slow, plainly, *, saves=True):
+        options = ("--auto", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run")
+        job = start("run", *options, "--", *command, env=environment | slow)
+        said, told = job.communicate(timeout=240)
+        assert job.returncode == 0, told
+        trained = torch.load(tmp_path / "trained.pt") if saves else []
+        words = [*map(str, plainly)]
+        plain = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        assert plain.stdout == said, plain.stderr
+        for one, other in zip(torch.load(tmp_path / "trained.pt") if saves else [], trained, strict=True):
+            assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+        return told
+
+    return train
+
+
 @pytest.mark.parametrize("script", SLOWED)
-def test_a_rank_that_is_slowed_from_outside_is_named_with_its_stage_and_trains_as_without_us(
-    start, tmp_path, environment, script
-):
+def test_a_rank_that_is_slowed_from_outside_is_named_with_its_stage_and_trains_as_without_us(train, tmp_path, script):
     # GIVEN a script as somebody has it, and a data set that becomes slow on rank 1
     launcher, a_step, stage, sync, *kinds = SLOWED[script]
-    (tmp_path / "policy.yaml").write_text(POLICY)
+    trains = (UNEDITED / f"{script}.py", tmp_path)
     # WHEN it runs
-    arguments = ("--auto", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--", *launcher)
-    job = start("run", *arguments, UNEDITED / f"{script}.py", tmp_path, env=environment | slowed(1, a_step, SLOW_FROM))
-    said, told = job.communicate(timeout=240)
-    assert job.returncode == 0, told
+    told = train((*launcher, *trains), slowed(1, a_step, SLOW_FROM), (*FORKED, launcher[-1], *trains))
     # THEN that rank is suspected of that stage, and was captured
     assert (1, stage) in [named(verdict) for verdict in verdicts(tmp_path / "run")], told
     assert [one.capture.rank for one in captures(tmp_path / "run")] == [1], told
@@ -77,19 +96,47 @@ def test_a_rank_that_is_slowed_from_outside_is_named_with_its_stage_and_trains_a
         assert {one.step: one.kind for one in records if one.kind} == expected
         # (whatever waits inside it, under DDP it is known when a rank's own last gradient was ready)
         assert all((one.ready_ns is None) == (script == "fsdp2") for one in records[10:])
-    # AND nothing of us is left, and what was trained is bit for bit what it is without us
+    # AND nothing of us is left
     assert not (tmp_path / "run" / "auto").exists()
-    trained = torch.load(tmp_path / "trained.pt")
-    plain = subprocess.run(
-        [*map(str, FORKED), str(launcher[-1]), UNEDITED / f"{script}.py", tmp_path],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert plain.stdout == said, plain.stderr
-    for one, other in zip(torch.load(tmp_path / "trained.pt"), trained, strict=True):
-        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+EXCHANGING = ("data", "forward", "backward", "exchange", "optimizer", "other")
+HYBRID = {
+    # which rank is slow: the script, its ranks, samples a step, stages, sync stages, and each rank's cohort
+    "a sharded stage's second rank": ("pipeline", 2, 16, EXCHANGING, EXCHANGING[1:4], ("pp0", "pp1", "pp0", "pp1")),
+    "a sharded stage's first rank": ("pipeline", 1, 16, EXCHANGING, EXCHANGING[1:4], ("pp0", "pp1", "pp0", "pp1")),
+    "the only rank of a stage": ("pipeline", 1, 16, EXCHANGING, ("exchange",), ("pp0", "pp1")),
+    "one of a pair with a tensor": ("hybrid", 2, 8, EXCHANGING, EXCHANGING[1:4], ("", "", "", "")),
+    "one that averages by hand": ("averaged", 1, 8, EXCHANGING, ("exchange",), ("Sequential-17668",) * 2),
+}
+
+
+@pytest.mark.parametrize("which", HYBRID)
+def test_the_slow_rank_of_a_hybrid_job_is_named_and_trains_as_without_us(train, tmp_path, which):
+    # GIVEN a script that knows nothing of sftriage, and a data set that becomes slow on one rank
+    script, slow, a_step, stages, sync, cohorts = HYBRID[which]
+    command = (*FORKED, len(cohorts), UNEDITED / f"{script}.py", tmp_path)
+    # WHEN it runs
+    told = train(command, slowed(slow, a_step, 2 * SLOW_FROM), command)
+    # THEN that rank is suspected of that stage
+    assert (slow, "data") in [named(verdict) for verdict in verdicts(tmp_path / "run")], told
+    # AND each rank has its cohort, and its stages
+    (ranks,) = load_recording(tmp_path / "run").ranks.values()
+    for rank, cohort in enumerate(cohorts):
+        info = ranks[rank].info
+        assert (info.cohort, info.schema.stages, set(info.schema.sync)) == (cohort, stages, set(sync))
+
+
+@pytest.mark.parametrize("way", ["hooks", "sharded", "local", "ring"])
+def test_a_rank_whose_peers_wait_in_exchanges_of_the_scripts_own_is_named(train, tmp_path, way):
+    # GIVEN a script that exchanges in its own way WHEN the data of one rank becomes slow
+    command = (*FORKED, 3, UNEDITED / "exchanged.py", way)
+    told = train(command, slowed(1, 8, 2 * SLOW_FROM), command, saves=False)
+    # THEN that rank is suspected, no other and no stage in which it is waited for
+    judged = verdicts(tmp_path / "run")
+    suspects = {named(verdict) for verdict in judged if verdict["label"] == "suspect"}
+    assert (1, "data") in suspects, told
+    assert not [one for one in suspects if one is not None and one[1] in ("optimizer", "backward", "exchange")], told
 
 
 def test_doctor_says_what_a_few_steps_of_a_script_show(start, tmp_path):
@@ -167,3 +214,44 @@ def test_doctor_says_that_a_script_failed(start, tmp_path):
         "the job ended by itself with exit status 3, before any step was recorded"
     ), told
     assert "words of its own" in told
+
+
+STALL_POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: hangs}
+spec:
+  detection: {stalled_after: 3s, window_steps: 20}
+  rules:
+    - name: stuck
+      match: {label: stalled}
+      capture: {profiler: stacks, max_seconds: 30}
+  limits: {captures_per_run: 1}
+"""
+WITHOUT_PTRACE = ("setpriv", "--inh-caps=-sys_ptrace", "--bounding-set=-sys_ptrace", "--ambient-caps=-sys_ptrace")
+
+
+@pytest.mark.skipif(not shutil.which("setpriv") or os.geteuid() != 0, reason="setpriv, as root: to give up ptrace")
+def test_a_rank_that_hangs_where_ptrace_is_denied_says_itself_where_it_stands(tmp_path, environment):
+    # GIVEN an unedited script, in processes that may not be looked into, of a user without CAP_SYS_PTRACE
+    find_py_spy()
+    (tmp_path / "policy.yaml").write_text(STALL_POLICY)
+    run = tmp_path / "run"
+    options = ("--auto", "--policy", tmp_path / "policy.yaml", "--out", run)
+    triage = (sys.executable, "-m", "sftriage", "run", *options)
+    command = (*WITHOUT_PTRACE, *triage, "--", *FORKED, 2, UNEDITED / "hangs.py", tmp_path)
+    with (tmp_path / "said").open("w") as said:
+        job = subprocess.Popen([*map(str, command)], env=environment, stdout=said, stderr=said, text=True)
+    with ended(job):
+        # WHEN rank 1 waits for a lock for ever
+        (manifest,) = wait_until(lambda: captures(run))
+    # THEN it is named with its stage, and its own stacks say what it waits for, and how they were taken
+    (stall,) = [one for one in verdicts(run) if one["label"] == "stalled"][:1]
+    assert (stall["suspects"][0]["rank"], stall["suspects"][0]["stage"]) == (1, "data")
+    assert manifest.capture.rank == 1
+    assert manifest.capture.detail.startswith("taken by the trainer itself, of Python alone: process ")
+    assert "ptrace denied" in manifest.capture.detail
+    stacks = json.loads((run / "captures" / manifest.capture_id / "stacks.json").read_text())
+    assert stacks["pid"] == int((tmp_path / "hangs").read_text())
+    (main,) = [one for one in stacks["threads"] if one["thread_name"] == "MainThread"]
+    assert (main["frames"][0]["name"], Path(main["frames"][0]["filename"]).name) == ("__getitem__", "hangs.py")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 
@@ -39,34 +38,6 @@ def test_every_signal_but_those_about_this_process_itself_is_the_jobs():
     assert {signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGXCPU, signal.SIGRTMIN, signal.SIGCONT} < {
         *FORWARDED
     }
-
-
-def test_a_signal_before_the_job_is_waited_for_is_passed_on(launcher):
-    # GIVEN a job that has started, and nobody waits for it yet
-    reading, writing = os.pipe()
-    launcher.start(("sh", "-c", PATIENT), {}, writing)
-    assert os.read(reading, 2) == b"up"
-    # WHEN we are sent a signal
-    os.kill(os.getpid(), signal.SIGTERM)
-    # THEN it is the job's, and it is known that it was told to end
-    assert launcher.wait() == 7
-    assert (launcher.told, launcher.ended.is_set()) == (signal.SIGTERM, True)
-    os.close(reading)
-    os.close(writing)
-
-
-def test_a_signal_while_the_job_is_being_started_is_kept_for_it(launcher, monkeypatch):
-    # GIVEN a signal that comes just before there is a child
-    real = subprocess.Popen
-
-    def interrupted(*arguments, **options):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(subprocess, "Popen", interrupted)
-    # THEN the child gets it, and we do not die of it
-    launcher.start(("sleep", "60"), {})
-    assert launcher.wait() == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGRTMIN])
@@ -132,6 +103,7 @@ def test_signals_of_a_fork_that_comes_meanwhile_are_not_lost(launcher):
         # THEN the job ends by one of them
         launcher.start(("sleep", "60"), {})
         assert launcher.wait() == 128 + signal.SIGTERM
+        assert (launcher.told, launcher.ended.is_set()) == (signal.SIGTERM, True)
     finally:
         stop.set()
         sending.join()

@@ -184,18 +184,3 @@ def test_a_trainer_that_ends_before_it_answers_is_a_failed_capture(watch, tmp_pa
     assert result.state in ("failed", "refused")
     assert "ended" in result.detail
     assert not list((started.directory.path / "captures").glob("w*"))
-
-
-def test_a_job_goes_on_where_triage_cannot_begin(watch, tmp_path, monkeypatch, caplog):
-    # GIVEN something that triage needs when the job has just been started, and that fails
-    watcher = Ending(tmp_path / "end")
-    started = watch(watcher, STUCK)
-    watcher.end.touch()
-
-    def failing(directory):
-        raise OSError("no room")
-
-    monkeypatch.setattr(local, "remember", failing)
-    # THEN the job runs to its end, and it is said
-    assert started.execute() == 0
-    assert "the job goes on without triage" in caplog.text

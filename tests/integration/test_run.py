@@ -82,13 +82,6 @@ def wait_for_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("status", [0, 3, 77])
-def test_the_exit_status_is_the_jobs(start, tmp_path, status):
-    run = start("run", "--out", tmp_path / "run", *launcher(steps=3, status=status))
-    run.communicate(timeout=60)
-    assert run.returncode == status
-
-
 def test_a_job_killed_by_a_signal_ends_as_a_shell_would_say(start, tmp_path):
     run = start("run", "--out", tmp_path / "run", "--", "sh", "-c", "kill -9 $$")
     run.communicate(timeout=60)

@@ -243,17 +243,6 @@ def test_of_many_steps_as_many_are_recorded_as_fit(job, spool):
     assert 6 <= steps <= 12
 
 
-def test_a_first_capture_of_many_steps_records_one_beforehand(job, spool):
-    # GIVEN a process that was never captured, and a bound that a busy machine keeps too
-    job.does("from sftriage.profiling import executor; executor.MAX_STALL_S = 1e6")
-    result = job.captures(CaptureRequest("cap-1", 2, "torch", 40, 1, 60.0, 50_000_000))
-    # THEN all steps fit, and the step beforehand left nothing but its cost on record
-    assert (result.state, result.detail) == ("stored", "")
-    assert result.timings_s["probe"] > 0.0
-    assert [path.name for path in spool.iterdir()] == ["cap-1.json"]
-    assert len(steps_in(spool / "cap-1.json")) == 40
-
-
 OPERATORS = """
 def operators():
     x = torch.ones(4)

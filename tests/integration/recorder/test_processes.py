@@ -11,7 +11,7 @@ import textwrap
 
 import pytest
 
-from sftriage.recorder import Monitor
+from sftriage.recorder import Monitor, find_rings
 from sftriage.windows.rings import open_ring
 from sftriage.windows.steplog import StepLog
 from tests import needs
@@ -225,3 +225,28 @@ def test_whether_the_writer_lives_is_seen_from_another_pid_namespace(train, ring
     trainer.process.kill()
     trainer.ends()
     assert seen() == "False\n"
+
+
+OF_TWO = """
+    import sys
+    import torch.distributed as dist
+    import sftriage
+    dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=int(sys.argv[3]), world_size=2)
+    with sftriage.Monitor(rings=sys.argv[1]) as monitor:
+        with monitor.step(), monitor.stage("data"):
+            pass
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_each_process_of_a_job_without_torchrun_records_as_the_rank_that_it_is(train, rings, tmp_path):
+    # GIVEN two processes that find each other by a file: they know who they are by torch.distributed alone
+    trainers = [train(OF_TWO, rings, tmp_path / "meeting", rank) for rank in range(2)]
+    assert [trainer.ends() for trainer in trainers] == [0, 0]
+    # THEN each has a ring of its own, of a job of two
+    found = []
+    for path in find_rings(rings):
+        with open_ring(path) as ring:
+            found.append((ring.info.rank, ring.info.world_size, len(ring.read().steps)))
+    assert found == [(0, 2, 1), (1, 2, 1)]

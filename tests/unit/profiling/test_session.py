@@ -125,39 +125,12 @@ def guard(fake_torch):
     return made
 
 
-def test_the_jobs_own_profiler_is_seen_from_its_warm_up_to_its_end(fake_torch, guard):
-    assert guard.busy() is None
-    # WHEN the job prepares a profiler THEN the process's one profiler is taken, and arguments pass through untouched
-    assert fake_torch.module._prepare_profiler(1, x=2) == ((1,), {"x": 2})
-    assert guard.busy() == "a profiler is already running in this process"
-    fake_torch.module._enable_profiler()
-    assert guard.busy() is not None
-    fake_torch.module._disable_profiler()
-    assert guard.busy() is None
-    assert fake_torch.calls == ["_prepare_profiler", "_enable_profiler", "_disable_profiler"]
-
-
 def test_our_own_calls_are_not_the_jobs_and_one_that_began_before_the_guard_is_seen_by_asking_torch(fake_torch, guard):
     with guard.ours():
         fake_torch.module._prepare_profiler()
     assert guard.busy() is None
     fake_torch.enabled = True
     assert guard.busy() == "a profiler is already running in this process"
-
-
-def test_a_capture_makes_way_before_the_jobs_profiler_starts(fake_torch, guard):
-    # GIVEN a capture that holds the profiler
-    def make_way() -> None:
-        assert fake_torch.calls == []
-        fake_torch.calls.append("ours stopped")
-        guard.release(make_way)
-
-    guard.hold(make_way)
-    assert guard.busy() == "another capture is under way in this process"
-    # WHEN the job prepares its own THEN the capture is stopped first
-    fake_torch.module._prepare_profiler()
-    fake_torch.module._enable_profiler()
-    assert fake_torch.calls == ["ours stopped", "_prepare_profiler", "_enable_profiler"]
 
 
 def test_a_capture_that_cannot_make_way_does_not_break_the_job(fake_torch, guard, caplog):
@@ -303,11 +276,6 @@ def test_a_trace_that_is_not_whole_or_too_large_leaves_nothing(tmp_path, export,
     with pytest.raises(error, match=reason):
         write_trace(export, tmp_path, "c-1", max_bytes)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_spool_is_said(tmp_path):
-    with pytest.raises(CaptureError, match="missing cannot be written: No such file"):
-        write_trace(writes(TRACE), tmp_path / "missing", "c-1", 1000)
 
 
 def test_a_trace_never_takes_the_place_of_another(tmp_path):

@@ -64,59 +64,29 @@ def distributed(*, initialised=True, rank=3, ranks=4):
     )
 
 
-@pytest.mark.parametrize(
-    ("found", "environment", "who"),
-    [
-        (distributed(), {}, (3, 4)),
-        (distributed(), {"RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
-        (distributed(), {"WORLD_SIZE": "4"}, (3, 4)),
-        (distributed(initialised=False), {}, (0, 1)),
-        (distributed(rank=None), {}, (0, 1)),
-        (None, {}, (0, 1)),
-    ],
-    ids=[
-        "initialised",
-        "the environment goes before it",
-        "a size alone says nobody",
-        "not initialised",
-        "broken",
-        "not imported",
-    ],
-)
-def test_a_job_that_no_torchrun_has_started_says_its_rank_itself(tmp_path, monkeypatch, found, environment, who):
-    # GIVEN a job under a launcher that sets no RANK, and what it has of torch.distributed
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setitem(sys.modules, "torch.distributed", found)
-    # THEN that is who is recorded
-    with Monitor(rings=tmp_path) as monitor:
-        assert (monitor.info.rank, monitor.info.world_size) == who
-
-
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
 
 
-@pytest.mark.parametrize(
-    ("environment", "found", "who"),
-    [
-        (SLURM, None, (2, 4, 0)),
-        (OPEN_MPI, None, (5, 8, 1)),
-        ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, None, (3, 4, 1)),
-        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, None, (3, 4, 0)),
-        # mpirun starts a daemon a node by srun
-        (SLURM | OPEN_MPI, None, (5, 8, 1)),
-        # srun starts torchrun, or ranks that were told another order
-        (SLURM | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, None, (1, 2, 1)),
-        (SLURM, distributed(), (3, 4, 0)),
-        # a batch script is no task
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, None, (0, 1, 0)),
-    ],
-    ids=["srun", "Open MPI", "MPICH", "no local rank", "mpirun in SLURM", "torchrun", "initialised", "batch script"],
-)
-def test_mpi_and_slurm_say_the_rank_where_torch_does_not(tmp_path, monkeypatch, environment, found, who):
+RANKS = {
+    "srun": (SLURM, None, (2, 4, 0)),
+    "Open MPI": (OPEN_MPI, None, (5, 8, 1)),
+    "MPICH": ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, None, (3, 4, 1)),
+    "no local rank": ({"PMI_RANK": "3", "PMI_SIZE": "4"}, None, (3, 4, 0)),
+    "mpirun starts a daemon a node by srun": (SLURM | OPEN_MPI, None, (5, 8, 1)),
+    "srun starts torchrun": (SLURM | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, None, (1, 2, 1)),
+    "torch goes before SLURM": (SLURM, distributed(), (3, 4, 0)),
+    "a batch script is no task": ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, None, (0, 1, 0)),
+    "torch alone": ({}, distributed(), (3, 4, 0)),
+    "torchrun goes before torch": ({"RANK": "1", "WORLD_SIZE": "2"}, distributed(), (1, 2, 0)),
+    "a size alone says no rank": ({"WORLD_SIZE": "4"}, distributed(), (3, 4, 0)),
+    "torch is not initialised": ({}, distributed(initialised=False), (0, 1, 0)),
+    "torch is broken": ({}, distributed(rank=None), (0, 1, 0)),
+}
+
+
+@pytest.mark.parametrize(("environment", "found", "who"), RANKS.values(), ids=RANKS)
+def test_mpi_slurm_and_torch_say_the_rank_where_torchrun_does_not(tmp_path, monkeypatch, environment, found, who):
     # GIVEN ranks that were started without torchrun, by what says it in variables of its own
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

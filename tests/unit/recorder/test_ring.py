@@ -226,22 +226,6 @@ def test_a_step_longer_than_the_ring_is_missed_and_the_next_one_is_read(written,
     assert (batch.steps.step_B.tolist(), batch.missed) == ([4], 4)
 
 
-def test_sixty_four_micro_batches_keep_their_times(tmp_path, form):
-    # GIVEN a pipeline's step: 64 micro-batches of three stages
-    names = ("forward", "backward", "exchange")
-    with Monitor(names, ("exchange",), rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
-        for _ in range(3):
-            with monitor.step():
-                for _ in range(64):
-                    for name in names:
-                        with monitor.stage(name):
-                            pass
-        # THEN nothing is too much
-        records = new_records(reader)
-    assert [record.step for record in records] == [0, 1, 2]
-    assert all(min(record.durations_ns) > 0 for record in records)
-
-
 @pytest.mark.parametrize("killed_after", range(9))
 def test_a_writer_killed_between_two_stores_leaves_what_was_before(tmp_path, form, killed_after):
     # GIVEN a step of seven words after a whole one, of which only the first few were stored
@@ -397,14 +381,6 @@ def test_where_a_file_system_has_no_locks_the_pid_says_whether_the_writer_lives(
     with open_ring(ring.path) as reader:
         assert not reader.writer_alive
     ring.close()
-
-
-@pytest.mark.parametrize("dead", [0, 1, KEPT_RINGS - 1, KEPT_RINGS])
-def test_as_many_dead_attempts_as_are_kept_are_left(tmp_path, make_info, dead):
-    for attempt in range(dead):
-        RingFile(tmp_path, make_info(rank=0, attempt=attempt), 4).close()
-    claim(tmp_path, make_info(rank=0, attempt=dead), 4).close()
-    assert len(find_rings(tmp_path)) == dead + 1
 
 
 def test_what_dead_attempts_left_is_swept_but_for_the_last_ones(tmp_path, make_info):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, IN_BACKWARD, Rounds, StageSteps
+from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, Rounds, StageSteps
 
 
 class Told:
@@ -77,48 +77,6 @@ def test_a_step_ends_with_the_last_optimizer_of_a_round(order, ends):
     assert "".join("!" if rounds.ends(ord(one)) else "." for one in order) == ends
 
 
-def test_stages_are_told_in_the_order_in_which_they_come_and_once_each(steps, told):
-    begun(steps, told)
-    # GIVEN a stage that is entered inside itself, as by a model that calls another one WHEN a step goes by
-    assert steps.enter("forward")
-    assert not steps.enter("forward")
-    steps.leave("forward")
-    steps.enter("backward")
-    steps.leave("backward")
-    stepped(steps, 1)
-    # THEN
-    assert told.log == [
-        *("forward", "/forward", "backward", "/backward", "optimizer", "/optimizer"),
-        *("/step", "step"),
-    ]
-
-
-def test_an_optimizer_inside_an_optimizer_steps_once(steps, told):
-    begun(steps, told)
-    # GIVEN a wrapper, as ZeRO, or a GradScaler, whose step calls another optimizer's WHEN it steps
-    steps.optimizer_begins(1)
-    stepped(steps, 7)
-    steps.optimizer_ended(1)
-    assert told.log == ["optimizer", "/optimizer", "/step", "step"]
-
-
-def test_optimizers_that_step_in_backward_end_the_step_with_it(steps, told):
-    # GIVEN an optimizer a parameter, each of which steps while gradients are accumulated
-    def backward():
-        steps.enter("backward")
-        for optimizer in (11, 12, 13):
-            stepped(steps, optimizer)
-        steps.leave("backward")
-
-    backward()
-    backward()
-    assert steps.turns.ender == IN_BACKWARD
-    told.log.clear()
-    # WHEN another step goes by THEN it has one end, after backward
-    backward()
-    assert told.log == ["backward", "/backward", "/step", "step"]
-
-
 def test_autograd_may_call_them_in_a_thread_of_its_own(steps, told):
     def backward():
         steps.enter("backward")
@@ -146,15 +104,6 @@ def test_what_other_threads_do_is_theirs(steps, told):
     thread.join()
     assert told.log == ["forward"]
     assert steps.opened == ["forward"]
-
-
-def test_a_step_that_an_exception_has_left_is_taken_up_again(steps, told):
-    begun(steps, told)
-    # GIVEN an optimizer that raised: nobody said that it ended WHEN it steps again
-    steps.optimizer_begins(1)
-    stepped(steps, 1)
-    # THEN what was left open is closed, and the step ends once
-    assert told.log == ["optimizer", "/optimizer", "optimizer", "/optimizer", "/step", "step"]
 
 
 def test_what_is_open_when_a_stage_is_left_is_left_with_it(steps, told):
@@ -194,14 +143,6 @@ def test_a_process_that_is_forked_before_it_trains_may_train(steps, told):
     steps.abandon()
     stepped(steps, 1)
     assert told.log == []
-
-
-def test_after_the_end_nothing_is_told(steps, told):
-    begun(steps, told)
-    steps.stop()
-    stepped(steps, 1)
-    assert not steps.enter("data")
-    assert told.log == ["closed"]
 
 
 def test_where_there_is_to_be_no_monitor_it_is_asked_for_once_a_round_at_most():
