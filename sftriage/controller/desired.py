@@ -88,11 +88,7 @@ class DesiredCaptures:
         return tuple(one.request for one in (*self._wanted.values(), *(one for one, _ in self._called_off.values())))
 
     def add(
-        self,
-        requests: Sequence[CaptureRequest],
-        triggers: Mapping[str, Trigger],
-        generation: int,
-        now_s: float,
+        self, requests: Sequence[CaptureRequest], triggers: Mapping[str, Trigger], generation: int, now_s: float
     ) -> None:
         """These captures are wanted, together; none of them is to begin later than `EXPIRES_S` from ``now_s``."""
         suspects = {request.capture_id for request in requests if request.role == "suspect"}

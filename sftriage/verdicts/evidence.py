@@ -18,14 +18,7 @@ from sftriage.frontier.whatif import KeptReplay, Profile, Roles, SegmentReplay, 
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Suspect
 from sftriage.model.windows import Window
-from sftriage.verdicts.baseline import (
-    Baseline,
-    Excess,
-    OwnTimes,
-    Regime,
-    excess_of,
-    regimes_of,
-)
+from sftriage.verdicts.baseline import Baseline, Excess, OwnTimes, Regime, excess_of, regimes_of
 from sftriage.verdicts.candidates import (
     Alone,
     Candidate,

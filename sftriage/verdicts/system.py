@@ -307,10 +307,7 @@ def _times(window: Window, valid_N: BoolArray) -> tuple[FloatArray, FloatArray]:
 
 
 def with_system(
-    verdict: Verdict,
-    window: Window,
-    known: Mapping[tuple[int, ...], SystemCounts | None],
-    usual_queued_s: float | None,
+    verdict: Verdict, window: Window, known: Mapping[tuple[int, ...], SystemCounts | None], usual_queued_s: float | None
 ) -> Verdict:
     """The verdict, with the part of each suspect's lateness that the system caused, or may have, where that is known.
 

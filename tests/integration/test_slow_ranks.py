@@ -43,7 +43,7 @@ def test_each_slow_rank_is_found_captured_and_linked_and_what_cannot_be_decided_
             of_it = wait_until(
                 lambda fault=fault: [
                     one for one in captures(run) if (one.capture.rank, one.trigger.stage) == FOUND[fault]
-                ],
+                ]
             )
             made[fault] = of_it[0]
         else:

@@ -198,11 +198,7 @@ def test_the_controller_takes_a_change_over_at_the_next_window_and_puts_it_on_re
         WindowJudged,
     ]
     refused, changed = entries[1], entries[3]
-    assert (refused.kind, refused.policies[0].name, refused.policies[0].document) == (
-        "refused",
-        "high",
-        None,
-    )
+    assert (refused.kind, refused.policies[0].name, refused.policies[0].document) == ("refused", "high", None)
     assert "spec.rules[0].match.gain" in refused.problems[0]
     assert (changed.kind, changed.time_s, changed.policies[0].name) == ("changed", 102.0, "b")
     assert changed.policies[0].document["spec"]["rules"][0]["match"]["gain"] == ">= 5%"

@@ -123,12 +123,7 @@ TRUTH = [
         (Fault("data", 1, factor=0.2), Fault("optimizer", 0, factor=0.2), Fault("forward", 0, 0.010)),
         reasons=("mixed_roles",),
     ),
-    Case(
-        "one rank that does other work",
-        Job(n_ranks=4),
-        OTHER_WORK,
-        reasons=("mixed_roles",),
-    ),
+    Case("one rank that does other work", Job(n_ranks=4), OTHER_WORK, reasons=("mixed_roles",)),
     # Ranks that share a machine get in each other's way, but for the one that comes when the others wait.
     Case(
         "a slow rank that has the machine to itself after that",

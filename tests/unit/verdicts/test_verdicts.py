@@ -20,19 +20,7 @@ from sftriage.verdicts.baseline import Baseline, Samples
 from sftriage.verdicts.sequential import MAX_PERIOD_STEPS
 from sftriage.words.run import pause_sentence
 from sftriage.words.verdicts import verdict_sentence
-from tests.scenario import (
-    BETWEEN,
-    OUTSIDE,
-    Fault,
-    Job,
-    at,
-    classify,
-    every,
-    exactly,
-    from_step,
-    gaussian,
-    heavy_tailed,
-)
+from tests.scenario import BETWEEN, OUTSIDE, Fault, Job, at, classify, every, exactly, from_step, gaussian, heavy_tailed
 
 EVERYWHERE = ("data", "forward", "backward", "optimizer", "other", OUTSIDE)
 SETTINGS = Settings()
@@ -137,9 +125,7 @@ TRUTH = [
         reasons=("co_critical",),
     ),
     Case(
-        "two nearly equal stragglers",
-        (Fault("forward", 1, 0.030), Fault("data", 2, 0.022)),
-        reasons=("co_critical",),
+        "two nearly equal stragglers", (Fault("forward", 1, 0.030), Fault("data", 2, 0.022)), reasons=("co_critical",)
     ),
     Case("three of four ranks slow alike", (Fault("data", (0, 1, 3), 0.03),), known=True, reasons=("co_critical",)),
     Case(

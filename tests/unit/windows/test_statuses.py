@@ -48,12 +48,7 @@ def test_ranks_of_several_hosts_are_as_each_host_says_but_older(ranks, parts, ol
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        status_of(StageSchema.closed(("load",)), 4, []),
-        status_of(SCHEMA, 5, []),
-        status_of(SCHEMA, 4, [], 1),
-    ],
+    "other", [status_of(StageSchema.closed(("load",)), 4, []), status_of(SCHEMA, 5, []), status_of(SCHEMA, 4, [], 1)]
 )
 def test_who_does_not_agree_with_the_first_is_left_out(other):
     one = RankStatus(1, "a", "data", 5, 7, 9, 7, False, True)
