@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Callable
 from dataclasses import replace
-from zlib import crc32
 
 import pytest
 
 from sftriage.base.process import start_ticks
 from sftriage.model.windows import StageSchema, StepRecord
-from sftriage.recorder.layout import MAX_COUNT, WORD_BYTES, RingInfo
-from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, SEQ, UNKNOWN, WORK, slot_bytes, slot_words
+from sftriage.recorder.layout import RingInfo
 from tests.unit.windows.steps import raw as slots
 
 MakeInfo = Callable[..., RingInfo]
@@ -54,21 +51,3 @@ def record_of() -> Callable[[RingInfo, int], StepRecord]:
 def slot_of(record_of) -> Callable[[RingInfo, int], bytes]:
     """The same as a whole slot."""
     return lambda info, seq: slots(seq, record_of(info, seq))
-
-
-class SlotCheck:
-    """Tells the slots that were written whole, one by one, as `windows.decoding` does with many."""
-
-    def __init__(self, schema: StageSchema) -> None:
-        self._words = struct.Struct(f"={slot_words(schema)}q")
-        self.slot_bytes = slot_bytes(schema)
-
-    def sequence(self, slot: bytes) -> int | None:
-        """The sequence number of one slot of ``slot_bytes`` bytes, or None if it is torn or damaged."""
-        words: tuple[int, ...] = self._words.unpack(slot)
-        if crc32(slot[:-WORD_BYTES]) != words[-1] or not 1 <= words[SEQ] < MAX_COUNT:
-            return None
-        # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
-        if min(words[BETWEEN], words[WORK], *words[DURATIONS:-1]) < 0 or words[READY] < UNKNOWN:
-            return None
-        return words[SEQ]

@@ -179,20 +179,6 @@ def test_kept_readings_give_the_steps_what_they_had_when_they_came(tmp_path):
     assert len(kept.laid_over(batch(schema=SCHEMA))) == 0
 
 
-def test_a_file_that_was_cut_off_is_gone_on_with(tmp_path):
-    # GIVEN a file whose last reading is half written
-    path = written(tmp_path, *ROWS[:10])
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 7)
-    # WHEN the agent goes on
-    written(tmp_path, *ROWS[9:])
-    # THEN every reading is there
-    assert (path.stat().st_size - HEADER_BYTES) % READING_BYTES == 0
-    steps = batch(*(step(n, 1000 + 250 * n, 250) for n in range(39)), schema=SCHEMA)
-    waits_s = waits(kept_of(tmp_path, INFO).laid_over(steps))[:, 0]
-    np.testing.assert_allclose(waits_s, 0.1)
-
-
 def test_a_damaged_reading_is_passed_over(tmp_path):
     path = written(tmp_path, *ROWS)
     raw = bytearray(path.read_bytes())
@@ -223,20 +209,3 @@ def test_the_readings_of_another_process_are_nobodys(tmp_path):
     path.unlink()
     with pytest.raises(RingError):
         kept.laid_over(batch(step(0, 1100, 60), schema=SCHEMA))
-
-
-def test_a_disk_that_takes_nothing_is_said(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    log = CountersLog(tmp_path, INFO)
-    (words,) = readings((1, 2, 3, 4)).tolist()
-    monkeypatch.setattr("os.pwrite", full)
-    with pytest.raises(RingError, match="No space left"):
-        log.add(tuple(words))
-    log.close()
-
-
-def test_columns_without_it_cost_nothing():
-    assert isinstance(batch(step(0, 1000, 50)), StepArrays)
-    assert batch(step(0, 1000, 50)).counted_BC is None

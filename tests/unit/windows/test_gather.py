@@ -1,4 +1,4 @@
-"""Windows from the ranks' steps, in whatever order they come and however many at a time."""
+"""Windows from the ranks' steps, in whatever order they come and however many at a time, and with device times."""
 
 import tracemalloc
 from dataclasses import replace
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.model.windows import StageSchema, StepRecord, Window
-from sftriage.windows.gather import MAX_GAP_STEPS, Gatherer, Shape
+from sftriage.windows import gather as module
+from sftriage.windows.gather import DEVICE_LAG_STEPS, MAX_GAP_STEPS, Gatherer, Shape, Span, StepTimes
 from tests.unit.windows.steps import batch
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
@@ -219,16 +220,6 @@ def test_long_steps_that_are_gone_on_with_make_windows_where_they_would_have(fir
     assert 35 in [first for first, _ in windows]
 
 
-def test_a_window_waits_for_the_slower_rank():
-    target = gatherer()
-    # GIVEN rank 0 is five steps in and rank 1 only three
-    # THEN nothing is ready
-    assert fed(target, [step(0, n) for n in range(5)] + [step(1, n) for n in range(3)]) == []
-    # WHEN rank 1 arrives at the window's last step
-    # THEN it is
-    assert fed(target, [step(1, 3)]) == [(0, 3)]
-
-
 def test_some_of_the_newest_steps_can_be_had_before_their_window():
     # GIVEN two ranks that have recorded 9 steps and 8; the windows up to 4-7 are out, so that steps 6 on are held
     target = gatherer()
@@ -257,34 +248,12 @@ def test_values_units_and_refinements_arrive_where_they_belong():
     assert window.capturing_N.tolist() == [False, True]
 
 
-def test_a_rank_that_never_records_does_not_hold_the_others_up_and_is_never_filled_in():
-    # GIVEN rank 1 records nothing
-    # WHEN rank 0 is a whole window past the first one's end
-    target = gatherer()
-    windows = []
-    for n in range(8):
-        target.add(batch(step(0, n)))
-        windows += target.ready()
-    # THEN the first window goes out with rank 1 missing
-    assert [window.first_step for window in windows] == [0]
-    assert np.isnan(windows[0].durations_NRS[:, 1]).all()
-    assert np.isfinite(windows[0].durations_NRS[:, 0]).all()
-
-
 def test_at_the_end_of_the_job_what_is_missing_stays_missing():
     target = gatherer()
     fed(target, [step(0, n) for n in range(6)] + [step(1, n) for n in range(5)])
     # WHEN the job ends with rank 1 a step short of the second window's end
     (window,) = target.ready(ended=True)
     assert (window.first_step, int(np.isnan(window.durations_NRS[:, :, 0]).sum())) == (2, 1)
-
-
-def test_a_step_left_half_way_counts_as_missing():
-    target = gatherer(ranks=1, window=2, stride=2)
-    target.add(batch(step(0, 0)))
-    target.add(batch(step(0, 1, complete=False)))
-    (window,) = target.ready()
-    assert np.isnan(window.durations_NRS[1, 0]).all()
 
 
 def test_what_was_under_way_before_a_jump_goes_out_as_at_the_end_of_a_job():
@@ -312,7 +281,11 @@ def test_steps_before_a_jump_are_not_those_of_the_steps_after_it():
 def test_a_window_goes_out_once_whatever_comes_for_it_later():
     target = gatherer(stride=4)
     # GIVEN windows that went out without rank 1
-    assert fed(target, [step(0, n) for n in range(13)]) == [(0, 3), (4, 7)]
+    assert fed(target, [step(0, n) for n in range(11)]) == [(0, 3)]
+    target.add(batch(step(0, 11), step(0, 12)))
+    (window,) = target.ready()
+    # (it is never filled in)
+    assert (window.first_step, np.isnan(window.durations_NRS).any(axis=(0, 2)).tolist()) == (4, [False, True])
     # WHEN its steps come after all, and twice
     assert fed(target, [step(1, n) for n in (*range(8), *range(8))]) == []
     # THEN no window comes again, and those that follow have both ranks
@@ -421,6 +394,8 @@ def test_the_ready_moment_and_the_work_of_a_step_arrive_where_they_belong():
     # THEN what is unknown is NaN, and work that nobody gave is 0
     np.testing.assert_allclose(window.ready_NR, [[np.nan, 0.004], [np.nan, np.nan]])
     np.testing.assert_array_equal(window.work_NR, [[0, 512], [0, 0]])
+    # AND the step that was left half-way is missing
+    assert np.isnan(window.durations_NRS[1, 1]).all()
     # WHEN nobody says any
     target.add(batch(*[step(rank, n) for n in (2, 3) for rank in (0, 1)]))
     (window,) = target.ready()
@@ -543,3 +518,184 @@ def test_waits_for_a_cpu_are_in_the_windows_of_their_steps_and_unknown_where_nob
     for n in range(6, 12):
         target.add(batch(step(0, n), step(1, n)))
     assert [window.counted_NRC is None for window in target.ready()] == [False, True, True]
+
+
+LONG = 3 * DEVICE_LAG_STEPS
+
+
+def on_clock(rank, number, factor=1):
+    """A step with the host's times, or with the device's, which are as many times longer."""
+    durations_ns = (factor * MS, factor * 10 * MS, factor * number * MS)
+    return step(rank, number, between_ns=factor * 7 * MS, durations_ns=durations_ns, outside_ns=(factor * 2 * MS,))
+
+
+def host(target, *numbers, ranks=(0, 1)):
+    target.add(batch(*(on_clock(rank, number) for number in numbers for rank in ranks)))
+
+
+def device(target, *numbers, ranks=(0, 1)):
+    target.add_device(batch(*(on_clock(rank, number, factor=5) for number in numbers for rank in ranks)))
+
+
+def test_device_times_stand_beside_the_hosts():
+    # GIVEN both times of four steps
+    target = gatherer(stride=4)
+    host(target, 0, 1, 2, 3)
+    device(target, 0, 1, 2, 3)
+    # WHEN the window is cut
+    (window,) = target.ready()
+    # THEN it has both, each complete
+    np.testing.assert_allclose(window.device_NRS, 5 * window.durations_NRS)
+    np.testing.assert_allclose(window.device_outside_NRG, 5 * window.outside_NRG)
+    np.testing.assert_allclose(window.device_between_NR, 5 * window.between_NR)
+    # AND one of steps without has none
+    host(target, 4, 5, 6, 7)
+    (window,) = target.ready(ended=True)
+    assert (window.device_NRS, window.device_outside_NRG, window.device_between_NR) == (None, None, None)
+
+
+def test_a_step_takes_nothing_over_from_the_one_whose_row_it_has():
+    # GIVEN a rank with device times in the job's first steps, and none later on
+    target = gatherer(stride=4)
+    for number in range(16):
+        host(target, number)
+        device(target, number, ranks=(0, 1) if number < 4 else (0,))
+    # WHEN the store has gone round
+    windows = target.ready() + target.ready(ended=True)
+    # THEN no old time stands for a new step
+    assert [window.first_step for window in windows] == [0, 4, 8, 12]
+    for window in windows[1:]:
+        assert np.isfinite(window.device_NRS[:, 0]).all()
+        assert np.isnan(window.device_NRS[:, 1]).all()
+
+
+def test_what_came_before_the_job_was_whole_is_kept():
+    # GIVEN a rank that shows both times before the other one has shown anything
+    target = gatherer(stride=4)
+    host(target, 0, 1, ranks=(0,))
+    device(target, 0, 1, ranks=(0,))
+    # WHEN the other one comes
+    host(target, 0, 1, ranks=(1,))
+    host(target, 2, 3)
+    device(target, 2, 3, ranks=(0,))
+    # THEN nothing of it is lost
+    (window,) = target.ready()
+    assert np.isfinite(window.device_NRS[:, 0]).all()
+    assert np.isnan(window.device_NRS[:, 1]).all()
+
+
+def test_a_window_waits_for_device_times_that_are_on_their_way():
+    # GIVEN a job whose device times lag three steps behind
+    target = gatherer(stride=4)
+    host(target, 0, 1, 2, 3)
+    device(target, 0)
+    assert target.ready() == []
+    # WHEN they come
+    host(target, 4, 5, 6)
+    device(target, 1, 2, 3)
+    # THEN the window has them
+    (window,) = target.ready()
+    assert np.isfinite(window.device_NRS).all()
+
+
+@pytest.mark.parametrize(("window", "waits"), [(4, 4), (LONG, DEVICE_LAG_STEPS)])
+def test_a_window_does_not_wait_for_ever(window, waits):
+    # GIVEN a job whose device times stop after the first step
+    target = gatherer(window=window, stride=window)
+    host(target, 0)
+    device(target, 0)
+    host(target, *range(1, window + waits - 1))
+    assert target.ready() == []
+    # WHEN the host is so many steps further
+    host(target, window + waits - 1)
+    # THEN the window goes out with those it has
+    (found,) = target.ready()
+    assert np.isfinite(found.device_NRS[0]).all()
+    assert np.isnan(found.device_NRS[1:]).all()
+
+
+def test_what_comes_too_late_or_belongs_to_nobody_is_dropped():
+    target = gatherer(stride=4)
+    host(target, *range(4))
+    assert len(target.ready()) == 1
+    # GIVEN device times of a window that went out, of a rank that there is not, and of a far future
+    device(target, 1)
+    device(target, 5, ranks=(9, -1))
+    device(target, 10**6)
+    # WHEN the next window is cut
+    host(target, 4, 5, 6, 7)
+    (window,) = target.ready()
+    # THEN it has none of them
+    assert (window.first_step, window.device_NRS) == (4, None)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(0, 3), st.sampled_from([1, 2, 4]))
+def test_however_many_steps_come_at_once_windows_have_both_times(sizes, lag, stride):
+    # GIVEN a job whose device times lag behind the host's, looked at now and then
+    target = Gatherer(SCHEMA, 2, Shape(4, stride, 0))
+    windows, first, given_to = [], 0, 0
+    for size in sizes:
+        until = max(given_to, first + size - lag)
+        host_steps = [on_clock(rank, number) for rank in (0, 1) for number in range(first, first + size)]
+        device_steps = [on_clock(rank, number, factor=5) for rank in (1, 0) for number in range(given_to, until)]
+        # WHEN what has come is added together
+        target.add_both(batch(*host_steps, schema=SCHEMA), batch(*device_steps, schema=SCHEMA))
+        windows += target.ready()
+        first, given_to = first + size, until
+    # THEN every window that went out has all of both
+    for window in windows:
+        np.testing.assert_allclose(window.device_NRS, 5 * window.durations_NRS)
+    assert [window.first_step for window in windows] == list(range(0, max(0, given_to - 3), stride))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 1), st.integers(0, 40)), max_size=150))
+def test_whatever_comes_when_device_times_stand_at_their_own_step(events):
+    # GIVEN host and device times of two ranks in any order, again and again
+    target = gatherer(stride=4)
+    windows = []
+    for of_device, rank, number in events:
+        (device if of_device else host)(target, number, ranks=(rank,))
+        windows += target.ready()
+    windows += target.ready(ended=True)
+    # THEN where there is a device time, it is that step's
+    for window in windows:
+        if window.device_NRS is not None:
+            numbers_N1 = np.arange(window.first_step, window.last_step + 1)[:, None]
+            there_NR = np.isfinite(window.device_NRS[:, :, 2])
+            expected_NR = np.broadcast_to(numbers_N1 * 5e-3, there_NR.shape)
+            np.testing.assert_allclose(window.device_NRS[:, :, 2][there_NR], expected_NR[there_NR])
+
+
+def record(rank: int, step: int, start_ns: int, *durations_ns: int) -> StepRecord:
+    return StepRecord(rank, step, start_ns, 0, durations_ns, (), complete=True, capturing=False)
+
+
+def test_a_run_of_steps_is_from_the_first_start_to_the_last_end():
+    times = StepTimes(0)
+    times.note(0, batch(record(0, 5, 100, 10, 20), record(0, 6, 140, 10, 20)))
+    times.note(0, batch(record(1, 5, 90, 10, 20), record(1, 6, 145, 10, 20)))
+    assert times.of(0, 5, 5) == Span(90, 130)
+    assert times.of(0, 5, 6) == Span(90, 175)
+    # AND what is not known is not made up
+    assert times.of(0, 5, 7) is None
+    assert times.of(0, 4, 5) is None
+
+
+def test_only_the_newest_steps_are_kept_however_long_the_job_is(monkeypatch):
+    monkeypatch.setattr(module, "KEPT_STEPS", 2)
+    times = StepTimes(kept_steps=3)
+    for step in range(100):
+        for rank in range(2):
+            times.note(0, batch(record(rank, step, step * 10, 5)))
+    assert [step for step in range(100) if times.of(0, step, step)] == [97, 98, 99]
+
+
+def test_another_attempt_has_times_of_its_own():
+    times = StepTimes(0)
+    times.note(0, batch(record(0, 5, 100, 10)))
+    times.note(1, batch(record(0, 5, 900, 10)))
+    assert times.of(0, 5, 5) is None
+    assert times.of(1, 5, 5) == Span(900, 910)
+    # AND what still comes of the one before is passed over
+    times.note(0, batch(record(1, 5, 100, 10)))
+    assert times.of(1, 5, 5) == Span(900, 910)
