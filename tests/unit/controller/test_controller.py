@@ -55,14 +55,6 @@ def test_a_suspect_becomes_a_capture_of_just_that_rank_linked_to_its_window(star
     assert (trigger.first_step, trigger.last_step, trigger.stage, trigger.ranks) == (20, 39, "data", (2,))
 
 
-def test_every_window_is_on_record_with_its_decision(start, tmp_path):
-    controller = start()
-    for number, late_s in enumerate((0.0, 0.02, 0.02)):
-        controller.take(window(20 * number, late_s), now_s=100.0 + number)
-    decided = [(e.decision.first_step, e.decision.outcome) for e in read_journal(tmp_path / "decisions.jsonl")]
-    assert decided == [(0, "ignore"), (20, "capture"), (40, "throttle")]
-
-
 def test_a_restart_neither_forgets_a_cooldown_nor_a_capture_under_way(start):
     # GIVEN a capture was started
     first = start()

@@ -1,7 +1,5 @@
 """Windows from what agents send: from real rings, read by one agent or by two."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -204,39 +202,29 @@ def suspecting(*ranks):
     return Verdict(0, 9, "suspect", (), suspects, 1.0, {}, {}, {})
 
 
-def test_the_most_typical_comes_first_the_first_suspect_never_and_others_last():
-    seen = window([0.5, 0.10, 0.14, 0.09, 0.11, 0.3, 0.101])
-    assert peers_of(suspecting(0, 5), seen) == (6, 1, 4, 3, 2, 5)
-
-
-def test_of_two_ranks_the_other_one_is_who_there_is():
-    # WHETHER it is healthy enough is for the policy to say: see tests/unit/policy
-    assert peers_of(suspecting(0, 1), window([0.5, 0.1])) == (1,)
-
-
-def test_only_ranks_of_the_suspects_cohort_do_the_same_work():
-    seen = window([0.5, 0.10, 0.9, 0.9], cohorts=("a", "a", "b", "b"))
-    assert peers_of(suspecting(0), seen) == (1,)
-
-
-def test_a_rank_nobody_saw_is_no_peer():
-    seen = window([0.5, 0.1, 0.1])
-    seen.durations_NRS[:, 1] = np.nan
-    assert peers_of(suspecting(0), seen) == (2,)
-
-
-def test_what_backward_took_by_itself_counts_where_it_is_known():
-    seen = window([0.5, 0.1, 0.1, 0.1])
-    seen = replace(seen, ready_NR=np.tile([0.0, 0.0, 0.4, 0.1], (10, 1)))
-    assert peers_of(suspecting(0), seen)[-1] == 2
+@pytest.mark.parametrize(
+    ("suspects", "local_R", "refined", "peers"),
+    [
+        # The most typical comes first, the first suspect never, and others last.
+        ((0, 5), [0.5, 0.10, 0.14, 0.09, 0.11, 0.3, 0.101], {}, (6, 1, 4, 3, 2, 5)),
+        # Whether it is healthy enough is for the policy to say: see tests/unit/policy.
+        ((0, 1), [0.5, 0.1], {}, (1,)),
+        # Only ranks of the suspect's cohort do the same work.
+        ((0,), [0.5, 0.10, 0.9, 0.9], {"cohorts": ("a", "a", "b", "b")}, (1,)),
+        # A rank without steps is no peer.
+        ((0,), [0.5, np.nan, 0.1], {}, (2,)),
+        # What backward took by itself counts where it is known.
+        ((0,), [0.5, 0.1, 0.1, 0.1], {"ready_NR": np.tile([0.0, 0.0, 0.4, 0.1], (10, 1))}, (3, 1, 2)),
+        # Without a suspect there is nothing to compare.
+        ((), [0.1, 0.1], {}, ()),
+    ],
+)
+def test_peers_are_those_that_do_the_same_work(suspects, local_R, refined, peers):
+    assert peers_of(suspecting(*suspects), window(local_R, **refined)) == peers
 
 
 def test_without_a_window_the_others_are_taken_in_their_order():
     assert peers_of(suspecting(1), None, [3, 1, 0]) == (0, 3)
-
-
-def test_without_a_suspect_there_is_nothing_to_compare():
-    assert peers_of(suspecting(), window([0.1, 0.1])) == ()
 
 
 VALUES = st.floats(0, 1e3) | st.just(float("nan"))

@@ -154,16 +154,6 @@ def test_healthy_windows_that_are_ever_later_do_not_teach_that_being_late_is_hea
     assert {one.reasons[0] for one in late} == {"co_critical"}
 
 
-def test_a_window_without_one_complete_step_teaches_nothing():
-    # GIVEN a window from which a rank is missing, WHEN judged
-    window = Job().run()
-    window.durations_NRS[:, 3] = np.nan
-    verdict, past = judge(window, None, SETTINGS)
-    # THEN it is held, and there is no baseline
-    assert verdict.reasons == ("low_coverage",)
-    assert past.baseline.n_windows == 0
-
-
 def test_one_of_two_ranks_is_held_against_windows_that_ended_before_its_onset_where_there_are_any():
     # GIVEN four windows, of which the last two have a fault that was not likely yet
     own = OwnTimes()

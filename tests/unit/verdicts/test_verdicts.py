@@ -207,9 +207,10 @@ def without(window, steps, ranks):
 def test_missing_vectors_are_held(situation, steps, ranks):
     # GIVEN a window with a slow rank, in which vectors are missing
     window = without(Job().run(Fault("data", 1, 0.030)), steps, ranks)
-    # WHEN classified, THEN nobody is suspected, however clear the rest looks
-    verdict = classify(window)
+    # WHEN judged, THEN nobody is suspected, however clear the rest looks, and nothing is learned
+    verdict, past = judge(window, None, SETTINGS)
     assert (verdict.label, verdict.reasons, verdict.suspects) == ("needs_evidence", ("low_coverage",), ())
+    assert past.baseline.n_windows == 0
 
 
 @pytest.mark.parametrize(
@@ -234,26 +235,6 @@ def test_one_missing_vector_of_two_hundred_decides_nothing():
     assert (verdict.label, verdict.suspects[0].rank, verdict.suspects[0].stage) == ("suspect", 1, "data")
     assert verdict.numbers["complete_steps"] == 49
     assert verdict.numbers["coverage"] == pytest.approx(0.995)
-
-
-def test_persistence_is_a_fraction_where_a_step_is_missing_too():
-    # GIVEN a rank that is late before and after each sync, and a step that is not whole
-    window = without(Job().run(Fault("data", 1, 0.030), Fault("optimizer", 1, 0.030)), 7, 2)
-    # WHEN classified, THEN it was there in all steps that count, and not in more
-    suspect = classify(window).suspects[0]
-    assert (suspect.rank, suspect.stage, suspect.persistence) == (1, None, 1.0)
-
-
-def test_a_window_with_a_capture_in_it_suspects_nobody():
-    # GIVEN a slow rank, and a profiler that ran in three of the steps
-    window = Job().run(Fault("data", 1, 0.030))
-    capturing_N = np.zeros(50, dtype=bool)
-    capturing_N[10:13] = True
-    captured = exactly(window.durations_NRS, window.schema.stages, window.schema.sync, capturing_N=capturing_N)
-    # WHEN classified, THEN the profiler may be the cause
-    verdict = classify(captured)
-    assert (verdict.label, verdict.reasons) == ("needs_evidence", ("self_inflicted",))
-    assert verdict.numbers["capturing_steps"] == 3
 
 
 @pytest.mark.parametrize(("n_steps", "label"), [(1, "needs_evidence"), (5, "needs_evidence"), (14, "suspect")])
