@@ -194,7 +194,7 @@ def _spec(job: str, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[st
     spec["reason"] = spec["reason"][:2000]
     stalled = trigger is not None and trigger.label == "stalled"
     # (of a rank that stands still, stacks are taken once: nobody would have said how many steps)
-    idle = {where[-1] for where, _ in in_capture(spec, ("spec",), stalled=stalled)}
+    idle = {where[-1] for where, _ in in_capture(spec, stalled=stalled)}
     return {word: value for word, value in spec.items() if word not in idle}
 
 

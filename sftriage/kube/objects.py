@@ -258,7 +258,7 @@ def capture_of(body: dict[str, Any]) -> tuple[TraceCaptureSpec | None, str]:
 
 def _contradictions(spec: TraceCaptureSpec, said: Any) -> Iterator[str]:
     stalled = spec.trigger is not None and spec.trigger.label == "stalled"
-    for where, message in in_capture(said, ("spec",), stalled=stalled):
-        yield f"{path_text(where)}: {message}"
+    for where, message in in_capture(said, stalled=stalled):
+        yield f"{path_text(('spec', *where))}: {message}"
     if spec.trigger is not None and spec.trigger.last_step < spec.trigger.first_step:
         yield "spec.trigger.last_step: comes before first_step"

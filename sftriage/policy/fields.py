@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import re
 import zoneinfo
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Annotated, Any, TypeVar, get_args
 
 from apscheduler.triggers.cron import CronTrigger
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-from pydantic.config import JsonDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from sftriage.errors import SchemaError
 from sftriage.model.captures import Profiler, ProfilerChoice
@@ -176,34 +177,20 @@ class PolicyModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-
-def left_out(schema: JsonDict) -> None:
-    """Describe a field that is there or left out, never null: a CRD knows neither `anyOf` nor `default: null`."""
-    choices = schema.pop("anyOf")
-    schema.pop("default")
-    if isinstance(choices, list) and isinstance(choices[0], dict):
-        schema.update(choices[0])
-
-
-def some_or_left_out(schema: JsonDict) -> None:
-    """Describe a list that names one at least, or is left out."""
-    left_out(schema)
-    # (by no bound of pydantic's, which would count an invalid entry as one that is missing)
-    schema["minItems"] = 1
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """A schema as a CRD may have it, which knows no `anyOf`, no `default: null` and no `const`."""
+        schema = handler(core_schema)
+        for field in handler.resolve_ref_schema(schema).get("properties", {}).values():
+            if "anyOf" in field and field.get("default", ...) is None:
+                del field["default"]
+                field.update(field.pop("anyOf")[0])
+            if "const" in field:
+                field["enum"] = [field.pop("const")]
+        return schema
 
 
-def one_left_out(schema: JsonDict) -> None:
-    """Describe a field that has one value, or is left out."""
-    left_out(schema)
-    only_one(schema)
-
-
-def only_one(schema: JsonDict) -> None:
-    """Describe a field that has one value as a choice of one: a CRD knows no `const`."""
-    schema["enum"] = [schema.pop("const")]
-
-
-# Defaults that others are held against.
+# Defaults that others are compared with.
 WINDOW_STEPS, STRIDE_STEPS = 50, 10
 PROFILER: ProfilerChoice = "auto"
 SAMPLE = 1
@@ -221,41 +208,66 @@ _LIMITS: dict[str, int | None] = {
     "captures_per_run": None,
     "concurrent_ranks": CONCURRENT_RANKS,
 }
-"""Limits that count captures, with their defaults. Without one, a limit that is not said contradicts nothing."""
+"""Limits that count captures, with their defaults. Without one, a limit that is left out contradicts nothing."""
 
 NO_WAIT = (None, "1 step", "1 steps", "1 window", "1 windows")
-"""What `for` says of a rule that waits for nothing."""
+"""``for`` of a rule that waits for nothing."""
+
+_OBSERVE = "a policy that is only to observe has rules without a capture"
+
+Mistakes = Iterator[tuple[Location, str]]
+"""Where in a document something is wrong, and what."""
 
 
-def contradictions(document: Any) -> Iterator[tuple[Location, str]]:
-    """What is wrong between fields that are each right, as (location, message).
+def contradictions(document: Any) -> Mistakes:
+    """What is wrong between fields that are each right.
 
-    Works on plain data of any shape, in which only what was said is there, so that these are reported together with the
-    mistakes inside the fields.
+    Works on plain data of any shape, without defaults filled in, so that these are reported together with the mistakes
+    inside the fields.
     """
     spec = _mapping(document, "spec")
-    yield from _in_detection(_mapping(spec, "detection"))
-    yield from _in_limits(_mapping(spec, "limits"))
+    yield from _under(("spec", "detection"), _in_detection(_mapping(spec, "detection")))
+    limits = _mapping(spec, "limits")
+    for name, none in (*((name, 0) for name in _LIMITS), ("overhead_budget", "0%")):
+        if limits.get(name) == none and not isinstance(limits[name], bool):
+            yield ("spec", "limits", name), f"{none} would allow no capture ever; {_OBSERVE}"
     if spec.get("retention") == {}:
         yield ("spec", "retention"), "says neither age nor bytes; without retention traces are kept for ever"
     if _mapping(spec, "mitigate").get("remedies") in ([], ()):
         yield ("spec", "mitigate", "remedies"), "names no remedy; without mitigate there is advice alone"
-    rules = spec.get("rules")
-    if rules in ([], ()):
+    if spec.get("rules") in ([], ()):
         yield ("spec", "rules"), "no rule; a policy that captures nothing has rules without a capture"
-    seen: dict[str, int] = {}
-    for index, rule in enumerate(rules if isinstance(rules, list | tuple) else ()):
+    known: dict[str, int] = {}
+    for index, rule in enumerate(_list(spec, "rules")):
+        if not isinstance(rule, dict):
+            continue
         where: Location = ("spec", "rules", index)
-        name = rule.get("name") if isinstance(rule, dict) else None
-        if isinstance(name, str) and seen.setdefault(name, index) != index:
-            yield (*where, "name"), f"a second rule named {name!r}; the first is spec.rules[{seen[name]}]"
-        if isinstance(rule, dict):
-            yield from _in_rule(rule, where, _mapping(spec, "limits"))
+        own = rule.get("name")
+        if isinstance(own, str) and known.setdefault(own, index) != index:
+            yield (*where, "name"), f"a second rule named {own!r}; the first is spec.rules[{known[own]}]"
+        yield from _under(where, _in_rule(rule, limits))
 
 
 def unsaid(capture: dict[str, Any], *, stalled: bool = False) -> set[str]:
     """The fields of a capture that mean nothing beside its others, in a rule on stalls or on suspects."""
     return {*_idle(capture, stalled=stalled), "sample" if capture.get("ranks") else "ranks"}
+
+
+def in_capture(capture: dict[str, Any], *, stalled: bool) -> Mistakes:
+    """What is wrong between the fields of a capture, in a rule on stalls or on suspects."""
+    for field, why in _idle(capture, stalled=stalled).items():
+        if field in capture:
+            yield (field,), why
+    if ranks := _list(capture, "ranks"):
+        twice = sorted({rank for rank in ranks if isinstance(rank, int) and ranks.count(rank) > 1})
+        if twice:
+            yield ("ranks",), f"named twice: {', '.join(map(str, twice))}"
+        if "sample" in capture:
+            yield ("sample",), "of ranks that are named, all are captured; say sample or ranks"
+
+
+def _under(where: Location, found: Mistakes) -> Mistakes:
+    return (((*where, *at), message) for at, message in found)
 
 
 def _idle(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
@@ -264,15 +276,13 @@ def _idle(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
     if profiler not in (*PROFILERS, "auto"):
         return {}
     mine = {"stacks"} if stalled else {profiler} if profiler != "auto" else set(PROFILERS)
-    idle = {other: f"options of {other} do nothing where the profiler is {profiler}" for other in PROFILERS}
-    idle |= {
-        other: f"options of {other} do nothing on stalled" for other in PROFILERS if stalled and profiler == "auto"
-    }
-    options = capture.get("stacks")
-    from_outside = isinstance(options, dict) and True in (options.get("native"), options.get("flight_recorder"))
+    beside = "on stalled" if stalled and profiler == "auto" else f"where the profiler is {profiler}"
+    idle = {other: f"options of {other} do nothing {beside}" for other in PROFILERS}
+    options = _mapping(capture, "stacks")
+    from_outside = True in (options.get("native"), options.get("flight_recorder"))
     if stalled or (profiler == "stacks" and from_outside):
-        whom = "of a rank that stands still" if stalled else "with native frames, or the flight recorder's dump,"
-        once = f"stacks {whom} are taken once, from outside, and of no steps"
+        of = "of a rank that stands still" if stalled else "with native frames, or the flight recorder's dump,"
+        once = f"stacks {of} are taken once, from outside, and of no steps"
         idle |= dict.fromkeys(("steps", "warmup_steps", "samples_per_second"), once)
     elif profiler == "stacks":
         idle["warmup_steps"] = "stacks need no warm-up: no profiler is started"
@@ -281,113 +291,58 @@ def _idle(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
     return {field: why for field, why in idle.items() if field not in mine}
 
 
-def _in_detection(detection: dict[str, Any]) -> Iterator[tuple[Location, str]]:
+def _in_detection(detection: dict[str, Any]) -> Mistakes:
     window = detection.get("window_steps", WINDOW_STEPS)
     stride = detection.get("stride_steps", STRIDE_STEPS)
     if isinstance(window, int) and isinstance(stride, int) and stride > window:
         at = "stride_steps" if "stride_steps" in detection else "window_steps"
-        message = f"{stride} steps from window to window leave gaps between windows of {window} steps"
-        yield ("spec", "detection", at), message
+        yield (at,), f"{stride} steps from window to window leave gaps between windows of {window} steps"
 
 
-def _in_limits(limits: dict[str, Any]) -> Iterator[tuple[Location, str]]:
-    for name, none in (*((name, 0) for name in _LIMITS), ("overhead_budget", "0%")):
-        value = limits.get(name)
-        if value == none and not isinstance(value, bool):
-            yield ("spec", "limits", name), f"{none} would allow no capture ever; {_OBSERVE}"
-
-
-_OBSERVE = "a policy that is only to observe has rules without a capture"
-
-
-def _in_rule(rule: dict[str, Any], where: Location, limits: dict[str, Any]) -> Iterator[tuple[Location, str]]:
-    match = _mapping(rule, "match")
-    label, pattern = match.get("label"), match.get("pattern")
-    captures = rule.get("capture") is not None
-    capture = _mapping(rule, "capture")
+def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
+    match, capture = _mapping(rule, "match"), _mapping(rule, "capture")
+    label, pattern, captures = match.get("label"), match.get("pattern"), rule.get("capture") is not None
     if label in ("healthy", "needs_evidence"):
-        yield (*where, "match", "label"), _idle_label(label, captures, bool(rule.get("notify")))
+        yield ("match", "label"), _idle_label(label, captures, bool(rule.get("notify")))
     if match.get("reason") == "regressed":
-        yield from _in_regressed(rule, match, where)
+        yield from _in_regressed(rule, match)
     elif label == "stalled":
         profiler = capture.get("profiler", PROFILER)
         if captures and profiler in ("torch", "nsys"):
-            yield (*where, "match", "label"), _STALLED_CAPTURE.format(profiler)
-        if pattern:
-            yield (*where, "match", "pattern"), "no pattern on stalled: the step has not ended, and is the only one"
-        if match.get("cost"):
-            yield (*where, "match", "cost"), "no cost on stalled: the step has not ended, and costs more every second"
-        if rule.get("for") not in NO_WAIT:
             yield (
-                (*where, "for"),
-                "no `for` on stalled: a stall is reported once; detection.stalled_after says how long it must last",
+                ("match", "label"),
+                f"no {profiler} capture on stalled, because it starts at a rank's next step, and a stalled rank takes "
+                "none; a rule on stalled takes stacks (or says auto), or only observes",
             )
+        if pattern:
+            yield ("match", "pattern"), "no pattern on stalled: the step has not ended, and is the only one"
+        if match.get("cost"):
+            yield ("match", "cost"), "no cost on stalled: the step has not ended, and costs more every second"
+        if rule.get("for") not in NO_WAIT:
+            once = "a stall is reported once; detection.stalled_after says how long it must last"
+            yield ("for",), f"no `for` on stalled: {once}"
     elif captures and pattern and set(map(str, pattern)) == {"one-off"}:
-        yield (
-            (*where, "match", "pattern"),
-            "no capture on one-off alone, because the fault has passed and healthy steps would be captured",
-        )
-    yield from in_capture(capture, (*where, "capture"), stalled=label == "stalled")
+        passed = "because the fault has passed and healthy steps would be captured"
+        yield ("match", "pattern"), f"no capture on one-off alone, {passed}"
+    yield from _under(("capture",), in_capture(capture, stalled=label == "stalled"))
     if captures:
-        yield from _under_limits(capture, (*where, "capture"), limits)
-    notify = rule.get("notify")
-    for index, one in enumerate(notify if isinstance(notify, list | tuple) else ()):
-        yield from _in_webhook(one, (*where, "notify", index))
+        yield from _under(("capture",), _under_limits(capture, limits))
+    for index, one in enumerate(_list(rule, "notify")):
+        if isinstance(one, dict) and isinstance(one.get("webhook"), dict):
+            yield from _under(("notify", index, "webhook"), _in_webhook(one["webhook"]))
 
 
-def _in_regressed(rule: dict[str, Any], match: dict[str, Any], where: Location) -> Iterator[tuple[Location, str]]:
+def _in_regressed(rule: dict[str, Any], match: dict[str, Any]) -> Mistakes:
     if rule.get("capture") is not None:
-        yield (*where, "capture"), "no capture on regressed, because nobody alone is why the job is slower"
+        yield ("capture",), "no capture on regressed, because nobody alone is why the job is slower"
     if "label" in match:
-        yield (*where, "match", "label"), "no label beside regressed, which is told whatever the label is"
+        yield ("match", "label"), "no label beside regressed, which is told whatever the label is"
     for name in ("scope", "pattern", "cost"):
         if match.get(name):
-            yield (
-                (*where, "match", name),
-                f"no {name} on regressed: it is about the job, and not about who is suspected",
-            )
+            about = "it is about the job, and not about who is suspected"
+            yield ("match", name), f"no {name} on regressed: {about}"
     if rule.get("for") not in NO_WAIT:
-        yield (*where, "for"), "no windows on regressed: it is told once enough steps are slower, see docs/verdicts.md"
-
-
-def in_capture(capture: dict[str, Any], where: Location, *, stalled: bool) -> Iterator[tuple[Location, str]]:
-    """What is wrong between the fields of a capture, which is ``where``; in a rule on stalls or on suspects."""
-    for field, why in _idle(capture, stalled=stalled).items():
-        if field in capture:
-            yield (*where, field), why
-    ranks = capture.get("ranks")
-    if isinstance(ranks, list | tuple) and ranks:
-        twice = sorted({rank for rank in ranks if isinstance(rank, int) and ranks.count(rank) > 1})
-        if twice:
-            yield (*where, "ranks"), f"named twice: {', '.join(map(str, twice))}"
-        if "sample" in capture:
-            yield (*where, "sample"), "of ranks that are named, all are captured; say sample or ranks"
-
-
-def _under_limits(capture: dict[str, Any], where: Location, limits: dict[str, Any]) -> Iterator[tuple[Location, str]]:
-    """A limit under which a rule could never capture as many ranks as it says."""
-    ranks, sample = capture.get("ranks", ()), capture.get("sample", SAMPLE)
-    if not (isinstance(ranks, list | tuple) and type(sample) is int):
-        return
-    # Controls come where there is room for them: most suspects are fewer ranks than a rule allows.
-    wanted, said = (len(ranks), f"ranks: {len(ranks)}") if ranks else (sample, f"sample: {sample}")
-    for name, default in _LIMITS.items():
-        most = limits.get(name, default)
-        if type(most) is int and 0 < most < wanted:
-            at = "ranks" if ranks else "sample"
-            yield (*where, at), f"{wanted} captures at once ({said}), but limits.{name} is {most}"
-            return
-
-
-def _in_webhook(notification: Any, where: Location) -> Iterator[tuple[Location, str]]:
-    if not (isinstance(notification, dict) and isinstance(notification.get("webhook"), dict)):
-        return
-    webhook = notification["webhook"]
-    where = (*where, "webhook")
-    if "url" in webhook:
-        yield (*where, "url"), "an address is a secret and stays out of the policy; say url_from_env or url_from_file"
-    elif len({"url_from_env", "url_from_file"} & set(webhook)) != 1:
-        yield where, "say where its address is found: either url_from_env or url_from_file"
+        yield ("for",), "no windows on regressed: it is told once enough steps are slower, see docs/verdicts.md"
 
 
 def _idle_label(label: str, captures: bool, notifies: bool) -> str:
@@ -399,12 +354,32 @@ def _idle_label(label: str, captures: bool, notifies: bool) -> str:
     return f"a rule on {label} would do nothing; such windows are put on record without a rule"
 
 
-_STALLED_CAPTURE = (
-    "no {} capture on stalled, because it starts at a rank's next step, and a stalled rank takes none; "
-    "a rule on stalled takes stacks (or says auto), or only observes"
-)
+def _under_limits(capture: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
+    """A limit under which a rule could never capture as many ranks as it says."""
+    ranks, sample = capture.get("ranks", ()), capture.get("sample", SAMPLE)
+    if not (isinstance(ranks, list | tuple) and type(sample) is int):
+        return
+    # Controls come where there is room for them: most suspects are fewer ranks than a rule allows.
+    at, wanted = ("ranks", len(ranks)) if ranks else ("sample", sample)
+    for name, default in _LIMITS.items():
+        most = limits.get(name, default)
+        if type(most) is int and 0 < most < wanted:
+            yield (at,), f"{wanted} captures at once ({at}: {wanted}), but limits.{name} is {most}"
+            return
+
+
+def _in_webhook(webhook: dict[str, Any]) -> Mistakes:
+    if "url" in webhook:
+        yield ("url",), "an address is a secret and stays out of the policy; say url_from_env or url_from_file"
+    elif len({"url_from_env", "url_from_file"} & set(webhook)) != 1:
+        yield (), "say where its address is found: either url_from_env or url_from_file"
 
 
 def _mapping(holder: Any, name: str) -> dict[str, Any]:
     value = holder.get(name) if isinstance(holder, dict) else None
     return value if isinstance(value, dict) else {}
+
+
+def _list(holder: dict[str, Any], name: str) -> Sequence[Any]:
+    value = holder.get(name)
+    return value if isinstance(value, list | tuple) else ()

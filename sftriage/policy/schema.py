@@ -52,10 +52,6 @@ from sftriage.policy.fields import (
     TraceSize,
     contradictions,
     cron_trigger,
-    left_out,
-    one_left_out,
-    only_one,
-    some_or_left_out,
     unsaid,
     zone,
 )
@@ -89,7 +85,7 @@ class NsysOptions(PolicyModel):
     trace: Listed[Literal["cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx"]] | None = Field(
         default=None,
         max_length=7,
-        json_schema_extra=some_or_left_out,
+        json_schema_extra={"minItems": 1},  # (pydantic's own would count an invalid entry as one that is missing)
         description="The interfaces whose calls are recorded: as a rule those that the ranks were launched with "
         "(`--nsys-trace`), of which these have to be some.",
     )
@@ -234,7 +230,6 @@ class Match(PolicyModel):
         default=None,
         description="In place of a label `regressed`: the job is slower than its own best. `gain` is then by how much, "
         "`stage` where; such a rule tells somebody, and captures nothing.",
-        json_schema_extra=one_left_out,
     )
     scope: Listed[Scope] = Field(
         default=(),
@@ -252,7 +247,6 @@ class Match(PolicyModel):
         default=None,
         description="What the suspect must have cost the job since the run began, such as `>= 5 GPU-hours`: the "
         "hours of all its ranks, whatever they run on.",
-        json_schema_extra=left_out,
     )
     pattern: Listed[Pattern] = Field(
         default=(),
@@ -266,11 +260,9 @@ class Webhook(PolicyModel):
     """Where to send a message. The address is a secret, so the policy says only where to find it."""
 
     url_from_env: EnvironmentName | None = Field(
-        default=None, description="The environment variable that holds the address.", json_schema_extra=left_out
+        default=None, description="The environment variable that holds the address."
     )
-    url_from_file: AbsolutePath | None = Field(
-        default=None, description="The file that holds the address.", json_schema_extra=left_out
-    )
+    url_from_file: AbsolutePath | None = Field(default=None, description="The file that holds the address.")
     format: Literal["cloudevents", "slack"] = Field(
         default="cloudevents", description="`cloudevents`: a CloudEvents 1.0 envelope; `slack`: what Slack takes."
     )
@@ -294,9 +286,7 @@ class Rule(PolicyModel):
         "first step in the window that first names it to the last of this one, each step counted once. `2 windows`, "
         "of older policies, is the steps that two windows in a row span.",
     )
-    capture: Capture | None = Field(
-        default=None, description="What to capture; a rule without it observes only.", json_schema_extra=left_out
-    )
+    capture: Capture | None = Field(default=None, description="What to capture; a rule without it observes only.")
     notify: Listed[Notification] = Field(
         default=(),
         max_length=16,
@@ -362,7 +352,6 @@ class Limits(PolicyModel):
         le=100_000,
         description=f"The same in any 24 hours. Where it is not said it is {CAPTURES_PER_DAY}, no more traces than a "
         "person looks at in a day, or `captures_per_hour` where that is more.",
-        json_schema_extra=left_out,
     )
     captures_per_run: int | None = Field(
         default=None,
@@ -370,7 +359,6 @@ class Limits(PolicyModel):
         le=10_000,
         description="Captures in one run, if that is to be limited: a job of a month would have none left after the "
         "first days. One that is refused or fails is not counted.",
-        json_schema_extra=left_out,
     )
     concurrent_ranks: int = Field(
         default=CONCURRENT_RANKS, ge=1, le=1024, description="Ranks that may be captured at the same time."
@@ -433,10 +421,8 @@ class Mitigate(PolicyModel):
 class Retention(PolicyModel):
     """How long traces are kept. What is not said is not limited."""
 
-    age: Age | None = Field(default=None, description="Traces older than this are removed.", json_schema_extra=left_out)
-    bytes: StoreSize | None = Field(
-        default=None, description="Size of all traces over which the oldest are removed.", json_schema_extra=left_out
-    )
+    age: Age | None = Field(default=None, description="Traces older than this are removed.")
+    bytes: StoreSize | None = Field(default=None, description="Size of all traces over which the oldest are removed.")
 
     age_s = _number("age", lambda age: None if age is None else quantities.seconds(age))
     size_bytes = _number("bytes", lambda size: None if size is None else quantities.size_bytes(size))
@@ -459,11 +445,8 @@ class Spec(PolicyModel):
     mitigate: Mitigate | None = Field(
         default=None,
         description="What may be done by itself about a straggler that stays; without it, there is advice alone.",
-        json_schema_extra=left_out,
     )
-    retention: Retention | None = Field(
-        default=None, description="How long traces are kept; for ever without it.", json_schema_extra=left_out
-    )
+    retention: Retention | None = Field(default=None, description="How long traces are kept; for ever without it.")
 
 
 def _in_a_cluster(schema: JsonDict) -> None:
@@ -491,10 +474,8 @@ class TriagePolicy(PolicyModel):
         pydantic.ValidationError: on construction, with the location of everything that is wrong.
     """
 
-    api_version: Literal["sftriage.dev/v1alpha1"] = Field(
-        alias="apiVersion", description="Version of this format.", json_schema_extra=only_one
-    )
-    kind: Literal["TriagePolicy"] = Field(description="Always TriagePolicy.", json_schema_extra=only_one)
+    api_version: Literal["sftriage.dev/v1alpha1"] = Field(alias="apiVersion", description="Version of this format.")
+    kind: Literal["TriagePolicy"] = Field(description="Always TriagePolicy.")
     metadata: Metadata = Field(description="How the policy is called.")
     spec: Spec = Field(description="What the policy says.")
 
