@@ -48,53 +48,6 @@ def one(host, info):
     return Incarnation.of(f"boot-{host}", info)
 
 
-def test_hosts_of_one_start_are_one_generation_in_whatever_order_they_come():
-    job = Job()
-    assert job.take("a", (0, 1), 0.0)
-    assert job.take("b", (2, 3), 3.0)
-    assert job.of("a", (0, 1), 0.0) == job.of("b", (2, 3), 3.0) == {0}
-    # AND nothing has changed when they are seen again
-    assert not job.take("a", (0, 1), 0.0)
-
-
-def test_a_restart_is_a_generation_though_one_host_alone_counts_it():
-    # GIVEN a job of two hosts, of which one tells of its restart before the other does
-    job = Job()
-    job.take("a", (0, 1), 0.0)
-    job.take("b", (2, 3), 0.0)
-    job.take("a", (0, 1), 10.0, start=1)
-    # (steps that b's ranks took before come later)
-    job.step("b", (2, 3), 1.0, began_s=0.0)
-    job.take("b", (2, 3), 10.5, start=1)
-    # THEN the new processes are together, and the old ones stay where they were
-    assert job.of("a", (0, 1), 10.0, 1) == job.of("b", (2, 3), 10.5, 1) == {1}
-    assert job.of("a", (0, 1), 0.0) == job.of("b", (2, 3), 0.0) == {0}
-
-
-def test_ranks_that_are_numbered_anew_and_a_node_that_is_replaced():
-    job = Job()
-    job.take("a", (0, 1), 0.0)
-    job.take("b", (2, 3), 0.0)
-    # WHEN host b is gone, c is there, which counts from 0, and the ranks have changed places
-    job.take("c", (0, 1), 60.0)
-    job.take("a", (2, 3), 60.5, start=1)
-    assert job.of("c", (0, 1), 60.0) == job.of("a", (2, 3), 60.5, 1) == {1}
-
-
-def test_a_world_of_another_size_is_another_generation():
-    # GIVEN a job of two hosts, of which one is lost
-    job = Job()
-    job.take("a", (0, 1), 0.0)
-    job.take("b", (2, 3), 0.0)
-    job.take("a", (0, 1), 60.0, start=1, world_size=2)
-    # WHEN another one joins, and is heard of first
-    job.take("c", (2, 3), 90.0)
-    job.take("a", (0, 1), 90.0, start=2)
-    # THEN its ranks are not of the generation that had no such ranks
-    assert job.of("a", (0, 1), 60.0, 1, 2) == {1}
-    assert job.of("c", (2, 3), 90.0) == job.of("a", (0, 1), 90.0, 2) == {2}
-
-
 def test_who_begins_after_the_others_have_taken_steps_is_not_of_them():
     # GIVEN a host that was never heard of before the job started again, and whose ranks' numbers are free therefore
     job = Job()

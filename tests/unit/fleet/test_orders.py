@@ -127,26 +127,39 @@ def test_a_message_is_settled_two_turns_after_it_was_told(asked):
     assert message.reports == 0
 
 
-def test_what_nobody_begins_in_time_is_called_off(asked):
-    asked.turn()
-    asked.now_s += 60.0 + BEGIN_GRACE_S
-    assert asked.turn() == []
+GOING_ON = replace(WANTED, expires_s=None, resumed=True)
+UNHEARD = replace(GOING_ON, request=replace(REQUEST, rank=9))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says", "patience_s", "end"),
+    [
+        (WANTED, (), 60.0 + BEGIN_GRACE_S, ("expired", "its host has not begun it in time")),
+        (
+            WANTED,
+            ("accepted",),
+            60.0 + REQUEST.max_seconds + END_GRACE_S,
+            ("expired", "nothing was heard of it from its host, long past its time-box"),
+        ),
+        (UNHEARD, (), UNHEARD_S, ("failed", "nothing is heard any more of the host that it was asked of")),
+    ],
+    ids=["never begun", "begun and never ended", "under way before on a host that is not heard of"],
+)
+def test_what_is_not_begun_or_ended_is_given_up_within_a_known_time(asked, wanted, says, patience_s, end):
+    # GIVEN a capture that is asked of a host, and what that says of it
+    assert asked.turn([wanted]) == []
+    for state in says:
+        asked.says(state)
+        asked.turn([wanted])
+    # WHEN it says no more THEN it is given up after so long
+    asked.now_s += patience_s
+    assert asked.turn([wanted]) == []
     asked.now_s += 0.1
-    assert asked.turn() == [("expired", "its host has not begun it in time")]
-    assert asked.ordered("node-b") == []
+    assert asked.turn([wanted]) == [end]
     # AND what its host says after all counts no more
-    asked.says("accepted")
-    assert asked.turn() == []
-
-
-def test_what_was_begun_and_never_ends_is_given_up_within_a_known_time(asked):
-    asked.turn()
-    asked.says("accepted")
-    asked.turn()
-    asked.now_s += 60.0 + REQUEST.max_seconds + END_GRACE_S
-    assert asked.turn() == []
-    asked.now_s += 0.1
-    assert [state for state, _ in asked.turn()] == ["expired"]
+    asked.says("accepted", rank=wanted.request.rank)
+    assert asked.turn([wanted]) == []
+    assert asked.ordered("node-b") == []
 
 
 def test_what_is_stored_and_on_its_way_here_is_not_given_up(asked):
@@ -205,20 +218,9 @@ def test_a_capture_that_was_under_way_before_this_controller_is_asked_of_its_hos
     # GIVEN a report that comes before it is known what is gone on with
     asked.says("accepted")
     assert asked.reports() == []
-    going_on = replace(WANTED, generation=None, expires_s=None, resumed=True)
     # THEN it is told once that is
-    assert asked.turn([going_on]) == [("accepted", "")]
+    assert asked.turn([GOING_ON]) == [("accepted", "")]
     assert asked.ordered("node-b") == ["c-1"]
-
-
-def test_a_capture_that_was_under_way_on_a_host_that_is_not_heard_of_any_more_has_failed(asked):
-    going_on = replace(WANTED, request=replace(REQUEST, rank=9), expires_s=None, resumed=True)
-    assert asked.turn([going_on]) == []
-    asked.now_s += UNHEARD_S
-    assert asked.turn([going_on]) == []
-    asked.now_s += 0.1
-    assert asked.turn([going_on]) == [("failed", "nothing is heard any more of the host that it was asked of")]
-    assert asked.turn([going_on]) == []
 
 
 def test_what_is_written_changes_with_what_is_wanted_and_not_with_its_age(asked):

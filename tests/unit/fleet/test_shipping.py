@@ -120,23 +120,16 @@ def test_what_has_become_of_a_capture_is_told_until_nobody_wants_it_any_more(tmp
     assert end.turns(3) == []
     now_s[0] += shipping.TELL_AGAIN_S + 0.1
     assert end.turns(3) == [("failed", "busy")]
+    # WHEN that was heard THEN it is not told again, until it turns out that it was lost after all
+    end.orders((Order(WANTED, heard=True),))
+    now_s[0] += shipping.TELL_AGAIN_S + 0.1
+    assert end.turns(3) == []
+    end.orders((Order(WANTED),))
+    assert end.turns(3) == [("failed", "busy")]
     # WHEN it is wanted no more
     end.orders(())
     now_s[0] += shipping.TELL_AGAIN_S + 0.1
     assert end.turns(3) == []
-
-
-def test_what_was_heard_of_is_not_told_again_for_as_long_as_it_is(tmp_path, now_s):
-    # GIVEN a capture whose end was told, and heard of
-    end = Ended(tmp_path)
-    end.agent.said = [Report(CaptureResult("c-1", 3, "failed", "busy"))]
-    assert end.turns() == [("failed", "busy")]
-    end.orders((Order(WANTED, heard=True),))
-    now_s[0] += shipping.TELL_AGAIN_S + 0.1
-    assert end.turns(3) == []
-    # WHEN it turns out that it was lost after all
-    end.orders((Order(WANTED),))
-    assert end.turns(3) == [("failed", "busy")]
 
 
 def test_what_is_to_be_in_force_is_passed_on_as_long_as_it_stands(tmp_path):
