@@ -183,10 +183,7 @@ def is_token(name: str) -> bool:
 class Hub:
     """A connection that is kept, and made again whenever it breaks, by an event loop in a thread of its own.
 
-    Args:
-        address: of the hub.
-        name: who we are, for whoever looks at the hub's connections.
-        inbox: what the subjects begin with on which we are answered: nobody else may listen there.
+    Subjects on which this is answered begin with ``inbox``: nobody else may listen there.
 
     Attributes:
         connected_s: since when there is a connection, on the monotonic clock; None where there is none.
@@ -347,12 +344,8 @@ class Hub:
 
 
 def _steady_client() -> Client:
-    """A NATS client that goes on after a message that it cannot read.
-
-    A subject or a header may be any bytes. Some of them end the reading of nats-py (2.16) for good and in silence, and
-    a stream delivers them again to whoever connects next.
-    """
-    # (to import it takes a while, so only those who connect do)
+    # A subject or a header may be any bytes. Some of them end the reading of nats-py (2.16) for good and in silence,
+    # and a stream delivers them again to whoever connects next. (Importing it takes a while.)
     from nats.aio.client import Client
 
     class SteadyClient(Client):

@@ -80,15 +80,9 @@ class Message:
 
 
 class Incoming:
-    """Messages that have arrived.
+    """Messages that have arrived, until the job has ``ended``.
 
-    Args:
-        hub, places, lease, clock: those of the fleet.
-        lost_all: is called once the hub has lost what it had of the job, and it is made again.
-        refusals: counts messages that cannot be read.
-
-    Attributes:
-        ended: the job has ended; nothing else arrives.
+    ``lost_all`` is called once the hub has lost what it had of the job, and it is made again.
     """
 
     def __init__(

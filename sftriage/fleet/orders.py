@@ -56,12 +56,8 @@ class _Asked:
 class CaptureOrders:
     """The captures that are wanted, and what has become of them. The hub's thread writes the orders.
 
-    Args:
-        hub, places, lease, fetching, clock: those of the fleet.
-        place: the agent that has the rank of a capture.
-        holds: whether steps that came before a message are still held back.
-        gone: whether the job has started again without an agent's host since that had this process.
-        refusals: counts reports that make no sense.
+    ``holds`` says whether steps that came before a message are still held back, ``gone`` whether the job has started
+    again without an agent's host since that had this process.
     """
 
     def __init__(
@@ -222,14 +218,14 @@ class CaptureOrders:
             self._told.append(message)
 
     async def _fetch(self, report: Report, message: Message | None) -> None:
-        bucket, missing = self._places.traces, partial(self._missing.add, report.result.capture_id)
-        report = await self._fetching.fetched(self._hub, bucket, report, self._tell, missing)
+        report = await self._fetching.fetched(
+            *(self._hub, self._places.traces, report),
+            tell=lambda progress: self._reports.append((progress, None, True)),
+            missing=partial(self._missing.add, report.result.capture_id),
+        )
         self._fetched.add(report.result.capture_id)
         self._reports.append((report, message, True))
         self._under_way.discard(report.result.capture_id)
-
-    def _tell(self, report: Report) -> None:
-        self._reports.append((report, None, True))
 
     def _document(self, agent: str, orders: Sequence[Order], switches: Mapping[str, Setting] = {}) -> None:
         """Have the orders of an agent written, if they changed, or else every `REFRESH_S`."""

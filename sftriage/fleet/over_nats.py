@@ -57,17 +57,9 @@ def all_over(
 
 
 class NatsFleet:
-    """See `sftriage.controller.desired.Fleet`.
+    """See `sftriage.controller.desired.Fleet`. It lets go of ``hub`` and ``lease``.
 
-    Args:
-        hub: connected; closed with this.
-        places: of the job.
-        lease: held; released with this.
-        generations: those known.
-        note: saves generations, before anything is reported by them.
-        keep: saves steps.
-        fetching: fetches captures from other hosts.
-        clock: monotonic, in seconds.
+    ``note`` saves generations before anything is reported by them, and ``keep`` saves steps.
     """
 
     def __init__(

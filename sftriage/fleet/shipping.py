@@ -78,14 +78,7 @@ def ship_s(world_size: int) -> float:
 class HostEnd:
     """Ships what an agent has, and carries out orders, in threads of its own between `start` and `close`.
 
-    Args:
-        agent: of this host; closed with this.
-        hub: closed with this.
-        places: of the job.
-        name, boot_id, rings_id: of this host, which its name tells from others; its kernel; its directory of rings.
-        begun: a file in which captures are noted before they begin, so that none begins twice.
-        kept: the captures stored here.
-        log_leader: lets one of the job's hosts log what all of them see.
+    It closes ``agent`` and ``hub``. The file ``begun`` notes captures before they begin, so that none begins twice.
     """
 
     def __init__(
@@ -176,18 +169,14 @@ class HostEnd:
         self._tell_if_away()
         self._every_s = ship_s(max((info.world_size for info in self._agent.infos), default=0))
         if self._lost:
-            self._tell_all_again()
+            # The rings are read again, as by another process: older steps of the same one would be passed over.
+            self._agent.rewind(REWOUND_ROWS // max((info.world_size for info in self._agent.infos), default=1))
+            self._process = secrets.token_hex(8)
+            self._outbox.clear()
+            self._lost = False
         soon = self._reports or time.monotonic() >= self._over_s
         if not self._outbox and time.monotonic() >= self._sent_s + (SHIP_S if soon else self._every_s):
             self._fill()
-
-    def _tell_all_again(self) -> None:
-        """Read the rings again, as another process: older steps of the same one would be passed over."""
-        world_size = max((info.world_size for info in self._agent.infos), default=1)
-        self._agent.rewind(REWOUND_ROWS // world_size)
-        self._process = secrets.token_hex(8)
-        self._outbox.clear()
-        self._lost = False
 
     def _wanted(self, wanted: WantedCapture, of: Incarnation | None) -> WantedCapture:
         """A capture in the host's own count of starts; one begun before this process is resumed."""
@@ -330,11 +319,9 @@ class HostEnd:
                 await asyncio.sleep(AGAIN_S)
 
     async def _looked_for_loss(self) -> bool:
-        """Find out whether the hub has lost what it was told; whether that could be found out.
-
-        A number of its stream does not tell where others have told more since than there was before. When the bucket of
-        what is wanted was made does, which goes with the stream, and which an agent may ask about.
-        """
+        """Find out whether the hub has lost what it was told; whether that could be found out."""
+        # A number of its stream does not tell where others have told more since than there was before. When the bucket
+        # of what is wanted was made does, which goes with the stream, and which an agent may ask about.
         try:
             created = (await self._hub.js.stream_info(f"KV_{self._places.want}")).created
         except Exception as error:

@@ -96,16 +96,7 @@ SLACK_BYTES = 1 << 20
 
 
 class Sending:
-    """Sends captures, and tells how far it is.
-
-    Args:
-        hub: to send through; it may be away.
-        places: of the job.
-        kept: the captures of this host; its methods may block.
-        name: of this host, for people.
-        tell: is called with reports of progress.
-        wanted: whether a capture is still wanted.
-    """
+    """Sends the captures that are ``kept`` on the host ``name``, and reports progress by ``tell``."""
 
     def __init__(
         self, hub: Hub, places: Subjects, kept: HostCaptures, name: str, tell: Tell, wanted: Callable[[str], bool]
@@ -145,8 +136,11 @@ class Sending:
             traces = await _outgoing(self._hub.js, bucket)
             if files:
                 most_bytes = (await traces.status()).stream_info.config.max_bytes or -1
-                if most_bytes >= 0:
-                    _check_room(sum(path.stat().st_size for path in files.values()), most_bytes - SLACK_BYTES)
+                size_bytes = sum(path.stat().st_size for path in files.values())
+                if 0 <= most_bytes < size_bytes + SLACK_BYTES:
+                    # It would never find room there.
+                    why = f"its {size(size_bytes)} are more than the hub takes ({size(most_bytes - SLACK_BYTES)})"
+                    raise CaptureError(f"{why}: give the job a --store, or capture fewer steps")
             for name, path in files.items():
                 with path.open("rb") as file:
                     whole = traces.put(f"{capture_id}/{name}", CountedFile(file, transfer))
@@ -184,17 +178,6 @@ async def _outgoing(js: JetStreamContext, bucket: str) -> ObjectStore:
 
     await js.stream_info(f"OBJ_{bucket}")
     return Outgoing(bucket, f"OBJ_{bucket}", js)
-
-
-def _check_room(size_bytes: int, most_bytes: int) -> None:
-    """Refuse what would never find room on the hub.
-
-    Raises:
-        CaptureError: it would not; the message says what to do.
-    """
-    if size_bytes > most_bytes:
-        why = f"its {size(size_bytes)} are more than the hub takes ({size(most_bytes)})"
-        raise CaptureError(f"{why}: give the job a --store, or capture fewer steps")
 
 
 PATIENCE_S, AGAIN_S = 900.0, 2.0
