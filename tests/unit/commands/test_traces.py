@@ -20,7 +20,7 @@ from sftriage.traces.manifest import CauseInfo, Manifest, ReproducedInfo, manife
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
 from tests.unit.conftest import manifest_of, run_in
-from tests.unit.reduce.test_causes import document
+from tests.unit.reduce.test_samples import document
 from tests.unit.web.test_charts import findings
 
 FIRST, SECOND, THIRD = "w100-149-r2-x-1", "w900-949-r2-x-2", "w100-149-r3-x-3"

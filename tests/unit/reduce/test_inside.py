@@ -5,10 +5,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError
-from sftriage.reduce.inside import find, kernel_name
+from sftriage.reduce.causes import cause_of
+from sftriage.reduce.inside import SampledRank, find, find_sampled, kernel_name, slowest
 from sftriage.traces.manifest import Findings
 from tests.unit.reduce.heavy import ENGINE, GLOO, MAIN, event, job_events, mark, recurring_events, reduced
 from tests.unit.reduce.test_packed import in_small_parts
+from tests.unit.reduce.test_samples import GET, LOOP, samples
 
 STEP = [mark("ProfilerStep#1", 0, 1000), mark("sftriage:data", 100, 800)]
 
@@ -309,3 +311,62 @@ def test_a_fault_is_not_told_against_steps_in_which_its_stage_is_longer(tmp_path
     assert (findings.suspect.steps, findings.of_steps, findings.control) == (4, 6, None)
     assert "in the 4 of 6 captured steps that have the fault: " in findings.summary
     assert "than" not in findings.summary
+
+
+SLOW = {"data": 0.040, "forward": 0.010, "other": 0.0}
+
+
+QUICK = {"data": 0.004, "forward": 0.010, "other": 0.0}
+
+
+SLEEPS = samples(((LOOP, GET), 8))
+
+
+def sampled(number=1, steps=None, taken=SLEEPS):
+    return SampledRank(f"r{number}.json", number, {1: SLOW, 2: SLOW} if steps is None else steps, taken)
+
+
+def test_a_stage_is_as_long_as_it_was_recorded_and_filled_by_the_places_that_were_met():
+    found = find_sampled(sampled(), "data")
+    assert (found.suspect.stage_s, found.suspect.step_s, found.suspect.steps) == (0.040, 0.050, 2)
+    assert (found.suspect.waiting_s, found.suspect.working_s) == (0.040, 0.0)
+    (share,) = found.shares
+    assert (share.name, share.kind, share.waits, share.self_s) == (
+        "Images.__getitem__ (data.py:57)",
+        "python",
+        True,
+        0.040,
+    )
+    assert found.summary.endswith("What stands out is Images.__getitem__ (data.py:57).")
+    # AND the cause is told as of a trace
+    cause = cause_of(found, SLEEPS, None, over_s=0.036)
+    assert (cause.code, cause.place and cause.place.line, cause.took_s) == ("sleep", 57, 0.040)
+
+
+def test_beside_a_control_the_same_steps_are_compared_and_the_stage_is_the_one_that_is_longer():
+    control = sampled(3, {2: QUICK, 3: QUICK}, samples(((LOOP, GET), 2), step=2))
+    assert slowest(sampled(), control) == "data"
+    found = find_sampled(sampled(taken=samples(((LOOP, GET), 8), step=2)), "data", control)
+    assert found.control is not None
+    assert (found.suspect.first_step, found.suspect.last_step, found.control.steps) == (2, 2, 1)
+    assert (found.control.rank, found.shares[0].control_self_s, found.beside) == (3, 0.004, "rank")
+    assert "36.0 ms more than rank 3" in found.summary
+
+
+@pytest.mark.parametrize(("others", "beside"), [(QUICK, "steps"), (SLOW, "rank")])
+def test_steps_without_the_fault_are_what_is_compared_with_where_they_are_quicker(others, beside):
+    found = find_sampled(sampled(steps={1: SLOW, 2: others}), "data", None, (1,))
+    assert (found.beside == "steps", found.control is not None, found.of_steps) == (True, beside == "steps", 2)
+
+
+def test_what_is_not_on_record_is_said():
+    with pytest.raises(InputError, match="nothing was recorded"):
+        find_sampled(sampled(steps={}), "data")
+    with pytest.raises(InputError, match="no stage 'loss' in it; there are: data, forward, other"):
+        find_sampled(sampled(), "loss")
+
+
+def test_a_stage_without_a_sample_was_not_seen():
+    found = find_sampled(sampled(), "forward")
+    assert (found.shares, found.suspect.unseen_s) == ((), 0.010)
+    assert found.summary.startswith("forward took 10.0 of the 50.0 ms of a step, by its stacks: 10.0 ms of which")

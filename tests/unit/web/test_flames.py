@@ -13,8 +13,7 @@ from sftriage.traces.manifest import CauseInfo, PlaceInfo, ReproducedInfo
 from sftriage.traces.store import FileToStore
 from sftriage.web.flames import LEAST_WIDTH, MAX_BOXES, MAX_ROWS, Sampled, flame_graph
 from tests.unit.conftest import manifest_of
-from tests.unit.reduce.test_causes import GET, LOOP, samples
-from tests.unit.reduce.test_flames import DECODE, OPEN
+from tests.unit.reduce.test_samples import DECODE, GET, LOOP, OPEN, samples
 from tests.unit.web.asking import NASTY, Seen, harmless, text_of
 from tests.unit.web.stored import Shelf, shelf_at
 from tests.unit.web.test_charts import findings, side
