@@ -29,12 +29,9 @@ def written(tmp_path, make_manifest):
     """A manifest, and a trace of the same process number on every host."""
 
     def written(rank, role, steps, *, base_ns, start_us=1000.5, fault_steps=()):
-        manifest = make_manifest(f"c-{rank}")
-        capture = manifest.capture.model_copy(update={"rank": rank, "role": role})
-        changed = {"capture": capture}
-        if fault_steps:
-            found = Reproduced("partly", len(steps), len(fault_steps), 0.0, 0.0, fault_steps)
-            changed["reproduced"] = ReproducedInfo.of(found)
+        found = Reproduced("partly", len(steps), len(fault_steps), 0.0, 0.0, fault_steps)
+        manifest = make_manifest(f"c-{rank}", rank=rank, role=role)
+        manifest = manifest.model_copy(update={"reproduced": ReproducedInfo.of(found) if fault_steps else None})
         names = {"process_name": "python", "process_labels": "GPU 0", "thread_name": "thread 8 (python)"}
         events = [
             {"ph": "M", "name": name, "ts": 0, "pid": 7, "tid": 8, "args": {name.partition("_")[2]: value}}
@@ -46,7 +43,7 @@ def written(tmp_path, make_manifest):
         ]
         path = tmp_path / f"{rank}.json.gz"
         path.write_bytes(gzip.compress(json.dumps({"baseTimeNanoseconds": base_ns, "traceEvents": events}).encode()))
-        return manifest.model_copy(update=changed), path
+        return manifest, path
 
     return written
 
@@ -66,10 +63,8 @@ def test_two_ranks_are_told_apart_and_are_on_one_clock(tmp_path, written):
     # THEN each has a process, a thread and a flow of its own, which have its name
     called = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
     assert list(called.values()) == ["rank 2 (suspect) GPU 0", "rank 0 (control) GPU 0"]
-    assert [one["args"]["name"] for one in events if one["name"] == "thread_name"] == [
-        "rank 2 suspect",
-        "rank 0 control",
-    ]
+    threads = [one["args"]["name"] for one in events if one["name"] == "thread_name"]
+    assert threads == ["rank 2 suspect", "rank 0 control"]
     assert len({one["id"] for one in events if one["ph"] == "s"}) == 2
     # AND their steps begin as far apart as they did
     began = {called[one["pid"]]: one["ts"] for one in events if one["name"] == "ProfilerStep#0"}
@@ -99,12 +94,8 @@ def test_it_opens_on_the_suspect_stage_where_the_fault_is(tmp_path, written, ste
 @pytest.mark.parametrize(
     "text",
     [
+        *("", "{", "[]", '{"traceEvents": [1]}', '{"traceEvents": []}'),
         '{"traceEvents": [{"ph": "X", "ts": 1, "pid": [], "tid": {}}]}',
-        "",
-        "{",
-        "[]",
-        '{"traceEvents": [1]}',
-        '{"traceEvents": []}',
         '{"traceEvents": [{"ph": "X", "ts": 1}]}',
     ],
 )
@@ -115,15 +106,12 @@ def test_what_is_no_trace_with_steps_is_not_laid_out(tmp_path, make_manifest, te
     assert not (tmp_path / "target").exists()
 
 
+NAMES = ("startupCommands", "ts", "dur", "visStart", "visEnd")
+
+
 def test_a_link_says_what_to_select_to_show_to_expand_and_to_pin():
-    found = parse_qs(FirstView(5, 20, 0, 100).parameters)
-    assert {name: found[name] for name in ("ts", "dur", "visStart", "visEnd")} == {
-        "ts": ["5"],
-        "dur": ["20"],
-        "visStart": ["0"],
-        "visEnd": ["100"],
-    }
-    (commands,) = found["startupCommands"]
+    (commands,), *found = map(parse_qs(FirstView(5, 20, 0, 100).parameters).get, NAMES)
+    assert found == [["5"], ["20"], ["0"], ["100"]]
     assert [one["id"].rpartition(".")[2] for one in json.loads(commands)] == ["ExpandTracksByRegex", "PinTracksByRegex"]
 
 
@@ -209,13 +197,8 @@ def test_equal_frames_of_consecutive_samples_are_one_slice():
     found = tracks_of(samples((MAIN, LOAD), (MAIN, LOAD, DECODE), (MAIN, LOAD), (), (MAIN, STEP)))
     # WHEN it is laid out THEN a function lasts as long as it was met, outer ones before those in them
     (track,) = found.tracks
-    assert told(track.slices) == [
-        ("main", 90, 30),
-        ("load", 90, 30),
-        ("decode", 100, 10),
-        ("main", 130, 10),
-        ("step", 130, 10),
-    ]
+    outer = [("main", 90, 30), ("load", 90, 30)]
+    assert told(track.slices) == [*outer, ("decode", 100, 10), ("main", 130, 10), ("step", 130, 10)]
     # AND its line, file and source are said
     assert track.slices[2].name == "decode (decode.py:7)"
     assert track.slices[2].args == {"file": "/job/decode.py:7", "source": "decode()"}
@@ -223,12 +206,8 @@ def test_equal_frames_of_consecutive_samples_are_one_slice():
 
 def test_a_stage_has_no_stack_from_before_it_began():
     # GIVEN a stage that began 3 ns before its first sample, and a step after it WHEN they are laid out
-    found = tracks_of(
-        samples(
-            (MAIN, LOAD), (MAIN, STEP), (MAIN, LOAD), stages=("data", "forward", "data"), since=(80, 107, 115),
-            steps=(4, 4, 5),
-        )
-    )  # fmt: skip
+    where = {"stages": ("data", "forward", "data"), "since": (80, 107, 115), "steps": (4, 4, 5)}
+    found = tracks_of(samples((MAIN, LOAD), (MAIN, STEP), (MAIN, LOAD), **where))
     # THEN its functions begin with it
     assert told(found.tracks[0].slices) == [("main", 90, 30), ("load", 90, 17), ("step", 107, 8), ("load", 115, 5)]
     # AND steps and stages are as long as until the next ones that were met
@@ -253,16 +232,12 @@ def test_a_worker_is_a_process_of_its_own_with_its_own_times():
     assert told(others[0].slices) == [("load", 46, 4)]
 
 
-def test_nothing_sampled_is_nothing_to_lay_out():
-    found = tracks_of(samples())
-    assert [one.slices for one in found.tracks] == [()]
-    assert found.marks == ()
-
-
 @given(st.lists(st.lists(st.sampled_from(range(4)), max_size=4).map(tuple), max_size=12))
 def test_at_each_sample_exactly_its_stack_is_open(stacks):
     # GIVEN any stacks WHEN they are laid out THEN the slices around each sample are its frames, from the outermost on
-    (track,) = tracks_of(samples(*stacks)).tracks
+    found = tracks_of(samples(*stacks))
+    (track,) = found.tracks
+    assert (found.marks == ()) == (not stacks)
     for number, stack in enumerate(stacks):
         middle_ns = 95 + 10 * number
         around = [one for one in track.slices if one.start_ns <= middle_ns < one.start_ns + one.length_ns]

@@ -1,7 +1,5 @@
 """Events in few bytes, a part of them at a time: nothing of what is worked out depends on how they were parted."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -53,23 +51,13 @@ def test_numbers_come_back_as_they_were_whatever_their_range(numbers):
     [([7, 7, 7], 0), ([2**50, 2**50 + 255], 2), ([-1, 255], 4), ([0, 2**32 - 1], 8), ([0, 2**32], 16)],
 )
 def test_a_column_takes_what_its_range_takes(numbers, size_bytes):
-    assert bytes_of(Packed.of(np.array(numbers, dtype=np.int64))) == size_bytes
+    above_E = Packed.of(np.array(numbers, dtype=np.int64)).above_E
+    assert (0 if above_E is None else above_E.nbytes) == size_bytes
 
 
-def bytes_of(packed: Packed) -> int:
-    return 0 if packed.above_E is None else packed.above_E.nbytes
-
-
+KINDS, NAMES, TRACKS = st.sampled_from([OPERATOR, RUNTIME, KERNEL]), st.integers(0, 4), st.integers(0, 2)
 EVENTS = st.lists(
-    st.tuples(
-        st.integers(0, 900),
-        st.integers(0, 300),
-        st.sampled_from([OPERATOR, RUNTIME, KERNEL]),
-        st.integers(0, 4),
-        st.integers(0, 2),
-        st.integers(-1, 5),
-    ),
-    max_size=60,
+    st.tuples(st.integers(0, 900), st.integers(0, 300), KINDS, NAMES, TRACKS, st.integers(-1, 5)), max_size=60
 )
 
 
@@ -85,14 +73,8 @@ def trace_of(rows) -> Trace:
 
 
 def rows_of(part):
-    return list(
-        zip(
-            part.start_E.tolist(),
-            (part.end_E - part.start_E).tolist(),
-            *(column.tolist() for column in (part.kind_E, part.name_E, part.track_E, part.link_E)),
-            strict=True,
-        )
-    )
+    columns = (part.start_E, part.end_E - part.start_E, part.kind_E, part.name_E, part.track_E, part.link_E)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def in_small_parts(patch, block_events=3):
@@ -218,11 +200,7 @@ def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
         ((stages, "MAX_STEPS", 3), [mark(f"ProfilerStep#{n}", 20 * n, 9) for n in range(9)], "3 marks of steps"),
         ((events, "MAX_OPEN", 5), [mark("sftriage:data", n, 500 - n) for n in range(40)], "5 events are open at one"),
         ((events, "MOST_SLABS", 2), [mark("sftriage:data", 5, n) for n in range(1, 40)], "8 events begin at about one"),
-        (
-            (events, "MAX_HALVES_OPEN", 5),
-            [{"ph": "B", "name": "a", "pid": 1, "tid": 1, "ts": n} for n in range(40)],
-            "more than 5 events begin and do not end",
-        ),
+        ((events, "MAX_HALVES_OPEN", 5), [{**event("a", n, 1), "ph": "B"} for n in range(40)], "5 events begin and do"),
     ],
     ids=["threads", "steps", "open events", "one moment", "open halves"],
 )
@@ -259,22 +237,3 @@ def test_begin_and_end_events_are_paired_alike_in_slabs(tmp_path, monkeypatch, s
         whole = paired()
         in_small_parts(patch)
         assert paired() == whole
-
-
-SHAPES = {
-    "short": lambda n: {"ph": "X", "ts": n * 10, "name": "a"},
-    "operators": lambda n: event(f"aten::op{n % 40}", 4e6 + n * 1.25, 0.75),
-    "kernels": lambda n: event("gemm", 4e6 + n * 5.125, 3.5 + n % 7, "kernel", pid=0, tid=n % 3, correlation=n * 3),
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_events_take_a_fraction_of_their_text(tmp_path, monkeypatch, shape):
-    # GIVEN as many events as fill a block, as short as they can be, or long
-    monkeypatch.setattr(events, "BLOCK_EVENTS", 8192)
-    written = json.dumps([SHAPES[shape](n) for n in range(9_000)], separators=(",", ":")).encode()
-    (trace,) = traces_of(tmp_path / "t.json", written)
-    assert len(events_of(trace)) == 9_000
-    # THEN 2 GB of them take less than 400 MB
-    size_bytes = sum(bytes_of(getattr(block, column)) for block in trace.blocks for column in block.__slots__)
-    assert size_bytes < 0.2 * len(written)

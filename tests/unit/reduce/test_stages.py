@@ -41,14 +41,8 @@ def test_our_own_marks_are_the_stages_and_what_is_in_none_is_other(tmp_path):
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 120), st.integers(0, 5)), max_size=25)
-NAMES = (
-    "sftriage:a",
-    "sftriage:b",
-    "forward",
-    "enumerate(DataLoader)#x",
-    "aten::to",
-    "autograd::engine::evaluate_function",
-)
+ENGINES = "autograd::engine::evaluate_function"
+NAMES = ("sftriage:a", "sftriage:b", "forward", "enumerate(DataLoader)#x", "aten::to", ENGINES)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -87,14 +81,8 @@ def test_names_of_the_field_and_what_operators_give_away(tmp_path):
     one = reduced(tmp_path / "t.json", events, rank=0, world_size=2)
     # THEN a copy counts where it brings something to the device; forward is what runs up to backward, which lasts until
     # its collective is over; the device's copy of the step does not count
-    assert microseconds(one) == {
-        "data": [90],
-        "h2d": [40],
-        "forward": [220],
-        "backward": [250],
-        "optimizer": [220],
-        "other": [180],
-    }
+    lasts_us = {"data": [90], "h2d": [40], "forward": [220], "backward": [250], "optimizer": [220], "other": [180]}
+    assert microseconds(one) == lasts_us
     assert (one.origin, one.schema.sync) == ("names", ("backward",))
     # AND of `other`, what lies before the sync stage's end is known
     assert outside_ns(one.steps, one.spans, one.schema).tolist() == [[30_000]]
@@ -137,11 +125,7 @@ def test_a_map_says_what_marks_steps_and_stages(tmp_path):
     ("events", "names", "steps"),
     [
         # Cut where something ends.
-        (
-            [mark("Optimizer.step#SGD.step", ts, 10) for ts in (100, 200, 350)],
-            Names(step_end="Optimizer.step#*"),
-            {0: 100_000, 1: 150_000},
-        ),
+        ([mark("Optimizer.step#", n, 10) for n in (100, 200, 350)], Names(step_end="Opt*"), {0: 100_000, 1: 150_000}),
         # Of whole microseconds, that touch.
         ([mark("ProfilerStep#1", 0, 101), mark("ProfilerStep#2", 100, 50)], None, {1: 101_000, 2: 49_000}),
         # As operators, in 2021.

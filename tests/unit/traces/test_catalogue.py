@@ -11,13 +11,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.databases import METADATA, VERSION, CaptureQuery, CaptureRow
+from sftriage.traces.databases import VERSION, CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import TRACE_NAME, LocalStore
@@ -70,38 +69,24 @@ def answers(catalogue: Catalogue) -> list[object]:
     ]
 
 
+EIGHT = datetime(2027, 1, 15, 8, 0, 3, tzinfo=timezone.utc)
+
+
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
-        (CaptureQuery(), ["data-2", "data-3", "whole-3", "late"]),
-        (CaptureQuery(rank=3, stage="data"), ["data-3"]),
-        (CaptureQuery(rule="other"), ["data-3"]),
-        (CaptureQuery(label="needs_evidence"), []),
-        (CaptureQuery(stage="x' OR 1=1 --"), []),
-        (CaptureQuery(stage="DATA"), []),
-        (CaptureQuery(stage="da%"), []),
-        (CaptureQuery(prefix="data-"), ["data-2", "data-3"]),
-        (CaptureQuery(prefix="data_"), []),
-        (CaptureQuery(prefix="DATA"), []),
-        (CaptureQuery(prefix=""), ["data-2", "data-3", "whole-3", "late"]),
-        (CaptureQuery(job="resnet", run="run-1", host="node-1", profiler="torch", rank=2), ["data-2", "late"]),
-        (CaptureQuery(reproduced="yes"), []),
         # What no manifest can hold, and no database can be asked for.
         (CaptureQuery(job="\udcff"), []),
         (CaptureQuery(job="resnet\0"), []),
         # By when they were made.
-        (CaptureQuery(since=datetime(2027, 1, 15, 8, 0, 3, tzinfo=timezone.utc)), ["whole-3", "late"]),
-        (CaptureQuery(since=datetime(2027, 1, 15, 8, 0, 3, 1, tzinfo=timezone.utc)), ["late"]),
-        (CaptureQuery(since=datetime(2027, 1, 15, 9, 0, 3, tzinfo=timezone(timedelta(hours=1)))), ["whole-3", "late"]),
+        (CaptureQuery(since=EIGHT), ["whole-3", "late"]),
+        (CaptureQuery(since=EIGHT.replace(microsecond=1)), ["late"]),
+        (CaptureQuery(since=EIGHT.astimezone(timezone(timedelta(hours=1)))), ["whole-3", "late"]),
         (CaptureQuery(since=datetime(9, 1, 1, tzinfo=timezone.utc)), ["data-2", "data-3", "whole-3", "late"]),
         # By a step of the capture, or of its window.
-        (CaptureQuery(steps=(99, 99)), []),
-        (CaptureQuery(steps=(149, 149)), ["data-2"]),  # the last step of the window
-        (CaptureQuery(steps=(150, 159)), []),  # between the window and the capture
+        (CaptureQuery(steps=(149, 149)), ["data-2"]),
+        (CaptureQuery(steps=(150, 159)), []),
         (CaptureQuery(steps=(160, 160)), ["data-2"]),
-        (CaptureQuery(steps=(164, 164)), ["data-2"]),
-        (CaptureQuery(steps=(165, 249)), []),
-        (CaptureQuery(steps=(162, 250)), ["data-2", "data-3"]),
     ],
 )
 def test_captures_are_found_by_what_is_known_of_them(wanted, found, catalogue):
@@ -109,42 +94,18 @@ def test_captures_are_found_by_what_is_known_of_them(wanted, found, catalogue):
 
 
 def test_a_row_says_what_the_manifest_says(catalogue, store):
-    manifest = store.manifest("data-3")
+    (artefact,) = store.manifest("data-3").artefacts
     (row,) = catalogue.find(CaptureQuery(prefix="data-3"))
-    assert row == CaptureRow(
-        capture_id="data-3",
-        job="resnet",
-        run="run-1",
-        rank=3,
-        stage="data",
-        label="suspect",
-        scope="rank",
-        window_first_step=250,
-        window_last_step=299,
-        first_step=300,
-        last_step=304,
-        gain_s=0.02,
-        size_bytes=manifest.artefacts[0].size_bytes,
-        sha256=manifest.artefacts[0].sha256,
-        profiler="torch",
-        rule="other",
-        policy="default",
-        why="",
-        created_at="2027-01-15T08:00:02.000000Z",
-        host="node-1",
-        reproduced=None,
-        store=store.place,
-        reference="data-3",
-    )
+    assert (row.size_bytes, row.sha256) == (artefact.size_bytes, artefact.sha256)
+    assert (row.window_first_step, row.window_last_step, row.first_step, row.last_step) == (250, 299, 300, 304)
+    assert (row.scope, row.gain_s, row.policy, row.why, row.reproduced) == ("rank", 0.02, "default", "", None)
+    assert (row.created_at, row.store, row.reference) == ("2027-01-15T08:00:02.000000Z", store.place, "data-3")
 
 
-def test_adding_again_changes_nothing(catalogue, store):
+def test_adding_again_changes_nothing_and_the_database_is_private(catalogue, store, path):
     before = answers(catalogue)
     catalogue.add(store.manifest("data-2"))
     assert answers(catalogue) == before
-
-
-def test_the_database_is_private(catalogue, path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -173,9 +134,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "half a page": lambda path: path.write_bytes(path.read_bytes()[: 4096 * 3 + 2048]),
     "overwritten": overwritten_in_the_middle,
     "text that is not UTF-8": not_utf8,
-    "a schema that is not UTF-8": lambda path: path.write_bytes(
-        path.read_bytes().replace(b"capture_id TEXT", b"\xff" * 15)
-    ),
+    "no UTF-8": lambda path: path.write_bytes(path.read_bytes().replace(b"capture_id TEXT", b"\xff" * 15)),
     "foreign": foreign,
     "no table": lambda path: sqlite3.connect(path).execute("DROP TABLE sftriage_captures"),
     "no column": lambda path: sqlite3.connect(path).execute("ALTER TABLE sftriage_captures DROP COLUMN rank"),
@@ -334,47 +293,28 @@ def test_the_catalogue_answers_as_the_manifests_would(stored, wanted, shelf):
     agrees(shelf, stored, wanted)
 
 
-# Whatever differs from these in rows.py needs another version.
-COLUMNS = """
-    "key" TEXT NOT NULL, capture_id TEXT NOT NULL, job TEXT NOT NULL, run TEXT NOT NULL, rank BIGINT NOT NULL,
-    stage TEXT, label TEXT NOT NULL, scope TEXT NOT NULL, window_first_step BIGINT NOT NULL,
-    window_last_step BIGINT NOT NULL, first_step BIGINT NOT NULL, last_step BIGINT NOT NULL, gain_s DOUBLE NOT NULL,
-    size_bytes BIGINT NOT NULL, sha256 TEXT NOT NULL, profiler TEXT NOT NULL, rule TEXT NOT NULL, policy TEXT NOT NULL,
-    why TEXT NOT NULL, created_at TEXT NOT NULL, host TEXT NOT NULL, reproduced TEXT, store TEXT NOT NULL,
-    reference TEXT NOT NULL, onset_step BIGINT, cause TEXT, PRIMARY KEY ("key")
-"""
-AS_OF_0001 = f"""
-CREATE TABLE sftriage_schema (
-    version_num VARCHAR(32) NOT NULL, CONSTRAINT sftriage_schema_pkc PRIMARY KEY (version_num)
-);
-CREATE TABLE sftriage_captures ({COLUMNS});
-CREATE INDEX ix_sftriage_captures_created_at ON sftriage_captures (created_at);
-CREATE TABLE sftriage_stores ("key" TEXT NOT NULL, store TEXT NOT NULL, PRIMARY KEY ("key"));
-INSERT INTO sftriage_schema VALUES ('0001');
-PRAGMA application_id = {0x53465452};
-"""
-
-
-def described(path):
-    with sa.create_engine(f"sqlite:///{path}").connect() as connection:
-        inspector = sa.inspect(connection)
-        return {
-            name: (
-                [(one["name"], str(one["type"]), one["nullable"]) for one in inspector.get_columns(name)],
-                inspector.get_pk_constraint(name)["constrained_columns"],
-                [one["column_names"] for one in inspector.get_indexes(name)],
-            )
-            for name in METADATA.tables
-        }
+AS_OF_0001 = [
+    """CREATE TABLE sftriage_captures ( "key" TEXT NOT NULL, capture_id TEXT NOT NULL, job TEXT NOT NULL,
+    run TEXT NOT NULL, rank BIGINT NOT NULL, stage TEXT, label TEXT NOT NULL, scope TEXT NOT NULL,
+    window_first_step BIGINT NOT NULL, window_last_step BIGINT NOT NULL, first_step BIGINT NOT NULL,
+    last_step BIGINT NOT NULL, gain_s DOUBLE NOT NULL, size_bytes BIGINT NOT NULL, sha256 TEXT NOT NULL,
+    profiler TEXT NOT NULL, rule TEXT NOT NULL, policy TEXT NOT NULL, why TEXT NOT NULL, created_at TEXT NOT NULL,
+    host TEXT NOT NULL, reproduced TEXT, store TEXT NOT NULL, reference TEXT NOT NULL, onset_step BIGINT, cause TEXT,
+    PRIMARY KEY ("key") )""",
+    """CREATE TABLE sftriage_stores ( "key" TEXT NOT NULL, store TEXT NOT NULL, PRIMARY KEY ("key") )""",
+    "CREATE TABLE sftriage_schema ( version_num VARCHAR(32) NOT NULL, PRIMARY KEY (version_num) )",
+    "CREATE INDEX ix_sftriage_captures_created_at ON sftriage_captures (created_at)",
+]
+"""Tables that differ from these need another version."""
 
 
 def test_the_tables_are_those_of_their_version(tmp_path, store):
     (tmp_path / "run").mkdir(exist_ok=True)
     Catalogue(tmp_path / "made.db", store).find()
-    with sqlite3.connect(tmp_path / "known.db") as connection:
-        connection.executescript(AS_OF_0001)
+    with sqlite3.connect(tmp_path / "made.db") as connection:
+        made = {" ".join(sql.split()) for (sql,) in connection.execute("SELECT sql FROM sqlite_master") if sql}
     assert VERSION == "0001"
-    assert described(tmp_path / "made.db") == described(tmp_path / "known.db")
+    assert made == {" ".join(sql.split()) for sql in AS_OF_0001}
 
 
 def test_one_of_another_version_is_refused_and_left_alone(tmp_path, store, put):

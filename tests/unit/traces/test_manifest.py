@@ -8,6 +8,7 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.traces.manifest import CaptureInfo, Manifest, UnknownVersionError, may_contain
+from tests.unit.conftest import SOME
 
 
 def changed(manifest: Manifest, path: str, value: Any) -> bytes:
@@ -19,18 +20,6 @@ def changed(manifest: Manifest, path: str, value: Any) -> bytes:
         place = place[int(part)] if part.isdigit() else place[part]
     place[last] = value
     return json.dumps(document).encode()
-
-
-def test_a_manifest_comes_back_as_it_was(make_manifest):
-    manifest = make_manifest("c-1")
-    assert Manifest.from_json(manifest.to_json(), "m") == manifest
-    document = json.loads(manifest.to_json())
-    assert document["schema_version"] == 1
-    assert document["created_at"] == "2027-01-15T08:00:00Z"
-    assert document["trigger"]["window"] == {"first_step": 100, "last_step": 149}
-    assert (document["trigger"]["stage"], document["trigger"]["policy_sha256"]) == ("data", "cd" * 32)
-    assert (document["capture"]["first_step"], document["capture"]["last_step"]) == (160, 164)
-    assert (document["capture"]["steps"], document["capture"]["requested_steps"]) == (5, 5)
 
 
 def test_unknown_fields_are_ignored_and_an_unknown_version_is_refused(make_manifest):
@@ -50,7 +39,7 @@ HOSTILE = {
     "artefacts.0.role": ["virus"],
     "artefacts.0.size_bytes": [-1, 2**63, "7"],
     "artefacts.0.sha256": ["AB" * 32],
-    "artefacts": [[], {}],
+    "artefacts": [[], {}, [json.loads(SOME.model_dump_json())] * 2],
     "job": ["\x1b[2J", "j" * 2001],
     "created_at": ["2027-01-15T08:00:00", "2027-01-15T08:00:00+02:00", 1_800_000_000],
     "trigger.label": ["guilty"],
@@ -82,28 +71,11 @@ def test_what_is_no_manifest_is_refused(data):
         Manifest.from_json(data, "m")
 
 
-def test_two_artefacts_of_one_name_are_refused(make_manifest):
-    manifest = make_manifest("c-1")
-    twice = manifest.model_copy(update={"artefacts": manifest.artefacts * 2})
-    with pytest.raises(InputError, match="of one name"):
-        Manifest.from_json(twice.to_json(), "m")
-
-
-def test_an_artefact_is_looked_up_by_name(make_manifest):
-    manifest = make_manifest("c-1")
-    assert manifest.artefact("trace.json.gz").sha256 == "ab" * 32
-    with pytest.raises(InputError, match=r"no artefact 'x'; there are: trace\.json\.gz"):
-        manifest.artefact("x")
-
-
-def test_a_capture_that_measured_nothing_has_no_manifest():
+def test_what_a_capture_measured_is_in_its_manifest_and_one_that_measured_nothing_has_none():
     request = CaptureRequest("c-1", 0, "torch", 5, 1, 60.0, 2**29)
     with pytest.raises(InputError, match="capture c-1 measured no step: busy"):
         CaptureInfo.of(request, CaptureResult("c-1", 0, "refused", "busy"), world_size=1, host="h")
-
-
-def test_a_profilers_message_is_kept_without_its_control_characters():
-    request = CaptureRequest("c-1", 0, "torch", 5, 1, 60.0, 2**29)
+    # AND a profiler's message is kept without its control characters
     result = CaptureResult("c-1", 0, "stored", "one\ntwo\x1b[2J" + "x" * 3000, first_step=1, last_step=3)
     info = CaptureInfo.of(request, result, world_size=1, host="h")
     assert info.detail.startswith("one two [2Jxxx")
