@@ -144,21 +144,6 @@ def test_a_removal_that_is_cut_short_lists_all_of_it_or_nothing(objects, whole, 
         whole.remove("resnet/run-1/c-1")
 
 
-def test_a_removal_goes_no_deeper_than_a_capture_does(tmp_path):
-    # GIVEN a directory that somebody else writes to as well, and who put a link among the artefacts of a capture
-    store = RemoteStore.open(str(tmp_path / "shared"), job="resnet", run="run-1", create=True)
-    store.put_artefact("c-1", captured().artefacts[0], CONTENT)
-    store.put_manifest(captured())
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "precious").write_text("x")
-    (tmp_path / "shared" / "resnet" / "run-1" / "c-1" / "link").symlink_to(mine)
-    # WHEN the capture is removed, THEN what the link leads to stays
-    store.remove("c-1")
-    assert store.ids() == frozenset()
-    assert (mine / "precious").read_text() == "x"
-
-
 def test_a_pin_of_one_run_is_one_of_the_store_of_all(objects, whole):
     keep(objects, captured())
     whole.pin("c-1")
@@ -183,9 +168,14 @@ def test_a_directory_is_a_store_too(tmp_path: Path):
     store.put_artefact("c-1", captured().artefacts[0], iter([CONTENT[:9], CONTENT[9:]]))
     store.put_manifest(captured())
     # THEN it lies there in plain files, in a directory of its owner
-    assert (where / "resnet" / "run-1" / "c-1" / "trace.json.gz").read_bytes() == CONTENT
+    place = where / "resnet" / "run-1" / "c-1"
+    assert (place / "trace.json.gz").read_bytes() == CONTENT
     assert where.stat().st_mode & 0o777 == 0o700
     assert RemoteStore.open(where.as_uri()).manifests().manifests == (captured(),)
-    # AND goes without a trace
+    # AND goes without a trace; but what a link leads to that somebody has put there stays
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "precious").write_text("x")
+    (place / "link").symlink_to(mine)
     store.remove("c-1")
+    assert (store.ids(), (mine / "precious").read_text()) == (frozenset(), "x")
     assert [path for path in where.rglob("*") if path.is_file()] == []

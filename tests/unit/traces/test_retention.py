@@ -22,8 +22,15 @@ NOW_S = 100 * DAY_S
 def kept(*captures):
     """Captures a, b, …, each from (days old, MiB), or (days old, MiB, "pinned")."""
     return [
-        Kept("abcdefgh"[n], NOW_S - one[0] * DAY_S, one[1] * MIB, pinned=len(one) > 2) for n, one in enumerate(captures)
+        Kept("abcdefgh"[n], NOW_S - days * DAY_S, mib * MIB, bool(pin)) for n, (days, mib, *pin) in enumerate(captures)
     ]
+
+
+def limits(age_days, mib):
+    return RetentionLimits(None if age_days is None else age_days * DAY_S, None if mib is None else mib * MIB)
+
+
+THREE = [(3, 40), (2, 40), (1, 40)]
 
 
 @pytest.mark.parametrize(
@@ -34,10 +41,10 @@ def kept(*captures):
         ([(1, 10), (15, 10), (14, 10)], 14, None, "b"),
         ([(15, 10, "pinned"), (16, 10)], 14, None, "b"),
         # By size: the oldest, until the rest fits.
-        ([(3, 40), (2, 40), (1, 40)], None, 100, "a"),
-        ([(3, 40), (2, 40), (1, 40)], None, 79, "ab"),
-        ([(1, 40), (2, 40), (3, 40)], None, 79, "cb"),
-        ([(3, 40), (2, 40), (1, 40)], None, 120, ""),
+        (THREE, None, 100, "a"),
+        (THREE, None, 79, "ab"),
+        (THREE[::-1], None, 79, "cb"),
+        (THREE, None, 120, ""),
         # What is pinned stays, and its bytes count.
         ([(3, 40, "pinned"), (2, 40), (1, 40)], None, 80, "b"),
         ([(3, 90, "pinned"), (2, 40), (1, 40)], None, 80, "bc"),
@@ -49,8 +56,7 @@ def kept(*captures):
     ],
 )
 def test_what_goes(captures, age_days, mib, gone):
-    retention = RetentionLimits(None if age_days is None else age_days * DAY_S, None if mib is None else mib * MIB)
-    assert [one.capture_id for one in expired(kept(*captures), retention, NOW_S)] == list(gone)
+    assert [one.capture_id for one in expired(kept(*captures), limits(age_days, mib), NOW_S)] == list(gone)
 
 
 @given(
@@ -64,7 +70,7 @@ def test_what_goes(captures, age_days, mib, gone):
 @settings(deadline=None)
 def test_what_stays_is_within_the_limits_and_no_more_went_than_had_to(captures, age_days, mib):
     found = kept(*captures)
-    retention = RetentionLimits(None if age_days is None else age_days * DAY_S, None if mib is None else mib * MIB)
+    retention = limits(age_days, mib)
     gone = expired(found, retention, NOW_S)
     stays = [one for one in found if one not in gone]
     # THEN nothing pinned went, and what stays and is not pinned is young enough, and not too much
@@ -89,6 +95,13 @@ def test_a_capture_goes_as_one(store, put, tmp_path):
     now_s = 4e9
     captures = due(store, RetentionLimits(age_s=1.0), now_s)
     gone, problem = remove(store, catalogue, captures)
+    # (and what is pinned since it was looked stays)
+    put("c-4")
+    late = due(store, RetentionLimits(age_s=1.0), now_s)
+    store.pin("c-4")
+    assert ([one.capture_id for one in late], remove(store, catalogue, late)) == (["c-4"], ((), None))
+    store.pin("c-4", pinned=False)
+    store.remove("c-4")
     # THEN trace, manifest and row of the others are gone, and nothing is left of them
     assert ([one.capture_id for one in gone], problem) == (["c-1", "c-3"], None)
     assert {row.capture_id for row in catalogue.find()} == store.ids() == {"c-2"}
@@ -98,15 +111,6 @@ def test_a_capture_goes_as_one(store, put, tmp_path):
     store.pin("c-2", pinned=False)
     assert remove(store, catalogue, due(store, RetentionLimits(max_bytes=0), now_s))[0][0].capture_id == "c-2"
     assert store.ids() == frozenset()
-
-
-def test_what_is_pinned_between_the_look_and_the_removal_stays(store, put, tmp_path):
-    catalogue = Catalogue(tmp_path / "catalogue.sqlite", store)
-    catalogue.add(put("c-1"))
-    captures = due(store, RetentionLimits(age_s=1.0), 4e9)
-    store.pin("c-1")
-    assert remove(store, catalogue, captures) == ((), None)
-    assert store.ids() == {"c-1"}
 
 
 def test_what_is_left_alone_is_said_and_what_is_beyond_repair_goes_when_it_is_to(store, put):

@@ -133,12 +133,12 @@ def test_pins(shelf):
 
 
 @pytest.mark.parametrize("name", ["c-3", "../c-1", "c-1/..", "", ".tmp-c", "a/b", "/etc/passwd", "a\x00", "x" * 101])
-def test_what_is_not_there_is_said_and_no_name_leads_out(shelf, name, tmp_path):
+def test_what_is_not_there_is_said_and_no_name_leads_out(shelf, name, trace, tmp_path):
     shelf.put("c-1")
-    for act in (
-        *(shelf.store.manifest, shelf.store.look, shelf.store.remove, shelf.store.pin),
-        lambda one: shelf.store.get(one, TRACE_NAME, tmp_path / "out"),
-    ):
+    acts = [shelf.store.manifest, shelf.store.look, shelf.store.remove, shelf.store.pin]
+    if name != "c-3" and isinstance(shelf.store, LocalStore):
+        acts += [lambda one: shelf.store.put(one, trace, pytest.fail), lambda one: shelf.store.path(one, TRACE_NAME)]
+    for act in (*acts, lambda one: shelf.store.get(one, TRACE_NAME, tmp_path / "out")):
         with pytest.raises(UsageError, match="no capture c-3" if name == "c-3" else "not a capture id"):
             act(name)
     assert shelf.store.ids() == {"c-1"}
@@ -184,43 +184,25 @@ def test_everything_is_synced_before_it_is_published(put, monkeypatch):
     assert calls == [TRACE_NAME, "manifest.json", ".tmp-", "rename to c-2", "captures"]
 
 
-def test_a_capture_is_never_stored_over_another(store, put):
+def test_a_put_that_fails_leaves_nothing(store, put, trace, tmp_path, make_manifest):
     first = put("c-1")
+    (empty := tmp_path / "empty.json").touch()
+    (link := tmp_path / "link.json").symlink_to(trace)
     with pytest.raises(CaptureError, match="capture c-1 could not be stored: it is stored already"):
         put("c-1", rank=3)
-    assert store.manifests().manifests == (first,)
-
-
-def test_a_put_that_fails_leaves_nothing(store, put, trace, tmp_path, make_manifest):
-    put("c-1")
-
-    def fails(_: Artefact) -> Manifest:
-        raise RuntimeError("no manifest today")
-
-    empty = tmp_path / "empty.json"
-    empty.touch()
-    link = tmp_path / "link.json"
-    link.symlink_to(trace)
-    with pytest.raises(RuntimeError, match="no manifest today"):
-        store.put("c-2", trace, fails)
+    with pytest.raises(ZeroDivisionError):
+        store.put("c-2", trace, lambda _: 1 / 0)
     with pytest.raises(CaptureError, match=r"c-2 has no valid manifest: .*rank 2147483647 in a world of 8"):
         store.put("c-2", trace, lambda artefact: make_manifest("c-2", artefact, rank=2**31 - 1))
-    with pytest.raises(ValueError, match="not that of this capture"):
-        store.put("c-2", trace, lambda artefact: make_manifest("c-3", artefact))
-    with pytest.raises(ValueError, match="not that of this capture"):
-        store.put("c-2", trace, lambda _: make_manifest("c-2"))
+    for build in (lambda artefact: make_manifest("c-3", artefact), lambda _: make_manifest("c-2")):
+        with pytest.raises(ValueError, match="not that of this capture"):
+            store.put("c-2", trace, build)
     for source, reason in ((empty, "the trace is empty"), (link, "symbolic links"), (tmp_path / "no", "No such file")):
         with pytest.raises(CaptureError, match=reason):
             store.put("c-2", source, lambda artefact: make_manifest("c-2", artefact))
     captures = stored(store, "c-1").parents[1]
     assert sorted(entry.name for entry in captures.iterdir()) == [".lock", "c-1"]
-
-
-def test_a_forged_capture_id_never_reaches_the_file_system(store, trace, tmp_path):
-    for act in (lambda: store.put("../x", trace, pytest.fail), lambda: store.path("../x", TRACE_NAME)):
-        with pytest.raises(UsageError, match="is not a capture id"):
-            act()
-    assert not (tmp_path / "run").exists()
+    assert store.manifests().manifests == (first,)
 
 
 def test_what_is_gone_is_missing_and_has_no_path(store, put):
@@ -272,13 +254,9 @@ def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(store, p
     assert len(listing.problems) == 8
     said = "\n".join(listing.problems)
     for words in (
-        "'stray file' is not",
-        "empty/manifest.json: cannot be opened: No such",
-        "no capture link",
-        "manifest of good",
+        *("'stray file' is not", "empty/manifest.json: cannot be opened: No such", "no capture link", "symbolic links"),
+        *("manifest of good", "garbage/manifest.json: not a manifest", "piped/manifest.json: not a regular file"),
     ):
-        assert words in said
-    for words in ("garbage/manifest.json: not a manifest", "piped/manifest.json: not a regular file", "symbolic links"):
         assert words in said
 
 

@@ -12,7 +12,7 @@ from sftriage.traces import uploading
 from sftriage.traces.manifest import Findings, Manifest, StageProfile
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore, Upload
-from sftriage.traces.uploading import Uploader
+from sftriage.traces.uploading import Uploader, UploadProgress
 from tests.unit.conftest import manifest_of
 from tests.unit.traces.faulty import FaultyObjects, run_of
 
@@ -37,6 +37,18 @@ def uploader(root, objects, **how) -> Uploader:
     return Uploader(root, run_of(objects), URL, **how)
 
 
+def upload_of(root, capture_id="c-1") -> Upload | None:
+    return LocalStore(root).upload(capture_id)
+
+
+def waited(sender, until: str) -> UploadProgress:
+    """Its progress, once it is so."""
+    standing = sender.standing
+    while not getattr(standing, until):
+        standing = sender.wait(standing, 10.0)
+    return standing
+
+
 def there(objects) -> tuple[Manifest, ...]:
     listing = RemoteStore(objects).manifests()
     assert listing.problems == ()
@@ -53,7 +65,7 @@ def test_what_is_here_is_sent_verified_and_noted(store, put, root, objects):
     # THEN both are there as they are here, and that is on record
     assert (there(objects), RemoteStore(objects).pinned()) == ((first, second), {"resnet/run-1/c-2"})
     assert (sender.standing.done, sender.standing.stored) == (True, 2)
-    upload = LocalStore(root).upload("c-1")
+    upload = upload_of(root)
     assert (upload.state, upload.url, upload.pinned) == ("stored", URL, False)
     assert upload.verified_at is not None
     assert upload.manifest_sha256 == hashlib.sha256(first.to_json()).hexdigest()
@@ -86,7 +98,7 @@ def test_an_upload_that_fails_is_said_and_finished_by_the_next(put, root, object
     # THEN nothing is listed that is not whole, and it is said why it is not there
     objects.fails = set()
     assert len(there(objects)) == listed
-    upload = LocalStore(root).upload("c-1")
+    upload = upload_of(root)
     assert (upload.state, upload.verified_at) == ("failed", None)
     assert "s3://bucket: cannot" in upload.reason
     assert sender.standing.left == {"c-1": upload.reason}
@@ -97,20 +109,12 @@ def test_an_upload_that_fails_is_said_and_finished_by_the_next(put, root, object
     # WHEN the store is there again, THEN another process sends what is missing, and no more
     uploader(root, objects).turn()
     assert objects.put_so_far() == sent_again
-    assert there(objects) == (manifest,)
-    assert LocalStore(root).upload("c-1").state == "stored"
-
-
-def test_once_the_store_is_there_again_nothing_waits_any_longer(put, root, objects):
-    put("c-1")
-    put("c-2")
-    objects.fails = {"any"}
-    sender = uploader(root, objects)
-    sender.turn()
-    objects.fails = set()
+    # AND once it is asked to finish, nothing waits any longer
     sender.release_all()
     sender.turn()
     assert sender.standing.done
+    assert there(objects) == (manifest,)
+    assert upload_of(root).state == "stored"
 
 
 def test_a_capture_that_was_changed_here_does_not_appear_there_and_keeps_no_other_up(put, root, objects):
@@ -123,7 +127,7 @@ def test_a_capture_that_was_changed_here_does_not_appear_there_and_keeps_no_othe
     assert there(objects) == tuple(whole)
     assert {key.split("/")[2] for key in objects.sizes()} == {"c-1", "c-3"}
     assert (list(sender.standing.left), sender.standing.given_up) == (["c-2", "c-4"], True)
-    assert "was changed here" in LocalStore(root).upload("c-4").reason
+    assert "was changed here" in upload_of(root, "c-4").reason
 
 
 def test_a_wrong_sum_there_is_noticed_and_not_trusted(put, root, objects):
@@ -153,9 +157,7 @@ def test_what_nobody_thought_of_keeps_no_other_capture_up_and_nobody_waiting(put
     objects.meanwhile["put trace.json.gz"] = lambda: 1 / 0
     sender = uploader(root, objects, tries=1)
     sender.start()
-    standing = sender.standing
-    while not standing.given_up:
-        standing = sender.wait(standing, 10.0)
+    standing = waited(sender, "given_up")
     assert [one.capture_id for one in there(objects)] == ["c-2"]
     assert standing.left == {"c-1": "division by zero"}
 
@@ -235,16 +237,13 @@ def test_what_is_removed_here_is_removed_there_as_soon_as_it_can_be_reached(stor
     assert (last.standing.done, list((root / "captures").glob(".removing-*"))) == (True, [])
 
 
-def test_what_was_never_sent_is_removed_at_once(store, put, root, objects):
-    put("c-1")
-    store.remove("c-1")
-    assert list((root / "captures").glob(".removing-*")) == []
-
-
 def test_a_capture_that_is_removed_while_it_is_sent_stays_nowhere(store, put, root, objects):
     put("c-1")
     sender = uploader(root, objects)
-    # GIVEN that it is removed just before its manifest is put
+    # GIVEN that it is removed just before its manifest is put; and one that is removed before it is sent
+    put("c-2")
+    store.remove("c-2")
+    assert list((root / "captures").glob(".removing-*")) == []
     objects.meanwhile["put manifest.json"] = lambda: store.remove("c-1")
     sender.turn()
     # WHEN it is looked again
@@ -297,7 +296,7 @@ def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store,
     uploader(root, objects).turn()
     # THEN the one is there again, and the other is said to be lost
     assert [one.capture_id for one in RemoteStore(objects).manifests().manifests] == ["c-1"]
-    assert "is not here, and not in s3://bucket" in LocalStore(root).upload("c-2").reason
+    assert "is not here, and not in s3://bucket" in upload_of(root, "c-2").reason
 
 
 def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store, put, root, objects):
@@ -307,19 +306,18 @@ def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store, put, 
     objects.delete("resnet/run-1/c-1/trace.json.gz")
     store.note("c-1", SLEPT)
     # WHEN it is sent again, and the store keeps as many other bytes
-    put_object = objects.put
-    objects.put = lambda key, content: put_object(key, bytes(len(content)) if "trace" in key else content)
-    uploader(root, objects).turn()
+    with pytest.MonkeyPatch.context() as patch:
+        kept = objects.put
+        patch.setattr(objects, "put", lambda key, all_: kept(key, bytes(len(all_)) if "trace" in key else all_))
+        uploader(root, objects).turn()
     # THEN that is noticed, now and by the next look
-    objects.put = put_object
-    assert there(objects) == ()
-    assert LocalStore(root).upload("c-1").verified_at is None
+    assert (there(objects), upload_of(root).verified_at) == ((), None)
     uploader(root, objects).turn()
     assert len(there(objects)) == 1
     assert run_of(objects).holds("c-1", manifest.artefacts[0])
 
 
-def test_nobody_writes_over_anothers_capture(put, root, objects):
+def test_nobody_writes_over_anothers_capture(store, put, trace, root, objects):
     # GIVEN that another run of the same name has put a capture of the same id
     other = manifest_of("c-1", second=7)
     run_of(objects).put_artefact("c-1", other.artefacts[0], b"1234567")
@@ -329,14 +327,12 @@ def test_nobody_writes_over_anothers_capture(put, root, objects):
     uploader(root, objects).turn()
     # THEN the other one stays as it is, and it is said
     assert there(objects) == (other,)
-    assert "has another capture c-1" in LocalStore(root).upload("c-1").reason
-
-
-def test_a_capture_of_another_run_is_not_sent_to_this_ones_place(store, trace, root, objects):
-    store.put("c-1", trace, lambda artefact: manifest_of("c-1", artefact).model_copy(update={"run": "run-9"}))
+    assert "has another capture c-1" in upload_of(root).reason
+    # AND a capture of another run goes nowhere
+    store.put("c-9", trace, lambda artefact: manifest_of("c-9", artefact).model_copy(update={"run": "run-9"}))
     uploader(root, objects).turn()
-    assert objects.sizes() == {}
-    assert "is of resnet/run-9, not of resnet/run-1" in LocalStore(root).upload("c-1").reason
+    assert there(objects) == (other,)
+    assert "is of resnet/run-9, not of resnet/run-1" in upload_of(root, "c-9").reason
 
 
 def test_changes_alone_send_no_capture_for_the_first_time(store, put, root, objects):
@@ -354,31 +350,27 @@ def test_changes_alone_send_no_capture_for_the_first_time(store, put, root, obje
 def test_of_two_uploaders_one_uploads_and_the_other_takes_over(put, root, objects, monkeypatch):
     monkeypatch.setattr(uploading, "LOOK_S", 0.05)
     put("c-1")
+    second = uploader(root, objects)
     with LocalStore(root).uploading() as ours:
         assert ours
         assert LocalStore(root).busy
         # WHEN a second one starts, THEN it waits
-        second = uploader(root, objects)
         second.start()
-        standing = second.standing
-        while not standing.taken:
-            standing = second.wait(standing, 10.0)
+        waited(second, "taken")
         assert objects.sizes() == {}
     # UNTIL the first has ended
-    while not standing.done:
-        standing = second.wait(standing, 10.0)
-    assert second.close(10.0)
-    assert not LocalStore(root).busy
+    standing = waited(second, "done")
+    assert (standing.stored, second.close(10.0), LocalStore(root).busy) == (1, True, False)
     assert len(there(objects)) == 1
 
 
 def test_what_died_on_its_way_is_waiting(put, root):
     put("c-1")
-    outbox = LocalStore(root)
-    assert outbox.note_upload("c-1", Upload(url=URL, state="uploading"))
-    with outbox.uploading():
-        assert outbox.upload("c-1").state == "uploading"
-    assert outbox.upload("c-1").state == "waiting"
+    store = LocalStore(root)
+    assert store.note_upload("c-1", Upload(url=URL, state="uploading"))
+    with store.uploading():
+        assert store.upload("c-1").state == "uploading"
+    assert store.upload("c-1").state == "waiting"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "stored"}', b"\xff", b"0" * 100_000])
@@ -386,7 +378,7 @@ def test_a_note_that_makes_no_sense_is_none(put, root, objects, content):
     put("c-1")
     path = root / "captures" / "c-1" / "upload.json"
     path.write_bytes(content)
-    assert LocalStore(root).upload("c-1") is None
+    assert upload_of(root) is None
     uploader(root, objects).turn()
     assert len(there(objects)) == 1
 
