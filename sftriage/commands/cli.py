@@ -258,7 +258,7 @@ run        run:run                  Run a training job and watch it.
     sftriage run --job-id 1234 --hub node-1 -- torchrun --nnodes 4 train.py
 attach     run:attach               Take over a job whose `sftriage run` has ended.
     sftriage attach --run sftriage-runs/RUN
-agent      agent:agent              Watch one host of a job on many.
+agent      run:agent                Watch one host of a job on many.
     sftriage agent --job-id 1234 --hub node-1 --rings /dev/shm/my-rings
 controller controller:controller    Watch a job on many hosts.
     sftriage controller --job-id 1234 --nats nats://nats:4222 --creds FILE
@@ -273,11 +273,11 @@ demo       demo:demo                Train a small model, slow one rank, and find
 analyze    analyze:analyze          Say where the time of a recording went.
     sftriage analyze sftriage-runs/RUN
     sftriage analyze durations.npz --window 20 --json
-whatif     whatif:whatif            Say what a job would run at without stragglers.
+whatif     analyze:whatif           Say what a job would run at without stragglers.
     sftriage whatif sftriage-runs/RUN
     sftriage whatif trace.parquet --json
     sftriage whatif rank*.json.gz
-advise     advise:advise            Say what would help against a straggler that stays.
+advise     analyze:advise           Say what would help against a straggler that stays.
     sftriage advise
     sftriage advise sftriage-runs/RUN --gradients 500Mi --bandwidth 12.5 --json
 reduce     reduce:reduce            Reduce heavy traces to stages, and say what they show.
@@ -289,13 +289,13 @@ decisions  decisions:decisions      List what was decided about each window, and
 capture    capture:capture          Capture ranks of a running job, on demand.
     sftriage capture --rank 3 --reason "loss spikes"
     sftriage capture --rank 3 --rank 4 --steps 2 --reason "slow"
-evidence   evidence:evidence        Ask the NVIDIA driver about the GPUs of a job.
+evidence   doctor:evidence          Ask the NVIDIA driver about the GPUs of a job.
     sftriage evidence
     sftriage evidence --run sftriage-runs/RUN --json
 doctor     doctor:doctor            Say what works on this machine.
     sftriage doctor
     sftriage doctor --json
-explain    explain:explain_decision Say why a window was decided as it was.
+explain    decisions:explain_decision Say why a window was decided as it was.
     sftriage explain 1042
     sftriage explain 1000-1049
     sftriage explain w1000-1049-r3-slow-rank-1
@@ -310,7 +310,7 @@ ui         ui:ui                    Show a run or a store as a web page.
 watch      watch:watch              Watch a job live in the terminal.
     sftriage watch
     sftriage watch --run sftriage-runs/RUN --once
-mcp        mcp:mcp                  Answer an assistant's questions about runs.
+mcp        ui:mcp                   Answer an assistant's questions about runs.
     sftriage mcp --runs sftriage-runs
     sftriage mcp --runs sftriage-runs --store s3://our-traces
 """
@@ -330,22 +330,22 @@ show     traces:show_trace           Show why a capture was made and what it hol
 get      traces:get_trace            Copy a capture's trace to a file, verified.
     sftriage traces get w1000
     sftriage traces get w1000 --all --out traces/
-open     opening:open_trace          Open a capture's trace in Perfetto's viewer.
+open     traces:open_trace           Open a capture's trace in Perfetto's viewer.
     sftriage traces open w1000
     sftriage traces open w1000 --offline
     sftriage traces open w1000 --no-browser     # over SSH: print the link
-pin      retention:pin_trace         Keep a capture, whatever retention says.
+pin      traces:pin_trace            Keep a capture, whatever retention says.
     sftriage traces pin w1000
-unpin    retention:unpin_trace       Leave a capture to retention again.
+unpin    traces:unpin_trace          Leave a capture to retention again.
     sftriage traces unpin w1000
-prune    retention:prune_traces      Remove old captures, or those that are damaged.
+prune    traces:prune_traces         Remove old captures, or those that are damaged.
     sftriage traces prune --age 14d --bytes 50Gi --dry-run
     sftriage traces prune --age 14d --bytes 50Gi
     sftriage traces prune --damaged
-reindex  retention:reindex_traces    Build the catalogue again from the manifests.
+reindex  traces:reindex_traces       Build the catalogue again from the manifests.
     sftriage traces reindex
     sftriage traces reindex --store s3://our-traces/pretraining
-upload   traces_upload:upload_traces Upload captures to a store, or finish doing so.
+upload   traces:upload_traces        Upload captures to a store, or finish doing so.
     sftriage traces upload
     sftriage traces upload --run DIR --store s3://our-traces/pretraining
 schema   traces:show_schema          Print the JSON Schema of a manifest.
@@ -368,35 +368,35 @@ test     policy:try_out       Replay a policy over a recording.
 """
 
 _KUBE = """
-status     kube_jobs:status           List the jobs of a cluster, and say how they stand.
+status     kube:status                List the jobs of a cluster, and say how they stand.
     sftriage kube status -n training
     sftriage kube status -A --json
-traces     kube_jobs:traces           Say which steps of a job were slow, and list their traces.
+traces     kube:traces                Say which steps of a job were slow, and list their traces.
     sftriage kube traces pretraining -n training
     sftriage kube traces pretraining --step 1042
-get        kube_jobs:get              Fetch a trace to this machine, verified.
+get        kube:get                   Fetch a trace to this machine, verified.
     sftriage kube get look-x8z2k -n training
     sftriage kube get --job pretraining --step 1042 --out traces/
-open       kube_jobs:open_trace       Open a trace in Perfetto's viewer.
+open       kube:open_capture          Open a trace in Perfetto's viewer.
     sftriage kube open look-x8z2k -n training
     sftriage kube open --job pretraining
-capture    kube_capture:capture       Capture a rank of a job in a cluster, on demand.
+capture    kube:capture               Capture a rank of a job in a cluster, on demand.
     sftriage kube capture resnet --rank 3 --reason "loss spikes"
     sftriage kube capture resnet --rank 3 --reason "slow" --no-wait
-doctor     kube_doctor:doctor         Find out why nothing happens, and what to do.
+doctor     kube:doctor                Find out why nothing happens, and what to do.
     sftriage kube doctor -n training
     sftriage kube doctor -n training --json
-controller kube_controller:controller Watch one job of a cluster: what the operator starts.
+controller controller:of_cluster      Watch one job of a cluster: what the operator starts.
     sftriage kube controller --job-id ml/job/a --policies p --run r --creds hub
 policy     kube:policies              List a cluster's policies, and say whether they are in force.
     sftriage kube policy -n training
     sftriage kube policy -A --json
 crds       kube:definitions           Print the custom resource definitions.
     sftriage kube crds > crds.yaml
-inject     kube_inject:inject         Print a job with its pods as the webhook would have them.
+inject     webhook:inject             Print a job with its pods as the webhook would have them.
     sftriage kube inject -f job.yaml > watched.yaml
     sftriage kube inject -n training --settings settings.yaml -f job.yaml
-carry      kube_inject:carry          Copy what trainers need into a volume (injected pods run it).
+carry      webhook:carry              Copy what trainers need into a volume (injected pods run it).
     sftriage kube carry /sftriage --spool /sftriage-spool/spool
 """
 

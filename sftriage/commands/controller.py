@@ -1,31 +1,39 @@
-"""``sftriage controller``: the one that watches a job on many hosts."""
+"""``sftriage controller`` and ``kube controller``: watch a job on many hosts."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import shlex
+import shutil
 import signal
-import time
+import socket
 from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sftriage.commands.job_options import (
+from sftriage.commands.options import (
+    LOOPBACK,
+    TOKEN_VARIABLE,
+    CatalogueOption,
+    HubChoice,
     KeepingOptions,
     MetricsOptions,
+    MetricsPortOption,
+    NatsOption,
     OutOption,
     PoliciesOption,
-    finish,
-    say_begun,
-    say_summary,
+    TlsOption,
+    option,
 )
-from sftriage.commands.options import CatalogueOption, HubChoice, option
-from sftriage.commands.output import notices
+from sftriage.commands.output import JobOutput, notices
 from sftriage.errors import UsageError
+from sftriage.fleet.hub import CA_FILE, PORT, HubAddress
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, read_info
 from sftriage.words.amounts import place
 
@@ -34,7 +42,6 @@ if TYPE_CHECKING:
     from sftriage.runtime.hub_server import HubServer
     from sftriage.runtime.launcher import Notes
     from sftriage.runtime.many_hosts import HubOptions
-    from sftriage.sinks.terminal import Reporter
 
 WAITS = "waiting until the job's last controller is gone"
 
@@ -62,84 +69,159 @@ def controller(
     from sftriage.base.children import LET_GO
     from sftriage.runtime.launcher import Notes
 
-    # (what is sent to the job, as before it is preempted, this one is not to die of)
+    # (a signal to the job, as before it is preempted, does not end this process)
     notes = Notes((signal.SIGINT, signal.SIGTERM, LET_GO))
     from sftriage.policy.loading import find
     from sftriage.recorder.layout import bounded_text
-    from sftriage.runtime.controlling import Beginning, JobController, job_of
+    from sftriage.runtime.controlling import JobController, job_of
+    from sftriage.runtime.copies import checked_catalogue
     from sftriage.runtime.hosting import file_name, free
-    from sftriage.runtime.indexing import checked_catalogue
     from sftriage.runtime.many_hosts import forget_hub
-    from sftriage.sinks.terminal import Reporter
 
     options = hub.options(job_of(run) if run is not None and hub.job_id is None else None)
-    directory = run or out or Path(DEFAULT_ROOT) / file_name(options.job_id)
-    if not (run or out):
-        directory = free(directory)
-    reporter, held = Reporter(notices()), ExitStack()
+    directory = run or out or free(Path(DEFAULT_ROOT) / file_name(options.job_id))
+    held, server = ExitStack(), None
     atexit.register(held.close)
-    server = None
     if options.leads_hub:
-        server = hub_of(options, directory, held, goes_on=run is not None)
+        server = _start_hub(options, directory, held, resume=run is not None)
     elif hub.hub is not None and options.leads and not options.secret.exists():
         raise UsageError(
             f"the hub at {options.address.url} is not this job's: give this one a port of its own, by --hub HOST:PORT"
         )
     options.wait_for_secret(0.0)
-    metering = metrics.metering()
-    beginning = None
+    output = JobOutput(metrics.metering())
+    begin: dict[str, Any] = {}
     if run is None:
         name = bounded_text(job or options.job_id)
-        beginning = Beginning(name, [find(one) for one in policy or ["default"]], keep.of(name), nsys)
-    waits = contextlib.nullcontext() if run is None else notices().status(WAITS)
-    with waits:
-        watched = JobController(
-            directory,
-            options.job_id,
-            options.address,
-            lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
-            beginning,
-            checked_catalogue(catalogue),
-        )
-    say_begun(reporter, "watching" if run is None else "took over the job, watching", watched, metering)
-    watch(watched, reporter, options, server, notes)
+        paths = [find(one) for one in policy or ["default"]]
+        begin = {"job": name, "policies": paths, "keeping": keep.of(name), "nsys": nsys}
+    about = directory, options.job_id, options.address, output.sinks
+    with contextlib.nullcontext() if run is None else notices().status(WAITS):
+        watched = JobController(*about, catalogue=checked_catalogue(catalogue), **begin)
+    output.say_begun("watching" if run is None else "took over the job, watching", watched)
+    _watch(watched, output, options, server, notes)
     if server is not None:
         # (whoever started the job would have, and is gone)
         held.close()
         forget_hub(options, server)
 
 
-def hub_of(options: HubOptions, directory: Path, held: ExitStack, *, goes_on: bool) -> HubServer:
-    """Start the job's hub on this host; where a run is gone on with, whose host may have gone too, also its agents."""
-    from sftriage.runtime.hosting import Copies
+def _start_hub(options: HubOptions, directory: Path, held: ExitStack, *, resume: bool) -> HubServer:
+    """Start the job's hub on this host, and on resuming a run, whose host may have gone too, also its agents."""
     from sftriage.runtime.many_hosts import start_agents, start_hub
 
     server = start_hub(options, directory)
     held.callback(server.close)
     server.keep()
-    if goes_on:
+    if resume:
         info = read_info(RunDirectory(directory))
-        held.enter_context(start_agents(options, Copies(info.store, info.drop_local)))
+        held.enter_context(start_agents(options, info.store, drop_local=info.drop_local))
     return server
 
 
-def watch(
-    watched: JobController, reporter: Reporter, options: HubOptions, server: HubServer | None, notes: Notes
+def _watch(
+    watched: JobController, output: JobOutput, options: HubOptions, server: HubServer | None, notes: Notes
 ) -> None:
-    """Watch the job until it ends, or until somebody ends this; ``server`` is its hub, where that is ours.
-
-    Raises:
-        typer.Exit: by Ctrl-C, and the job goes on.
-    """
+    """Watch the job until it ends, or until a signal ends this; ``server`` is its hub, where that is ours."""
     from sftriage.runtime.many_hosts import forget_hub
 
     with contextlib.closing(watched):
-        if not watched.watch(reporter.say, lambda: notes.told):
+        if not watched.watch(output.say, lambda: notes.told):
             if server is not None and "SLURM_JOB_ID" in os.environ:
                 # (the job is over, though not all of its hosts have said so)
                 atexit.register(forget_hub, options, server)
             again = shlex.join(["--run", place(watched.directory.path), *options.arguments()])
-            reporter.say(f"let go of the job, which goes on; take it over again by: sftriage controller {again}")
+            output.say(f"let go of the job, which goes on; take it over again by: sftriage controller {again}")
             raise typer.Exit(128 + signal.SIGINT)
-    say_summary(reporter, watched)
-    finish(watched, reporter)
+    output.say_summary(watched)
+    output.finish(watched)
+
+
+SHOWN_S = 10.0
+"""How long the cluster may take to be shown the end."""
+KEPT_RUNS = 3
+"""The steps of this many runs of a job are kept."""
+
+
+def of_cluster(
+    job_id: Annotated[str, option("--job-id NAMESPACE/SYSTEM/NAME", "The job, as its pods are annotated.")],
+    policies: Annotated[Path, option("DIR", "A folder with policies; what changes there takes effect.")],
+    run: Annotated[Path, option("DIR", "For its runs, and what its hub keeps.")],
+    creds: Annotated[
+        Path, option("FILE", "USER:PASSWORD of its hub, or what --nats lets it in by, as of a controller.")
+    ],
+    nats: NatsOption = None,
+    port: Annotated[int, option("N", "Where its hub listens.", min=1, max=65535)] = PORT,
+    tls: TlsOption = None,
+    metrics_port: MetricsPortOption = None,
+    *,
+    keep: KeepingOptions,
+) -> None:
+    """Watch a job whose pods sftriage was put into: its hub, its controller, and what the cluster is shown of it.
+
+    The operator starts it, one for each job. Captures become TraceCaptures, and how the job stands its TriageReport;
+    captures that people ask for by TraceCaptures are answered. When the job ends, the next one of its name is waited
+    for, until SIGTERM. In its folder it goes on with a run that had not ended. With --nats its hub is a server that
+    others use too. Metrics are served where $SFTRIAGE_METRICS_TOKEN says who may see them.
+    """
+    from sftriage.kube.client import ClusterObjects
+    from sftriage.kube.mirrored import job_named
+    from sftriage.kube.mirroring import Mirror
+    from sftriage.runtime.controlling import JobController
+    from sftriage.runtime.hub_server import HubServer
+    from sftriage.runtime.launcher import Notes
+
+    try:
+        job = job_named(job_id)
+    except ValueError as error:
+        raise UsageError(f"--job-id: {error}") from None
+    # Jobs of two namespaces may share a name, and their stores.
+    name = f"{job.namespace}/{job.name}"
+    keeping = keep.of(name)
+    logging.getLogger("sftriage.kube").setLevel(logging.INFO)
+    mirror = Mirror(ClusterObjects.connect(), job)
+    run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # (a signal to this pod ends no job)
+    notes = Notes()
+    everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    shown = metrics_port if os.environ.get(TOKEN_VARIABLE) else None
+    # (each run of the job has metrics of its own)
+    metrics = MetricsOptions(metrics_port=shown, metrics_host=LOOPBACK if shown is None else everywhere)
+    with contextlib.ExitStack() as held:
+        if nats is None:
+            server = HubServer((everywhere, port), (run / "hub").absolute(), creds, tls)
+            held.callback(server.close)
+            server.keep()
+        url = nats or f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
+        address = HubAddress(url, creds, None if tls is None else tls / CA_FILE)
+        mirror.begin()
+        while notes.told is None:
+            output = JobOutput(metrics.metering(), mirror)
+            directory, resumes = _directory(run)
+            begin = None if resumes else name
+            about = directory, job_id, address, output.sinks, begin
+            watched = JobController(*about, policies=[policies], keeping=keeping)
+            mirror.follow(watched.directory)
+            names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
+            output.say(f"{'took over' if resumes else 'waiting for'} the job under policy {names}; {place(directory)}")
+            with contextlib.closing(watched):
+                if not watched.watch(output.say, lambda: notes.told):
+                    break
+            output.say_summary(watched)
+            output.finish(watched)
+        mirror.finish(SHOWN_S)
+
+
+def _directory(root: Path) -> tuple[Path, bool]:
+    """The directory of the run that has not ended, or of a new one; and whether to resume it.
+
+    Removes the steps of all but the last few runs: a job that starts again and again would fill its volume.
+    """
+    from sftriage.runtime.hosting import free, numbered
+
+    found = list(takewhile(Path.exists, numbered(root / "run")))
+    for old in found[:-KEPT_RUNS]:
+        shutil.rmtree(RunDirectory(old).steps, ignore_errors=True)
+    if found and RunDirectory(found[-1]).hub.exists() and not read_info(RunDirectory(found[-1])).ended_at:
+        return found[-1], True
+    return free(root / "run"), False

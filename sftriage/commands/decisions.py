@@ -1,11 +1,11 @@
-"""``sftriage decisions``: what was decided about each window of a run, and why."""
+"""``sftriage decisions`` and ``explain``: what was decided about each window of a run, and why."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from sftriage.commands.options import RunOption, option
-from sftriage.commands.output import lists, notices, print_json
+from sftriage.commands.options import RunOption, argument, option
+from sftriage.commands.output import lists, notices, print_json, write
 from sftriage.reports.tables import decisions_table
 from sftriage.runs.directory import find_run
 
@@ -27,3 +27,32 @@ def decisions(
             lists().print(pause_sentence(pause))
     else:
         notices().print(f"No window of {directory.path} has been decided yet.")
+
+
+def explain_decision(
+    what: Annotated[str, argument("WINDOW|CAPTURE", "A step of the window, its FIRST-LAST, or a capture's id.")],
+    run: RunOption = None,
+    as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
+) -> None:
+    """Say why: the numbers against their thresholds, the runner-up, and what would have changed the label.
+
+    A step means the last window that holds it. The verdict is explained from what was recorded when it was taken.
+    """
+    import msgspec
+
+    from sftriage.reports.texts import explanation_lines, resolves
+    from sftriage.runs.decisions import remedies_by, window_of
+    from sftriage.words.decisions import decision_values
+    from sftriage.words.run import remedy_told
+    from sftriage.words.verdicts import explain
+
+    directory = find_run(run)
+    event = window_of(directory, what)
+    remedies = remedies_by(directory, event)
+    if as_json:
+        verdict, decision = event.verdict, event.decision
+        values = {"verdict": verdict, "explanation": explain(verdict), "decision": decision_values(decision)}
+        told = [{"says": remedy_told(one), **msgspec.to_builtins(one)} for one in remedies]
+        print_json({**values, "resolves": resolves(verdict, decision), "remedies": told})
+        return
+    write(*explanation_lines(event, remedies))

@@ -64,7 +64,7 @@ def demo(
     from sftriage.commands.demo import print_outcome
     from sftriage.demo.outcome import DemoOutcome
     from sftriage.policy.loading import find
-    from sftriage.runtime.local import Keeping, LocalRun
+    from sftriage.runtime.local import LocalRun
     from sftriage.sinks.terminal import Progress
 
     if cause == ["list"]:
@@ -77,7 +77,7 @@ def demo(
     fault_step = int(steps * FAULT_AFTER_FRACTION)
     progress = Progress(notices(), steps)
     command = _command(ranks, steps, faults, fault_step)
-    local = LocalRun(command, "demo", [find(policy)], lambda _: [progress], keeping=Keeping(out=out))
+    local = LocalRun(command, "demo", [find(policy)], lambda _: [progress], out=out)
     trainer_log = local.directory.path / "trainer.log"
     progress.say(f"A job of {ranks} ranks trains {steps} steps; run directory {place(local.directory.path)}")
     with trainer_log.open("wb") as log_file, progress.live("starting the job"):

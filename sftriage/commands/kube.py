@@ -1,4 +1,4 @@
-"""``sftriage kube`` and ``sftriage operator``: policies and captures as objects of a Kubernetes cluster."""
+"""``sftriage kube`` and ``operator``: jobs, captures and policies of a Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -6,23 +6,54 @@ import logging
 import secrets
 import socket
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.table import Table
+import typer
+from rich.table import Column, Table
 from rich.text import Text
 
-from sftriage.commands.kube_options import ContextOption, EverywhereOption, NamespaceOption, connected, within
-from sftriage.commands.options import JsonOption, option
-from sftriage.commands.output import lists, print_json, say
-from sftriage.errors import UsageError
-from sftriage.kube.client import ClusterObjects
+from sftriage.commands.capture import INTERRUPTED
+from sftriage.commands.options import JsonOption, argument, option
+from sftriage.commands.output import lists, notices, print_json, results, say, tell, write
+from sftriage.commands.traces import Copying, Showing, copied_out, shown_in_program
+from sftriage.errors import CaptureError, IntegrityError, UsageError
+from sftriage.kube import listing
+from sftriage.kube.captures import STORING_S
+from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
+from sftriage.kube.diagnosis import diagnose
 from sftriage.kube.fields import condition
-from sftriage.kube.objects import KINDS, POLICIES
+from sftriage.kube.listing import Body, FetchProgress, TraceRow
+from sftriage.kube.objects import CAPTURES, KINDS, POLICIES, REPORTS, capture_of
 from sftriage.kube.settings import read_settings
+from sftriage.kube.snapshot import gather
+from sftriage.model.captures import ProfilerChoice
+from sftriage.model.windows import plain
 from sftriage.policy.loading import shipped
-from sftriage.traces.remote import checked_url
+from sftriage.reports.watch_lines import clean
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.remote import RemoteStore, checked_url
+from sftriage.words.amounts import span
+
+NamespaceOption = Annotated[str | None, option("--namespace -n NAME", "The namespace.", "the context's")]
+EverywhereOption = Annotated[bool, option("--all-namespaces -A", "Those of all namespaces.")]
+ContextOption = Annotated[str | None, option("NAME", "A context of the kubeconfig.", "the current one")]
+
+
+def _connected(namespace: str | None, context: str | None, *, everywhere: bool = False) -> tuple[ClusterObjects, str]:
+    """The cluster of the options, and their namespace: "" for all of them."""
+    if everywhere and namespace is not None:
+        raise UsageError("--namespace is one, and --all-namespaces all of them: give one of the two")
+    objects = ClusterObjects.connect(context)
+    return objects, "" if everywhere else namespace or objects.namespace
+
+
+def _within(namespace: str) -> str:
+    return f"in namespace {namespace}" if namespace else "in any namespace"
+
 
 DAY_S = 86_400.0
 
@@ -37,14 +68,14 @@ def policies(
 
     The cluster is the one that kubectl would ask, by KUBECONFIG or ~/.kube/config.
     """
-    objects, namespace = connected(namespace, context, everywhere=everywhere)
+    objects, namespace = _connected(namespace, context, everywhere=everywhere)
     bodies = objects.list(POLICIES, namespace or None)
     rows = [_row(body) for body in bodies]
     if as_json:
         print_json(rows)
         return
     if not rows:
-        say(f"no policy {within(namespace)}")
+        say(f"no policy {_within(namespace)}")
         return
     table = Table("namespace", "policy", "rules", "in force", "why")
     for row in rows:
@@ -81,11 +112,7 @@ def definitions() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ControllersOptions:
-    """How controllers of jobs run.
-
-    Raises:
-        UsageError: where none are started, something of them is said.
-    """
+    """How controllers of jobs run."""
 
     settings: Annotated[
         Path | None,
@@ -113,7 +140,6 @@ class ControllersOptions:
     ] = 7.0
 
     def __post_init__(self) -> None:
-        """Say so before a cluster is asked."""
         if self.settings is None and self.runs_claim is not None:
             raise UsageError("--runs-claim is of controllers: give --settings too")
 
@@ -173,3 +199,342 @@ def _in_a_line(record: logging.LogRecord) -> bool:
     if record.name.partition(".")[0] == "kopf":
         record.exc_info = record.exc_text = None
     return True
+
+
+SeenFromHereOption = Annotated[
+    str | None,
+    option(
+        "--store URL",
+        "The store as it is reached from here, where that is not as the cluster names it. Credentials come from "
+        "the environment.",
+        "as the capture says",
+    ),
+]
+
+
+def status(
+    job: Annotated[str | None, argument("JOB", "Only this job.", False)] = None,
+    namespace: NamespaceOption = None,
+    everywhere: EverywhereOption = False,
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the jobs of a cluster that sftriage watches: how each stands, who is slow, and what that has cost.
+
+    The cluster is the one that kubectl would ask, by KUBECONFIG or ~/.kube/config.
+    """
+    objects, namespace = _connected(namespace, context, everywhere=everywhere)
+    bodies = objects.list(REPORTS, namespace or None)
+    rows = [listing.job_row(body) for body in bodies if job is None or listing.is_of(body, job)]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        lists().print(_jobs_table(rows))
+    else:
+        say(f"no report on {'any job' if job is None else f'job {job}'} {_within(namespace)}: `sftriage kube doctor`")
+    if job is not None and not rows:
+        raise typer.Exit(1)
+
+
+def _jobs_table(rows: Sequence[listing.JobRow]) -> Table:
+    numbers = [Column(title, justify="right") for title in ("since step", "lost s", "captures")]
+    table = Table("namespace", "job", "health", "suspect", *numbers, "summary")
+    for row in rows:
+        health = (row.health or "not known") + (", not watched" if row.watched is False else "")
+        since = "" if row.since_step is None else str(row.since_step)
+        lost = "" if row.lost_s is None else f"{row.lost_s:.0f}"
+        cells = (row.namespace, row.job, health, row.suspect, since, lost, str(row.captures), row.summary)
+        table.add_row(*map(clean, cells))
+    return table
+
+
+def traces(
+    job: Annotated[str, argument("JOB", "Name of the job: that of the TrainJob, JobSet, PyTorchJob, Job and so on.")],
+    step: Annotated[int | None, option("N", "Only captures of this step, or made because of it.", min=0)] = None,
+    rank: Annotated[int | None, option("N", "Only captures of this rank.", min=0)] = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which steps of a job were slow, where, and which traces there are of them.
+
+    The first line is how the job stands; then its captures follow, the newest first. Where none is of the step that
+    is asked for, the nearest is named.
+    """
+    objects, namespace = _connected(namespace, context)
+    reports = [listing.job_row(body) for body in objects.list(REPORTS, namespace) if listing.is_of(body, job)]
+    rows = map(listing.trace_row, _captures_of(objects, namespace, job))
+    shown = sorted(rows, key=lambda row: (row.created, row.name), reverse=True)
+    shown = [row for row in shown if rank in (None, row.rank)]
+    shown, exactly = (shown, True) if step is None else listing.of_step(shown, step)
+    if as_json:
+        print_json({"reports": reports, "captures": shown if exactly else [], "nearest": [] if exactly else shown})
+        return
+    for report in reports:
+        since = "" if report.since_step is None else f", since step {report.since_step}"
+        line = f"{report.job}: {report.suspect}{since}. {report.summary}" if report.suspect else report.summary
+        write(clean(line))
+    if not exactly:
+        nearest = f"; the nearest is {_where(shown[0])}" if shown else ""
+        tell(f"No capture of step {step}{nearest}.")
+        return
+    if not shown:
+        say(
+            f"no capture of job {job} {_within(namespace)}"
+            + ("" if reports else ", and no report: `sftriage kube doctor`")
+        )
+        return
+    lists().print(_traces_table(shown))
+    if any(row.store for row in shown):
+        tell(f"`sftriage kube get NAME -n {namespace}` fetches one, and `sftriage kube open` shows it.")
+
+
+def _where(row: TraceRow) -> str:
+    of = row.steps or row.because_of
+    return f"{row.name}, rank {row.rank}" + ("" if of is None else f", {span(*of)}")
+
+
+def _traces_table(rows: Sequence[TraceRow]) -> Table:
+    texts = ("stage", "because of", "steps", "profiler", "state", "reproduced", "cause")
+    table = Table("name", Column("rank", justify="right"), *texts)
+    for row in rows:
+        because, steps = ("" if one is None else f"{one[0]} to {one[1]}" for one in (row.because_of, row.steps))
+        cells = (row.stage, because, steps, row.profiler, row.state, row.reproduced, row.cause)
+        table.add_row(*map(clean, (row.name, str(row.rank), *cells)))
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTraceChoice:
+    """Which TraceCapture is meant: by name, or the one of a job that tells most."""
+
+    capture: Annotated[
+        str | None, argument("CAPTURE", "Name of a TraceCapture, as `sftriage kube traces` shows it.", False)
+    ] = None
+    job: Annotated[str | None, option("JOB", "The trace of this job that tells most, rather than CAPTURE.")] = None
+    step: Annotated[int | None, option("N", "Of captures of this step, or made because of it.", min=0)] = None
+    rank: Annotated[int | None, option("N", "Of captures of this rank.", min=0)] = None
+
+    def found(self, objects: ClusterObjects, namespace: str) -> Body:
+        """The object."""
+        if (self.capture is None) == (self.job is None):
+            raise UsageError("name a capture, or --job, and not both")
+        if self.job is not None:
+            return listing.best(_captures_of(objects, namespace, self.job), self.step, self.rank)
+        if self.step is not None or self.rank is not None:
+            raise UsageError("--step and --rank choose among the captures of --job")
+        try:
+            return objects.read(CAPTURES, namespace, self.capture or "")
+        except AnsweredError as error:
+            if error.status != NOT_FOUND:
+                raise
+            missing = f"no capture {self.capture} {_within(namespace)}"
+            raise UsageError(f"{missing}: `sftriage kube traces JOB` lists them") from None
+
+
+def _captures_of(objects: ClusterObjects, namespace: str, job: str) -> list[Body]:
+    return [one for one in objects.list(CAPTURES, namespace) if listing.is_of(one, job)]
+
+
+def get(
+    *,
+    of: StoredTraceChoice,
+    how: Copying,
+    store: SeenFromHereOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch the trace of a TraceCapture to this machine, out of its store, verified.
+
+    With --job, and --step or --rank where they matter, the trace that tells most: one in which the fault is, and of
+    those the newest. Its sums are held against its manifest, and against what the object says.
+    """
+    objects, namespace = _connected(namespace, context)
+    body = of.found(objects, namespace)
+    its_store, reference, manifest = _stored(body, store)
+    row, files = listing.trace_row(body), copied_out(its_store, reference, manifest, how)
+    if as_json:
+        print_json({**files[0], "files": files, "capture": row})
+        return
+    if of.capture is None:
+        because = "" if row.because_of is None else f", because of {span(*row.because_of)}"
+        say(f"{_where(row)}{f' in {row.stage}' if row.stage else ''}{because}")
+    for file in files:
+        write(file["path"])
+
+
+def open_capture(
+    *,
+    of: StoredTraceChoice,
+    how: Showing,
+    store: SeenFromHereOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Open the trace of a TraceCapture in Perfetto's viewer, which fetches it from this machine; nothing is uploaded.
+
+    It is fetched out of its store and verified, as by `sftriage kube get`, and shown as by `sftriage traces open`.
+    """
+    objects, namespace = _connected(namespace, context)
+    its_store, reference, _ = _stored(of.found(objects, namespace), store)
+    shown_in_program(its_store, reference, how)
+
+
+def _stored(body: Body, url: str | None) -> tuple[RemoteStore, str, Manifest]:
+    """The store that has a capture's trace, its reference there, and its manifest, which agrees with the object's."""
+    stored = listing.stored_of(body)
+    checked = checked_url(url or stored.store)
+    try:
+        store = RemoteStore.open(checked)
+    except UsageError as error:
+        if url is None and checked.startswith("file:"):
+            raise UsageError(
+                f"{error}: it is one of the cluster; --store URL says how it is reached from here"
+            ) from None
+        raise
+    manifest, _ = store.look(stored.reference)
+    of_object, of_store = (
+        {file.name: (file.size_bytes, file.sha256) for file in files}
+        for files in (stored.artefacts, manifest.artefacts)
+    )
+    if of_object and of_object != of_store:
+        name = body["metadata"]["name"]
+        raise IntegrityError(f"the files of {name} in {stored.store} are others than the cluster says")
+    return store, stored.reference, manifest
+
+
+LOOK_S = 1.0
+ANSWER_S = 60.0
+"""After so long without an answer, it is said that nobody gives one."""
+
+
+def capture(
+    job: Annotated[str, argument("JOB", "Name of the job, as `sftriage kube status` shows it.")],
+    rank: Annotated[int, option("N", "The rank to capture.", min=0)],
+    reason: Annotated[str, option("TEXT", "Why; it goes into the manifest.")],
+    profiler: Annotated[ProfilerChoice | None, option("", "torch, stacks, nsys, or what suits.", "auto")] = None,
+    steps: Annotated[int | None, option("N", "Steps to record.", "5", min=1, max=1000)] = None,
+    warmup_steps: Annotated[
+        int | None, option("N", "Steps the profiler runs before those.", "1", min=0, max=100)
+    ] = None,
+    max_seconds: Annotated[int | None, option("S", "When it ends, whatever happens.", "60", min=1, max=3600)] = None,
+    max_bytes: Annotated[str | None, option("SIZE", "Size over which a trace is not kept.", "512Mi")] = None,
+    wait: Annotated[bool, option("--wait/--no-wait", "Wait for its end, or print the object's name and leave.")] = True,
+    timeout: Annotated[float | None, option("S", "How long to wait.", "its time-box and ten minutes", min=1.0)] = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Capture a rank of a job in a cluster: create a TraceCapture, and wait until its trace is stored.
+
+    The limits of the job's policies hold: what they forbid is refused, with the reason. Ctrl-C ends only the waiting;
+    deleting the object takes the request back. It ends with 1 where there is no trace in the end.
+    """
+    objects, namespace = _connected(namespace, context)
+    options = {
+        "profiler": profiler,
+        "steps": steps,
+        "warmup_steps": warmup_steps,
+        "max_seconds": max_seconds,
+        "max_bytes": max_bytes,
+    }
+    spec = {"job": _job_name(objects, namespace, job), "rank": rank, "reason": reason}
+    spec |= {word: value for word, value in options.items() if value is not None}
+    body: dict[str, Any] = {"metadata": {"generateName": "look-"}, "spec": spec}
+    asked, wrong = capture_of(body)
+    if asked is None:
+        raise UsageError(wrong.replace("\n", "; "))
+    made = objects.create(CAPTURES, namespace, body)
+    name = made["metadata"]["name"]
+    if not wait:
+        if as_json:
+            print_json({"name": name, "namespace": namespace})
+        else:
+            write(name)
+        return
+    try:
+        with notices().status(f"{name}: requested") as status:
+            patience_s = float(asked.max_seconds) + STORING_S if timeout is None else timeout
+            seen, progress = _ended(objects, namespace, made, patience_s, status.update)
+    except KeyboardInterrupt:
+        say(f"{name} goes on; `kubectl delete tcap {name} -n {namespace}` takes it back")
+        raise typer.Exit(INTERRUPTED) from None
+    _tell(seen, progress, as_json=as_json)
+
+
+def _job_name(objects: ClusterObjects, namespace: str, job: str) -> str:
+    reports = [one for one in objects.list(REPORTS, namespace) if listing.is_of(one, job)]
+    names = sorted({str(one["spec"]["job"]) for one in reports})
+    if not names:
+        say(f"no report on job {job} {_within(namespace)}; the capture waits for it")
+    if len(names) > 1:
+        raise UsageError(f"{job} may be any of {', '.join(names)}")
+    return names[0] if names else job
+
+
+def _ended(
+    objects: ClusterObjects, namespace: str, made: Body, patience_s: float, show: Any
+) -> tuple[Body, FetchProgress]:
+    name, begun_s, warned, body = made["metadata"]["name"], time.monotonic(), False, made
+    while True:
+        try:
+            body = objects.read(CAPTURES, namespace, name)
+            progress = listing.progress_of(body)
+        except AnsweredError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return body, FetchProgress("deleted", over=True, words="Somebody has deleted it.")
+        show(f"{name}: {progress.state}")
+        waited_s = time.monotonic() - begun_s
+        if progress.over or waited_s > patience_s:
+            return body, progress
+        if progress.state == "requested" and waited_s > ANSWER_S and not warned:
+            warned = True
+            say(f"nobody has answered {name} for {ANSWER_S:.0f} s; `sftriage kube doctor` may know why")
+        time.sleep(LOOK_S)
+
+
+def _tell(body: Body, progress: FetchProgress, *, as_json: bool) -> None:
+    row = listing.trace_row(body)
+    if as_json:
+        print_json({**plain(row), "detail": progress.words})
+    if progress.state != "stored":
+        unended = "" if progress.over else ", and is waited for no longer"
+        raise CaptureError(f"{row.name} is {progress.state}{unended}: {progress.words}")
+    if not as_json:
+        write(row.name)
+        where = f"sftriage kube get {row.name} -n {row.namespace}" if row.store else "it is with the job's controller"
+        say(where)
+
+
+_STYLES = {"ok": "green", "wrong": "red", "unknown": "yellow"}
+
+
+def doctor(
+    namespace: NamespaceOption = None,
+    operator_namespace: Annotated[
+        str | None,
+        option("NAME", "The namespace that sftriage is installed in.", "looked for in all that you may look at"),
+    ] = None,
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find out why nothing happens to the jobs of a namespace, and say what to do about it.
+
+    It looks at labels and pods, the webhook and its certificate, the operator, the controllers of jobs, rights, quota
+    and stores, and changes nothing. What the person may not look at, it says so. It ends with 1 where something is
+    wrong.
+    """
+    objects, namespace = _connected(namespace, context)
+    findings = diagnose(gather(objects, namespace, time.time(), operator_namespace))
+    if as_json:
+        print_json(findings)
+    else:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for one in findings:
+            do = ("\n", ("do:", "bold"), f" {clean(one.do)}") if one.do else ()
+            table.add_row(one.code, Text(one.state, _STYLES[one.state]), Text.assemble(clean(one.says), *do))
+        results().print(table)
+    if any(one.state == "wrong" for one in findings):
+        raise typer.Exit(1)

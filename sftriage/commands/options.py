@@ -1,4 +1,4 @@
-"""Options that many subcommands take."""
+"""Options that subcommands share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from sftriage.errors import UsageError
-from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
 
 if TYPE_CHECKING:
+    from sftriage.runtime.copies import Keeping
     from sftriage.runtime.many_hosts import HubOptions
+    from sftriage.sinks.metering import Metering
+    from sftriage.web.serving import MetricsEndpoint
 
 
 def option(spec: str, text: str, shown: str | bool = True, **limits: Any) -> Any:
@@ -25,7 +27,9 @@ def option(spec: str, text: str, shown: str | bool = True, **limits: Any) -> Any
         shown: its default as its help shows it.
         limits: ``min`` and ``max``.
     """
-    names, metavar = _names(spec)
+    words = spec.split(" ")
+    names = [word for word in words if word.startswith("-")]
+    metavar = " ".join(words[len(names) :]) or None
     return typer.Option(*names, metavar=metavar, help=text, show_default=shown, **limits)
 
 
@@ -34,19 +38,13 @@ def argument(spec: str, text: str, shown: str | bool = True, **more: Any) -> Any
     return typer.Argument(metavar=spec, help=text, show_default=shown, **more)
 
 
-def _names(spec: str) -> tuple[list[str], str | None]:
-    words = spec.split(" ")
-    names = [word for word in words if word.startswith("-")]
-    return names, " ".join(words[len(names) :]) or None
-
-
 RunOption = Annotated[Path | None, option("--run DIR", "Run directory.", "the newest run started here")]
 CatalogueOption = Annotated[
     str | None,
     option(
         "--catalogue URL",
         "A catalogue that many jobs share: postgresql+psycopg://USER@HOST/DATABASE. With a password in it, it "
-        f"belongs into ${URL_VARIABLE}, or into the file that ${FILE_VARIABLE} names.",
+        "belongs into $SFTRIAGE_CATALOGUE, or into the file that $SFTRIAGE_CATALOGUE_FILE names.",
         "that of the run or store",
     ),
 ]
@@ -114,10 +112,10 @@ class HubChoice:
     tls: TlsOption = None
 
     def options(self, job_id: str | None = None) -> HubOptions:
-        """What was asked for; UsageError where it makes no sense."""
+        """The same, checked; UsageError where they make no sense."""
         from sftriage.runtime.many_hosts import HubOptions
 
-        return HubOptions.of(job_id or self.job_id, self.hub, self.nats, self.creds, self.tls)
+        return HubOptions(job_id or self.job_id or "", self.hub, self.nats, self.creds, self.tls)
 
 
 _Value = TypeVar("_Value")
@@ -129,3 +127,129 @@ def meant(option: str, read: Callable[[str], _Value], text: str) -> _Value:
         return read(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from None
+
+
+LOOPBACK = "127.0.0.1"
+TOKEN_VARIABLE = "SFTRIAGE_METRICS_TOKEN"
+MIN_KEPT_BYTES, MIN_KEPT_S = 1 << 20, 60.0
+
+PoliciesOption = Annotated[
+    list[str] | None,
+    option(
+        "--policy POLICY",
+        "A policy file, or the name of one that ships with sftriage. Repeatable: the rules of all are tried, "
+        "in order, under the strictest limits. A file that changes while the job runs takes effect.",
+        "default",
+    ),
+]
+OutOption = Annotated[Path | None, option("--out DIR", "Run directory to make.", "a new one under sftriage-runs")]
+DropLocalOption = Annotated[
+    bool, option("--drop-local", "Remove traces here once their copy in the store is verified.")
+]
+MetricsPortOption = Annotated[
+    int | None,
+    option(
+        "--metrics-port PORT",
+        "Serve Prometheus metrics on this port while the job runs; 0 is any that is free.",
+        "nothing listens",
+        min=0,
+        max=65535,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingOptions:
+    """What is kept of a job, and where."""
+
+    store: Annotated[
+        str | None,
+        option(
+            "URL",
+            "Keep copies of the captures in s3://, gs:// or az:// with bucket and prefix, or in a directory. They "
+            "are uploaded while the job runs. Credentials come from the environment.",
+            "captures stay in the run directory",
+        ),
+    ] = None
+    drop_local: DropLocalOption = False
+    keep_steps: Annotated[
+        str,
+        option(
+            "--keep-steps SIZE",
+            "How much is kept of the steps of all ranks together. What is older than the newest that find room "
+            "is thinned, one step in eight, and then removed.",
+        ),
+    ] = "16Gi"
+    keep_steps_for: Annotated[
+        str, option("--keep-steps-for DURATION", "Steps so much older than the newest are removed.")
+    ] = "30d"
+
+    def of(self, job: str) -> Keeping:
+        """The same, for a job of this name; UsageError where that cannot be."""
+        from sftriage.policy import quantities
+        from sftriage.runtime.copies import Keeping
+        from sftriage.windows.steplog import KeptSteps
+
+        store = copies_of(job, self.store, drop_local=self.drop_local)
+        max_bytes = meant("--keep-steps", quantities.size_bytes, self.keep_steps)
+        age_s = meant("--keep-steps-for", quantities.seconds, self.keep_steps_for)
+        if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
+            raise UsageError("--keep-steps is 1Mi at least, and --keep-steps-for 1m")
+        return Keeping(store, self.drop_local, KeptSteps(max_bytes, age_s))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """Which metrics and spans of a job go where."""
+
+    metrics_port: MetricsPortOption = None
+    metrics_host: Annotated[
+        str, option("--metrics-host ADDRESS", "Address to serve them on. Any but this machine's own wants a token.")
+    ] = LOOPBACK
+    metrics_token_file: Annotated[
+        Path | None,
+        option(
+            "--metrics-token-file FILE",
+            f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
+        ),
+    ] = None
+    metrics_file: Annotated[
+        Path | None,
+        option("--metrics-file FILE.prom", "Write the metrics into a file, for node_exporter's textfile collector."),
+    ] = None
+    metrics_per_rank: Annotated[bool, option("--metrics-per-rank", "Metrics of single ranks too.")] = False
+    otel: Annotated[
+        bool,
+        option("--otel", "Send OpenTelemetry spans of windows and captures, as the standard OTEL_* variables say."),
+    ] = False
+
+    def metering(self) -> Metering:
+        """The sinks of these metrics and spans; UsageError where the options make no sense."""
+        host, port, token_file = self.metrics_host, self.metrics_port, self.metrics_token_file
+        if port is None and (token_file is not None or host != LOOPBACK):
+            raise UsageError("nothing is served without --metrics-port")
+        if self.metrics_per_rank and port is None and self.metrics_file is None:
+            raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
+        from sftriage.sinks.metering import Metering
+
+        def listen() -> MetricsEndpoint:
+            from sftriage.web.serving import Access, MetricsEndpoint, token_of
+
+            advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
+            access = Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice)
+            return MetricsEndpoint(host, port or 0, access)
+
+        made = None if port is None else listen
+        return Metering(made, self.metrics_file, self.metrics_per_rank, self.otel)
+
+
+def copies_of(job: str, store: str | None, *, drop_local: bool) -> str | None:
+    """The URL of the store for copies of a job's captures, if any; UsageError where it cannot be used."""
+    from sftriage.traces.remote import RemoteStore, checked_url
+
+    if store is None:
+        if drop_local:
+            raise UsageError("--drop-local needs a --store that has the traces then")
+        return None
+    RemoteStore.open(store, job=job, run="run", create=True)
+    return checked_url(store)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -15,10 +16,15 @@ from rich.console import Console
 
 from sftriage.commands.cli import ReaderGone
 from sftriage.model.windows import plain
+from sftriage.words.amounts import counted, place
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from sftriage.runs.directory import RunInfo
+    from sftriage.runtime.local import WatchedRun
+    from sftriage.sinks.metering import Metering
+    from sftriage.sinks.stream import Sink
     from sftriage.traces.uploading import UploadProgress
 
 PIPE_COLUMNS = 250
@@ -157,3 +163,39 @@ def ending_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class JobOutput:
+    """What the commands that watch a job print; its `sinks` are that, metrics and spans, and ``more``."""
+
+    def __init__(self, metering: Metering, *more: Sink) -> None:
+        from sftriage.sinks.terminal import Reporter
+
+        self._reporter, self._metering, self._more = Reporter(notices()), metering, more
+        self.say = self._reporter.say
+
+    def sinks(self, info: RunInfo) -> list[Sink]:
+        """The sinks of a run."""
+        return [self._reporter, *self._more, *self._metering.sinks(info.job, info.run_id, time.time())]
+
+    def say_begun(self, how: str, watched: WatchedRun) -> None:
+        """Say under which policies a job is watched, where its record and its metrics are."""
+        names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
+        self.say(f"{how} under policy {names}; run directory {place(watched.directory.path)}")
+        if self._metering.url is not None:
+            self.say(f"metrics are at {self._metering.url}")
+
+    def say_summary(self, watched: WatchedRun) -> None:
+        """Say how many windows and captures there are, and where to read why."""
+        self._reporter.finish()
+        windows, captures = counted(self._reporter.windows, "window"), counted(self._reporter.captures, "capture")
+        why = f"sftriage decisions --run {place(watched.directory.path)}"
+        self.say(f"{windows} judged, {captures} stored; why: {why}")
+
+    def finish(self, watched: WatchedRun, left_s: Callable[[], float] = lambda: float("inf")) -> None:
+        """Wait for uploads and the catalogue, for at most ``left_s`` from now on, and say what is left."""
+        if watched.uploads is not None:
+            with uploading() as show:
+                watched.uploads.finish(self.say, show, left_s)
+        if watched.indexing is not None:
+            watched.indexing.finish(self.say, left_s)

@@ -1,38 +1,41 @@
-"""``sftriage run`` and ``attach``: a job of one's own, watched; and one taken over that goes on without it."""
+"""``sftriage run``, ``attach`` and ``agent``: a job of this host, watched."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sftriage.commands.cli import arguments
-from sftriage.commands.job_options import (
-    AutoOption,
+from sftriage.commands.options import (
+    CatalogueOption,
+    DropLocalOption,
+    HubChoice,
     KeepingOptions,
     MetricsOptions,
     OutOption,
     PoliciesOption,
-    finish,
-    say_begun,
-    say_summary,
+    RunOption,
+    argument,
+    copies_of,
+    option,
 )
-from sftriage.commands.options import CatalogueOption, HubChoice, RunOption, argument, option
-from sftriage.commands.output import notices
+from sftriage.commands.output import JobOutput
 from sftriage.errors import UsageError
 from sftriage.runs.directory import find_run
 from sftriage.words.amounts import place
 
 if TYPE_CHECKING:
-    from sftriage.runtime.launcher import Launcher
-    from sftriage.runtime.local import Keeping, UnderNsys
-    from sftriage.runtime.supervisor import Triaged
+    from sftriage.runtime.launcher import Launcher, Triaged
+    from sftriage.runtime.many_hosts import HubOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,9 @@ class NsysChoice:
     ] = False
     nsys_trace: Annotated[str, option("LIST", "What nsys traces; it has to be known at the start.")] = "cuda,nvtx,osrt"
 
-    def under(self) -> UnderNsys | None:
-        """How the ranks are started; None where they are so without it."""
-        from sftriage.runtime.local import UnderNsys
-
-        return UnderNsys(self.nsys_trace, self.nsys_armed) if self.nsys or self.nsys_armed else None
+    def launch(self) -> dict[str, Any]:
+        """Arguments of `LocalRun` and `HostRun`."""
+        return {"nsys_trace": self.nsys_trace if self.nsys or self.nsys_armed else None, "nsys_armed": self.nsys_armed}
 
 
 def run(
@@ -64,7 +65,13 @@ def run(
     policy: PoliciesOption = None,
     out: OutOption = None,
     job: Annotated[str | None, option("NAME", "Name of the job.", "the script's")] = None,
-    auto: AutoOption = False,
+    auto: Annotated[
+        bool,
+        option(
+            "--auto",
+            "Find the stages of a training script that does not use sftriage.Monitor, from what torch says of them.",
+        ),
+    ] = False,
     required: Annotated[
         bool, option("--required", "Do not start the job where it cannot be watched; say why instead.")
     ] = False,
@@ -82,8 +89,7 @@ def run(
     the job runs all the same. Of a job on many hosts, run it on each of them, with --job-id and --hub or --nats.
     """
     # Before the imports: from now on, signals are the job's.
-    from sftriage.runtime.launcher import Launcher
-    from sftriage.runtime.supervisor import leave_with, supervise
+    from sftriage.runtime.launcher import Launcher, leave_with, supervise
 
     if not command:
         raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
@@ -95,33 +101,22 @@ def run(
     def prepare() -> Triaged:
         """What watches a job takes a second to import, and more to get ready."""
         from sftriage.policy.loading import find
+        from sftriage.runtime.copies import checked_catalogue
         from sftriage.runtime.local import job_name
 
         paths, name = [find(name) for name in policy or ["default"]], job_name(job, command)
-        keeping, under = keep.of(name, out), nsys.under()
+        how: dict[str, Any] = {"out": out, "keeping": keep.of(name), "auto": auto, **nsys.launch()}
         if options is None:
-            from sftriage.runtime.indexing import checked_catalogue
-
-            keeping = replace(keeping, catalogue=checked_catalogue(catalogue))
-            return _on_this_host(whole, name, paths, keeping, under, metrics, auto=auto, required=required)
-        from sftriage.controller.policies import PolicyFiles
-        from sftriage.runtime.hosting import Copies
-        from sftriage.runtime.many_hosts import HostRun
-
-        # (the controller reads them again: what is wrong with them is said here, before the job starts)
-        detection = PolicyFiles(paths).current.detection
-        told: dict[str, object] = {
+            shared = checked_catalogue(catalogue)
+            return _on_this_host(whole, name, paths, metrics, required=required, catalogue=shared, **how)
+        forwarded = {
             **arguments(keep),
-            "--store": keeping.store,
+            "--store": how["keeping"].store,
             "--catalogue": catalogue,
             **arguments(metrics),
-            "--nsys": under and True,
+            "--nsys": True if how["nsys_trace"] else None,
         }
-        given = [name if value is True else f"{name}={value}" for name, value in told.items() if value is not None]
-        given += [f"--policy={path}" for path in paths]
-        copies = Copies(keeping.store, keeping.drop_local)
-        about = (whole, name, options, out, given, copies, under)
-        return HostRun(*about, detection=detection, auto=auto, required=required).triaged()
+        return _on_many_hosts(whole, name, paths, options, forwarded, required=required, **how)
 
     try:
         status = supervise(launcher, whole, prepare, required=required)
@@ -133,48 +128,51 @@ def run(
 
 
 def _on_this_host(
-    command: tuple[str, ...],
-    name: str,
-    policies: list[Path],
-    keeping: Keeping,
-    under: UnderNsys | None,
-    metrics: MetricsOptions,
-    *,
-    auto: bool,
-    required: bool,
+    command: tuple[str, ...], name: str, policies: list[Path], metrics: MetricsOptions, *, required: bool, **how: Any
 ) -> Triaged:
+    from sftriage.runtime.launcher import END_S, is_mistake
     from sftriage.runtime.local import LocalRun
-    from sftriage.runtime.supervisor import END_S, is_mistake
-    from sftriage.sinks.terminal import Reporter
 
-    reporter = Reporter(notices())
+    no_metrics = None
     try:
         metering = metrics.metering()
     except UsageError as error:
         if required or is_mistake(error):
             raise
-        reporter.say(f"no {error}")
-        metering = MetricsOptions().metering()
-    local = LocalRun(
-        command,
-        name,
-        policies,
-        lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
-        keeping=keeping,
-        nsys=under,
-        auto=auto,
-        say=reporter.say,
-    )
-    say_begun(reporter, "watching", local, metering)
+        no_metrics, metering = error, MetricsOptions().metering()
+    output = JobOutput(metering)
+    if no_metrics is not None:
+        output.say(f"no {no_metrics}")
+    local = LocalRun(command, name, policies, output.sinks, say=output.say, **how)
+    output.say_begun("watching", local)
     triaged = local.triaged()
 
     def watch(launcher: Launcher) -> None:
         triaged.watch(launcher)
         if local.steps_seen:
-            say_summary(reporter, local)
-        finish(local, reporter, lambda: launcher.left_s(END_S - 1.0))
+            output.say_summary(local)
+        output.finish(local, lambda: launcher.left_s(END_S - 1.0))
 
     return replace(triaged, watch=watch)
+
+
+def _on_many_hosts(
+    command: tuple[str, ...],
+    name: str,
+    policies: list[Path],
+    options: HubOptions,
+    forwarded: Mapping[str, object],
+    **how: Any,
+) -> Triaged:
+    """The job's part on this host; ``forwarded`` are options of its controller."""
+    from sftriage.controller.policies import PolicyFiles
+    from sftriage.runtime.many_hosts import HostRun
+
+    given = [name if value is True else f"{name}={value}" for name, value in forwarded.items() if value is not None]
+    given += [f"--policy={path}" for path in policies]
+    # (the controller reads them again: mistakes in them are reported here, before the job starts)
+    detection = PolicyFiles(policies).current.detection
+    return HostRun(command, name, options, given, detection=detection, **how).triaged()
 
 
 def attach(
@@ -197,30 +195,91 @@ def attach(
     cooldowns and limits go on. The job itself notices nothing. Ctrl-C lets go of it again.
     """
     from sftriage.policy.loading import find
-    from sftriage.runtime.indexing import checked_catalogue
+    from sftriage.runtime.copies import checked_catalogue
     from sftriage.runtime.launcher import Notes
     from sftriage.runtime.local import TakeOver
-    from sftriage.sinks.terminal import Reporter
 
-    # Whoever ends this process ends this, and not the job.
+    # Signals end this process, and not the job.
     notes = Notes()
-    metering = metrics.metering()
-    reporter = Reporter(notices())
+    output = JobOutput(metrics.metering())
     found = find_run(run)
     if found.hub.exists():
         raise UsageError(
             f"its hosts are many; go on with it by: sftriage controller --run {place(found.path)} --hub HEAD"
         )
-    taken = TakeOver(
-        found,
-        [find(name) for name in policy or ()],
-        lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
-        checked_catalogue(catalogue),
-    )
-    say_begun(reporter, "took over the job", taken, metering)
+    taken = TakeOver(found, [find(name) for name in policy or ()], output.sinks, checked_catalogue(catalogue))
+    output.say_begun("took over the job", taken)
     with contextlib.closing(taken):
         if not taken.watch(lambda: notes.told is not None):
-            reporter.say("let go of the job, which goes on; `sftriage attach` takes it over again")
+            output.say("let go of the job, which goes on; `sftriage attach` takes it over again")
             raise typer.Exit(128 + signal.SIGINT)
-    say_summary(reporter, taken)
-    finish(taken, reporter)
+    output.say_summary(taken)
+    output.finish(taken)
+
+
+GRACE_S = 3.0
+"""How long trainers that are told to end together with their agent may take to do so."""
+
+
+def agent(
+    *,
+    hub: HubChoice,
+    rings: Annotated[Path | None, option("DIR", "Where the trainers' rings are.", "$SFTRIAGE_RINGS")] = None,
+    directory: Annotated[Path | None, option("DIR", "For what is this host's own.", "one under sftriage-runs")] = None,
+    name: Annotated[
+        str | None, option("NAME", "Of this host, among those of the job.", "its own, and $NODE_RANK")
+    ] = None,
+    job: Annotated[str | None, option("NAME", "Name of the job, for people.", "the --job-id")] = None,
+    store: Annotated[
+        str | None,
+        option(
+            "URL",
+            "Upload this host's captures from here, to the --store of the job's controller. Credentials come from "
+            "the environment.",
+            "they go through the hub",
+        ),
+    ] = None,
+    drop_local: DropLocalOption = False,
+) -> None:
+    """Watch one host of a job on many: ship its steps to the job's hub, and carry out the captures asked of its ranks.
+
+    It ends once the host's trainers have come and gone for good, or by SIGTERM or Ctrl-C; the job itself notices
+    nothing.
+    """
+    from sftriage.runtime.launcher import Notes
+
+    # (what is sent to the job, as before it is preempted, this one is not to die of)
+    notes = Notes()
+    from sftriage.runtime.copies import Keeping
+    from sftriage.runtime.hosting import HURRY_S, LEAVE_S, AgentHost, host_directory, host_name, left_behind
+    from sftriage.runtime.rings import tidy_rings
+
+    options = hub.options()
+    if rings is None and (said := os.environ.get("SFTRIAGE_RINGS")):
+        rings = Path(said)
+    if rings is None and directory is None:
+        # Where `sftriage run` has ended before its job, it has left word of them.
+        for found, left in islice(left_behind(options.job_id), 1):
+            directory, rings, name, job = found, Path(left.rings), left.name, job or left.job
+    if rings is None:
+        raise UsageError("where are the rings? give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
+    keeping = Keeping(copies_of(job or options.job_id, store, drop_local=drop_local), drop_local)
+    options.wait_for_secret(over=lambda: notes.told is not None)
+    if notes.told is not None:
+        raise typer.Exit(128 + signal.SIGINT)
+    name = name or host_name(os.environ)
+    where = directory or host_directory(options.job_id, name, os.environ)
+    about = job or options.job_id, options.job_id, options.address, name, keeping
+    host = AgentHost(rings, where.absolute(), *about)
+    host.start()
+    told = over = False
+    try:
+        told = not host.watch(lambda: notes.told is not None)
+        # (whoever ends a job ends its trainers too, in the same moment)
+        over = host.finish() if not told else host.left_within(GRACE_S) and host.finish(LEAVE_S + HURRY_S, says=False)
+    finally:
+        host.close()
+        if over:
+            tidy_rings(rings)
+    if told and not over:
+        raise typer.Exit(128 + signal.SIGINT)

@@ -1,21 +1,40 @@
-"""``sftriage traces list``, ``for-step``, ``show``, ``get``, ``schema``: find, look at and fetch captures."""
+"""``sftriage traces``: find, show, fetch, open, keep and upload captures."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from sftriage.base.files import refusing, replacing
-from sftriage.commands.options import CapturesChoice, JsonOption, argument, option
-from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
-from sftriage.errors import SftriageError, UsageError
+from sftriage.commands.options import CapturesChoice, JsonOption, RunOption, argument, meant, option
+from sftriage.commands.output import (
+    copying,
+    counting,
+    ending_on_sigterm,
+    lists,
+    notices,
+    print_json,
+    say,
+    tell,
+    uploading,
+    write,
+)
+from sftriage.commands.ui import serve_page
+from sftriage.errors import CatalogueError, SftriageError, StoreError, UsageError
 from sftriage.model.captures import Profiler
+from sftriage.model.windows import plain
+from sftriage.policy import quantities
 from sftriage.reports.tables import captures_table, decisions_table
 from sftriage.reports.texts import manifest_lines
 from sftriage.runs.captures import (
@@ -29,16 +48,22 @@ from sftriage.runs.captures import (
     upload_values,
     upload_words,
 )
-from sftriage.runs.directory import find_run
+from sftriage.runs.directory import find_run, read_info
 from sftriage.runtime import catalogues
-from sftriage.runtime.catalogues import CatalogueCaptures
+from sftriage.runtime.catalogue_urls import catalogue_url
+from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
 from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.sampling.sampler import NAME as STACKS_NAME
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.databases import CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Store, copy, destination_of
-from sftriage.words.amounts import place, span
+from sftriage.traces.stores import Kept, RetentionLimits, Store, StoreCondition, copy, destination_of, outlook, remove
+from sftriage.words.amounts import place, size, span
+
+if TYPE_CHECKING:
+    from sftriage.reduce.opening import Program, StoredFile
+    from sftriage.web.serving import Starter
 
 
 def complete_capture(context: typer.Context, incomplete: str) -> Iterable[str]:
@@ -63,7 +88,7 @@ RunIdOption = Annotated[str | None, option("--run-id ID", "Only captures of the 
 
 
 def captures_of(meant: CapturesChoice) -> CatalogueCaptures:
-    """The captures that the options mean; what is to be known of where they are is said."""
+    """The captures of the options; prints problems of their store or catalogue."""
     with counting("Reading manifests") as progress:
         captures = catalogues.captures_of(meant.run, meant.store, meant.catalogue, progress)
     say(*captures.problems)
@@ -104,9 +129,7 @@ def list_traces(
         since=None if since is None else since_of(since, datetime.now(timezone.utc)),
     )
     captures = captures_of(of)
-    rows = captures.find(wanted)
-    seen = [captures.seen(row) for row in rows]
-    rows = _as_noted(rows, seen)
+    rows, seen = _found(captures, wanted)
     conditions = [condition for _, condition in seen]
     say(*captures.damage(rows, conditions))
     if as_json:
@@ -118,12 +141,15 @@ def list_traces(
         tell(_none(captures, wanted))
 
 
-def _as_noted(rows: Sequence[CaptureRow], seen: Sequence[StoredState]) -> list[CaptureRow]:
-    """The rows of captures by their manifests, where these are here: what is noted later is not in the catalogue."""
-    return [
+def _found(captures: CatalogueCaptures, wanted: CaptureQuery) -> tuple[list[CaptureRow], list[StoredState]]:
+    """Rows by their manifests, where these are here (later notes are not in the catalogue), and their states."""
+    rows = captures.find(wanted)
+    seen = [captures.seen(row) for row in rows]
+    rows = [
         row if manifest is None else CaptureRow.of(manifest, row.store, row.reference)
         for row, (manifest, _) in zip(rows, seen, strict=True)
     ]
+    return rows, seen
 
 
 def _none(captures: CatalogueCaptures, wanted: CaptureQuery) -> str:
@@ -149,40 +175,50 @@ def traces_for_step(
     lies between this fault's onset and the last window that names it. Where there is none, the decisions say why; they
     are kept where the run is, so of a store or catalogue only the captures are told.
     """
-    from sftriage.runs.decisions import (
-        decided_about,
-        decisions_of,
-        fault_at,
-        faults_in,
-        kept_no_longer,
-        unlike,
-        why_none,
-    )
+    from sftriage.runs import decisions
 
     captures = captures_of(of)
-    rows = captures.find(CaptureQuery(job=job, run=run_id))
-    rows = _as_noted(rows, [captures.seen(row) for row in rows])
+    rows, seen = _found(captures, CaptureQuery(job=job, run=run_id))
+    states = {row.reference: state for row, state in zip(rows, seen, strict=True)}
     holding = [row for row in rows if row.distance_from(step) == 0]
     nearest = min(rows, key=lambda row: (row.distance_from(step), row.first_step), default=None)
-    fault = None if holding else fault_at(step, rows, faults_in(captures.run))
+    fault = None if holding else decisions.fault_at(step, rows, decisions.faults_in(captures.run))
     shown = holding or [one for one in (fault or nearest,) if one is not None]
-    seen = [captures.seen(row) for row in shown]
-    conditions = [condition for _, condition in seen]
+    conditions = [states[row.reference][1] for row in shown]
     say(*captures.damage(shown, conditions))
-    about = None if captures.run is None else decided_about(decisions_of(captures.run), step)
-    gone = None if captures.run is None else kept_no_longer(captures.run, step)
+    about, gone, why = [], None, None
+    if captures.run is not None:
+        about = decisions.decided_about(decisions.decisions_of(captures.run), step)
+        gone = decisions.kept_no_longer(captures.run, step)
+        why = None if about else decisions.why_none(captures.run, step)
     if as_json:
-        why = None if about or captures.run is None else why_none(captures.run, step)
         its_run = captures.run if of.store is None else None
-        values = {row.reference: value for row, value in zip(shown, described(shown, seen, its_run), strict=True)}
-        near = [] if nearest is None else described([nearest], [captures.seen(nearest)], its_run)
-        found = {
-            "captures": list(values.values()) if holding else [],
-            "fault": None if fault is None else values[fault.reference],
-            "nearest": next(iter(values.values())) if holding else next(iter(near), None),
-        }
-        print_json({"step": step, **found, "decisions": about or [], "reason": why, "kept_no_longer": gone})
+        near = holding[:1] or [row for row in (nearest,) if row is not None]
+        of_holding, of_fault, of_nearest = (
+            described(few, [states[row.reference] for row in few], its_run)
+            for few in (holding, [fault] if fault else [], near)
+        )
+        found = {"captures": of_holding, "fault": next(iter(of_fault), None), "nearest": next(iter(of_nearest), None)}
+        print_json({"step": step, **found, "decisions": about, "reason": why, "kept_no_longer": gone})
         return
+    _print_of_step(step, shown, conditions, captures, holding=bool(holding), fault=fault)
+    if about:
+        lists().print(decisions_table(decisions.unlike(about)))
+    elif captures.run is not None:
+        tell(f"No window that holds step {step} was decided: {why}.")
+    if gone is not None:
+        tell(f"What each rank took in step {step} is kept no longer. {gone}")
+
+
+def _print_of_step(
+    step: int,
+    shown: Sequence[CaptureRow],
+    conditions: Sequence[StoreCondition | None],
+    captures: CatalogueCaptures,
+    *,
+    holding: bool,
+    fault: CaptureRow | None,
+) -> None:
     console = lists()
     if fault is not None:
         where = f"{fault.capture_id} (steps {fault.first_step} to {fault.last_step} of rank {fault.rank})"
@@ -190,18 +226,11 @@ def traces_for_step(
         tell(f"No capture of step {step}; see {where}: the fault of that step is captured there{cause}.")
     if holding or fault is not None:
         console.print(captures_table(shown, conditions, console.width))
-    elif nearest is not None:
-        where = f"{span(nearest.first_step, nearest.last_step)} of rank {nearest.rank}"
-        tell(f"No capture of step {step}; the nearest is {nearest.capture_id}, {where}.")
+    elif shown:
+        where = f"{span(shown[0].first_step, shown[0].last_step)} of rank {shown[0].rank}"
+        tell(f"No capture of step {step}; the nearest is {shown[0].capture_id}, {where}.")
     else:
         tell(f"No capture in {captures.place}.")
-    if about:
-        console.print(decisions_table(unlike(about)))
-    elif captures.run is not None:
-        why = why_none(captures.run, step)
-        tell(f"No window that holds step {step} was decided: {why}.")
-    if gone is not None:
-        tell(f"What each rank took in step {step} is kept no longer. {gone}")
 
 
 def show_trace(capture_id: CaptureArgument, *, of: CapturesChoice, as_json: JsonOption = False) -> None:
@@ -313,3 +342,288 @@ def _fetch_folded(store: Store, reference: str, stacks: Artefact, target: Path, 
     with refusing(f"{target} cannot be written"), replacing(target) as file:
         file.writelines(f"{line}\n".encode(errors="replace") for line in collapsed(sampled))
     return target
+
+
+PATIENCE_S = 600.0
+GRACE_S = 30
+"""How long the last bytes of a file may take to be received."""
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """How a capture is shown.
+
+    Raises:
+        UsageError: the options contradict one another.
+    """
+
+    artefact: Annotated[str | None, option("--artefact NAME", "Which file of it.", "the trace itself")] = None
+    browser: Annotated[bool, option("--browser/--no-browser", "Start a browser, or print the link.")] = True
+    offline: Annotated[bool, option("--offline", "Open sftriage's own page at the capture: it asks no other host.")] = (
+        False
+    )
+    port: Annotated[int | None, option("--port PORT", "Port to serve on.", "9001", min=1, max=65535)] = None
+    out: Annotated[Path | None, option("--out PATH", "Leave a copy of the trace in this file or directory.", False)] = (
+        None
+    )
+    wait: Annotated[float, option("--wait SECONDS", "How long the file waits to be fetched.", min=1.0)] = PATIENCE_S
+    as_json: Annotated[bool, option("--json", "One object on stdout: where what is.")] = False
+
+    def __post_init__(self) -> None:
+        """Say so before anything is looked for."""
+        if self.offline and self.artefact is not None:
+            raise UsageError("--offline opens the page of the capture, with all of its files: leave --artefact out")
+
+
+def open_trace(capture_id: CaptureArgument, *, of: CapturesChoice, how: Showing) -> None:
+    """Open a capture's trace in Perfetto's viewer, which fetches it from this machine; nothing is uploaded.
+
+    The verified file is served on 127.0.0.1 alone, at an address that cannot be guessed, until the viewer has fetched
+    it. What Perfetto does not show (an Nsight Systems report, stacks) is said how to open, or printed.
+    """
+    found, reference = captures_of(of).one(capture_id)
+    shown_in_program(found, reference, how)
+
+
+def shown_in_program(found: Store, reference: str, how: Showing) -> None:
+    """Show a capture of a store as the options of ``sftriage traces open`` say."""
+    from sftriage.reduce.opening import StoredFile, program_for
+    from sftriage.web.serving import browser_starter
+
+    start = browser_starter(how.browser, say)
+    if how.offline:
+        _show_page(found, reference, how, start)
+        return
+    manifest, _ = found.look(reference)
+    wanted = manifest.artefacts[0] if how.artefact is None else manifest.artefact(how.artefact)
+    program = program_for(wanted.name, manifest.capture.profiler)
+    trace = StoredFile(found, reference, manifest, wanted, how.out, copying)
+    if program == "perfetto":
+        _hand_over(trace, how, start)
+    elif program == "text":
+        _print_text(trace, how.as_json)
+    else:
+        _name_program(trace, program, how.as_json)
+
+
+def _show_page(store: Store, reference: str, how: Showing, start: Starter) -> None:
+    from sftriage.web.store_page import capture_page
+    from sftriage.web.viewer import HOST
+
+    # A run's own captures are not copied: nothing is left behind.
+    ending = contextlib.nullcontext() if isinstance(store, LocalStore) else ending_on_sigterm()
+    with ending, capture_page(store, reference, how.out, copying) as page:
+
+        def about(link: str) -> dict[str, str]:
+            return {"file_url": f"{link}/files/{page.trace}", "path": str(page.file)}
+
+        serve_page(
+            page.app, page.stopping, HOST, how.port or 0, about, as_json=how.as_json, where=page.where, start=start
+        )
+
+
+def _hand_over(trace: StoredFile, how: Showing, start: Starter) -> None:
+    from sftriage.reduce.opening import for_viewer
+    from sftriage.web.serving import BackgroundServer, has_browser
+    from sftriage.web.viewer import VIEWER, VIEWER_PORT, ServedTrace, listen_for_viewer, unreachable
+
+    port, wait_s = how.port or VIEWER_PORT, how.wait
+    started = how.browser and has_browser(os.environ, sys.platform)
+    try:
+        with (
+            ending_on_sigterm(),
+            listen_for_viewer(port) as listening,
+            for_viewer(trace) as (file, shown, spot),
+        ):
+            served = ServedTrace(shown, trace.name, port, "" if spot is None else spot.parameters)
+            with BackgroundServer(served.app(), listening, grace_s=GRACE_S):
+                if how.as_json:
+                    path = str(trace.here or file)
+                    print_json({"url": served.link, "file_url": served.url, "path": path, "pid": os.getpid()})
+                    sys.stdout.flush()
+                else:
+                    write(served.link)
+                say(f"served to this machine alone: until it is fetched, for {wait_s:.0f} s, or until Ctrl-C")
+                if port != VIEWER_PORT:
+                    say(
+                        f"{VIEWER} asks this machine on port {VIEWER_PORT} alone (its own rules): "
+                        f"on port {port} only other programs reach the file"
+                    )
+                start(served.link, port)
+                if not served.wait(wait_s, say, started=started, away=unreachable):
+                    say(f"nobody has fetched {trace.artefact.name} within {wait_s:.0f} s")
+                    raise typer.Exit(1)
+    except KeyboardInterrupt:
+        return
+    say("fetched")
+
+
+def _print_text(trace: StoredFile, as_json: bool) -> None:
+    with trace.verified() as file:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    if as_json:
+        print_json({"path": None if trace.here is None else str(trace.here), "opens_with": "text", "content": document})
+    elif document is not None:
+        write(json.dumps(document, indent=2))
+    else:
+        from sftriage.reports.watch_lines import clean
+
+        for line in text.splitlines():
+            write(clean(line))
+
+
+def _name_program(trace: StoredFile, program: Program, as_json: bool) -> None:
+    if trace.out is None:
+        here = trace.here
+    else:
+        with trace.verified() as here:
+            pass
+    if as_json:
+        print_json({"path": None if here is None else str(here), "opens_with": None if program == "none" else program})
+        return
+    if here is None:
+        where = "" if isinstance(trace.store, LocalStore) else f" --store {trace.store.place}"
+        say(f"fetch it first: sftriage traces get {trace.reference} --artefact {trace.artefact.name}{where}")
+    file = trace.name if here is None else str(here)
+    if program == "none":
+        say("sftriage knows no program that shows this file; open a pickle only if you trust the job")
+        write(file)
+    else:
+        write(f"{program} {file}")
+
+
+def pin_trace(capture_id: CaptureArgument, *, of: CapturesChoice) -> None:
+    """Keep a capture, whatever the policy's retention says."""
+    its_store, reference = captures_of(of).one(capture_id)
+    its_store.pin(reference)
+    write(f"{reference} is pinned")
+
+
+def unpin_trace(capture_id: CaptureArgument, *, of: CapturesChoice) -> None:
+    """Leave a capture to retention again."""
+    its_store, reference = captures_of(of).one(capture_id)
+    its_store.pin(reference, pinned=False)
+    write(f"{reference} is not pinned")
+
+
+def prune_traces(
+    *,
+    of: CapturesChoice,
+    age: Annotated[str | None, option("DURATION", "Remove captures older than this, such as 14d.")] = None,
+    total: Annotated[
+        str | None, option("--bytes SIZE", "Remove the oldest captures beyond this size together, such as 50Gi.")
+    ] = None,
+    damaged: Annotated[
+        bool, option("--damaged", "Remove captures whose trace or manifest is gone, or another than was put.")
+    ] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Say what would go, and remove nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove old captures, oldest first: trace, manifest and row as one.
+
+    Pinned ones stay, and without --damaged those that are damaged. What is left alone is said, and why.
+    """
+    age_s = None if age is None else meant("--age", quantities.seconds, age)
+    retention = RetentionLimits(age_s, None if total is None else meant("--bytes", quantities.size_bytes, total))
+    if retention.unlimited and not damaged:
+        raise UsageError("say what may go: --age, --bytes or --damaged")
+    directory, its_store = whole_store(of.run, of.store)
+    found = outlook(its_store, retention, time.time(), unfit=damaged)
+    captures, problem = found.captures, None
+    if not dry_run:
+        if shared := catalogue_url(of.catalogue):
+            _forget(Catalogue(shared, its_store), captures)
+        captures, problem = remove(its_store, Catalogue(own_catalogue(directory, its_store), its_store), captures)
+    say(*(f"left alone: {name}: {why}" for name, why in found.left_alone.items()))
+    if as_json:
+        left_alone = [{"capture_id": name, "reason": why} for name, why in found.left_alone.items()]
+        print_json({"removed": not dry_run, "captures": captures, "left_alone": left_alone})
+    else:
+        for one in captures:
+            what = size(one.size_bytes) if one.size_bytes else "damaged"
+            write(f"{one.capture_id}  {what}")
+        if not captures and problem is None:
+            notices().print("Nothing to remove.")
+    if problem is not None:
+        raise UsageError(problem)
+
+
+def _forget(shared: Catalogue, captures: Sequence[Kept]) -> None:
+    """Take captures out of a shared catalogue. One that is away is told when it is next compared with the store."""
+    try:
+        for one in captures:
+            shared.drop(one.capture_id)
+    except CatalogueError as error:
+        say(f"{error}; `sftriage traces reindex` brings it up to date")
+
+
+def reindex_traces(*, of: CapturesChoice, as_json: JsonOption = False) -> None:
+    """Build the catalogue of a run or store again from its manifests, and say what in it is none.
+
+    In a catalogue that others share, nothing of theirs is touched.
+    """
+    directory, meant = whole_store(of.run, of.store)
+    built = Catalogue(catalogue_url(of.catalogue) or own_catalogue(directory, meant), meant)
+    with counting("Reading manifests") as progress:
+        found = built.reindex(progress)
+    say(*found.problems)
+    if as_json:
+        print_json({"store": meant.place, "catalogue": built.name, **plain(found)})
+    else:
+        captures = "1 capture" if found.captures == 1 else f"{found.captures} captures"
+        odd = f", and {len(found.problems)} that cannot be used" if found.problems else ""
+        tell(f"Indexed {captures} of {meant.place}{odd}.")
+
+
+TRIES = 3
+_FOR_EVER_S = 10.0 * 365 * 86400
+
+
+def upload_traces(
+    run: RunOption = None,
+    store: Annotated[
+        str | None,
+        option(
+            "--store URL",
+            "Where to: s3://, gs:// or az:// with bucket and prefix, or a directory. Credentials come from the "
+            "environment. The run keeps it in mind.",
+            "the run's own",
+        ),
+    ] = None,
+    drop_local: Annotated[bool, option("--drop-local", "Remove traces here once they are verified there.")] = False,
+    as_json: Annotated[bool, option("--json", "JSON on stdout.")] = False,
+) -> None:
+    """Upload the captures of a run that are not in its store yet, each verified by reading it back.
+
+    What is there already and right is not sent again. Findings, pins and removals since the last time follow too.
+    """
+    from sftriage.runtime.copies import follow, uploader_of, what_is_left, with_store
+
+    directory = find_run(run)
+    info = with_store(directory, read_info(directory), store)
+    uploader = uploader_of(directory, info, keep_local=not (drop_local or info.drop_local), tries=TRIES)
+    uploader.release_all()
+    uploader.start()
+    # Ended by somebody else, it gives up what is under way: a bucket charges for parts that nobody gives up.
+    with ending_on_sigterm(), uploading() as show:
+        try:
+            standing = follow(uploader, _FOR_EVER_S, _FOR_EVER_S, show)
+        finally:
+            uploader.close(5.0)
+    if as_json:
+        left = [{"capture_id": name, "reason": reason} for name, reason in standing.left.items()]
+        removals = [{"capture_id": name, "reason": reason} for name, reason in standing.removals.items()]
+        about = {"store": info.store, "stored": standing.stored, "left": left, "removals": removals}
+        print_json({**about, "done": standing.done})
+    elif standing.stored:
+        write(f"{standing.stored} of {standing.stored + len(standing.left)} captures are in {info.store}")
+    elif standing.done:
+        tell(f"No capture in {directory.path}.")
+    if standing.taken:
+        raise UsageError(f"{what_is_left(standing)}; `sftriage traces show` says how far each is")
+    if not standing.done:
+        raise StoreError(what_is_left(standing))

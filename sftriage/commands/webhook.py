@@ -1,17 +1,22 @@
-"""``sftriage webhook``: what an API server asks when a pod or a capture is made."""
+"""``sftriage webhook``, ``kube inject`` and ``kube carry``: have training pods watched."""
 
 from __future__ import annotations
 
 import logging
 import re
+import sys
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from sftriage.commands.options import option
+import yaml
+
+from sftriage.commands.options import argument, option
 from sftriage.commands.output import say
-from sftriage.errors import UsageError
+from sftriage.errors import InputError, UsageError
 from sftriage.kube.client import ClusterObjects
+from sftriage.kube.injecting import SIDECARS_SINCE, injected
 from sftriage.kube.serving import KeptSettings, WebhookServer, version_of_cluster, wait_for_certificate
 from sftriage.kube.serving import serve as answer_until_stopped
 
@@ -79,3 +84,75 @@ def certificates(
         raise UsageError("certificates take cryptography; install sftriage[k8s]") from None
     certifier = Certifier(objects, namespace, secret, service, configuration)
     say(certifier.certify(datetime.now(timezone.utc)))
+
+
+def inject(
+    file: Annotated[list[str], option("--filename -f FILE", "A file with objects; - is stdin. Repeatable.")],
+    namespace: Annotated[
+        str, option("--namespace -n NAME", "Where objects go that do not say so themselves.")
+    ] = "default",
+    settings: SettingsOption = None,
+    server_version: ServerVersionOption = None,
+) -> None:
+    """Print jobs as the webhook would change their pods, for `kubectl apply`, where there is no webhook.
+
+    Objects that are no training job come out as they are. The cluster is not asked: it has to be of 1.29 or newer.
+    Warnings go to stderr.
+    """
+    server = version_option(server_version) or SIDECARS_SINCE
+    kept = KeptSettings(settings)()
+    bodies = [one for name in file for one in _objects(name)]
+    found = [injected(body, namespace, kept, server) for body in bodies]
+    if not any(one.templates or one.warnings for one in found):
+        say("nothing is injected: no object has the pods of a training job that are not injected already")
+    for warning in dict.fromkeys(line for one in found for line in one.warnings):
+        say(warning)
+    yaml.safe_dump_all([one.body for one in found], sys.stdout, sort_keys=False, allow_unicode=True)
+
+
+def _objects(name: str) -> Iterator[dict[str, Any]]:
+    try:
+        words = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        for body in yaml.safe_load_all(words):
+            if body is None:
+                continue
+            if not isinstance(body, dict):
+                raise InputError(f"{name}: not an object of Kubernetes")
+            yield from body.get("items") or () if body.get("kind") == "List" else (body,)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"{name} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def carry(
+    folder: Annotated[Path, argument("DIR", "Where it goes.")],
+    spool: Annotated[Path | None, option("DIR", "A directory for traces to make, open to any user of the pod.")] = None,
+    nsys: Annotated[
+        Path | None, option("FILE", "The nsys of the pod: ranks start armed under it, by DIR/nsys-rank.")
+    ] = None,
+    nsys_armed: Annotated[
+        Path | None, option("PATH", "What the reports of armed ranks are called, up to their rank.")
+    ] = None,
+) -> None:
+    """Copy what a trainer needs into a directory: what an injected pod's first container does.
+
+    The trainers' PYTHONPATH begins with DIR/sftriage/seams/site then.
+    """
+    if (nsys is None) != (nsys_armed is None) or (nsys is not None and spool is None):
+        raise UsageError("--nsys, --nsys-armed and --spool go together")
+    from sftriage.runtime.carrying import carry as copy
+
+    copy(folder)
+    if spool is not None:
+        try:
+            spool.mkdir(parents=True, exist_ok=True)
+            # (the trainers' user is another one than ours, and the pod is the boundary)
+            spool.chmod(0o777)
+        except OSError as error:
+            raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
+    if spool is not None and nsys is not None and nsys_armed is not None:
+        from sftriage.kube.sidecar import NSYS_SESSION, NSYS_TRACES
+        from sftriage.runtime.nsys_launch import arm_elsewhere
+
+        # (what the agent keeps is beside its spool)
+        traces = tuple(NSYS_TRACES.split(","))
+        arm_elsewhere(spool.parent, nsys, traces, nsys_armed, NSYS_SESSION, folder / "nsys-rank")

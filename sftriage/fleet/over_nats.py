@@ -30,7 +30,7 @@ from sftriage.model.windows import GpuFindings, JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows
 
 if TYPE_CHECKING:
-    from sftriage.runtime.kept_rows import KeptRows
+    from sftriage.runtime.controlling import KeptRows
 
 SILENT_S = 10.0
 """An agent that says nothing for so long has its ranks waited for no longer."""

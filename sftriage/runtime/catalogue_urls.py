@@ -1,4 +1,4 @@
-"""Which catalogue a command asks, or a run tells of its captures: named by an option, or in the environment."""
+"""Which shared catalogue an option or the environment names. Imports little: every command that lists captures does."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from sftriage.errors import UsageError
 
 URL_VARIABLE = "SFTRIAGE_CATALOGUE"
 FILE_VARIABLE = "SFTRIAGE_CATALOGUE_FILE"
-
 MAX_URL_BYTES = 4096
 
 
 def catalogue_url(option: str | None, *, from_environment: bool = True) -> str | None:
-    """The URL of the catalogue to ask, if one is named: by the option, or in the environment.
+    """The URL of the catalogue that the option or the environment names, if any.
 
     Raises:
         UsageError: it holds a password where everybody on the machine can read it, or its file cannot be read.
@@ -32,15 +31,12 @@ def catalogue_url(option: str | None, *, from_environment: bool = True) -> str |
         return None
     if url := os.environ.get(URL_VARIABLE):
         return url
-    return _from_file(Path(name)) if (name := os.environ.get(FILE_VARIABLE)) else None
-
-
-def _from_file(path: Path) -> str:
+    if not (name := os.environ.get(FILE_VARIABLE)):
+        return None
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_URL_BYTES)
-        return content.decode().strip()
+        with Path(name).open("rb") as file:
+            return file.read(MAX_URL_BYTES).decode().strip()
     except OSError as error:
-        raise UsageError(f"${FILE_VARIABLE}: {path}: {error.strerror}") from error
+        raise UsageError(f"${FILE_VARIABLE}: {Path(name)}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise UsageError(f"${FILE_VARIABLE}: {path}: not a URL") from None
+        raise UsageError(f"${FILE_VARIABLE}: {Path(name)}: not a URL") from None

@@ -166,11 +166,11 @@ def whole_store(run: Path | None, store: str | None) -> tuple[RunDirectory | Non
 
 
 def run_store(directory: RunDirectory) -> LocalStore:
-    """A run's own captures. Once something of them was changed, their copies elsewhere are brought up to date."""
+    """A run's captures here; changes go to their copies elsewhere, too."""
 
     @cache
     def push() -> Callable[[], None]:
-        from sftriage.runtime.uploads import pusher
+        from sftriage.runtime.copies import pusher
 
         return pusher(directory)
 

@@ -1,4 +1,4 @@
-"""The controller of a job on many hosts: triage over the hub, started anew or gone on with."""
+"""The controller of a job on many hosts: triage over the hub, begun or resumed, and the steps of all hosts, kept."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from sftriage.agent.reading import RankLog
 from sftriage.base.files import write_atomically
 from sftriage.base.notes import Note
 from sftriage.controller.policies import PolicyFiles, files_of
@@ -26,19 +31,168 @@ from sftriage.fleet.lease import Leader, Lease, make_places, remove_places
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import RunName
-from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
+from sftriage.recorder import RingInfo
+from sftriage.runs.directory import RunDirectory, create, new_run_id, read_info, remember
 from sftriage.runs.liveness import holding
 from sftriage.runtime.annotating import quick
+from sftriage.runtime.copies import KEEP_ALL, Keeping
 from sftriage.runtime.hosting import SOON_S, SPEAKER, host_directory
-from sftriage.runtime.indexing import SharedIndexing
-from sftriage.runtime.kept_rows import KeptRows
-from sftriage.runtime.local import Keeping, MakeSinks, kept_of
+from sftriage.runtime.local import MakeSinks, WatchedRun, kept_of
 from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
-from sftriage.runtime.triage import POLL_S, SEEN_S, Triage
-from sftriage.runtime.uploads import RunUploads
-from sftriage.sinks.stream import Sink
-from sftriage.traces.disk import Disk
+from sftriage.runtime.triage import POLL_S, SEEN_S
+from sftriage.traces.disk import Counted, Disk, at_once
 from sftriage.traces.store import LocalStore
+from sftriage.windows.decoding import StepArrays, together
+from sftriage.windows.logs import LOG_KIND
+from sftriage.windows.steplog import KeptSteps, blocks_of, find_segments
+
+LOGS_PER_SECOND = 256
+"""So many logs are written a second, if there are so many."""
+MAX_LANES = 128
+"""While the disk has so much to do, nothing is asked of it that has time."""
+MAX_HELD_BYTES = 32 << 20
+"""Of what waits for its turn: with more, others are written sooner than that."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What waits to be written of one agent's ranks, in one generation: the first of it was at ``position``."""
+
+    agent: str
+    generation: int
+    position: int
+    infos: Mapping[int, RingInfo]
+    parts: dict[str, list[StepArrays]] = field(default_factory=dict)
+    n_steps: int = 0
+    size_bytes: int = 0
+
+
+class KeptRows:
+    """Keeps steps of all ranks for `sftriage.fleet.over_nats.NatsFleet`; nothing else writes to the logs' directory.
+
+    ``say`` gets what cannot be kept at all; ``clock`` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        steps: Path,
+        kept: KeptSteps | None,
+        disk: Disk,
+        say: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._steps, self._kept, self._disk, self._say, self._clock = steps, kept, disk, say, clock
+        self._held: OrderedDict[tuple[int, str], _Held] = OrderedDict()
+        self._held_bytes = 0
+        self._room, self._looked_s = float(LOGS_PER_SECOND), clock()
+        self._blocks: defaultdict[int, set[int]] = defaultdict(set)
+        # Of the disk's thread: the logs that are written to, all that were, and those that an earlier controller left.
+        self._logs: dict[tuple[int, int, str], RankLog] = {}
+        self._made: set[tuple[int, int, str]] = set()
+        self._newest = 0
+        self._left: dict[tuple[int, int], dict[str, list[Path]]] | None = None
+        self._lock = threading.Lock()
+        disk.holds_back(self._write_all)
+
+    @property
+    def position(self) -> int | None:
+        """Where in the stream the first of what waits is; None where nothing does."""
+        first = next(iter(self._held.values()), None)
+        return None if first is None else first.position
+
+    def take(
+        self,
+        agent: str,
+        position: int,
+        generation: int,
+        infos: Mapping[int, RingInfo],
+        steps: StepArrays,
+        device: StepArrays | None,
+    ) -> None:
+        """Take steps, and device times where there are any, of ranks of one agent, which are of one generation."""
+        with self._lock:
+            held = self._held.get((generation, agent))
+            if held is not None and held.infos is not infos and held.infos != infos:
+                self._have_written([self._pop((generation, agent))])
+                held = None
+            if held is None:
+                held = self._held[generation, agent] = _Held(agent, generation, position, infos)
+            for kind, part in (("steps", steps), (LOG_KIND, device)):
+                if part is None:
+                    continue
+                # (what was counted is in no log of steps)
+                held.parts.setdefault(kind, []).append(replace(part, counted_BC=None))
+                held.n_steps += len(part)
+                held.size_bytes += part.slots_BW.nbytes
+                self._held_bytes += part.slots_BW.nbytes
+            if steps.capturing_B.any():
+                self._blocks[generation] |= blocks_of(steps)
+                # These are looked into once the capture is stored.
+                self._have_written([self._pop((generation, agent))], last=False)
+
+    def turn(self) -> None:
+        """Have written what is due."""
+        now_s = self._clock()
+        self._room = min(LOGS_PER_SECOND, self._room + (now_s - self._looked_s) * LOGS_PER_SECOND)
+        self._looked_s = now_s
+        self._room -= self._write(self._room if self._disk.lanes < MAX_LANES else 0)
+
+    def _write_all(self) -> None:
+        self._write(float("inf"))
+
+    def _write(self, n_logs: float) -> int:
+        with self._lock:
+            some: list[_Held] = []
+            number = 0
+            while self._held and (number < n_logs or self._held_bytes > MAX_HELD_BYTES):
+                some.append(self._pop(next(iter(self._held))))
+                number += len(some[-1].infos)
+            self._have_written(some)
+            return number
+
+    def _pop(self, at: tuple[int, str]) -> _Held:
+        held = self._held.pop(at)
+        self._held_bytes -= held.size_bytes
+        return held
+
+    def _have_written(self, some: Sequence[_Held], *, last: bool = True) -> None:
+        for held in some:
+            counted = Counted("steps", held.n_steps, held.size_bytes)
+            blocks = frozenset(self._blocks[held.generation])
+            lane = f"steps of {held.agent} in {held.generation}"
+            self._disk.do(partial(self._append, held, blocks), lane, counted, waits=False, last=last)
+
+    def _append(self, held: _Held, blocks: frozenset[int]) -> None:
+        """In the disk's thread. What the disk refuses is tried again, and what is in a log by then is left out."""
+        if held.generation > self._newest:
+            self._newest = held.generation
+            for old in [at for at in self._logs if at[0] < self._newest - 1]:
+                self._logs.pop(old).close()
+        for kind, parts in held.parts.items():
+            steps = together(parts)
+            order_B = np.argsort(steps.rank_B, kind="stable")
+            steps = steps[order_B]
+            ranks = list(held.infos)
+            begin_K, end_K = (np.searchsorted(steps.rank_B, ranks, side) for side in ("left", "right"))
+            for rank, begin, end in zip(ranks, begin_K.tolist(), end_K.tolist(), strict=True):
+                info = held.infos[rank]
+                log = self._log(held.generation, info, kind)
+                log.take(steps[begin:end], blocks, info.cohort)
+                log.rest()
+
+    def _log(self, generation: int, info: RingInfo, kind: str) -> RankLog:
+        at = generation, info.rank, kind
+        if at not in self._logs:
+            if self._left is None:
+                self._left = defaultdict(dict)
+                for name, path in find_segments(self._steps):
+                    self._left[name.attempt, name.rank].setdefault(name.kind, []).append(path)
+            # (one that was written to before has more files by now)
+            there = None if at in self._made else self._left.get((generation, info.rank), {})
+            self._made.add(at)
+            self._logs[at] = RankLog(self._steps, info, kind, self._kept, at_once, self._say, there)
+        return self._logs[at]
+
 
 log = logging.getLogger("sftriage")
 
@@ -59,21 +213,12 @@ class HubNote:
     job_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """What is new: a job's name for people, its policies, and whether its ranks run under Nsight Systems."""
+class JobController(WatchedRun):
+    """The controller of a job on many hosts; to be closed.
 
-    job: str
-    policies: Sequence[Path]
-    keeping: Keeping
-    nsys: bool = False
-
-
-class JobController:
-    """The controller of a job; to be closed.
-
-    With ``beginning`` it makes the run directory, without it it resumes the run there, under other ``policies`` if some
-    are given. ``catalogue`` is the URL of a shared one.
+    With the name of a new ``job`` it makes the run directory, without one it resumes the run there, under other
+    ``policies`` if there are some. ``nsys`` says that the ranks of a new job run under Nsight Systems. ``catalogue`` is
+    the URL of a shared one.
 
     Raises:
         UsageError: another controller leads the job, or something of this cannot be used.
@@ -86,22 +231,21 @@ class JobController:
         job_id: str,
         address: HubAddress,
         sinks: MakeSinks,
-        beginning: Beginning | None = None,
+        job: str | None = None,
         catalogue: str | None = None,
         *,
         policies: Sequence[Path] = (),
+        keeping: Keeping = KEEP_ALL,
+        nsys: bool = False,
     ) -> None:
-        resume = beginning is None
-        self.directory = RunDirectory(directory.absolute())
-        if beginning is None:
-            run_id = read_info(self.directory).run_id
-            policies = policies or self.directory.policy_files()
+        run = RunDirectory(directory.absolute())
+        if job is None:
+            run_id, policies = read_info(run).run_id, policies or run.policy_files()
         else:
-            run_id, policies = new_run_id(datetime.now(timezone.utc)), beginning.policies
-            if self.directory.info_file.exists():
+            run_id = new_run_id(datetime.now(timezone.utc))
+            if run.info_file.exists():
                 raise UsageError(f"{directory} already holds a run; go on with it by --run, or name another with --out")
-        self.files = PolicyFiles(policies)
-        self.files.do = Disk().do
+        files = PolicyFiles(policies)
         self._places, self._ended = Subjects.of(job_id), False
         self._deadline_s = float("inf")
         with contextlib.ExitStack() as held:
@@ -112,32 +256,30 @@ class JobController:
             hub.call(hub.connect(), CONNECT_S)
             lease = Lease(hub, self._places, leader)
             held.callback(lease.let_go)
-            if resume:
+            if job is None:
                 # (a killed controller may take a moment to go)
-                with holding(self.directory, HELD_S):
+                with holding(run, HELD_S):
                     pass
             hub.call(make_places(hub, self._places, run_id), CONNECT_S)
-            # Nothing is left behind by one who does not lead.
-            info = read_info(self.directory) if beginning is None else self._begin(run_id, beginning)
-            self._disk = Disk(root=self.directory.path)
-            self._rings = Path(info.rings)
-            held.callback(remove_rings_directory, self._rings)
+            # A controller that does not lead leaves nothing behind.
+            begins = None if job is None else keeping.info(run_id, job, (), files, make_rings_directory(run_id))
+            info = begins or read_info(run)
+            rings = Path(info.rings)
+            held.callback(remove_rings_directory, rings)
+            if begins is not None:
+                create(run.path, begins, *(path.read_text("utf-8") for one in policies for path in files_of(one)))
+                if nsys:
+                    # (how, each host knows of its own)
+                    write_atomically(run.nsys, "{}\n")
             with contextlib.suppress(OSError):
-                self._rings.parent.mkdir(mode=0o700, exist_ok=True)
-                self._rings.mkdir(mode=0o700, exist_ok=True)
-            own(self._rings)
-            Note(self.directory.hub, HubNote).save(HubNote(job_id))
-            self.uploads = RunUploads(self.directory, info) if info.store is not None else None
-            self.indexing = SharedIndexing(self.directory.path, catalogue) if catalogue is not None else None
-            self._fleet = self._made(hub, lease, info)
-            kept: list[Sink] = [sink for sink in (self.uploads, self.indexing) if sink is not None]
-            self._triage = Triage(
-                *(self.directory, info, self.files, self._fleet, [*sinks(info), *kept]),
-                resume=resume,
-                # (they are here by then, and take no reading)
-                reads_s=POLL_S,
-                disk=self._disk,
-            )
+                rings.parent.mkdir(mode=0o700, exist_ok=True)
+                rings.mkdir(mode=0o700, exist_ok=True)
+            own(rings)
+            Note(run.hub, HubNote).save(HubNote(job_id))
+            super().__init__(run, info, files, sinks, catalogue)
+            self._fleet = self._made(hub, lease)
+            # (steps are here by then, and take no reading)
+            self._watch(self._fleet, resume=job is None, reads_s=POLL_S)
             held.pop_all()
 
     def watch(self, say: Callable[[str], None], told: Callable[[], int | None] = lambda: None) -> bool:
@@ -176,12 +318,8 @@ class JobController:
                 over_since_s = None
             elif over_since_s is None:
                 over_since_s = time.monotonic()
-        self._triage.finish()
+        self._finish()
         self._ended = True
-        ended_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._disk.do(
-            lambda: write_info(self.directory, replace(read_info(self.directory), ended_at=ended_at)), "run.json"
-        )
         return True
 
     def close(self) -> None:
@@ -190,24 +328,10 @@ class JobController:
             self._fleet.end()
             with contextlib.suppress(Exception):
                 self._hub.call(remove_places(self._hub, self._places, lease=False), CONNECT_S)
-        self._triage.close()
-        remove_rings_directory(self._rings)
+        super().close()
 
-    def _begin(self, run_id: str, beginning: Beginning) -> RunInfo:
-        rings = make_rings_directory(run_id)
-        info = beginning.keeping.info(run_id, beginning.job, (), self.files, rings)
-        try:
-            texts = [path.read_text(encoding="utf-8") for one in beginning.policies for path in files_of(one)]
-            create(self.directory.path, info, *texts)
-            if beginning.nsys:
-                # (how, each host knows of its own)
-                write_atomically(self.directory.nsys, "{}\n")
-        except BaseException:
-            remove_rings_directory(rings)
-            raise
-        return info
-
-    def _made(self, hub: Hub, lease: Lease, info: RunInfo) -> NatsFleet:
+    def _made(self, hub: Hub, lease: Lease) -> NatsFleet:
+        info = self._info
         name = RunName(info.job, info.run_id, info.store or "")
         noted = Note(self.directory.generations, Known)
 

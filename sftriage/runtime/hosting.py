@@ -30,6 +30,7 @@ from sftriage.recorder import find_rings
 from sftriage.recorder.layout import bounded_text
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
 from sftriage.runs.liveness import holding, launcher_of, trainers_alive, trainers_left
+from sftriage.runtime.copies import KEEP_ALL, Keeping
 from sftriage.runtime.nsys_launch import place_in
 from sftriage.traces.disk import Disk
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact
@@ -133,22 +134,11 @@ def left_behind(job_id: str) -> Iterator[tuple[Path, HostNote]]:
                 yield path.parent, note
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """Where a host puts copies of its captures; with ``drop_local``, artefacts go from here once they are there."""
-
-    store: str | None = None
-    drop_local: bool = False
-
-
-NO_COPIES = Copies()
-
-
 class HostCaptures:
-    """The captures that a host keeps in its directory, and puts copies of into the store of their run."""
+    """The captures that a host keeps in its directory, with copies in the store of their run."""
 
-    def __init__(self, directory: Path, copies: Copies) -> None:
-        self.local, self._copies = LocalStore(directory), copies
+    def __init__(self, directory: Path, keeping: Keeping) -> None:
+        self.local, self._keeping = LocalStore(directory), keeping
         self._log_once = LogOnce(log)
 
     def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
@@ -165,7 +155,7 @@ class HostCaptures:
 
     def copied(self, capture_id: str, run: RunName, transfer: Transfer) -> bool:
         """Copy a capture into the store of its run; whether it is there and verified, or else goes through the hub."""
-        url = self._copies.store
+        url = self._keeping.store
         if url is None:
             return False
         if run.store != url:
@@ -184,7 +174,7 @@ class HostCaptures:
             sender = Sender(self.local, remote, url, told)
             if not sender.bring(capture_id, datetime.now(timezone.utc)):
                 return False
-            if self._copies.drop_local:
+            if self._keeping.drop_local:
                 self.local.drop(self.local.manifest(capture_id))
         except SftriageError as error:
             self._log_once("captures go through the hub, for %s cannot be written from here: %s", url, error)
@@ -196,7 +186,7 @@ class AgentHost:
     """This host's part of a job. It waits for a hub that cannot be reached, while the job goes on.
 
     ``directory`` is this host's own (see `host_directory`), ``job`` the job's name for people, ``job_id`` its name on
-    the hub, ``copies`` where this host puts copies of its captures.
+    the hub, ``keeping`` where this host puts copies of its captures.
 
     Raises:
         UsageError: the directory cannot be used, or another agent uses it.
@@ -210,7 +200,7 @@ class AgentHost:
         job_id: str,
         address: HubAddress,
         name: str,
-        copies: Copies = NO_COPIES,
+        keeping: Keeping = KEEP_ALL,
     ) -> None:
         self._rings = rings
         self.spool = directory / "spool"
@@ -226,7 +216,7 @@ class AgentHost:
             Note(directory / NOTE, HostNote).save(HostNote(name, str(rings.absolute()), job, boot_id))
         except OSError as error:
             raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
-        store = HostCaptures(directory, copies)
+        store = HostCaptures(directory, keeping)
         self._disk = Disk(root=directory)
         self._log_leader = LogLeader(directory.with_name(SPEAKER))
         steps = directory / "steps"

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 from sftriage.agent.agent import Agent
 from sftriage.capture.nsys import NsysPlace
 from sftriage.controller.controller import shape_of
+from sftriage.controller.desired import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import SftriageError, UsageError
 from sftriage.mitigate.switch_state import SwitchStatus, whole_groups
@@ -33,14 +34,12 @@ from sftriage.runs.directory import (
 )
 from sftriage.runs.liveness import launcher_of, note_launcher
 from sftriage.runtime.carrying import CARRIED_IN
+from sftriage.runtime.copies import KEEP_ALL, Keeping, RunUploads, SharedIndexing
 from sftriage.runtime.first_step import FirstStep, under_seams
-from sftriage.runtime.indexing import SharedIndexing
-from sftriage.runtime.launcher import Launcher
+from sftriage.runtime.launcher import Launcher, Triaged, supervise
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory, sweep
-from sftriage.runtime.supervisor import Triaged, supervise
-from sftriage.runtime.triage import POLL_S, Triage
-from sftriage.runtime.uploads import RunUploads
+from sftriage.runtime.triage import POLL_S, SEEN_S, Triage
 from sftriage.sinks.stream import Sink
 from sftriage.traces.disk import Disk, Do, at_once
 from sftriage.traces.store import LocalStore
@@ -55,58 +54,11 @@ LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
 """Modules that are run to run something else."""
 
 MakeSinks = Callable[[RunInfo], Sequence[Sink]]
-"""Makes the subscribers to what happens, of what is run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """Where a run's results are kept.
-
-    Attributes:
-        out: the run directory to make; by default a new one under ``sftriage-runs`` here.
-        store: URL for copies of its captures; with ``drop_local`` the local artefacts go once they are there.
-        catalogue: URL of a catalogue that many jobs share.
-        steps: how much is kept of the job's steps; by default all.
-    """
-
-    out: Path | None = None
-    store: str | None = None
-    drop_local: bool = False
-    catalogue: str | None = None
-    steps: KeptSteps | None = None
-
-    def info(self, run_id: str, job: str, command: tuple[str, ...], files: PolicyFiles, rings: Path) -> RunInfo:
-        """What goes on record of a run that begins now."""
-        loaded = files.current.loaded
-        return RunInfo(
-            run_id=run_id,
-            job=job,
-            created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            command=command,
-            policy=", ".join(one.policy.metadata.name for one in loaded),
-            policy_sha256=loaded[0].sha256,
-            rings=str(rings),
-            store=self.store,
-            drop_local=self.drop_local,
-            steps_bytes=None if self.steps is None else self.steps.max_bytes,
-            steps_age_s=None if self.steps is None else self.steps.age_s,
-            ended_at="",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class UnderNsys:
-    """How every rank starts under Nsight Systems: see `NsysLaunch`."""
-
-    traces: str
-    armed: bool = False
+"""Makes the subscribers to what happens in a run."""
 
 
 class ThisHost(Agent):
-    """The fleet of a job on this host: its one agent, in this process. Nothing listens anywhere.
-
-    ``nsys`` says how the ranks were launched under nsys, if they were; ``do`` is who writes into the run directory.
-    """
+    """The fleet of a job on this host: its one agent, in this process. Nothing listens anywhere."""
 
     def __init__(self, directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None, do: Do = at_once) -> None:
         places = Path(info.rings), directory.steps, directory.spool, LocalStore(directory.path)
@@ -127,8 +79,51 @@ def kept_of(info: RunInfo) -> KeptSteps | None:
     return KeptSteps(info.steps_bytes, info.steps_age_s)
 
 
-class _Watched:
-    """The triage of a run on this host, and who keeps its captures elsewhere up to date."""
+class WatchedRun:
+    """The triage of a run, its uploads, and its rows in the shared catalogue of that URL.
+
+    A subclass makes the fleet with `_watch`, starts ``_triage``, and ends with `_finish` and `close`.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, info: RunInfo, files: PolicyFiles, sinks: MakeSinks, catalogue: str | None
+    ) -> None:
+        self.directory, self.files, self._info = directory, files, info
+        self._rings, self._disk = Path(info.rings), Disk(root=directory.path)
+        # (they may lie on another disk)
+        files.do = Disk().do
+        self.uploads = RunUploads(directory, info) if info.store is not None else None
+        self.indexing = SharedIndexing(directory.path, catalogue) if catalogue is not None else None
+        self._sinks = [*sinks(info), *(sink for sink in (self.uploads, self.indexing) if sink is not None)]
+        self._ended_at = ""
+
+    def _watch(self, fleet: Fleet, *, resume: bool, reads_s: float = SEEN_S) -> None:
+        about = self.directory, self._info, self.files, fleet, self._sinks
+        self._triage = Triage(*about, resume=resume, reads_s=reads_s, disk=self._disk)
+
+    def _finish(self) -> None:
+        """The job has ended, and was watched to its end: judge the rest, and put that on record."""
+        self._triage.finish()
+        self._ended_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._disk.do(self._note_end, "run.json")
+
+    def _note_end(self) -> None:
+        if self._ended_at:
+            write_info(self.directory, replace(read_info(self.directory), ended_at=self._ended_at))
+            self._ended_at = ""
+
+    def close(self) -> None:
+        """End the triage."""
+        self._triage.close()
+        if not self._disk.hangs:
+            # (there is room for it now, if there was none before)
+            with contextlib.suppress(SftriageError):
+                self._note_end()
+        remove_rings_directory(self._rings)
+
+
+class _OnThisHost(WatchedRun):
+    """A run on this host; ``nsys`` says how the ranks were launched under nsys, if they were."""
 
     def __init__(
         self,
@@ -141,48 +136,22 @@ class _Watched:
         *,
         resume: bool = False,
     ) -> None:
-        self.directory, self.files = directory, files
-        self._rings, self._nsys = Path(info.rings), nsys
-        self.uploads = RunUploads(directory, info) if info.store is not None else None
-        self.indexing = SharedIndexing(directory.path, catalogue) if catalogue is not None else None
-        kept = [sink for sink in (self.uploads, self.indexing) if sink is not None]
+        super().__init__(directory, info, files, sinks, catalogue)
+        self._nsys = nsys
         note_steps(self._rings, directory.steps)
-        # (they may lie on another disk)
-        files.do = Disk().do
-        self._disk = Disk(root=directory.path)
-        self._ended_at: str | None = None
-        fleet = ThisHost(directory, info, nsys, self._disk.do)
-        self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume, disk=self._disk)
-
-    def _begin(self, launcher: int) -> None:
-        remember(self.directory)
-        note_launcher(self._rings, launcher)
-        self._triage.start()
-
-    def _finish(self) -> None:
-        """The job has ended, and was watched to its end: what is left of it is judged, and that is put on record."""
-        self._triage.finish()
-        self._ended_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._disk.do(self._note_end, "run.json")
-
-    def _note_end(self) -> None:
-        if self._ended_at is not None:
-            write_info(self.directory, replace(read_info(self.directory), ended_at=self._ended_at))
-            self._ended_at = None
+        self._watch(ThisHost(directory, info, nsys, self._disk.do), resume=resume)
 
     def close(self) -> None:
-        self._triage.close()
-        if not self._disk.hangs:
-            # (there is room for it now, if there was none before)
-            with contextlib.suppress(SftriageError):
-                self._note_end()
-        remove_rings_directory(self._rings)
+        super().close()
         if self._nsys is not None and not self._rings.exists():
             remove_place(self._nsys)
 
 
-class LocalRun(_Watched):
+class LocalRun(_OnThisHost):
     """One run of a job on this host. It watches its policy files for changes; with ``auto`` seams find the stages.
+
+    With ``nsys_trace`` every rank starts under Nsight Systems (see `NsysLaunch`). ``out`` is the run directory to make,
+    by default a new one under ``sftriage-runs`` here; ``catalogue`` is the URL of a shared one.
 
     Raises:
         PolicyError: a policy cannot be used.
@@ -196,8 +165,11 @@ class LocalRun(_Watched):
         policies: Sequence[Path],
         sinks: MakeSinks,
         *,
-        keeping: Keeping = Keeping(),
-        nsys: UnderNsys | None = None,
+        out: Path | None = None,
+        keeping: Keeping = KEEP_ALL,
+        catalogue: str | None = None,
+        nsys_trace: str | None = None,
+        nsys_armed: bool = False,
         auto: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -211,12 +183,13 @@ class LocalRun(_Watched):
         self._held = contextlib.ExitStack()
         try:
             texts = [path.read_text(encoding="utf-8") for path in policies]
-            directory = create(keeping.out or Path(DEFAULT_ROOT) / run_id, info, *texts)
-            launch = None if nsys is None else NsysLaunch(run_id, nsys.traces, directory.path, armed=nsys.armed)
+            directory = create(out or Path(DEFAULT_ROOT) / run_id, info, *texts)
+            if nsys_trace is not None:
+                launch = NsysLaunch(run_id, nsys_trace, directory.path, armed=nsys_armed)
             self._job, self._launch, self._say = job, launch, say
             self._auto = self._held.enter_context(under_seams(directory.path / CARRIED_IN, rings)) if auto else {}
             self._command = command if launch is None else wrapped(command, launch.script)
-            super().__init__(directory, info, files, sinks, keeping.catalogue, launch.place if launch else None)
+            super().__init__(directory, info, files, sinks, catalogue, launch.place if launch else None)
         except BaseException:
             self._held.close()
             remove_rings_directory(rings)
@@ -235,7 +208,7 @@ class LocalRun(_Watched):
         if self._launch is not None:
             place |= self._launch.environment({**os.environ, **(environment or {})})
         self._given = {**(environment or {}), **self._auto, **place}
-        return Triaged(self._command, self._given, self._watch, self._let_go)
+        return Triaged(self._command, self._given, self._follow, self._let_go)
 
     def execute(self, environment: Mapping[str, str] | None = None, output: int | None = None) -> int:
         """Run the job to its end; its exit status.
@@ -251,12 +224,14 @@ class LocalRun(_Watched):
         finally:
             launcher.close()
 
-    def _watch(self, launcher: Launcher) -> None:
+    def _follow(self, launcher: Launcher) -> None:
         def note(what: str) -> None:
             write_info(self.directory, replace(read_info(self.directory), not_recorded=what))
 
         try:
-            self._begin(launcher.pid)
+            remember(self.directory)
+            note_launcher(self._rings, launcher.pid)
+            self._triage.start()
             FirstStep(
                 *(self._rings, self._given, shape_of(self.files.current.detection), self._say),
                 note=lambda what: self._disk.do(partial(note, what), "run.json", waits=False),
@@ -278,10 +253,10 @@ class LocalRun(_Watched):
         return self._triage.steps_seen
 
 
-class TakeOver(_Watched):
-    """The triage of a job that goes on without whoever watched it, from where they left it; to be closed.
+class TakeOver(_OnThisHost):
+    """The triage of a job whose `sftriage run` has ended, from where that left it; to be closed.
 
-    ``policies`` are files that are watched for other ones, by default those the run started with.
+    ``policies`` are files to watch, by default those that the run started with.
 
     Raises:
         UsageError: the job has ended, or something of this cannot be used.
@@ -299,10 +274,7 @@ class TakeOver(_Watched):
         sweep(self._rings.parent)
 
     def watch(self, let_go: Callable[[], bool] = lambda: False) -> bool:
-        """Triage the job to its end: that of what started its trainers, or else of the trainers themselves.
-
-        Whether it was watched to its end; otherwise it was to ``let_go`` of it before.
-        """
+        """Triage the job to the end of its launcher, or else its trainers; False where it is to ``let_go`` before."""
         self._triage.start()
         known = launcher_of(self._rings) is not None
         seen_s = time.monotonic()
@@ -318,10 +290,10 @@ class TakeOver(_Watched):
 
 
 def job_name(job: str | None, command: list[str]) -> str:
-    """The job's name: the one that was given, or that of its command's script or module, or else of the launcher.
+    """The job's name: ``job``, or that of its command's script or module, or else of the launcher.
 
     Raises:
-        UsageError: the one that was given could not be printed everywhere.
+        UsageError: ``job`` cannot be printed everywhere.
     """
     if job is None:
         pairs = zip(["", *command], command, strict=False)

@@ -28,15 +28,14 @@ from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
 from sftriage.runs.liveness import note_launcher
 from sftriage.runtime.carrying import CARRIED_IN
+from sftriage.runtime.copies import Keeping
 from sftriage.runtime.first_step import FirstStep, suppressed, under_seams
 from sftriage.runtime.hosting import (
     HURRY_S,
     LEAVE_S,
     LOOK_S,
-    NO_COPIES,
     SPEAKER,
     AgentHost,
-    Copies,
     file_name,
     free,
     host_directory,
@@ -45,11 +44,9 @@ from sftriage.runtime.hosting import (
     node_number,
 )
 from sftriage.runtime.hub_server import HubServer, is_here, listens_on, make_secret
-from sftriage.runtime.launcher import Launcher
-from sftriage.runtime.local import UnderNsys
+from sftriage.runtime.launcher import Launcher, Triaged
 from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
-from sftriage.runtime.supervisor import Triaged
 
 log = logging.getLogger("sftriage")
 
@@ -76,6 +73,9 @@ class HubOptions:
         credentials: a file with them, or a directory of such files (see `sftriage.fleet.hub.HubAddress`); by default a
             file that the host that starts the hub makes.
         tls: a directory with ``ca.pem``, and on the host that starts the hub ``cert.pem`` and ``key.pem``.
+
+    Raises:
+        UsageError: they contradict one another, or something is missing.
     """
 
     job_id: str
@@ -84,35 +84,21 @@ class HubOptions:
     credentials: Path | None = None
     tls: Path | None = None
 
-    @classmethod
-    def of(
-        cls, job_id: str | None, hub: str | None, nats: str | None, credentials: Path | None, tls: Path | None
-    ) -> HubOptions:
-        """What was asked for.
-
-        Raises:
-            UsageError: it makes no sense.
-        """
-        if hub is None and nats is None:
+    def __post_init__(self) -> None:
+        if self.hub is None and self.nats is None:
             raise UsageError("where is the job's hub? give --hub HEAD, or --nats URL")
-        if hub == "":
+        if self.hub == "":
             raise UsageError("--hub is empty: it is the name of the job's first host")
-        if hub is not None and nats is not None:
+        if self.hub is not None and self.nats is not None:
             raise UsageError("--hub starts a NATS server, and --nats uses another one: give one of them")
-        if not job_id:
+        if not self.job_id:
             raise UsageError("--job-id is missing: a name for this job alone, as $SLURM_JOB_ID, alike on all its hosts")
-        found = cls(job_id, hub, nats, credentials, tls)
-        # (what makes no sense as an address is said at once)
-        _ = found.hosts
-        return found
+        # (reports what is no address)
+        _ = self.hosts
 
     @property
     def server(self) -> tuple[str, int]:
-        """Host and port of the hub that is started.
-
-        Raises:
-            UsageError: there is no such port.
-        """
+        """Host and port of the hub that is started."""
         host, colon, port = (self.hub or "").rpartition(":")
         if not colon or (":" in host and not host.startswith("[")):
             return (self.hub or "").strip("[]"), PORT
@@ -122,11 +108,7 @@ class HubOptions:
 
     @property
     def secret(self) -> Path:
-        """The file with what lets us in to the hub that is started; by default one of this job and port alone.
-
-        Raises:
-            UsageError: there is no such port.
-        """
+        """The file with what lets us in to the hub that is started; by default one of this job and port alone."""
         port = self.server[1]
         name = f"{file_name(self.job_id)}.hub" + (f"-{port}" if port != PORT else "")
         return self.credentials or Path(DEFAULT_ROOT) / name
@@ -143,11 +125,7 @@ class HubOptions:
 
     @property
     def hosts(self) -> list[tuple[str, str, int]]:
-        """The hosts that the options name, each with its option, and their ports.
-
-        Raises:
-            UsageError: what --nats says is no URL of a NATS server.
-        """
+        """The hosts that the options name, each with its option, and their ports."""
         if self.nats is None:
             return [(f"--hub {self.hub}", *self.server)]
         return [(f"--nats {self.nats}", host, port) for host, port in hosts_of(self.nats)]
@@ -181,11 +159,7 @@ class HubOptions:
             return True
 
     def wait_for_secret(self, patience_s: float = SECRET_S, over: Callable[[], bool] = lambda: False) -> None:
-        """Wait until there is what lets us in, or the wait is ``over``.
-
-        Raises:
-            UsageError: there is not.
-        """
+        """Wait for the file of `secret`, where the hub is one that is started: see `wait_for_secret`."""
         if self.hub is not None:
             wait_for_secret(self.secret, *self.server, patience_s, os.environ, over)
 
@@ -212,12 +186,13 @@ class HostRun:
         command: tuple[str, ...],
         job: str,
         options: HubOptions,
-        out: Path | None,
         controlling: Sequence[str],
-        copies: Copies = NO_COPIES,
-        nsys: UnderNsys | None = None,
         *,
+        out: Path | None = None,
         detection: Detection,
+        keeping: Keeping,
+        nsys_trace: str | None = None,
+        nsys_armed: bool = False,
         auto: bool = False,
         required: bool = False,
     ) -> None:
@@ -226,7 +201,7 @@ class HostRun:
                 "one `sftriage run` a host, which starts a launcher: give srun --ntasks-per-node=1; where srun starts"
                 " the ranks, `sftriage agent` goes beside them, as docs/slurm.md has it"
             )
-        self._command, self._job, self._options, self._copies = command, job, options, copies
+        self._command, self._job, self._options, self._keeping = command, job, options, keeping
         self._name, self._controlling, self._detection = host_name(os.environ), controlling, detection
         self._held = contextlib.ExitStack()
         self._host: AgentHost | None = None
@@ -243,7 +218,7 @@ class HostRun:
             with refusing(f"{directory} cannot be made"):
                 (directory / "spool").mkdir(mode=0o700, parents=True)
             note_steps(self._rings, directory / "steps")
-            self._launch = None if nsys is None else self._under(nsys, directory)
+            self._launch = None if nsys_trace is None else self._under_nsys(nsys_trace, directory, armed=nsys_armed)
             self._auto = self._held.enter_context(under_seams(directory / CARRIED_IN, self._rings)) if auto else {}
             if required:
                 _check_hub(options)
@@ -309,7 +284,7 @@ class HostRun:
                 return
             host = AgentHost(
                 *(self._rings, self._directory, self._job, self._options.job_id),
-                *(self._options.address, self._name, self._copies),
+                *(self._options.address, self._name, self._keeping),
             )
         except SftriageError as error:
             self._say(str(error))
@@ -336,11 +311,9 @@ class HostRun:
                     "the job has ended here; its controller, which was waiting for other hosts or the hub, is stopped"
                 )
 
-    def _under(self, nsys: UnderNsys, directory: Path) -> NsysLaunch:
+    def _under_nsys(self, traces: str, directory: Path, *, armed: bool) -> NsysLaunch:
         """Have the ranks of this host start under nsys, in sessions that are no other host's or job's."""
-        with contextlib.suppress(OSError):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        launch = NsysLaunch(new_run_id(datetime.now(timezone.utc)), nsys.traces, directory, armed=nsys.armed)
+        launch = NsysLaunch(new_run_id(datetime.now(timezone.utc)), traces, directory, armed=armed)
         # (before the rings go: nsys ends with its ranks, or is ended)
         self._held.callback(RunDirectory(directory).nsys.unlink, missing_ok=True)
         self._held.callback(remove_place, launch.place)
@@ -398,14 +371,14 @@ def _check_hub(options: HubOptions) -> None:
     raise UsageError(f"--nats {options.nats}: no server answers there ({problem})") from problem
 
 
-def start_agents(options: HubOptions, copies: Copies) -> contextlib.ExitStack:
+def start_agents(options: HubOptions, store: str | None, *, drop_local: bool) -> contextlib.ExitStack:
     """Start an agent for those trainers of a job on this host that go on without one; their ends are the stack's."""
     held = contextlib.ExitStack()
     for directory, note in left_behind(options.job_id):
         command = [sys.executable, "-m", "sftriage", "agent", "--job-id", options.job_id, *options.arguments()]
         command += ["--rings", note.rings, "--directory", str(directory), "--name", note.name, "--job", note.job]
-        command += [] if copies.store is None else ["--store", copies.store]
-        command += ["--drop-local"] if copies.drop_local else []
+        command += [] if store is None else ["--store", store]
+        command += ["--drop-local"] if drop_local else []
         held.callback(end, start_child(command), END_S)
     return held
 
@@ -486,15 +459,17 @@ def is_up(host: str, port: int) -> bool:
 
 
 def _check_slurm_host(host: str, environment: Mapping[str, str]) -> None:
-    """See that a host is one of the SLURM job's, where this is one."""
     hosts = slurm_hosts(environment)
-    if hosts and host.partition(".")[0] not in hosts and _is_name(host):
+    with contextlib.suppress(ValueError):
+        ip_address(host)
+        return
+    if hosts and host.partition(".")[0] not in hosts:
         some = f"{', '.join(hosts[:3])}{', ...' if len(hosts) > 3 else ''}"
         raise UsageError(f"--hub {host} is none of this job's hosts, which are {some}: give it the first of them")
 
 
 def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
-    """The hosts of this step or job of SLURM; none where this is none, or nobody says."""
+    """The hosts of this step or job of SLURM; none where they are not known."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if not nodes or shutil.which("scontrol") is None:
         return []
@@ -502,11 +477,3 @@ def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
         shown = ["scontrol", "show", "hostnames", nodes]
         return subprocess.run(shown, capture_output=True, text=True, timeout=10.0, check=True).stdout.split()
     return []
-
-
-def _is_name(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return True
-    return False

@@ -20,7 +20,7 @@ from sftriage.reduce.stages import Names, Reduction, reduce_trace
 from sftriage.reduce.together import Agreement, Agrees, compare, overall, together
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.recordings import RecordedRun, load_recording
-from sftriage.runtime.uploads import pusher
+from sftriage.runtime.copies import pusher
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.manifest import MANIFEST_NAME, CauseInfo, Findings, Manifest
 from sftriage.traces.store import LocalStore

@@ -21,8 +21,8 @@ from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import Shipment, encode
 from sftriage.model.windows import GpuFindings
 from sftriage.recorder import Monitor
+from sftriage.runtime.controlling import KeptRows
 from sftriage.runtime.hub_server import HubServer, make_secret
-from sftriage.runtime.kept_rows import KeptRows
 from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
 from tests.disks import small_disk

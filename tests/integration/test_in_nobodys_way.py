@@ -40,7 +40,7 @@ FAULTS = {
     "files": ("sftriage.base.files", BLOCK + "replacing = block"),
     "store": ("sftriage.traces.store", BLOCK + "LocalStore.ids = LocalStore.manifests = block"),
     "sink": ("sftriage.sinks.terminal", BLOCK + "Reporter.take = block"),
-    "terminal": ("sftriage.commands.job_options", BLOCK + "say_summary = block"),
+    "terminal": ("sftriage.commands.output", BLOCK + "JobOutput.say_summary = block"),
     "rings": ("sftriage.runtime.local", BLOCK + "remove_rings_directory = block"),
     "first step": ("sftriage.runtime.first_step", BLOCK + "FirstStep.end = block"),
     "exit": ("sftriage.runtime.local", BLOCK + "import atexit\natexit.register(block)"),

@@ -56,7 +56,7 @@ def watch(tmp_path, monkeypatch):
         file = tmp_path / "hasty.yaml"
         file.write_text(policy, encoding="utf-8")
         command = (sys.executable, *launcher, str(script), str(watcher.end))
-        return local.LocalRun(command, "job", [file], lambda _: [watcher], keeping=local.Keeping(out=tmp_path / "run"))
+        return local.LocalRun(command, "job", [file], lambda _: [watcher], out=tmp_path / "run")
 
     return watch
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sftriage.errors import CatalogueError
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CaptureChanged
-from sftriage.runtime.indexing import SharedIndexing
+from sftriage.runtime.copies import SharedIndexing
 from sftriage.traces import databases
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sftriage.commands import output
-from sftriage.commands.job_options import MetricsOptions
+from sftriage.commands.options import MetricsOptions
 from sftriage.errors import UsageError
 from sftriage.reports.tables import titled
 from sftriage.runtime.local import job_name

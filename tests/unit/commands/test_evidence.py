@@ -6,7 +6,7 @@ import os
 import pytest
 
 from sftriage.agent.gpus import Gpu, GpuEvidence, RankGpu
-from sftriage.commands import evidence as command
+from sftriage.commands import doctor as command
 from sftriage.recorder import Monitor, moments
 from sftriage.runtime import doctor
 from tests.unit.conftest import run_going_on

@@ -96,29 +96,29 @@ def test_a_certificate_that_is_none_is_said(tmp_path):
     ],
 )
 def test_where_the_hub_is(hub, server, url):
-    options = HubOptions.of("j1", hub, None, None, None)
+    options = HubOptions("j1", hub)
     assert (options.server, options.address.url) == (server, url)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("j1", None, None, None, None), "--hub HEAD, or --nats URL"),
-        (("j1", "a", "nats://b", None, None), "give one of them"),
-        ((None, None, None, None, None), "--hub HEAD, or --nats URL"),
-        ((None, "a", None, None, None), "--job-id is missing"),
-        (("", None, "nats://b", None, None), "--job-id is missing"),
+        (("j1",), "--hub HEAD, or --nats URL"),
+        (("j1", "a", "nats://b"), "give one of them"),
+        (("",), "--hub HEAD, or --nats URL"),
+        (("", "a"), "--job-id is missing"),
+        (("", None, "nats://b"), "--job-id is missing"),
     ],
 )
 def test_options_that_make_no_sense_say_so(given, said):
     with pytest.raises(UsageError, match=said):
-        HubOptions.of(*given)
+        HubOptions(*given)
 
 
 def test_which_host_leads(monkeypatch):
-    assert HubOptions.of("j1", "127.0.0.1", None, None, None).leads
-    assert not HubOptions.of("j1", "192.0.2.1", None, None, None).leads
-    own = HubOptions.of("j1", None, "nats://b", None, None)
+    assert HubOptions("j1", "127.0.0.1").leads
+    assert not HubOptions("j1", "192.0.2.1").leads
+    own = HubOptions("j1", None, "nats://b")
     for name in ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="which host has the controller"):

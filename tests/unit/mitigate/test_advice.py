@@ -168,6 +168,6 @@ def test_nobody_who_asks_for_advice_imports_torch_and_nobody_else_what_advises()
     code = (
         "import sys, sftriage.recorder, sftriage.agent.agent;"
         "assert not any('mitigate' in name for name in sys.modules);"
-        "import sftriage.commands.advise; assert 'torch' not in sys.modules"
+        "import sftriage.commands.analyze; assert 'torch' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

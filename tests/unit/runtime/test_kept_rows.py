@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sftriage.runtime.kept_rows import LOGS_PER_SECOND, KeptRows
+from sftriage.runtime.controlling import LOGS_PER_SECOND, KeptRows
 from sftriage.traces import disk
 from sftriage.traces.disk import Disk
 from sftriage.windows.decoding import CAPTURING, FLAGS

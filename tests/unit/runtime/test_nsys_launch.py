@@ -13,7 +13,7 @@ from sftriage.errors import UsageError
 from sftriage.policy.loading import find
 from sftriage.runs.directory import RunDirectory
 from sftriage.runtime import nsys_launch as nsys
-from sftriage.runtime.local import Keeping, LocalRun, UnderNsys
+from sftriage.runtime.local import LocalRun
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
 
 SCRIPT = "/run/rank"
@@ -66,7 +66,7 @@ def test_a_run_that_cannot_begin_leaves_no_place_behind(fake, tmp_path):
     fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
     run = (sys.executable, "-m", "torch.distributed.run", "--no-python", "train")
     with pytest.raises(UsageError, match="SFTRIAGE_NSYS_RANK"):
-        LocalRun(run, "job", [find("default")], lambda _: (), keeping=Keeping(tmp_path / "run"), nsys=UnderNsys("nvtx"))
+        LocalRun(run, "job", [find("default")], lambda _: (), out=tmp_path / "run", nsys_trace="nvtx")
     assert not list((tmp_path / "run").glob("nsys-*"))
 
 

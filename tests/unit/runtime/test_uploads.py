@@ -14,8 +14,8 @@ from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CaptureChanged
 from sftriage.runs.captures import upload_words
 from sftriage.runs.directory import RunDirectory, read_info, write_info
-from sftriage.runtime import uploads
-from sftriage.runtime.uploads import RunUploads, follow, what_is_left
+from sftriage.runtime import copies
+from sftriage.runtime.copies import RunUploads, follow, what_is_left
 from sftriage.sinks.stream import Stream
 from sftriage.traces import uploading
 from sftriage.traces.manifest import CauseInfo, PlaceInfo
@@ -242,11 +242,11 @@ def test_the_end_of_a_run_waits_only_as_long_as_something_moves(run):
 def test_a_store_that_is_away_is_said_once_and_the_change_is_kept(run, monkeypatch, caplog):
     # GIVEN a run whose captures are in a store that cannot be reached now
     objects = FaultyObjects()
-    monkeypatch.setattr(uploads.RemoteStore, "open", lambda url, **_: run_of(objects))
+    monkeypatch.setattr(copies.RemoteStore, "open", lambda url, **_: run_of(objects))
     write_info(run, dataclasses.replace(read_info(run), store="s3://bucket"))
     Uploader(run.path, run_of(objects), "s3://bucket").turn()
     objects.fails = {"any"}
-    store = LocalStore(run.path, changed=uploads.pusher(run))
+    store = LocalStore(run.path, changed=copies.pusher(run))
     # WHEN several things change
     store.pin("c-1")
     store.pin("c-2")

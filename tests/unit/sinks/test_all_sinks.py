@@ -28,7 +28,7 @@ from sftriage.model.events import (
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import StageSchema, Window
 from sftriage.runs.directory import RunInfo, create
-from sftriage.runtime.uploads import RunUploads
+from sftriage.runtime.copies import RunUploads
 from sftriage.sinks.metrics import Metrics
 from sftriage.sinks.spans import SpanSink
 from sftriage.sinks.stream import Stream

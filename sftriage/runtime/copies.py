@@ -1,0 +1,310 @@
+"""What of a run is kept elsewhere: uploads to a store, and rows in a catalogue that many jobs share."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sftriage.base.loops import Backoff, Loop
+from sftriage.errors import InputError, SftriageError, UsageError
+from sftriage.model.events import CaptureChanged, Event, Sight
+from sftriage.runs.directory import RunDirectory, RunInfo, read_info, write_info
+from sftriage.runtime.catalogue_urls import catalogue_url
+from sftriage.sinks.stream import Sink
+from sftriage.traces.remote import RemoteStore, checked_url
+from sftriage.traces.store import LocalStore
+from sftriage.traces.stores import CaptureKey, Store
+from sftriage.traces.uploading import Uploader, UploadProgress
+from sftriage.words.amounts import place
+
+if TYPE_CHECKING:
+    from sftriage.controller.policies import PolicyFiles
+    from sftriage.traces.catalogue import Catalogue
+    from sftriage.windows.steplog import KeptSteps
+
+log = logging.getLogger("sftriage")
+
+Show = Callable[[UploadProgress], None]
+"""Shows how far uploads are."""
+
+LIMIT_S, STILL_S = 900.0, 60.0
+"""How long uploads may take after the end of a run, and how long of that without a byte that moves."""
+PUSH_S = 60.0
+UPLOADS_CLOSE_S, CATALOGUE_CLOSE_S = 5.0, 10.0
+"""How long the end of a run may wait for an upload to give up, and for the catalogue."""
+_TICK_S = 0.25
+LOOK_S, RETRY_S = 2.0, 15.0
+"""How often captures are compared with the catalogue, and how long it is left alone after a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is kept of a run, and where.
+
+    Attributes:
+        store: URL for copies of its captures; with ``drop_local`` local traces go once their copy is verified.
+        steps: how much is kept of the job's steps; by default all.
+    """
+
+    store: str | None = None
+    drop_local: bool = False
+    steps: KeptSteps | None = None
+
+    def info(self, run_id: str, job: str, command: tuple[str, ...], files: PolicyFiles, rings: Path) -> RunInfo:
+        """The record of a run that begins now."""
+        loaded = files.current.loaded
+        return RunInfo(
+            run_id=run_id,
+            job=job,
+            created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            command=command,
+            policy=", ".join(one.policy.metadata.name for one in loaded),
+            policy_sha256=loaded[0].sha256,
+            rings=str(rings),
+            store=self.store,
+            drop_local=self.drop_local,
+            steps_bytes=None if self.steps is None else self.steps.max_bytes,
+            steps_age_s=None if self.steps is None else self.steps.age_s,
+            ended_at="",
+        )
+
+
+KEEP_ALL = Keeping()
+
+
+def uploader_of(directory: RunDirectory, info: RunInfo, **how: Any) -> Uploader:
+    """The uploader of a run's captures to the store that its record names; it contacts nothing yet.
+
+    Raises:
+        UsageError: the store cannot be opened, or the job's name cannot be part of a key there.
+    """
+    if info.store is None:
+        raise ValueError("the run keeps its captures here alone")
+    url = checked_url(info.store)
+    remote = RemoteStore.open(url, job=info.job, run=info.run_id, create=True)
+    return Uploader(directory.path, remote, url, **how)
+
+
+def with_store(directory: RunDirectory, info: RunInfo, store: str | None) -> RunInfo:
+    """The run's record, which names the store: a run has one, so that findings and removals reach every copy.
+
+    Raises:
+        UsageError: none is named, or another than the run's own.
+    """
+    if store is None:
+        if info.store is None:
+            raise UsageError(f"{directory.path} keeps its captures here alone; say where to with --store")
+        return info
+    url = checked_url(store)
+    if info.store is not None and checked_url(info.store) != url:
+        raise UsageError(f"the captures of {directory.path} go to {info.store}; a run has one store")
+    if info.store is None:
+        info = replace(info, store=url)
+        write_info(directory, info)
+    return info
+
+
+class RunUploads(Sink):
+    """The uploads of a run in progress. Its owner calls `finish` after the stream has ended.
+
+    Raises:
+        UsageError: see `uploader_of`.
+    """
+
+    name = "uploads"
+
+    def __init__(self, directory: RunDirectory, info: RunInfo) -> None:
+        self._directory, self._info = directory, info
+        self._uploader = uploader_of(directory, info, keep_local=not info.drop_local)
+
+    def start(self) -> None:
+        """Begin, in a thread of its own."""
+        self._uploader.start()
+
+    def take(self, seen: Event | Sight) -> None:
+        """Once a capture is stored, nothing of this run reads its trace any more."""
+        if isinstance(seen, CaptureChanged) and seen.result.state == "stored":
+            self._uploader.release(seen.result.capture_id)
+
+    def finish(
+        self,
+        say: Callable[[str], None],
+        show: Show = lambda _: None,
+        left_s: Callable[[], float] = lambda: float("inf"),
+    ) -> None:
+        """Wait for uploads in progress while they move, for at most ``left_s``, and say what is left."""
+        self._uploader.release_all()
+        standing = follow(self._uploader, LIMIT_S, STILL_S, show, lambda: left_s() <= 0.0)
+        # (a thread in the middle of an upload may be left behind: what it has not sent is sent another time)
+        self._uploader.close(min(UPLOADS_CLOSE_S, left_s()))
+        if standing.stored:
+            say(f"{_captures(standing.stored)} in {self._info.store}")
+        if not standing.done:
+            say(f"{what_is_left(standing)}; finish with: sftriage traces upload --run {place(self._directory.path)}")
+
+
+def follow(
+    uploader: Uploader,
+    limit_s: float,
+    still_s: float,
+    show: Show = lambda _: None,
+    over: Callable[[], bool] = lambda: False,
+) -> UploadProgress:
+    """Show how far the uploads are until they end, and return how they stand then.
+
+    Also returns after ``limit_s``, after ``still_s`` without a byte that moves, once it is ``over``, or on Ctrl-C.
+    """
+    begun_s = moved_s = time.monotonic()
+    standing = uploader.standing
+    with suppress(KeyboardInterrupt):
+        while not (standing.done or standing.given_up or standing.taken):
+            now_s, before = time.monotonic(), standing
+            if over() or now_s - begun_s > limit_s or now_s - moved_s > still_s:
+                break
+            standing = uploader.wait(standing, _TICK_S)
+            if standing.moved_bytes != before.moved_bytes:
+                moved_s = now_s
+            show(standing)
+    return standing
+
+
+def what_is_left(standing: UploadProgress) -> str:
+    """What is not in the store yet, and why."""
+    if standing.taken:
+        return "another process uploads this run's captures"
+    if not standing.looked:
+        return "the captures are not all in the store yet"
+    reasons = dict.fromkeys(reason for reason in (*standing.left.values(), *standing.removals.values()) if reason)
+    parts = []
+    if standing.left:
+        parts.append(f"{_captures(len(standing.left))} not in the store yet")
+    if standing.removals:
+        parts.append(f"{_captures(len(standing.removals))} still to be removed there")
+    first = next(iter(reasons), "")
+    return " and ".join(parts) + (f" ({first}{', ...' if len(reasons) > 1 else ''})" if first else "")
+
+
+def _captures(count: int) -> str:
+    return "1 capture is" if count == 1 else f"{count} captures are"
+
+
+def pusher(directory: RunDirectory) -> Callable[[], None]:
+    """What brings a run's copies up to date, if it has any, after a change here.
+
+    A change that does not reach the store now is logged, once, and reaches it with the next upload.
+    """
+    away: list[str] = []
+
+    def push() -> None:
+        try:
+            info = read_info(directory)
+        except InputError:
+            return
+        if info.store is None or away:
+            return
+        try:
+            uploader = uploader_of(directory, info, changes_only=True, tries=1)
+        except UsageError as error:
+            away.append(str(error))
+        else:
+            uploader.start()
+            standing = follow(uploader, PUSH_S, PUSH_S)
+            uploader.close(UPLOADS_CLOSE_S)
+            if standing.done or standing.taken:
+                return
+            away.append(what_is_left(standing))
+        finish = f"finish with: sftriage traces upload --run {place(directory.path)}"
+        log.warning("the copy in %s is not up to date: %s; %s", info.store, away[0], finish)
+
+    return push
+
+
+class SharedIndexing(Sink):
+    """Keeps a shared catalogue up to date with a run's store.
+
+    It compares what the store holds with what the catalogue was last known to hold, so the next comparison makes good
+    what was missed while the catalogue was away.
+
+    Raises:
+        UsageError: the URL is none, or what is needed to talk to it is not installed.
+    """
+
+    name = "catalogue"
+
+    def __init__(self, root: Path, url: str, *, look_s: float = LOOK_S, retry_s: float = RETRY_S) -> None:
+        self._store = LocalStore(root)
+        self._url, self._catalogue = url, _catalogue(url, self._store)
+        self._copies: dict[str, tuple[str, str]] = {}
+        self._indexed: dict[str, str | None] | None = None
+        self._loop = Loop(
+            *("index", self._compare, look_s),
+            failing="captures are stored but not catalogued",
+            works=f"the catalogue {self._catalogue.name} is up to date again",
+            expected=(SftriageError,),
+            backoff=Backoff(retry_s, retry_s),
+        )
+
+    def start(self) -> None:
+        """Begin, in a thread of its own."""
+        self._loop.start()
+
+    def take(self, seen: Event | Sight) -> None:
+        """Look at a stored capture now, unless the catalogue is away."""
+        if isinstance(seen, CaptureChanged) and seen.result.state == "stored":
+            self._loop.wake()
+
+    def finish(self, say: Callable[[str], None], left_s: Callable[[], float] = lambda: CATALOGUE_CLOSE_S) -> None:
+        """Bring the catalogue up to date once more, for no longer than is left, and say what it may lack."""
+        if not self._loop.stop(min(CATALOGUE_CLOSE_S, left_s()), last_turn=True) or self._loop.problem:
+            say(f"the catalogue {self._catalogue.name} may lack captures; add them with: sftriage traces reindex")
+
+    def _compare(self) -> None:
+        held: dict[str, str | None] = {}
+        for capture_id in self._store.ids():
+            upload = self._store.noted_upload(capture_id)
+            whole = upload is not None and upload.state == "stored" and upload.verified_at is not None
+            held[capture_id] = upload.url if upload is not None and whole else None
+        if held != self._indexed:
+            self._catalogue.refresh()
+            self._index_copies(held)
+            self._indexed = held
+
+    def _index_copies(self, held: dict[str, str | None]) -> None:
+        """Index the copies in other stores, which are not contacted for that."""
+        for capture_id, url in held.items():
+            if url is None or capture_id in self._copies:
+                continue
+            try:
+                manifest = self._store.manifest(capture_id)
+            except SftriageError:
+                continue
+            _catalogue(self._url, RemoteStore.open(url)).add(manifest)
+            self._copies[capture_id] = (url, CaptureKey.of(manifest).key)
+        for capture_id in self._copies.keys() - held.keys():
+            url, reference = self._copies[capture_id]
+            _catalogue(self._url, RemoteStore.open(url)).drop(reference)
+            del self._copies[capture_id]
+
+
+def checked_catalogue(option: str | None) -> str | None:
+    """The URL of the catalogue to index a run in, if one is named; the catalogue need not be there yet.
+
+    Raises:
+        UsageError: it is none, or what is needed to talk to it is not installed.
+    """
+    url = catalogue_url(option)
+    if url is not None:
+        _catalogue(url, None)
+    return url
+
+
+def _catalogue(url: str, store: Store | None) -> Catalogue:
+    from sftriage.traces.catalogue import Catalogue  # a third of what a run imports, for those that name one alone
+
+    return Catalogue(url, store)
