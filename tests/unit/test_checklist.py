@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-MOST_WITHOUT = 17
+MOST_WITHOUT = 15
 """Things that nothing shows. Fewer is better."""
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 
@@ -47,7 +48,7 @@ def answer(monkeypatch):
         asked = []
 
         def gather(ranks, *, deadline_s):
-            asked.extend(info.rank for info in ranks)
+            asked.append((deadline_s, [info.rank for info in ranks]))
             return GpuEvidence(**{"time_s": 5.0, "ranks": (RankGpu(0, os.getpid(), "GPU-0", "told"),)} | about)
 
         monkeypatch.setattr(command, "gather", gather)
@@ -58,8 +59,8 @@ def answer(monkeypatch):
 
 def test_it_shows_each_gpu_with_its_ranks_and_what_is_amiss(sftriage, run, job, answer):
     asked = answer(gpus=GPUS, remarks=("GPU 0 runs at 1,125 of 1,980 MHz: power cap",), driver="550.1")
-    said = sftriage("evidence", "--run", run.path)
-    assert (said.code, asked) == (0, [0])
+    said = sftriage("evidence", "--run", run.path, "--deadline", 2.5)
+    assert (said.code, asked) == (0, [(2.5, [0])])
     assert "1,125 of 1,980 MHz" in said.out
     assert "50% of 80 GiB" in said.out
     assert "- GPU 0 runs at 1,125 of 1,980 MHz: power cap" in said.out
@@ -106,6 +107,11 @@ def test_where_all_is_there_it_says_which_form_of_the_recorder_runs(tmp_path, sf
     said = sftriage("doctor", "--json")
     assert said.code == 0
     assert {one["what"] for one in json.loads(said.out)} >= {"python", "recorder", "rings", "nsys"}
+
+
+def test_a_command_is_ended_when_its_time_is_up(sftriage):
+    said = sftriage("doctor", "--seconds", 1, "--", sys.executable, "-c", "import time; time.sleep(600)")
+    assert (said.code, "the time was up after 1 s" in said.out) == (1, True)
 
 
 def test_without_the_form_in_c_it_says_why(tmp_path, monkeypatch):
