@@ -94,9 +94,6 @@ class StackSampler:
         self._number = 0
         self._problem = ""
 
-    def __len__(self) -> int:
-        return len(self._stacks)
-
     def start(self) -> None:
         """Begin to sample. Does not raise: where no thread can be had, there are no stacks."""
         try:

@@ -94,9 +94,6 @@ class Stacks:
         self._began_ns = monotonic_ns()
         _taken.add(self)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def run(self, ended: Callable[[float], object]) -> None:
         """Take them on this thread, until ``ended``, which waits for so many seconds, says so, or there are enough."""
         wait_s, last_ns, self._own = self._period_s, 0, threading.get_ident()
@@ -127,6 +124,8 @@ class Stacks:
         """All samples, once it has ended."""
         frames, rows = _Frames(self._codes), self._rows
         stacks = [frames.numbers(stack) for stack in self._stacks]
+        first: dict[str, list[Any]] = {name: [row.used[place] for row in rows] for place, name in enumerate(USED)}
+        first["waits_in"] = [row.waits_in for row in rows]
         threads = dict.fromkeys((self._first, *(thread for row in rows for thread in row.stacks)))
         return {
             "pid": os.getpid(),
@@ -141,7 +140,7 @@ class Stacks:
                     "name": self._names.get(thread, "the training thread"),
                     "stack": [row.stacks.get(thread, -1) for row in rows],
                     **self._times(thread),
-                    **(_of_first(rows) if thread == self._first else {}),
+                    **(first if thread == self._first else {}),
                 }
                 for thread in threads
             ],
@@ -206,11 +205,6 @@ class Stacks:
     def _times(self, thread: int) -> dict[str, list[int]]:
         times_ns = [row.times_ns.get(thread, (-1, -1)) for row in self._rows]
         return {"run_ns": [run_ns for run_ns, _ in times_ns], "waited_ns": [waited_ns for _, waited_ns in times_ns]}
-
-
-def _of_first(rows: list[_Row]) -> dict[str, list[Any]]:
-    used = {name: [row.used[place] for row in rows] for place, name in enumerate(USED)}
-    return {"waits_in": [row.waits_in for row in rows], **used}
 
 
 class _Frames:

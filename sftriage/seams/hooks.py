@@ -29,7 +29,7 @@ class Models:
 
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
-        self._hooked: list[Model] = []
+        self._hooked: list[_Model] = []
         self._may_be_compiled = False
 
     def put_in(self) -> None:
@@ -51,7 +51,7 @@ class Models:
             return
         with seams.guarded("forward"):
             for module in found:
-                self._hooked += [Model(seams, one) for one in (module, models.wrapped(module)) if one is not None]
+                self._hooked += [_Model(seams, one) for one in (module, models.wrapped(module)) if one is not None]
             jit = sys.modules["torch"].jit
             if hasattr(jit, "script"):
                 seams.replaced.wrap(jit, "script", self._scripting)
@@ -64,8 +64,10 @@ class Models:
             if module is not None and seams.steps.entered["backward"] and not models.wrapped(module):
                 model.unhook()
                 self._hooked.remove(model)
-                trained = [one for one in models.children(module) if any(map(_trained, one.parameters()))]
-                self._hooked += [Model(seams, one) for one in trained]
+                trained = [
+                    one for one in models.children(module) if any(part.requires_grad for part in one.parameters())
+                ]
+                self._hooked += [_Model(seams, one) for one in trained]
 
     def set_to_evaluate(self) -> bool:
         """Whether one of them is in its evaluation mode, and has not been in it all the time."""
@@ -104,7 +106,7 @@ class Models:
         return self._seams.replaced.around(original, "forward", begins, ended)
 
 
-class Model:
+class _Model:
     """A model that says when it is called. It is not kept alive, and a copy of it, or a pickle, says nothing."""
 
     def __init__(self, seams: Seams, module: Any) -> None:
@@ -118,7 +120,6 @@ class Model:
         self.hook()
 
     def hook(self) -> None:
-        """Have it say so."""
         module = self.module()
         if module is None or self._handles:
             return
@@ -133,7 +134,6 @@ class Model:
         ]
 
     def settle(self, made: Callable[..., Any]) -> None:
-        """Have its hooks be from now on what ``made`` makes of them: all is as in most steps."""
         begins, ended = self._hooks
         before = made(MODEL_BEFORE, "forward", begins)
         after = made(MODEL_AFTER, "forward", ended, before)
@@ -141,7 +141,6 @@ class Model:
         self._change(before, after)
 
     def unsettle(self) -> None:
-        """Have its hooks be Python's again: the compiler may come to read them."""
         self._change(*self._own_hooks())
 
     def _own_hooks(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -155,13 +154,11 @@ class Model:
             self.hook()
 
     def unhook(self) -> None:
-        """Leave it as it was."""
         handles, self._handles = self._handles, []
         for remove in handles:
             remove()
 
     def begins(self, module: Any) -> None:
-        """It is called."""
         seams = self._seams
         if seams.tracing() or "forward" not in seams.on:
             return
@@ -170,7 +167,7 @@ class Model:
             opened = seams.steps.opened
             if "forward" not in opened:
                 self.depth = 0
-                if "backward" not in opened and self._evaluates(module):
+                if "backward" not in opened and (not seams.gradients() or self.set_to_evaluate()):
                     seams.evaluates()
             if self.depth or seams.steps.enter("forward"):
                 self.depth += 1
@@ -178,7 +175,6 @@ class Model:
             seams.fail("forward", error)
 
     def ended(self, _: object = None) -> None:
-        """It has answered, or raised."""
         seams = self._seams
         if seams.tracing() or not self.depth:
             return
@@ -192,12 +188,8 @@ class Model:
     def set_to_evaluate(self) -> bool:
         """Whether it is in its evaluation mode, and has not been in it all the time."""
         module = self.module()
-        return module is not None and self._left_training(module)
-
-    def _evaluates(self, module: Any) -> bool:
-        return not self._seams.gradients() or self._left_training(module)
-
-    def _left_training(self, module: Any) -> bool:
+        if module is None:
+            return False
         self._was_training |= module.training
         return self._was_training and not module.training
 
@@ -235,10 +227,6 @@ class _Hook:
 
     def __reduce__(self) -> tuple[object, ...]:
         return _NOTHING
-
-
-def _trained(parameter: Any) -> bool:
-    return bool(parameter.requires_grad)
 
 
 class Optimizers:

@@ -31,6 +31,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sftriage.log import warn
 from sftriage.seams import models
 from sftriage.seams.hooks import AROUND, Models, Optimizers
 from sftriage.seams.replaced import REMAPS, Exchanges, Replaced, uncompiled
@@ -86,10 +87,10 @@ class Seams:
         """Put them in; what this torch does not have is left out, with a warning."""
         for name, put_in in (
             ("optimizer", self.optimizers.put_in),
-            ("backward", self._backward),
+            ("backward", lambda: self.replaced.stage(self._torch.autograd, "backward", "backward")),
             ("data", self._data),
             (EXCHANGE, self.exchanges.put_in),
-            (CHECKPOINT, self._checkpoint),
+            (CHECKPOINT, lambda: self.replaced.wrap(self._torch, "save", self._noting(CHECKPOINT))),
             ("forward", self.models.put_in),
         ):
             if name in self.on:
@@ -138,9 +139,6 @@ class Seams:
             self.fired[EVALUATION] += 1
             self.steps.note(EVALUATION)
 
-    def _backward(self) -> None:
-        self.replaced.stage(self._torch.autograd, "backward", "backward")
-
     def _data(self) -> None:
         loader = sys.modules["torch.utils.data.dataloader"]
 
@@ -150,15 +148,12 @@ class Seams:
                 self.evaluates()
             return self.steps.enter("data")
 
-        self.replaced.wrap(
-            loader.DataLoader,
-            "__iter__",
-            lambda one: self.replaced.around(one, "data", begins, self.steps.leaving("data")),
-        )
-        self.replaced.stage(loader._BaseDataLoaderIter, "__next__", "data")
+        def ended(*_: object) -> None:
+            self.steps.leave("data")
 
-    def _checkpoint(self) -> None:
-        self.replaced.wrap(self._torch, "save", self._noting(CHECKPOINT))
+        iterated = loader.DataLoader.__iter__
+        self.replaced.put(loader.DataLoader, "__iter__", self.replaced.around(iterated, "data", begins, ended))
+        self.replaced.stage(loader._BaseDataLoaderIter, "__next__", "data")
 
     def _noting(self, kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def begins(*_: object, **__: object) -> bool:
@@ -249,14 +244,14 @@ class Seams:
         steps = self.steps
         steps.settle(*(stage for stage in steps.stages if stage in self.on))
         form = sys.modules["sftriage.recorder.moments"].FORM
-        make, spans = form.seam, [steps.span(stage) for stage in steps.stages]
+        make, spans = form.seam, list(steps.spans.values())
         if make is None or steps.counting is not None or not all(isinstance(one, form.stage) for one in spans):
             return
         with self.guarded("optimizer"):
             more = (self._leave, steps.stepping, steps.kinds, self.counters, self.gradients)
 
             def made(role: int, stage: str, slow: object, about: object = None) -> Any:
-                return make(role, steps.span(stage), steps.opened, steps.steady[stage], stage, slow, *more, about)
+                return make(role, steps.spans[stage], steps.opened, steps.steady[stage], stage, slow, *more, about)
 
             steps.counting = self.optimizers.settle(made, optimizer)
             for owner, name, stage, original, slow in self.replaced.stages:
@@ -377,13 +372,6 @@ def switched_off(text: str) -> frozenset[str]:
     if wrong:
         warn("%s=%s: a minus and one of %s, with commas; ignored: %s", SEAMS_ENV, text, NAMES, ", ".join(wrong))
     return frozenset(name[1:] for name in names if name not in wrong)
-
-
-def warn(message: str, *arguments: object) -> None:
-    """Log one warning; seldom, so that nothing of the recorder is imported for it before."""
-    from sftriage import log
-
-    log.warn(message, *arguments)
 
 
 _installed: Seams | None = None

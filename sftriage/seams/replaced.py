@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from sftriage.errors import without_our_frames
 from sftriage.seams.models import C10D
 from sftriage.seams.steps import EXCHANGE, StageSteps
 
@@ -38,19 +39,7 @@ def _nothing(*_: object) -> None:
 
 
 def _hide_us(error: BaseException) -> None:
-    from sftriage.errors import without_our_frames  # (not in a process that does not train)
-
     error.__traceback__ = without_our_frames(error.__traceback__)
-
-
-class ReplacedName(NamedTuple):
-    """A function that is a stage: whose it is, its name there, and what is in its place."""
-
-    owner: Any
-    name: str
-    stage: str
-    original: Callable[..., Any]
-    staged: Callable[..., Any]
 
 
 class Replaced:
@@ -63,14 +52,14 @@ class Replaced:
         tracing: whether the compiler reads the code that calls it, rather than that it runs.
 
     Attributes:
-        stages: the functions that are stages.
+        stages: the functions that are stages: whose, their names there, the stage, the original, and what replaces it.
     """
 
     def __init__(
         self, steps: StageSteps, on: set[str], fail: Callable[[str, Exception], None], tracing: Callable[[], bool]
     ) -> None:
         self._steps, self._on, self._fail, self._tracing = steps, on, fail, tracing
-        self.stages: list[ReplacedName] = []
+        self.stages: list[tuple[Any, str, str, Callable[..., Any], Callable[..., Any]]] = []
         self._undo: list[Callable[[], object]] = []
 
     def undo(self) -> None:
@@ -93,7 +82,7 @@ class Replaced:
 
         staged = self.around(original, stage, begins, ended)
         self.put(owner, name, staged)
-        self.stages.append(ReplacedName(owner, name, stage, original, staged))
+        self.stages.append((owner, name, stage, original, staged))
 
     def wrap(self, owner: Any, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Put what is made of a function in its place."""
@@ -190,11 +179,15 @@ class Exchanges:
 
     def put_in(self) -> None:
         """Put the seam in."""
-        for name, owners in _collectives():
-            original = getattr(owners[0], name)
-            self._wrapped[original] = self._waiting(original, name)
-            for owner in owners:
-                self._seams.replaced.put(owner, name, self._wrapped[original])
+        distributed = sys.modules["torch.distributed"]
+        for name in _COLLECTIVES if distributed.is_available() else ():
+            owners = [owner for owner in (sys.modules[C10D], distributed) if hasattr(owner, name)]
+            originals = [getattr(owner, name) for owner in owners]
+            for owner, original in zip(owners, originals, strict=True):
+                if original is originals[0]:
+                    if original not in self._wrapped:
+                        self._wrapped[original] = self._waiting(original, name)
+                    self._seams.replaced.put(owner, name, self._wrapped[original])
         if C10D in sys.modules:
             for owner in (sys.modules[C10D].Work, sys.modules["torch"]._C.Future):
                 self._seams.replaced.wrap(owner, "wait", lambda original: self._waiting(original, "wait"))
@@ -204,7 +197,12 @@ class Exchanges:
     def remaps(self) -> None:
         """What the compiler makes of collectives has been imported, and with it what waits for those that it makes."""
         with self._seams.guarded(EXCHANGE):
-            _compiled_alike(self._wrapped)
+            # The compiler makes the same of collectives and of what wraps them, whichever of the two it knows.
+            known = getattr(sys.modules[REMAPS], "traceable_collective_remaps", {})
+            for original, wrapper in self._wrapped.items():
+                found = known.get(original, known.get(wrapper))
+                if found is not None:
+                    known[original] = known[wrapper] = found
             self._seams.replaced.wrap(sys.modules[REMAPS], "wait_tensor", lambda one: self._waiting(one, "wait"))
 
     def _waiting(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -224,26 +222,7 @@ class Exchanges:
             self.in_backward |= stage == "backward" and not entered
             return entered
 
-        return self._seams.replaced.around(original, EXCHANGE, begins, steps.leaving(EXCHANGE))
-
-
-def _collectives() -> Iterator[tuple[str, list[Any]]]:
-    """Their names, and the modules in which each is found, as far as this torch has them."""
-    distributed = sys.modules["torch.distributed"]
-    if distributed.is_available():
-        for name in _COLLECTIVES:
-            owners = [owner for owner in (sys.modules[C10D], distributed) if hasattr(owner, name)]
-            if owners:
-                yield name, [owner for owner in owners if getattr(owner, name) is getattr(owners[0], name)]
-
-
-def _compiled_alike(wrapped: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
-    """Have the compiler make the same of collectives (keys) and of what wraps them, whichever of the two it knows."""
-    remaps = getattr(sys.modules.get(REMAPS), "traceable_collective_remaps", {})
-    for original, wrapper in wrapped.items():
-        found = remaps.get(original, remaps.get(wrapper))
-        if found is not None:
-            remaps[original] = remaps[wrapper] = found
+        return self._seams.replaced.around(original, EXCHANGE, begins, lambda *_: steps.leave(EXCHANGE))
 
 
 def _place(function: Callable[..., Any], parameter: str) -> int:

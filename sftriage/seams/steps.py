@@ -78,6 +78,7 @@ class StageSteps:
         stepped_in_backward: one of them has stepped while gradients were accumulated.
         kinds: what is done in this step that ordinary steps do not.
         turns: which optimizer ends a step.
+        spans: by stage, what enters and leaves it in the monitor.
     """
 
     def __init__(self, begin: Callable[[], Monitor | None], ends: Callable[[], object]) -> None:
@@ -97,7 +98,7 @@ class StageSteps:
         self._begin, self._ends = begin, ends
         self._thread = 0
         self.turns = Rounds()
-        self._spans: dict[str, AbstractContextManager[None]] = {}
+        self.spans: dict[str, AbstractContextManager[None]] = {}
         self._step: AbstractContextManager[None] | None = None
 
     @property
@@ -105,23 +106,15 @@ class StageSteps:
         """Steps that have ended."""
         return self._rounds + getattr(self.counting, "rounds", 0)
 
-    @rounds.setter
-    def rounds(self, rounds: int) -> None:
-        self._rounds = rounds - getattr(self.counting, "rounds", 0)
-
     @property
     def entered(self) -> dict[str, int]:
         """How often each stage was entered."""
-        return {stage: n + getattr(self._spans.get(stage), "entered", 0) for stage, n in self._entered.items()}
-
-    def span(self, stage: str) -> Any:
-        """What enters and leaves a stage of the monitor."""
-        return self._spans[stage]
+        return {stage: n + getattr(self.spans.get(stage), "entered", 0) for stage, n in self._entered.items()}
 
     def settle(self, *stages: str) -> None:
         """Seams in C may do what there is to do for these stages."""
         for stage in stages:
-            if stage in self._spans:
+            if stage in self.spans:
                 self.steady[stage][:] = [True]
 
     def forget(self, *stages: str) -> None:
@@ -140,7 +133,7 @@ class StageSteps:
         if stage in opened:
             return False
         opened.append(stage)
-        span = self._spans.get(stage)
+        span = self.spans.get(stage)
         if span is not None:
             span.__enter__()
         else:
@@ -155,16 +148,12 @@ class StageSteps:
         left = None
         while left != stage:
             left = opened.pop()
-            span = self._spans.get(left)
+            span = self.spans.get(left)
             if span is not None:
                 span.__exit__(None, None, None)
         if self.stepped_in_backward and stage == "backward":
             self.stepped_in_backward = False
             self.stepped(IN_BACKWARD)
-
-    def leaving(self, stage: str) -> Callable[..., None]:
-        """What leaves a stage, whatever it is given."""
-        return lambda *_: self.leave(stage)
 
     def optimizer_begins(self, optimizer: int) -> None:
         """An optimizer's step begins: maybe inside another one's, or while gradients are accumulated."""
@@ -205,7 +194,7 @@ class StageSteps:
         monitor, self.monitor = self.monitor, None
         self._thread = _NOBODY
         self.forget()
-        self._entered, self._spans, self._step = self.entered, {}, None
+        self._entered, self.spans, self._step = self.entered, {}, None
         if monitor is not None:
             monitor.close()
 
@@ -213,7 +202,7 @@ class StageSteps:
         """This is a forked child. Where its parent trains it does not: a worker; else it may well begin to."""
         if self._thread:
             self.forget()
-            self.monitor, self._thread, self._spans, self._step = None, _NOBODY, {}, None
+            self.monitor, self._thread, self.spans, self._step = None, _NOBODY, {}, None
 
     def stepped(self, optimizer: int) -> None:
         """An optimizer's step is over, and the stage is left: a step ends, if that was the last one of a round."""
@@ -234,7 +223,7 @@ class StageSteps:
             if monitor is None:
                 return
             self.monitor, self._step = monitor, monitor.step()
-            self._spans = {stage: monitor.stage(stage) for stage in self.stages}
+            self.spans = {stage: monitor.stage(stage) for stage in self.stages}
             # (the first round was over when it was known to be one)
             monitor.step(self.first + self.rounds + 1 if number is None else number).__enter__()
         else:
