@@ -1,11 +1,7 @@
-"""The truth table of the verdicts: what happened in a job, and what is said of it.
-
-Each situation is a simulated job of 100 ms steps (see `windows`), most of them with 3 % of noise on every stage.
-"""
+"""What is said of a window, what it is said by, and what is known from one window to the next (see `test_truth`)."""
 
 import math
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -14,181 +10,17 @@ import pytest
 
 from sftriage.frontier.accounting import anchored
 from sftriage.frontier.whatif import Typical
+from sftriage.model.windows import StageSchema
 from sftriage.policy.schema import Detection
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.baseline import Baseline, Samples
 from sftriage.verdicts.sequential import MAX_PERIOD_STEPS
 from sftriage.words.run import pause_sentence
 from sftriage.words.verdicts import verdict_sentence
-from tests.scenario import BETWEEN, OUTSIDE, Fault, Job, at, classify, every, exactly, from_step, gaussian, heavy_tailed
+from tests.scenario import OUTSIDE, Fault, Job, at, classify, every, exactly, from_step, gaussian
+from tests.unit.verdicts.test_truth import FOUR_NODES, NODE_1, PIPELINE, ROLES
 
-EVERYWHERE = ("data", "forward", "backward", "optimizer", "other", OUTSIDE)
 SETTINGS = Settings()
-
-
-@dataclass(frozen=True)
-class Case:
-    """A situation, and the verdict on it: the reasons, or who is suspected as (rank or "all", stage)."""
-
-    situation: str
-    faults: tuple[Fault, ...] = ()
-    job: Job = field(default_factory=Job)
-    known: bool = False  # whether healthy windows went before
-    split: bool = False  # whether the moment of the last ready gradient is recorded
-    healthy: bool = False
-    reasons: tuple[str, ...] = ()
-    suspect: tuple[int | str, str | None] | None = None
-
-
-def slow(rank, factor, stages=EVERYWHERE):
-    return tuple(Fault(stage, rank, factor=factor) for stage in stages)
-
-
-def taking_turns(n_ranks, seconds):
-    return tuple(Fault("data", rank, seconds, every(n_ranks, rank)) for rank in range(n_ranks))
-
-
-LARGE = Job(n_ranks=1024)
-PAIR = Job(n_ranks=2)
-FSDP = Job(sync=("forward", "backward", "optimizer"))
-
-TRUTH = [
-    # Healthy: the excess is under the threshold.
-    Case("nothing happens", healthy=True),
-    Case("nothing happens, as before", known=True, healthy=True),
-    Case("nothing happens, without any noise", job=Job(noise=gaussian(0.0)), healthy=True),
-    Case("nothing happens, with 10 % noise", job=Job(noise=gaussian(0.10)), healthy=True),
-    Case("nothing happens, with heavy-tailed noise", job=Job(noise=heavy_tailed(0.03)), healthy=True),
-    Case("nothing happens on two ranks", job=PAIR, healthy=True),
-    Case("nothing happens on one rank", job=Job(n_ranks=1), healthy=True),
-    Case("nothing happens on 1,024 ranks", job=LARGE, healthy=True),
-    Case("nothing happens in a job of many sync stages", job=FSDP, healthy=True),
-    Case("a rank late by 3 % of the step", (Fault("data", 1, 0.003),), healthy=True),
-    Case("all ranks slower by 8 %, as machines drift", (Fault("data", None, 0.008),), known=True, healthy=True),
-    # One suspect explains the excess: one rank, one stage.
-    Case("one rank late in data", (Fault("data", 2, 0.020),), suspect=(2, "data")),
-    Case("one rank late in forward", (Fault("forward", 0, 0.020),), suspect=(0, "forward")),
-    Case("one rank late in optimizer, after the last sync", (Fault("optimizer", 3, 0.020),), suspect=(3, "optimizer")),
-    Case("one rank late outside stages, after the last sync", (Fault("other", 1, 0.020),), suspect=(1, "other")),
-    Case("one rank late outside stages, before the sync", (Fault(OUTSIDE, 1, 0.020),), suspect=(1, "other")),
-    Case("one rank late between two steps", (Fault(BETWEEN, 2, 0.020),), suspect=(2, "other")),
-    Case("one rank late, as it was not before", (Fault("data", 2, 0.020),), known=True, suspect=(2, "data")),
-    Case("one rank late by 8 % of the step", (Fault("data", 2, 0.008),), suspect=(2, "data")),
-    Case("one rank late by as much as a step", (Fault("forward", 2, 0.100),), suspect=(2, "forward")),
-    Case("one rank late amid 10 % noise", (Fault("data", 2, 0.020),), Job(noise=gaussian(0.1)), suspect=(2, "data")),
-    Case("one rank late from the middle on", (Fault("data", 2, 0.040, from_step(15)),), suspect=(2, "data")),
-    Case("one rank late, of two: or the other one is quick", (Fault("data", 1, 0.02),), PAIR, reasons=("no_baseline",)),
-    Case("one rank quicker, of two", (Fault("forward", 0, factor=0.3),), PAIR, known=True, reasons=("mixed_roles",)),
-    Case("one rank late, of two, known", (Fault("data", 1, 0.020),), PAIR, known=True, suspect=(1, "data")),
-    Case("one rank late, of 1,024", (Fault("forward", 700, 0.020),), LARGE, suspect=(700, "forward")),
-    Case("one rank late before the first of many syncs", (Fault("data", 2, 0.02),), FSDP, suspect=(2, "data")),
-    Case("one rank late between many syncs", (Fault("outside-1", 1, 0.02),), FSDP, suspect=(1, "other")),
-    Case("slow inside the sync, split", (Fault("backward", 1, 0.030),), split=True, suspect=(1, "backward")),
-    Case(
-        "one rank late while all drift by 10 %",
-        (Fault("data", 2, 0.012), Fault("forward", None, 0.010)),
-        known=True,
-        suspect=(2, "data"),
-    ),
-    Case(
-        "two unequal stragglers: the first gains most of it",
-        (Fault("forward", 1, 0.030), Fault("data", 2, 0.008)),
-        suspect=(1, "forward"),
-    ),
-    # One suspect, a whole rank: slow alike in all its local stages, and in the sync stage's own part with them.
-    Case("a slow rank", slow(1, 1.5), suspect=(1, None)),
-    Case("a slow rank, known", slow(1, 1.5), known=True, suspect=(1, None)),
-    Case("a slow rank, of 1,024", slow(5, 1.6), LARGE, suspect=(5, None)),
-    Case(
-        "a slow rank that arrives just ahead of another: the margin cuts its stages' gains alike",
-        (Fault("data", 1, 0.020), Fault("forward", 1, 0.020), Fault("data", 2, 0.015)),
-        suspect=(1, None),
-    ),
-    Case("a slow GPU: data comes from the CPU", slow(1, 1.5, ("forward", "backward")), suspect=(1, "forward")),
-    Case(
-        "a slow GPU, known, where backward is most of the step",
-        slow(1, 1.5, ("forward", "backward")),
-        Job(stages=(("data", 0.005), ("forward", 0.025), ("backward", 0.060), ("optimizer", 0.005), ("other", 0.001))),
-        known=True,
-        suspect=(1, "forward"),
-    ),
-    # One suspect, all ranks: against the job's own past.
-    Case("all ranks slow in data", (Fault("data", None, 0.030),), known=True, suspect=("all", "data")),
-    Case("all ranks slow everywhere", slow(None, 1.6), known=True, suspect=("all", None)),
-    # Excess, and several who share it: no single gain.
-    Case("two equal stragglers", (Fault("data", 2, 0.02), Fault("forward", 1, 0.02)), reasons=("co_critical",)),
-    Case("two equal stragglers in one stage", (Fault("data", (0, 3), 0.02),), reasons=("co_critical",)),
-    Case(
-        "two equal stragglers, known",
-        (Fault("data", 2, 0.02), Fault("optimizer", 1, 0.02)),
-        known=True,
-        reasons=("co_critical",),
-    ),
-    Case(
-        "two nearly equal stragglers", (Fault("forward", 1, 0.030), Fault("data", 2, 0.022)), reasons=("co_critical",)
-    ),
-    Case("three of four ranks slow alike", (Fault("data", (0, 1, 3), 0.03),), known=True, reasons=("co_critical",)),
-    Case(
-        "both of two ranks slow, in different stages",
-        (Fault("data", 0, 0.03), Fault("forward", 1, 0.03)),
-        PAIR,
-        known=True,
-        reasons=("co_critical",),
-    ),
-    Case(
-        "both of two ranks slower than they were, and one of them more so",
-        (Fault("data", 1, 0.03), Fault("forward", (0, 1), 0.02)),
-        PAIR,
-        known=True,
-        reasons=("co_critical",),
-    ),
-    # Excess inside the sync stage, without a local lead.
-    Case("slow inside the sync", (Fault("backward", 1, 0.030),), known=True, reasons=("sync_ambiguous",)),
-    Case(
-        "slow inside the sync from step 25", (Fault("backward", 1, 0.05, from_step(25)),), reasons=("sync_ambiguous",)
-    ),
-    # Excess whose cause changes, or comes and goes.
-    Case("another rank late each step", taking_turns(4, 0.040), reasons=("roaming",)),
-    Case("another rank late each step, of two", taking_turns(2, 0.040), PAIR, reasons=("roaming",)),
-    Case("one rank late in a few steps", (Fault("data", 1, 0.400, at(3, 20, 28, 41)),), reasons=("intermittent",)),
-    # All ranks slow alike, and nothing to compare with.
-    Case("all ranks slow from step 25", (Fault("data", None, 0.05, from_step(25)),), reasons=("no_baseline",)),
-    # Two causes: a clear rank is no reason, what hides the rest is.
-    Case(
-        "slow inside the sync, and a rank late by a little",
-        (Fault("backward", 0, 0.060), Fault("data", 2, 0.010)),
-        known=True,
-        reasons=("sync_ambiguous",),
-    ),
-]
-
-
-@cache
-def healthy_past(job, split):
-    past = None
-    for n in range(10):
-        _, past = judge(job.run(seed=1000 + n, split=split, first_step=50 * (n - 10)), past, SETTINGS)
-    return past
-
-
-def judged(case, seed):
-    past = healthy_past(case.job, case.split) if case.known else None
-    return classify(case.job.run(*case.faults, seed=seed, split=case.split), past, SETTINGS)
-
-
-@pytest.mark.parametrize("case", TRUTH, ids=lambda case: case.situation)
-def test_the_truth_table(case):
-    for seed in range(1 if case.job.n_ranks > 100 else 3):
-        # GIVEN the situation, WHEN its window is classified
-        verdict = judged(case, seed)
-        # THEN the label is the one, and the reasons, or the suspect
-        expected = "healthy" if case.healthy else "needs_evidence" if case.reasons else "suspect"
-        assert (verdict.label, verdict.reasons) == (expected, case.reasons), dict(verdict.numbers)
-        if case.suspect is not None:
-            first = verdict.suspects[0]
-            assert ("all" if first.scope == "all" else first.rank, first.stage) == case.suspect
-            assert first.ranks == (tuple(range(case.job.n_ranks)) if first.scope == "all" else (first.rank,))
-            assert first.persistence >= SETTINGS.min_persistence_fraction
 
 
 def without(window, steps, ranks):
@@ -374,6 +206,114 @@ def test_a_group_never_saves_more_than_was_spent():
     verdict = classify(window, Past(Baseline({("", None): Samples((nothing,), 1)})))
     # THEN what would be saved is no more than the mean
     assert 0.0 < verdict.suspects[0].gain_s <= verdict.exposed_s
+
+
+def test_the_gain_of_a_node_is_what_was_injected():
+    # GIVEN 20 ms on every rank of one node of four
+    verdict = classify(FOUR_NODES.run(Fault("data", NODE_1, 0.020)))
+    # THEN mending the node saves 20 ms a step (less a little: the last of four jitters more than the last of one)
+    assert verdict.suspects[0].gain_s == pytest.approx(0.020, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "scope", "ranks"), [(1, "cohort", NODE_1), (None, "all", tuple(range(8)))], ids=["cohort", "all"]
+)
+def test_a_cohort_that_becomes_slow_is_found_against_its_own_past(cohort, scope, ranks):
+    # GIVEN a pipeline of two stages that is known
+    past = None
+    for seed in range(10):
+        _, past = judge(PIPELINE.run(*ROLES, seed=seed, first_step=50 * (seed - 10)), past, SETTINGS)
+    # WHEN all ranks of the longer one, or of both, become slower in one stage
+    fault = Fault("forward", None if cohort is None else NODE_1, 0.040)
+    verdict, _ = judge(PIPELINE.run(*ROLES, fault, seed=99), past, SETTINGS)
+    # THEN the cohort is named, or all
+    first = verdict.suspects[0]
+    assert (verdict.label, first.scope, first.ranks, first.stage) == ("suspect", scope, ranks, "forward")
+    assert first.cohort == ("pp1" if scope == "cohort" else None)
+
+
+def test_checkpoints_and_what_they_leave_behind_are_no_fault():
+    # GIVEN a job that says which of its steps are checkpoints, in which rank 0 writes for three steps' time
+    kinds = tuple("checkpoint" if n % 10 == 9 else "" for n in range(50))
+    job = Job(kinds=kinds)
+    writes = Fault("other", 0, 0.300, every(10, 9))
+    # WHEN judged, THEN that is no fault
+    verdict = classify(job.run(writes))
+    assert (verdict.label, verdict.numbers["used_steps"]) == ("healthy", 41)
+    # AND a rank that is slow in the ordinary steps is named from these
+    verdict = classify(job.run(writes, Fault("data", 2, 0.020)))
+    assert (verdict.label, verdict.suspects[0].rank, verdict.suspects[0].stage) == ("suspect", 2, "data")
+    # BUT where nobody says so, it is a rank that holds everybody up every tenth step
+    past = None
+    for first_step in range(0, 200, 50):
+        verdict, past = judge(replace(job.run(writes, first_step=first_step), kinds=None), past, SETTINGS)
+    first = verdict.suspects[0]
+    assert (verdict.label, first.rank, first.stage, first.pattern, first.period_steps) == (
+        "suspect",
+        0,
+        "other",
+        "recurring",
+        10,
+    )
+
+
+def test_a_split_that_is_known_in_part_is_used_from_there_on_and_a_rare_one_not_at_all():
+    # GIVEN a rank that is slow inside backward, and a split that was learned in the first five steps
+    window = Job().run(Fault("backward", 1, 0.030), split=True)
+    window.ready_NR[:5] = np.nan
+    verdict = classify(window)
+    assert (verdict.label, verdict.suspects[0].rank, verdict.suspects[0].stage) == ("suspect", 1, "backward")
+    # AND where only a few steps have it, they are judged without
+    window.ready_NR[5:45] = np.nan
+    assert classify(window).numbers["complete_steps"] == 50
+
+
+def test_backward_is_split_where_ranks_wait_for_one_another_before_it_too():
+    # GIVEN a rank that is slow inside backward, in a job whose ranks exchange something before forward
+    window = Job().run(Fault("backward", 1, 0.030), split=True)
+    stages = ("data", "exchange", *window.schema.stages[1:])
+    outside_NRG = window.outside_NRG
+    window = replace(
+        window,
+        schema=StageSchema(stages, ("exchange", "backward")),
+        durations_NRS=np.insert(window.durations_NRS, 1, 0.001, axis=2),
+        outside_NRG=None if outside_NRG is None else np.insert(outside_NRG, 0, 0.0, axis=2),
+    )
+    # THEN it is named
+    verdict = classify(window)
+    assert (verdict.label, verdict.suspects[0].rank, verdict.suspects[0].stage) == ("suspect", 1, "backward")
+
+
+def test_a_named_suspect_stays_named_while_its_gain_lies_at_the_threshold():
+    # GIVEN a rank that was named, whose delay falls to just under what would get it named
+    job, past, labels = Job(noise=gaussian(0.01)), None, []
+    for n, delay_s in enumerate([0.020, 0.0040, 0.0040, 0.0]):
+        verdict, past = judge(job.run(Fault("data", 1, delay_s), seed=n, first_step=50 * n), past, SETTINGS)
+        labels.append(verdict.label)
+    # THEN it stays named until it is mended
+    assert labels == ["suspect", "suspect", "suspect", "healthy"]
+    # AND without that past the same window names nobody
+    assert classify(job.run(Fault("data", 1, 0.0040), seed=1), Past(), SETTINGS).label == "healthy"
+
+
+def test_the_onset_is_kept_while_the_window_moves_on():
+    # GIVEN a fault that begins at step 230, and windows of 50 steps every 50
+    past, onsets = None, []
+    for first in range(0, 500, 50):
+        fault = Fault("data", 1, 0.030, from_step(max(0, 230 - first)))
+        verdict, past = judge(Job().run(fault, seed=first, first_step=first), past, SETTINGS)
+        onsets.append(verdict.suspects[0].onset_step if verdict.label == "suspect" else None)
+    # THEN every window after it says so
+    assert onsets == [None] * 4 + [pytest.approx(230, abs=2)] * 6
+
+
+def test_ranks_that_do_nothing_are_in_no_role():
+    # GIVEN a window of zeros but for one rank
+    durations_NRS = np.zeros((10, 3, 2))
+    durations_NRS[:, 1] = 0.1
+    # THEN it is that rank, and no roles
+    verdict = classify(exactly(durations_NRS, ("data", "forward", "backward")[:2]))
+    assert verdict.reasons != ("mixed_roles",)
 
 
 WINDOW, STRIDE, N_STEPS = 50, 10, 300
