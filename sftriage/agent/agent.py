@@ -21,8 +21,7 @@ from sftriage.traces.store import LocalStore
 from sftriage.windows.steplog import KeptSteps
 
 if TYPE_CHECKING:
-    from sftriage.mitigate.switch_state import Setting, SwitchStatus
-    from sftriage.mitigate.switching import SwitchFile
+    from sftriage.mitigate.switching import Setting, SwitchFile, SwitchStatus
 
 log = logging.getLogger("sftriage")
 

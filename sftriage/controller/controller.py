@@ -17,9 +17,9 @@ from sftriage.controller.desired import ResumeState
 from sftriage.controller.policies import PolicyFiles, change_lines
 from sftriage.controller.windows import peers_of
 from sftriage.errors import InputError
-from sftriage.mitigate.advice import RECENT_WINDOWS, Chronic, is_settled, straggler_in, tells
+from sftriage.mitigate.advice import RECENT_WINDOWS, Straggler, is_settled, straggler_in, tells
 from sftriage.mitigate.loop import JobNow, RemedyLoop
-from sftriage.mitigate.switch_state import Setting, SwitchStatus
+from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced, Trigger
 from sftriage.model.events import (
     CaptureChanged,
@@ -89,11 +89,11 @@ def shape_of(detection: Detection, **given: int) -> Shape:
     return Shape(**cuts | given, shrinks=frozenset(cuts) - detection.model_fields_set - given.keys())
 
 
-def _chronic(verdict: Verdict) -> Chronic | None:
+def _chronic(verdict: Verdict) -> Straggler | None:
     one = verdict.named
     if one is None or one.pattern != "chronic":
         return None
-    return Chronic(who(one), where(one), one.ranks, one.gain_s, verdict.step_s)
+    return Straggler(who(one), where(one), one.ranks, one.gain_s, verdict.step_s)
 
 
 def in_force(policy: LoadedPolicy | PolicySet | PolicyFiles) -> PolicySet:
@@ -151,7 +151,7 @@ class Controller:
         self._learnt: dict[int, int] = {}
         self._loop = RemedyLoop.resumed(self._left.remedies)
         # Of the newest attempt: whom the last windows name that tell anything of that, and of how many ranks.
-        self._recent: deque[Chronic | None] = deque(maxlen=RECENT_WINDOWS)
+        self._recent: deque[Straggler | None] = deque(maxlen=RECENT_WINDOWS)
         self._attempt = self._n_ranks = 0
         try:
             self._state = State.from_json(state_file.read_text(encoding="utf-8")) if state_file.exists() else State()

@@ -11,7 +11,7 @@ import numpy as np
 from sftriage.fleet.generations import KEPT_GENERATIONS, Generations
 from sftriage.fleet.incoming import Message
 from sftriage.fleet.wire import Block, Incarnation, Shipment
-from sftriage.mitigate.switch_state import UNLIKE, Setting, SwitchStatus, whole_groups
+from sftriage.mitigate.switching import UNLIKE, Setting, SwitchStatus, whole_groups
 from sftriage.model.windows import JobStatus
 from sftriage.recorder.layout import RingInfo
 from sftriage.windows.shipped import ReadCounts, joined_statuses

@@ -18,7 +18,7 @@ from sftriage.fleet.incoming import Message, Refusals
 from sftriage.fleet.lease import Lease
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import Incarnation, Order, Orders, encode
-from sftriage.mitigate.switch_state import Setting
+from sftriage.mitigate.switching import Setting
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 
 log = logging.getLogger("sftriage")

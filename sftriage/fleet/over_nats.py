@@ -24,7 +24,7 @@ from sftriage.fleet.lease import Lease
 from sftriage.fleet.orders import CaptureOrders
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import Block, Incarnation, decode_findings, encode
-from sftriage.mitigate.switch_state import Setting, SwitchStatus
+from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model.captures import Report, WantedCapture
 from sftriage.model.windows import GpuFindings, JobStatus
 from sftriage.windows.shipped import ReadCounts, Rows

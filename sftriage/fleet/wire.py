@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sftriage import __version__
 from sftriage.errors import InputError, SftriageError
-from sftriage.mitigate.switch_state import (
+from sftriage.mitigate.switching import (
     MAX_STAGES,
     Request,
     Setting,

@@ -25,7 +25,7 @@ import numpy as np
 
 from sftriage.errors import UsageError
 from sftriage.mitigate.schedule import ScheduledStep, fewest_rounds, order_of, schedule_of
-from sftriage.mitigate.switch_state import SwitchStatus
+from sftriage.mitigate.switching import SwitchStatus
 from sftriage.model.events import RemedyChanged
 from sftriage.verdicts.clocks import UNDECIDED
 from sftriage.whatif.graph import Operations, graph_of, timeline
@@ -269,14 +269,14 @@ MIN_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """Who holds a job up, and by how much a step: ``late_s``, of ``ranks`` of the job's ``n_ranks``."""
+    """Who holds a job up, and by how much of a step: ``late_s``, of ``ranks`` of the job's ``n_ranks`` (0: unknown)."""
 
     who: str
     where: str
     ranks: tuple[int, ...]
-    n_ranks: int
     late_s: float
     step_s: float
+    n_ranks: int = 0
 
 
 RECENT_WINDOWS = 10
@@ -284,22 +284,12 @@ MIN_WINDOWS = 4
 """Of the recent windows at least so many, and half of them, name who is there to stay."""
 
 
-class Chronic(NamedTuple):
-    """Whom a window names as slow for long, what that costs in a step, and what a step takes."""
-
-    who: str
-    where: str
-    ranks: tuple[int, ...]
-    gain_s: float
-    step_s: float
-
-
 def tells(label: str, reasons: Iterable[str]) -> bool:
     """Whether a verdict says anything of who is slow: none does where ranks are missing, are captured, or all wait."""
     return label != "stalled" and UNDECIDED.isdisjoint(reasons)
 
 
-def straggler_in(recent: Sequence[Chronic | None], n_ranks: int) -> Straggler | None:
+def straggler_in(recent: Sequence[Straggler | None], n_ranks: int) -> Straggler | None:
     """The rank that has been slow for long, and is still, by the last `RECENT_WINDOWS` windows that `tells`; or None.
 
     ``recent`` has the first suspect of each if that is a chronic one. Half of them name it, or the last `MIN_WINDOWS`
@@ -312,11 +302,11 @@ def straggler_in(recent: Sequence[Chronic | None], n_ranks: int) -> Straggler | 
     if not most or most[0][1] < max(MIN_WINDOWS, len(recent) / 2):
         return None
     last_named = next(one for one in reversed(recent) if one is not None and one.ranks == most[0][0])
-    who, where, ranks, late_s, step_s = last_named
-    return Straggler(who, where, ranks, max(n_ranks, 1 + max(ranks)), min(late_s, step_s), step_s)
+    late_s = min(last_named.late_s, last_named.step_s)
+    return replace(last_named, n_ranks=max(n_ranks, 1 + max(last_named.ranks)), late_s=late_s)
 
 
-def is_settled(recent: Sequence[Chronic | None]) -> bool:
+def is_settled(recent: Sequence[Straggler | None]) -> bool:
     """Whether the windows of `straggler_in` decide: not while they are few, nor where the last begin to name a rank."""
     last = list(recent)[-MIN_WINDOWS:]
     begins = None in last and last[-1] is not None

@@ -29,7 +29,7 @@ from sftriage.mitigate.advice import (
     slow_link,
     step_s,
 )
-from sftriage.mitigate.switch_state import Setting, SwitchStatus
+from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model.events import PipelineFigures, RemedyChanged, RemedyReason, RemedyState
 from sftriage.policy.schema import Mitigate
 

@@ -250,7 +250,7 @@ class RemedyChanged(_Event, tag="remedy", frozen=True):
 
     The straggler is ``rank``; of a ``pipeline`` it is the link from there to the next stage, and stages are to be
     ``ahead_S`` microbatches ahead. ``switch`` is the name of the group that it is switched on
-    (`sftriage.mitigate.switch_state`), and ``numbers`` are what it was decided from: of its model ``late_s``,
+    (`sftriage.mitigate.switching`), and ``numbers`` are what it was decided from: of its model ``late_s``,
     ``step_s``, ``ring_s`` of ``ring_bytes`` among ``ring_ranks``, ``break_even_s``, ``expected_s``, or of a link
     ``delay_s`` a microbatch, the longer of ``there_s`` and ``back_s``; of its trial the typical step with it and
     without, ``on_s`` and ``off_s``, what it saves, ``saves_s``, give or take ``error_s``, and of how many steps,

@@ -304,7 +304,9 @@ class _Case:
         return chosen, kept or limits.of_the_ranks(chosen, bounds, self.state)
 
     def _requests(self, rule: Rule, capture: Capture, chosen: Chosen, means: Means) -> tuple[CaptureRequest, ...]:
-        period, phase = (0, 0) if means.once else _comes_back(self.verdict)
+        first, period, phase = self.verdict.suspects[0], 0, 0
+        if not means.once and first.pattern == "recurring" and first.period_steps and first.onset_step is not None:
+            period, phase = first.period_steps, first.onset_step % first.period_steps
         return tuple(
             CaptureRequest(
                 capture_id=_capture_id(self.verdict, rank, rule, self.state.asked + number),
@@ -347,13 +349,6 @@ class _Case:
             attempt=verdict.attempt,
             notify=self.due,
         )
-
-
-def _comes_back(verdict: Verdict) -> tuple[int, int]:
-    first = verdict.suspects[0]
-    if first.pattern != "recurring" or not first.period_steps or first.onset_step is None:
-        return 0, 0
-    return first.period_steps, first.onset_step % first.period_steps
 
 
 def _capture_id(verdict: Verdict, rank: int, rule: Rule, number: int) -> str:

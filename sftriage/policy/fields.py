@@ -226,7 +226,12 @@ def contradictions(document: Any) -> Mistakes:
     inside the fields.
     """
     spec = _mapping(document, "spec")
-    yield from _under(("spec", "detection"), _in_detection(_mapping(spec, "detection")))
+    detection = _mapping(spec, "detection")
+    window, stride = detection.get("window_steps", WINDOW_STEPS), detection.get("stride_steps", STRIDE_STEPS)
+    if isinstance(window, int) and isinstance(stride, int) and stride > window:
+        at = "stride_steps" if "stride_steps" in detection else "window_steps"
+        gaps = f"{stride} steps from window to window leave gaps between windows of {window} steps"
+        yield ("spec", "detection", at), gaps
     limits = _mapping(spec, "limits")
     for name, none in (*((name, 0) for name in _LIMITS), ("overhead_budget", "0%")):
         if limits.get(name) == none and not isinstance(limits[name], bool):
@@ -291,14 +296,6 @@ def _idle(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
     return {field: why for field, why in idle.items() if field not in mine}
 
 
-def _in_detection(detection: dict[str, Any]) -> Mistakes:
-    window = detection.get("window_steps", WINDOW_STEPS)
-    stride = detection.get("stride_steps", STRIDE_STEPS)
-    if isinstance(window, int) and isinstance(stride, int) and stride > window:
-        at = "stride_steps" if "stride_steps" in detection else "window_steps"
-        yield (at,), f"{stride} steps from window to window leave gaps between windows of {window} steps"
-
-
 def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
     match, capture = _mapping(rule, "match"), _mapping(rule, "capture")
     label, pattern, captures = match.get("label"), match.get("pattern"), rule.get("capture") is not None
@@ -328,8 +325,15 @@ def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
     if captures:
         yield from _under(("capture",), _under_limits(capture, limits))
     for index, one in enumerate(_list(rule, "notify")):
-        if isinstance(one, dict) and isinstance(one.get("webhook"), dict):
-            yield from _under(("notify", index, "webhook"), _in_webhook(one["webhook"]))
+        webhook = one.get("webhook") if isinstance(one, dict) else None
+        if not isinstance(webhook, dict):
+            continue
+        where = ("notify", index, "webhook")
+        if "url" in webhook:
+            secret = "an address is a secret and stays out of the policy; say url_from_env or url_from_file"
+            yield (*where, "url"), secret
+        elif len({"url_from_env", "url_from_file"} & set(webhook)) != 1:
+            yield where, "say where its address is found: either url_from_env or url_from_file"
 
 
 def _in_regressed(rule: dict[str, Any], match: dict[str, Any]) -> Mistakes:
@@ -366,13 +370,6 @@ def _under_limits(capture: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
         if type(most) is int and 0 < most < wanted:
             yield (at,), f"{wanted} captures at once ({at}: {wanted}), but limits.{name} is {most}"
             return
-
-
-def _in_webhook(webhook: dict[str, Any]) -> Mistakes:
-    if "url" in webhook:
-        yield ("url",), "an address is a secret and stays out of the policy; say url_from_env or url_from_file"
-    elif len({"url_from_env", "url_from_file"} & set(webhook)) != 1:
-        yield (), "say where its address is found: either url_from_env or url_from_file"
 
 
 def _mapping(holder: Any, name: str) -> dict[str, Any]:

@@ -296,7 +296,13 @@ def parse(raw: bytes | str, name: str) -> LoadedPolicy:
         column = error.start - raw.rfind(b"\n", 0, error.start)
         raise PolicyError(name, [Problem(line, column, "", "not UTF-8")]) from None
     document = _document(text, name)
-    _leave_out_metadata(document)
+    # A Kubernetes API server adds fields of its own.
+    for holder, names in ((document.data, {"status"}), (document.data.get("metadata"), OBJECT_META)):
+        for added in names & holder.keys() if isinstance(holder, dict) else ():
+            del holder[added]
+    for at in list(document.problems):
+        if at[:1] == ("status",) or (at[:1] == ("metadata",) and at[1:2] and at[1] in OBJECT_META):
+            del document.problems[at]
     policy = None
     try:
         policy = TriagePolicy.model_validate(document.data)
@@ -353,16 +359,6 @@ def read(source: str) -> bytes:
             os.close(number)
     except OSError as error:
         raise PolicyError(source, [_whole(f"cannot be read: {error.strerror}")]) from None
-
-
-def _leave_out_metadata(document: _Document) -> None:
-    """Forget what a Kubernetes API server adds, and what is wrong with it."""
-    for holder, names in ((document.data, {"status"}), (document.data.get("metadata"), OBJECT_META)):
-        for name in names & holder.keys() if isinstance(holder, dict) else ():
-            del holder[name]
-    for at in list(document.problems):
-        if at[:1] == ("status",) or (at[:1] == ("metadata",) and at[1:2] and at[1] in OBJECT_META):
-            del document.problems[at]
 
 
 def _whole(message: str) -> Problem:
@@ -600,20 +596,16 @@ def _between(loaded: tuple[LoadedPolicy, ...]) -> Iterator[Problem]:
     first = loaded[0]
     seen: dict[str, tuple[LoadedPolicy, Location]] = {}
     for one in loaded:
-        yield from _other_detection(first, one)
+        mine, theirs = one.policy.spec.detection, first.policy.spec.detection
+        # What a policy leaves out, it does not ask for.
+        for name in sorted(mine.model_fields_set):
+            value, other = getattr(mine, name), getattr(theirs, name)
+            if value != other:
+                message = f"{value}, but {other} in {first.source}; all policies of a job judge the same windows"
+                yield one.problem(("spec", "detection", name), message)
         for index, rule in enumerate(one.policy.spec.rules):
             where: Location = ("spec", "rules", index)
             known, at = seen.setdefault(rule.name, (one, where))
             if known is not one:
                 message = f"a second rule named {rule.name!r}; the first is {path_text(at)} of {known.source}"
                 yield one.problem((*where, "name"), message)
-
-
-def _other_detection(first: LoadedPolicy, one: LoadedPolicy) -> Iterator[Problem]:
-    mine, theirs = one.policy.spec.detection, first.policy.spec.detection
-    # What a policy does not say, it does not ask for.
-    for name in sorted(mine.model_fields_set):
-        value, other = getattr(mine, name), getattr(theirs, name)
-        if value != other:
-            message = f"{value}, but {other} in {first.source}; all policies of a job judge the same windows"
-            yield one.problem(("spec", "detection", name), message)

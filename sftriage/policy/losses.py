@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from sftriage.model.verdicts import Lost, Suspect, Verdict
+from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.words.verdicts import where, who
 
 WHOLE = "*"
@@ -173,20 +173,27 @@ class Losses:
 
     def after(self, verdict: Verdict) -> Losses:
         """With what one more verdict says. What cannot be is passed over: a record may have been tampered with."""
-        lost, suspect = verdict.lost, _suspect(verdict)
-        if lost is None or suspect is None or not _can_be(lost, verdict, suspect):
+        lost = verdict.lost
+        suspect = verdict.named if lost is None or lost.of is None else lost.of
+        if lost is None or suspect is None:
+            return self
+        last_step = lost.first_step + len(lost.step_s) - 1
+        # (what a rank marked is charged once it is named, also of steps before the window)
+        earliest = verdict.first_step if suspect.alone is None else 0
+        can_be = earliest <= lost.first_step <= last_step <= verdict.last_step and 0 < lost.ranks < _MOST_RANKS
+        if not can_be or not all(0.0 <= one_s < _MOST_S for one_s in lost.step_s):
             return self
         # A controller that takes over may not know what the one before it has counted.
         known = self.counted.get(verdict.attempt, -1)
         new_s = lost.step_s[max(0, known + 1 - lost.first_step) :]
-        last_step = lost.first_step + len(lost.step_s) - 1
         if not new_s:
             return self
         key = suspect_key(suspect, self.by_suspect)
         if key not in self.by_suspect and len(self.by_suspect) >= MOST_SUSPECTS:
             key, before = OTHERS, self.by_suspect.get(OTHERS, SuspectLoss(OTHERS, ""))
         else:
-            named = SuspectLoss(who(suspect)[:_MOST_TEXT], _where(suspect)[:_MOST_TEXT])
+            place = where(replace(suspect, stage=suspect.identity[2]))
+            named = SuspectLoss(who(suspect)[:_MOST_TEXT], place[:_MOST_TEXT])
             before = self.by_suspect.get(key, named)
         found = replace(
             before,
@@ -204,18 +211,3 @@ def losses_of(verdicts: Iterable[Verdict]) -> Losses:
     for verdict in verdicts:
         losses = losses.after(verdict)
     return losses
-
-
-def _where(suspect: Suspect) -> str:
-    return where(replace(suspect, stage=suspect.identity[2]))
-
-
-def _suspect(verdict: Verdict) -> Suspect | None:
-    return verdict.named if verdict.lost is None or verdict.lost.of is None else verdict.lost.of
-
-
-def _can_be(lost: Lost, verdict: Verdict, suspect: Suspect) -> bool:
-    # (what a rank marked is charged once it is named, also of steps before the window)
-    earliest = verdict.first_step if suspect.alone is None else 0
-    known = earliest <= lost.first_step <= lost.first_step + len(lost.step_s) - 1 <= verdict.last_step
-    return known and 0 < lost.ranks < _MOST_RANKS and all(0.0 <= one_s < _MOST_S for one_s in lost.step_s)

@@ -292,18 +292,14 @@ def _made(state: State, capture_id: str, one: Running, *, reproduced: bool = Fal
         return state
     fired_s = {one.key: max(one.fired_s, state.fired_s.get(one.key, one.fired_s))}
     # One of a later firing stays: that this one was made does not unmake it.
-    failures = {key: known for key, known in state.failures.items() if key != one.key or known.fired_s > one.fired_s}
+    failures = {key: last for key, last in state.failures.items() if key != one.key or last.fired_s > one.fired_s}
     state = replace(state, fired_s=remembered(state.fired_s, fired_s, lambda at_s: at_s), failures=failures)
     if one.follows:
         # Whatever it shows: there is no third.
         state = _with_reproduction(state, one.follows, followed=True)
-    return _reproduced(state, capture_id, one) if reproduced and one.profiler is not None else state
-
-
-def _reproduced(state: State, capture_id: str, one: Running) -> State:
     key = key_of(one.profiler or "", one.suspect)
     known = state.reproductions.get(key)
-    if known is not None and known.fired_s > one.fired_s:
+    if not reproduced or one.profiler is None or (known is not None and known.fired_s > one.fired_s):
         return state
     held = {key: Reproduction(capture_id, one.gain_s, one.attempt, one.fired_s, one.left_open, one.follows)}
     return replace(state, reproductions=remembered(state.reproductions, held, lambda last: last.fired_s))

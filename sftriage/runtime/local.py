@@ -19,7 +19,7 @@ from sftriage.controller.controller import shape_of
 from sftriage.controller.desired import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import SftriageError, UsageError
-from sftriage.mitigate.switch_state import SwitchStatus, whole_groups
+from sftriage.mitigate.switching import SwitchStatus, whole_groups
 from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import (

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -77,42 +78,25 @@ def graph_of(
     before: list[set[int]] = [set() for _ in range(n_ops)]
     for earlier, later in dependencies:
         before[later].add(earlier)
-    members = {group: list(ops) for group, ops in enumerate(groups)}
-    levels = [
-        _level(sorted(ready, key=lambda op: (group_T[op] < 0, group_T[op], op)), before, group_T, joined_T)
-        for ready in _in_order(before, group_T, members, names)
-    ]
-    return Graph(n_ops, group_T, tuple(levels))
-
-
-def _in_order(
-    before: Sequence[set[int]], group_T: IndexArray, members: dict[int, list[int]], names: Callable[[int], str]
-) -> list[list[int]]:
-    peers_T = [members.get(int(group), [op]) for op, group in enumerate(group_T)]
-    after: list[list[int]] = [[] for _ in before]
-    for later, earlier_ones in enumerate(before):
-        for earlier in earlier_ones:
-            after[earlier].append(later)
-    # What a group waits for is counted at its first member.
-    waiting_for = [0] * len(before)
+    # A group is one node of the order: that of its first member.
+    peers_T = [list(groups[int(group)]) if group >= 0 else [op] for op, group in enumerate(group_T)]
+    order: TopologicalSorter[int] = TopologicalSorter()
     for op, earlier_ones in enumerate(before):
-        waiting_for[peers_T[op][0]] += len(earlier_ones)
-    firsts = [op for op, peers in enumerate(peers_T) if peers[0] == op]
-    ready = [op for op in firsts if not waiting_for[op]]
+        order.add(peers_T[op][0], *(peers_T[earlier][0] for earlier in earlier_ones))
+    try:
+        order.prepare()
+    except CycleError as error:
+        circle = set(error.args[1])
+        raise InputError(
+            f"{len(circle)} operations wait for one another in a circle, {names(min(circle))} among them"
+        ) from None
     levels = []
-    while ready:
-        levels.append([op for first in ready for op in peers_T[first]])
-        upcoming = []
-        for ended in levels[-1]:
-            for later in after[ended]:
-                first = peers_T[later][0]
-                waiting_for[first] -= 1
-                if not waiting_for[first]:
-                    upcoming.append(first)
-        ready = upcoming
-    if stuck := [op for op in firsts if waiting_for[op]]:
-        raise InputError(f"{len(stuck)} operations wait for one another in a circle, {names(stuck[0])} among them")
-    return levels
+    while firsts := order.get_ready():
+        ready = [op for first in firsts for op in peers_T[first]]
+        ready.sort(key=lambda op: (group_T[op] < 0, group_T[op], op))
+        levels.append(_level(ready, before, group_T, joined_T))
+        order.done(*firsts)
+    return Graph(n_ops, group_T, tuple(levels))
 
 
 def _level(ops: list[int], before: Sequence[set[int]], group_T: IndexArray, joined_T: BoolArray) -> Level:

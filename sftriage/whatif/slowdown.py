@@ -201,10 +201,8 @@ class OperationKind:
     hidden_by: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Candidate:
-    kind: OperationKind
-    mended_TNW: AnyFloat
+Candidate: TypeAlias = tuple[OperationKind, AnyFloat]
+"""A kind, and the durations with it mended."""
 
 
 def kinds_of(operations: Operations, found: Slowdown) -> tuple[OperationKind, ...]:
@@ -223,31 +221,27 @@ def _by_replay(operations: Operations, found: Slowdown) -> tuple[OperationKind, 
     mended: set[str] = set()
     lost_s = found.lost_s
     while found.m_w is not None:
+        varying = [*_lengths(operations, found), *_stalls(operations, found)]
+        places = _places(operations, found, varying=bool(varying))
         candidates = [
-            one
-            for one in _candidates(operations, found)
-            if one.kind.code not in mended and one.kind.share * found.lost_s >= MIN_OF_ALL * lost_s
+            (kind, mended_TNW)
+            for kind, mended_TNW in (*varying, *places, *_transfers(operations, found))
+            if kind.code not in mended and kind.share * found.lost_s >= MIN_OF_ALL * lost_s
         ]
         if not candidates:
             break
-        candidates.sort(key=lambda one: -one.kind.share)
-        for one in candidates:
-            share = one.kind.share * found.lost_s / lost_s
-            named.setdefault(one.kind.code, replace(one.kind, share=share, hidden_by=tuple(sorted(mended))))
-        mended.add(candidates[0].kind.code)
-        operations = replace(operations, work_TNW=candidates[0].mended_TNW)
+        candidates.sort(key=lambda one: -one[0].share)
+        for kind, _ in candidates:
+            share = kind.share * found.lost_s / lost_s
+            named.setdefault(kind.code, replace(kind, share=share, hidden_by=tuple(sorted(mended))))
+        (largest, mended_TNW), *_ = candidates
+        mended.add(largest.code)
+        operations = replace(operations, work_TNW=mended_TNW)
         found = slowdown_of(operations)
     return tuple(named.values())
 
 
-def _candidates(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
-    varying = [*_lengths(operations, found), *_stalls(operations, found)]
-    yield from varying
-    yield from _places(operations, found, varying=bool(varying))
-    yield from _transfers(operations, found)
-
-
-def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterator[_Candidate]:
+def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterator[Candidate]:
     """A slow worker, and a last stage that is slow also where its workers are not the slowest ones.
 
     Where durations vary from microbatch to microbatch, some worker is always the worst: it has to be slow mostly, too.
@@ -262,14 +256,14 @@ def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterat
         workers = _slowest_of(found)
         if not varying or _steadily(operations, found, workers, of_stage=False) >= MIN_SHARE:
             kind = OperationKind("slow_worker", m_w, {"M_W": m_w}, workers, _slow_in(operations, workers))
-            yield _Candidate(kind, operations.at_ideal(operations.of_workers(found.worst)))
+            yield kind, operations.at_ideal(operations.of_workers(found.worst))
     if several and m_s >= MIN_MAIN_SHARE:
         of_last = operations.pp_TW == last
         beyond = m_s if alone else mended(operations, found, operations.of_workers(found.worst) | of_last).share - m_w
         workers = tuple((dp, last) for dp in operations.dp_ranks)
         if beyond >= MIN_SHARE and (not varying or _steadily(operations, found, workers, of_stage=True) >= MIN_SHARE):
             kind = OperationKind("last_stage", m_s, {"M_S": m_s, "beyond_worst_workers": beyond})
-            yield _Candidate(kind, operations.at_ideal(of_last))
+            yield kind, operations.at_ideal(of_last)
 
 
 def _steadily(operations: Operations, found: Slowdown, workers: tuple[Worker, ...], *, of_stage: bool) -> float:
@@ -337,7 +331,7 @@ def _pairs(operations: Operations) -> Iterator[tuple[IndexArray, IndexArray]]:
             yield ops_M2[:, 0], ops_M2[:, 1]
 
 
-def _lengths(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
+def _lengths(operations: Operations, found: Slowdown) -> Iterator[Candidate]:
     correlations = []
     for forward_M, backward_M in _pairs(operations):
         over = [_over_mean(operations.work_TNW[ops_M]) for ops_M in (forward_M, backward_M)]
@@ -352,7 +346,7 @@ def _lengths(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     share = replaced(operations, found, work_TNW).share
     if share >= MIN_SHARE:
         kind = OperationKind("sequence_lengths", share, {"forward_backward_correlation": correlation})
-        yield _Candidate(kind, work_TNW)
+        yield kind, work_TNW
 
 
 def _over_mean(work_MNW: AnyFloat) -> FloatArray:
@@ -360,7 +354,7 @@ def _over_mean(work_MNW: AnyFloat) -> FloatArray:
     return np.asarray(work_MNW / np.where(mean_11W > 0.0, mean_11W, 1.0) - 1.0)
 
 
-def _stalls(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
+def _stalls(operations: Operations, found: Slowdown) -> Iterator[Candidate]:
     """Forward computations that take long now and then, the backward of the same microbatch not, on many workers."""
     work_TNW = operations.work_TNW.copy()
     n_columns = operations.shape[2]
@@ -394,7 +388,7 @@ def _stalls(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     if share >= MIN_SHARE:
         hit = sum(1 for lost_s in stalled_s.values() if lost_s > 0.0) / len(stalled_s)
         numbers = {"of_steps": float(steps_N.mean()), "of_workers": hit, "most_of_one_worker": most}
-        yield _Candidate(OperationKind("garbage_collection", share, numbers), work_TNW)
+        yield OperationKind("garbage_collection", share, numbers), work_TNW
 
 
 def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, BoolArray]:
@@ -408,7 +402,7 @@ def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, 
     return np.asarray(median_11W), np.asarray(spikes_MNW & (backward_ratio < forward_ratio / 2))
 
 
-def _transfers(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
+def _transfers(operations: Operations, found: Slowdown) -> Iterator[Candidate]:
     for code, mixed in SYNCS.items():
         types = {at: one for at, one in enumerate(operations.types) if one.communication and one.mixed == mixed}
         of_communication = operations.of_types(*types)
@@ -417,4 +411,4 @@ def _transfers(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
             slowdowns = {one.part: found.by_part[one.part] for one in types.values()}
             worst = max(slowdowns, key=lambda part: slowdowns[part])
             kind = OperationKind(code, share, {"slowdown": slowdowns[worst]}, part=worst)
-            yield _Candidate(kind, operations.at_ideal(of_communication))
+            yield kind, operations.at_ideal(of_communication)

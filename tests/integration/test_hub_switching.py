@@ -7,7 +7,7 @@ import pytest
 from sftriage.agent.agent import Agent
 from sftriage.fleet.hub import Hub, HubAddress, LogLeader
 from sftriage.fleet.shipping import HostEnd
-from sftriage.mitigate.switch_state import UNLIKE, Setting
+from sftriage.mitigate.switching import UNLIKE, Setting
 from sftriage.recorder import Monitor
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import wait_until

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.mitigate.switch_state import Setting
-from sftriage.mitigate.switching import SwitchFile, find_switches
+from sftriage.mitigate.switching import Setting, SwitchFile, find_switches
 from tests.integration.processes import FORKED, ended, wait_until
 from tests.integration.remedies import POLICY, on_record, remedies, say, states
 

@@ -14,8 +14,7 @@ import pytest
 from sftriage.agent.agent import Agent, Switches
 from sftriage.agent.captures import ANSWER_GRACE_S
 from sftriage.errors import RingError
-from sftriage.mitigate.switch_state import Setting
-from sftriage.mitigate.switching import Switch, SwitchFile, make_switch
+from sftriage.mitigate.switching import Setting, Switch, SwitchFile, make_switch
 from sftriage.model.captures import CaptureRequest, CaptureResult, Trigger, WantedCapture
 from sftriage.recorder import Monitor, find_rings
 from sftriage.traces import disk as module

@@ -7,7 +7,7 @@ import pytest
 
 from sftriage.controller.controller import Controller, settings_of
 from sftriage.errors import InputError
-from sftriage.mitigate.switch_state import Request, SwitchStatus
+from sftriage.mitigate.switching import Request, SwitchStatus
 from sftriage.model.captures import CaptureResult, Reproduced
 from sftriage.model.events import RemedyChanged
 from sftriage.model.windows import StageSchema, Window

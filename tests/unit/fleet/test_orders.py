@@ -9,7 +9,7 @@ from sftriage.fleet.incoming import Message, Refusals
 from sftriage.fleet.orders import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, CaptureOrders
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import decode_orders
-from sftriage.mitigate.switch_state import Setting
+from sftriage.mitigate.switching import Setting
 from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.traces.store import LocalStore
 

@@ -6,7 +6,7 @@ from sftriage.fleet import shipping
 from sftriage.fleet.hub import LogLeader, Subjects
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.wire import Order, Orders, encode
-from sftriage.mitigate.switch_state import Setting
+from sftriage.mitigate.switching import Setting
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.windows.shipped import ReadCounts
 from tests.disks import small_disk

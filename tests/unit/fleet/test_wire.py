@@ -31,7 +31,7 @@ from sftriage.fleet.wire import (
     encode,
     parts,
 )
-from sftriage.mitigate.switch_state import Request, Setting, StageTimes
+from sftriage.mitigate.switching import Request, Setting, StageTimes
 from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import GpuFindings, StageSchema

@@ -9,15 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import RingError
-from sftriage.mitigate.switch_state import UNLIKE, Request, Setting, whole_groups
 from sftriage.mitigate.switching import (
     MOST_ROUNDS_APART,
     NO_VOTE,
+    UNLIKE,
     VOTES_APART_NS,
     MultiHostSwitch,
+    Request,
+    Setting,
     SwitchFile,
     find_switches,
     make_switch,
+    whole_groups,
 )
 
 NAME = "ranks-0.abcd"

@@ -22,7 +22,7 @@ from sftriage.mitigate.advice import (
     slow_link,
     step_s,
 )
-from sftriage.mitigate.switch_state import Request, StageTimes, SwitchStatus
+from sftriage.mitigate.switching import Request, StageTimes, SwitchStatus
 
 
 def uniform(delays, *, forward_s=1.0, backward_s=2.0, microbatches=16, most=None):

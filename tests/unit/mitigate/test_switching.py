@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import RingError
-from sftriage.mitigate.switch_state import ROUNDS_AHEAD, Request, Setting, StageTimes
 from sftriage.mitigate.switching import (
     FORWARD_NS,
     REQUEST_AT,
+    ROUNDS_AHEAD,
     THERE_NS,
+    Request,
+    Setting,
+    StageTimes,
     Switch,
     SwitchFile,
     find_switches,
