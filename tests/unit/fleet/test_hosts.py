@@ -9,7 +9,7 @@ from sftriage.fleet.hosts import AWAY_S, SETTLE_S, Groups, Host, RollCall, statu
 from sftriage.fleet.over_nats import GONE_S, all_over, of_all
 from sftriage.fleet.wire import Incarnation
 from sftriage.mitigate.loop import JobNow, RemedyLoop
-from sftriage.mitigate.switch_state import UNLIKE, Request, Setting
+from sftriage.mitigate.switching import UNLIKE, Request, Setting
 from sftriage.model.events import RemedyChanged
 from sftriage.model.windows import GpuFindings, StageSchema
 from sftriage.policy.schema import Mitigate
