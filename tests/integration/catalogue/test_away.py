@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
+from tests.integration.catalogue.asking import FORK, alive, ask, ids, put
 
 from sftriage.errors import CatalogueError
 from sftriage.model.captures import CaptureResult
@@ -17,7 +18,6 @@ from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import Uploader
 from tests import needs
-from tests.integration.catalogue.asking import FORK, alive, ask, ids, put
 from tests.integration.postgres import Postgres
 from tests.integration.processes import DEADLINE_S, wait_until
 
