@@ -168,19 +168,30 @@ def test_it_can_be_ended_and_leaves_nothing_behind(open_trace, temporary, signum
     assert "Traceback" not in served.process.stderr.read()
 
 
-def test_the_browser_that_is_asked_for_is_started_with_the_link(start, run, environment, tmp_path):
-    # GIVEN a browser that writes down what it is to show, and one that cannot be started
-    browser, noted = tmp_path / "browser", tmp_path / "noted"
+def test_the_browser_that_is_asked_for_is_started_with_the_link_and_a_copy_left(
+    start, run, environment, tmp_path, sha256
+):
+    # GIVEN a browser that writes down what it is to show
+    browser, noted, there = (tmp_path / name for name in ("browser", "noted", "there"))
     browser.write_text(f'#!/bin/sh\necho "$1" > {noted}.part && mv {noted}.part {noted}\n')
     browser.chmod(0o755)
+    there.mkdir()
     environment["BROWSER"] = str(browser)
-    process = start("traces", "open", "c-1", "--run", run, "--port", free_port())
+    command = ("traces", "open", "c-1", "--run", run, "--port", free_port(), "--out", there)
+    process = start(*command)
     link = process.stdout.readline().strip()
     wait_until(noted.exists)
     assert noted.read_text().strip() == link
-    # WHEN the file is fetched THEN it ends
+    # WHEN the file is fetched THEN it ends, and its copy is where it was wanted
     got(link.partition("url=")[2])
     assert process.wait(DEADLINE_S) == 0
+    (copy,) = there.iterdir()
+    assert (copy.name, hashlib.sha256(copy.read_bytes()).hexdigest()) == ("c-1-trace.json.gz", sha256)
+    # AND nothing is written over it
+    for how in ((), ("--offline",)):
+        process = start(*command, "--no-browser", *how)
+        _, err = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, "exists already" in err) == (2, True)
 
 
 def test_a_capture_in_a_store_elsewhere_is_fetched_first(start, run, temporary, tmp_path, sha256):
@@ -227,40 +238,15 @@ def test_offline_a_capture_of_a_store_is_fetched_whole_and_shown_from_here(start
         assert not list(temporary.iterdir())
         (tmp_path / "away").rename(store)
     assert hashlib.sha256(kept.read_bytes()).hexdigest() == sha256
-
-
-@pytest.mark.parametrize(
-    ("content", "said"), [(b"", "0 bytes; it had"), (None, "it was put as sha256")], ids=["shrunk", "changed"]
-)
-def test_offline_a_damaged_capture_of_a_store_is_not_shown(start, run, temporary, tmp_path, content, said):
-    store = tmp_path / "elsewhere"
-    assert start("traces", "upload", "--run", run, "--store", store).wait(DEADLINE_S) == 0
+    # WHEN it is damaged there THEN it is not shown, and nothing is left of it
     (trace,) = store.glob("*/*/c-1/trace.json.gz")
     data = trace.read_bytes()
-    trace.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if content is None else content)
-    process = start("traces", "open", "c-1", "--store", store, "--offline", "--no-browser", "--out", tmp_path / "kept")
+    trace.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    process = start(*command, "--out", tmp_path / "again")
     out, err = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, out) == (1, "")
-    assert said in err
+    assert (process.returncode, out, "it was put as sha256" in err) == (1, "", True)
     assert not list(temporary.iterdir())
-    assert not (tmp_path / "kept").exists()
-
-
-def test_a_copy_is_left_where_it_is_asked_for_and_nothing_is_overwritten(start, run, tmp_path, sha256):
-    (tmp_path / "there").mkdir()
-    command = ("traces", "open", "c-1", "--run", run, "--port", free_port(), "--no-browser")
-    command += ("--out", tmp_path / "there")
-    process = start(*command)
-    got(process.stdout.readline().strip().partition("url=")[2])
-    assert process.wait(DEADLINE_S) == 0
-    (copy,) = (tmp_path / "there").iterdir()
-    assert copy.name == "c-1-trace.json.gz"
-    assert hashlib.sha256(copy.read_bytes()).hexdigest() == sha256
-    for how in ((), ("--offline",)):
-        process = start(*command, *how)
-        _, err = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 2
-        assert "exists already" in err
+    assert not (tmp_path / "again").exists()
 
 
 @needs.chromium

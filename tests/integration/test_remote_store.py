@@ -209,32 +209,6 @@ def test_a_crash_at_any_point_is_finished_by_the_next_process(
     assert direct().manifests().manifests == manifests(run)
 
 
-def test_a_store_that_is_away_is_said_and_costs_nothing_else(start, through, environment, run, direct, tmp_path):
-    # GIVEN a store that answers nothing but errors
-    environment.update(environment_of(through.url))
-    through.plan = lambda how, path: "error"
-    # WHEN captures are to be uploaded
-    process = start("traces", "upload", "--run", run, "--store", URL, "--json")
-    out, err = process.communicate(timeout=DEADLINE_S)
-    # THEN it is said which are left and why
-    answer = json.loads(out)
-    assert (process.returncode, answer["stored"]) == (1, 0)
-    assert [one["capture_id"] for one in answer["left"]] == ["c-1", "c-2", "c-3"]
-    assert "500" in answer["left"][0]["reason"]
-    assert "3 captures are not in the store yet" in err
-    assert LocalStore(run).upload("c-1").state == "failed"
-    # AND a pin is kept here all the same, and reaches the store with the next upload
-    out, err = start("traces", "pin", "c-1", "--run", run).communicate(timeout=DEADLINE_S)
-    assert LocalStore(run).pinned() == {"c-1"}, err
-    through.plan = lambda how, path: None
-    out, err = start("traces", "upload", "--run", run).communicate(timeout=DEADLINE_S)
-    assert "3 of 3 captures" in out, err
-    assert direct().pinned() == {"resnet/run-1/c-1"}
-    # AND from then on at once
-    start("traces", "unpin", "c-1", "--run", run).communicate(timeout=DEADLINE_S)
-    assert direct().pinned() == frozenset()
-
-
 def test_a_bucket_that_is_not_there_is_said_in_one_line(start, environment, server):
     environment.update(environment_of(server.url))
     process = start("traces", "list", "--store", "s3://no-such-bucket/x")
