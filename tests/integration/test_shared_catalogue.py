@@ -14,12 +14,12 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sftriage.runtime.indexing import SharedIndexing
 
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CaptureChanged
 from sftriage.runs.directory import RunInfo, create
+from sftriage.runtime.copies import SharedIndexing
 from sftriage.traces import databases
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.databases import CaptureQuery
