@@ -34,21 +34,32 @@ class Sampled:
     def stand_here(self):
         assert self.there.wait(DEADLINE_S)
 
+    def until_there(self, act):
+        until_s = time.monotonic() + DEADLINE_S
+        while not self.there.is_set() and time.monotonic() < until_s:
+            act()
+
+    def run(self, stand=stand_here):
+        self.sampler.start()
+        stand(self)
+        self.sampler.stop()
+        return self
+
+    def keep(self, directory):
+        """The samples that were kept, in ``s.json`` of a directory."""
+        assert self.sampler.keep(directory / "s.json", 1 << 22) == ""
+        return read_samples(directory / "s.json")
+
 
 @pytest.fixture
 def sampled():
-    made = Sampled()
-    made.sampler.start()
-    made.stand_here()
-    made.sampler.stop()
-    return made
+    return Sampled().run()
 
 
 def test_a_sample_says_where_the_training_thread_stood_and_in_which_step_and_stage(sampled, tmp_path):
     # GIVEN a thread that stood in `stand_here` while it was sampled WHEN what was sampled is kept
-    assert sampled.sampler.keep(tmp_path / "s.json", 1 << 20) == ""
+    read = sampled.keep(tmp_path)
     # THEN a reader finds function, file and line, and the line of source
-    read = read_samples(tmp_path / "s.json")
     assert set(read.step_N) == {7}
     assert set(read.stage_N) == {"data"}
     assert len(read.time_ns_N) >= 3
@@ -62,17 +73,9 @@ def test_a_sample_says_where_the_training_thread_stood_and_in_which_step_and_sta
 
 def test_garbage_that_the_thread_collects_is_counted_and_leaves_no_frame_of_ours(tmp_path):
     # GIVEN a thread that collects garbage until it was sampled a few times
-    made = Sampled(30)
-    callbacks = list(gc.callbacks)
-    made.sampler.start()
-    objects = [[number] for number in range(200_000)]
-    until_s = time.monotonic() + DEADLINE_S
-    while not made.there.is_set() and time.monotonic() < until_s:
-        gc.collect()
-    made.sampler.stop()
+    callbacks, objects = list(gc.callbacks), [[number] for number in range(200_000)]
     # WHEN what was sampled is kept THEN the time is counted, and grows
-    assert made.sampler.keep(tmp_path / "s.json", 1 << 22) == ""
-    read = read_samples(tmp_path / "s.json")
+    read = Sampled(30).run(lambda made: made.until_there(gc.collect)).keep(tmp_path)
     collected_ns = read.training.used_N["collected_ns"]
     assert list(collected_ns) == sorted(collected_ns)
     assert 0 < collected_ns[-1] <= read.time_ns_N[-1] - read.time_ns_N[0] + 10**10
@@ -86,25 +89,14 @@ def test_garbage_that_the_thread_collects_is_counted_and_leaves_no_frame_of_ours
 def test_in_a_forked_process_too_the_training_thread_is_known_to_have_run(monkeypatch, tmp_path):
     # GIVEN a thread whose id in `threading` is the one that it had in the process that was forked
     monkeypatch.setattr(threading.current_thread(), "_native_id", 2**22)
-    made = Sampled()
-    made.sampler.start()
-    made.stand_here()
-    made.sampler.stop()
     # THEN what the system says of it is that of the thread itself
-    assert made.sampler.keep(tmp_path / "s.json", 1 << 20) == ""
-    assert min(read_samples(tmp_path / "s.json").training.run_ns_N) > 0
+    assert min(Sampled().run().keep(tmp_path).training.run_ns_N) > 0
 
 
 def test_a_thread_that_sleeps_is_known_to_by_what_the_kernel_says(tmp_path):
     # GIVEN a thread that sleeps until it was sampled WHEN what was sampled is kept
-    made = Sampled()
-    made.sampler.start()
-    until_s = time.monotonic() + DEADLINE_S
-    while not made.there.is_set() and time.monotonic() < until_s:
-        time.sleep(0.02)
-    made.sampler.stop()
-    made.sampler.keep(tmp_path / "s.json", 1 << 20)
-    waits_in = read_samples(tmp_path / "s.json").training.waits_in_N
+    read = Sampled().run(lambda made: made.until_there(lambda: time.sleep(0.02))).keep(tmp_path)
+    waits_in = read.training.waits_in_N
     # THEN what it waits in is there, sample by sample, where the system says; and never the interpreter itself
     assert len(waits_in) >= 3
     assert any("sleep" in one for one in waits_in) or not any(waits_in)
@@ -112,7 +104,7 @@ def test_a_thread_that_sleeps_is_known_to_by_what_the_kernel_says(tmp_path):
 
 
 def test_the_file_is_one_that_speedscope_opens(sampled, tmp_path):
-    sampled.sampler.keep(tmp_path / "s.json", 1 << 20)
+    sampled.keep(tmp_path)
     document = json.loads((tmp_path / "s.json").read_text())
     # THEN it has that format's marks, each profile as many weights as samples, and they add up to its length
     assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
@@ -128,16 +120,14 @@ def test_the_file_is_one_that_speedscope_opens(sampled, tmp_path):
 
 def test_other_threads_are_sampled_and_the_sampler_itself_is_not(tmp_path):
     # GIVEN a second thread that stands somewhere else
-    made, ended = Sampled(), threading.Event()
+    ended = threading.Event()
     other = threading.Thread(target=ended.wait, args=(DEADLINE_S,), name="statistics")
     other.start()
-    made.sampler.start()
-    made.stand_here()
-    made.sampler.stop()
+    made = Sampled().run()
     ended.set()
     other.join()
     # WHEN what was sampled is kept THEN both have a profile, the training thread's first
-    made.sampler.keep(tmp_path / "s.json", 1 << 20)
+    made.keep(tmp_path)
     names = [one["name"] for one in json.loads((tmp_path / "s.json").read_text())["profiles"]]
     assert names[0] == threading.current_thread().name
     assert "statistics" in names
@@ -147,12 +137,8 @@ def test_other_threads_are_sampled_and_the_sampler_itself_is_not(tmp_path):
 def test_nothing_stays_behind(tmp_path):
     # GIVEN the threads and the cached sources before
     before, cached = set(threading.enumerate()), set(linecache.cache)
-    made = Sampled()
-    made.sampler.start()
-    made.stand_here()
     # WHEN it has stopped and was kept THEN there is no thread and no source more than before
-    made.sampler.stop()
-    made.sampler.keep(tmp_path / "s.json", 1 << 20)
+    Sampled().run().keep(tmp_path)
     assert set(threading.enumerate()) == before
     assert set(linecache.cache) == cached
 
@@ -162,18 +148,6 @@ def test_what_does_not_fit_or_cannot_be_written_is_said_and_leaves_nothing(sampl
     assert "no stacks: they would have had" in sampled.sampler.keep(tmp_path / "s.json", 10)
     assert "no stacks: " in sampled.sampler.keep(tmp_path / "none" / "s.json", 1 << 20)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_where_no_thread_can_be_had_there_are_no_stacks_and_no_error(monkeypatch, tmp_path):
-    # GIVEN a process that may start no thread WHEN it is to be sampled THEN the reason comes back in the end
-    def refused(_):
-        raise RuntimeError("can't start new thread")
-
-    made = Sampled()
-    monkeypatch.setattr(threading.Thread, "start", refused)
-    made.sampler.start()
-    made.sampler.stop()
-    assert made.sampler.keep(tmp_path / "s.json", 1 << 20) == "no stacks: can't start new thread"
 
 
 def test_it_is_bounded(monkeypatch, tmp_path):

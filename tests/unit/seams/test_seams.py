@@ -1,6 +1,5 @@
 """The seams in real loops of torch, in this process: what is recorded of them, and what they leave as it was."""
 
-import contextlib
 import copy
 import io
 import logging
@@ -112,13 +111,6 @@ def test_of_an_ordinary_loop_every_step_but_the_first_two_has_its_stages(put_in,
     assert seams.sync == ()
 
 
-def test_what_is_done_several_times_in_a_step_adds_up(put_in, rings):
-    seams = put_in()
-    train(5, batches=3)
-    assert [one.step for one in recorded(rings)] == [2, 3, 4]
-    assert seams.steps.entered["forward"] == 3 * 3
-
-
 def test_two_optimizers_in_turn_make_one_step(put_in, rings):
     # GIVEN two networks that train against one another
     one, other = network(), network()
@@ -191,24 +183,6 @@ def test_an_optimizer_that_calls_the_model_itself_steps_once(put_in, rings):
     assert all(all(one.durations_ns[1:4]) for one in records)
 
 
-def test_evaluations_and_checkpoints_are_kinds_of_steps(put_in, rings, tmp_path):
-    model = network()
-
-    def after(step):
-        if step in (3, 4):
-            model.eval()
-            with torch.no_grad():
-                model(torch.randn(4, 8))
-            model.train()
-        if step in (4, 5):
-            torch.save(model.state_dict(), tmp_path / "checkpoint.pt")
-
-    put_in()
-    train(8, model, after=after)
-    kinds = {one.step: one.kind for one in recorded(rings)}
-    assert kinds == {2: "", 3: "", 4: "evaluation", 5: "eval+checkpoint", 6: "checkpoint", 7: ""}
-
-
 def test_a_model_that_has_never_been_told_to_train_is_trained_all_the_same(put_in, rings):
     put_in()
     train(5, network().eval())
@@ -229,23 +203,6 @@ def test_a_model_in_a_box_that_nobody_calls_is_found(put_in, rings):
         box.model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
     assert [bool(one.durations_ns[1]) for one in recorded(rings)] == [False, True, True, True]
-
-
-def test_what_is_trained_is_the_same_bit_for_bit(put_in, rings):
-    def result(dtype=None):
-        model = network()
-        with torch.autocast("cpu", dtype=dtype) if dtype else contextlib.nullcontext():
-            losses = train(6, model)
-        return losses, model.state_dict()
-
-    plain, mixed = result(), result(torch.bfloat16)
-    put_in()
-    for before, after in ((plain, result()), (mixed, result(torch.bfloat16))):
-        assert before[0] == after[0]
-        assert all(
-            torch.equal(before[1][name].view(torch.int32), after[1][name].view(torch.int32)) for name in after[1]
-        )
-    assert recorded(rings)
 
 
 class OwnError(Exception):

@@ -1,4 +1,4 @@
-"""Train with exchanges of one's own: in hooks of backward, sharded in the optimizer, now and then, around a ring."""
+"""Train with exchanges of one's own: by hand, in hooks, sharded in the optimizer, now and then, in a ring."""
 
 import os
 import sys
@@ -86,6 +86,10 @@ def main(way):
         loss.backward()
         if way == "ring":
             around_a_ring(model)
+        if way == "averaged":
+            for param in model.parameters():
+                dist.all_reduce(param.grad.data, op=dist.ReduceOp.SUM)
+                param.grad.data /= dist.get_world_size()
         optimizer.step()
         if way == "local" and step >= LOCAL_FROM and step % LOCAL_STEPS == 0:
             for param in model.parameters():
