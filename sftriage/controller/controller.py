@@ -93,7 +93,7 @@ def _chronic(verdict: Verdict) -> Straggler | None:
     one = verdict.named
     if one is None or one.pattern != "chronic":
         return None
-    return Straggler(who(one), where(one), one.ranks, one.gain_s, verdict.step_s)
+    return Straggler(who(one), where(one), one.ranks, 0, one.gain_s, verdict.step_s)
 
 
 def in_force(policy: LoadedPolicy | PolicySet | PolicyFiles) -> PolicySet:

@@ -274,9 +274,9 @@ class Straggler:
     who: str
     where: str
     ranks: tuple[int, ...]
+    n_ranks: int
     late_s: float
     step_s: float
-    n_ranks: int = 0
 
 
 RECENT_WINDOWS = 10

@@ -486,7 +486,7 @@ def _straggler_of(view: View) -> Straggler | None:
     """Who has been slow for long, and is still: the chronic first suspect of most recent windows; None for nobody."""
     newest = islice((row for row in reversed(view.rows) if tells(row.label, row.reasons)), RECENT_WINDOWS)
     chronic = [
-        Straggler(first.who, first.where, first.ranks, first.gain_s, row.step_s)
+        Straggler(first.who, first.where, first.ranks, 0, first.gain_s, row.step_s)
         if (first := next(iter(row.suspects), None)) is not None and first.pattern == "chronic"
         else None
         for row in newest

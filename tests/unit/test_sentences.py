@@ -503,7 +503,7 @@ def warnings() -> Rows:
 
 def remedies() -> Rows:
     """Advice on a straggler, and on a pipeline: worth the trouble or not, of known messages or not."""
-    late = Straggler("rank 3", "data", (3,), 0.05, 0.25, 8)
+    late = Straggler("rank 3", "data", (3,), 8, 0.05, 0.25)
     messages = Messages(10**9, Link(1e-5, 1e-10))
     pipeline = Pipeline((0.01,) * 4, (0.02,) * 4, (0.0, 0.02, 0.0), 16)
     asked = {

@@ -27,7 +27,7 @@ from tests.unit.whatif.planted import Job
 
 
 def late(late_s=0.05, *, step_s=0.25, ranks=(3,), n_ranks=8):
-    return Straggler("rank 3", "data", ranks, late_s, step_s, n_ranks)
+    return Straggler("rank 3", "data", ranks, n_ranks, late_s, step_s)
 
 
 def remedies(advice):
@@ -56,7 +56,7 @@ def remedies(advice):
 )
 def test_who_is_there_to_stay(situation, named, who, settled):
     # GIVEN whom the last windows name, THEN that is who has been slow for long, and is still
-    recent = [None if one == "." else Straggler(f"rank {one}", "data", (int(one),), 0.05, 0.25) for one in named]
+    recent = [None if one == "." else Straggler(f"rank {one}", "data", (int(one),), 0, 0.05, 0.25) for one in named]
     found = straggler_in(recent, 4)
     assert (found and found.ranks) == (who if who is None else (who,))
     # AND whether that may be said of them: not while they begin to name another one
@@ -65,8 +65,8 @@ def test_who_is_there_to_stay(situation, named, who, settled):
 
 def test_who_is_there_to_stay_is_so_in_whatever_stage_and_costs_what_the_newest_window_says():
     where = ("all its local stages", "data") * 5
-    recent = [Straggler("rank 3", one, (3,), 0.03 + 0.001 * n, 0.25) for n, one in enumerate(where)]
-    assert straggler_in(recent, 4) == Straggler("rank 3", "data", (3,), 0.03 + 0.001 * 9, 0.25, 4)
+    recent = [Straggler("rank 3", one, (3,), 0, 0.03 + 0.001 * n, 0.25) for n, one in enumerate(where)]
+    assert straggler_in(recent, 4) == Straggler("rank 3", "data", (3,), 4, 0.03 + 0.001 * 9, 0.25)
 
 
 def test_one_late_rank_of_eight():

@@ -13,7 +13,7 @@ from sftriage.mitigate.switching import UNLIKE, Request, Setting, StageTimes, Sw
 from sftriage.policy.schema import Mitigate
 
 ALLOWED = Mitigate(remedies=("stragglar",), min_saving="2%", steps=10, cooldown="1h")
-LATE = Straggler("rank 5", "data", (5,), 0.2, 0.5, 8)
+LATE = Straggler("rank 5", "data", (5,), 8, 0.2, 0.5)
 GROUP = SwitchStatus("rank-0.0.switch", tuple(range(8)), 40, 40, 0, -1, Request(0, 0, 0), 0.175, 1 << 20)
 
 LINK_ALLOWED = Mitigate(remedies=("pipeline",), min_saving="2%", steps=10, cooldown="1h")
