@@ -135,9 +135,7 @@ def self_time(start_M: Ints, end_M: Ints) -> Pieces:
     if not len(order):
         return Pieces(NOTHING.start_K, NOTHING.start_K, NOTHING.start_K)
     start_M, end_M = start_M[order], end_M[order]
-    owner_P, start_P, end_P = (
-        _nested(start_M, end_M) or _nested(start_M, _drawn_out(start_M, end_M)) or _one_by_one(start_M, end_M)
-    )
+    owner_P, start_P, end_P = _nested(start_M, end_M) or _one_by_one(start_M, end_M)
     return Pieces(order[owner_P], start_P, end_P)
 
 
@@ -173,36 +171,6 @@ def _nested(start_M: Ints, end_M: Ints) -> _Owned | None:
     moment[at_start], moment[at_end] = start_M, ends
     owned = np.flatnonzero((depth[:-1] > 0) & (moment[1:] > moment[:-1]))
     return top[owned], moment[owned], moment[owned + 1]
-
-
-_ROUNDS = 4
-
-
-def _drawn_out(start_M: Ints, end_M: Ints) -> Ints:
-    """Ends put off to that of whatever began meanwhile, so that events nest that do not cross in long chains.
-
-    It changes nothing of whose the time is: between an event's own end and that, one that began later is always open.
-    """
-    for _ in range(_ROUNDS):
-        meanwhile = np.searchsorted(start_M, end_M, side="left")
-        latest = _largest(end_M, np.arange(1, len(end_M) + 1), meanwhile)
-        if not (latest > end_M).any():
-            break
-        end_M = np.maximum(end_M, latest)
-    return end_M
-
-
-def _largest(values_M: Ints, first_N: NDArray[np.intp], last_N: NDArray[np.intp]) -> Ints:
-    """The largest value of each range of places, its last one excluded; of none, less than any."""
-    found_N = np.full(len(first_N), np.iinfo(np.int64).min)
-    width, length_N = 1, last_N - first_N
-    # Two ranges of a power of two cover any other.
-    while len(values_M):
-        at = np.flatnonzero((length_N >= width) & (length_N < 2 * width))
-        found_N[at] = np.maximum(values_M[first_N[at]], values_M[last_N[at] - width])
-        values_M = np.maximum(values_M[:-width], values_M[width:])
-        width *= 2
-    return found_N
 
 
 def _one_by_one(start_M: Ints, end_M: Ints) -> _Owned:

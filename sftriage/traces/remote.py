@@ -96,11 +96,15 @@ def checked_url(url: str) -> str:
 
 
 class Objects:
-    """The objects below one prefix; subclasses have other means than obstore."""
+    """The objects below one prefix, through obstore; subclasses have other means."""
 
     def __init__(self, store: ObjectStore | None, place: str) -> None:
-        self.place = place
-        self._store: Any = store
+        self.place, self._store = place, store
+        self._errors: tuple[type[Exception], ...] = (OSError,)
+        if store is not None:
+            import obstore
+
+            self._obstore, self._errors = obstore, (obstore.exceptions.BaseError, OSError)
 
     @classmethod
     def open(cls, url: str, *, patience: Patience, create: bool = False) -> Objects:
@@ -121,22 +125,20 @@ class Objects:
 
     def sizes(self, prefix: str | None = None) -> dict[str, int]:
         """The keys below a prefix, and the bytes of each."""
-        with self._told():
+        with self._failing():
             return dict(self._list(prefix))
 
     def size(self, key: str) -> int | None:
         """The bytes of an object; None where there is none."""
-        try:
-            with self._told():
-                return self._size(key)
-        except FileNotFoundError:
-            return None
+        with suppress(FileNotFoundError), self._failing():
+            return self._size(key)
+        return None
 
     def stream(self, key: str) -> Iterator[bytes]:
         """The content of an object, piece by piece; raises FileNotFoundError where there is none."""
         pieces = self._pieces(key)
         while True:
-            with self._told():
+            with self._failing():
                 piece = next(pieces, None)
             if piece is None:
                 return
@@ -145,66 +147,50 @@ class Objects:
     def read(self, key: str, max_bytes: int) -> bytes | None:
         """What is in a small object, and no more than a byte beyond ``max_bytes`` of it; None where there is none."""
         content = b""
-        try:
+        with suppress(FileNotFoundError):
             for piece in self.stream(key):
                 content += piece
                 if len(content) > max_bytes:
                     break
-        except FileNotFoundError:
-            return None
-        return content[: max_bytes + 1]
+            return content[: max_bytes + 1]
+        return None
 
     def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
         """Put an object, whole or not at all: bytes in one request, pieces part by part, unless they raise."""
         try:
-            with self._told():
+            with self._failing():
                 self._put(key, content)
         except FileNotFoundError as error:
             raise StoreError(f"{self.place}: {said(error)}") from error
 
     def delete(self, key: str) -> None:
         """Delete an object. One that is not there changes nothing."""
-        with suppress(FileNotFoundError), self._told():
+        with suppress(FileNotFoundError), self._failing():
             self._delete(key)
 
     def _list(self, prefix: str | None) -> Iterator[tuple[str, int]]:
-        import obstore
-
-        for page in obstore.list(self._store, prefix, chunk_size=1000):
+        for page in self._obstore.list(self._store, prefix, chunk_size=1000):
             yield from ((one["path"], one["size"]) for one in page)
 
     def _size(self, key: str) -> int:
-        import obstore
-
-        return obstore.head(self._store, key)["size"]
+        return self._obstore.head(self._store, key)["size"]
 
     def _pieces(self, key: str) -> Iterator[bytes]:
-        import obstore
-
-        yield from map(bytes, obstore.get(self._store, key).stream(min_chunk_size=CHUNK_BYTES))
+        yield from map(bytes, self._obstore.get(self._store, key).stream(min_chunk_size=CHUNK_BYTES))
 
     def _put(self, key: str, content: bytes | Iterator[bytes]) -> None:
-        import obstore
-
-        obstore.put(self._store, key, content, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+        self._obstore.put(self._store, key, content, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
 
     def _delete(self, key: str) -> None:
-        import obstore
-
-        obstore.delete(self._store, key)
+        self._obstore.delete(self._store, key)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        errors: tuple[type[Exception], ...] = (OSError,)
-        if self._store is not None:
-            from obstore.exceptions import BaseError
-
-            errors = BaseError, OSError
+    def _failing(self) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
             raise
-        except errors as error:
+        except self._errors as error:
             raise StoreError(f"{self.place}: {said(error)}") from error
 
 

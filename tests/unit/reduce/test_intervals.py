@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.reduce.intervals import Intervals, _drawn_out, _nested, _one_by_one, self_time, union
+from sftriage.reduce.intervals import Intervals, _nested, _one_by_one, self_time, union
 
 EVENTS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=12)
 
@@ -49,19 +49,7 @@ def test_events_that_nest_are_split_at_once_as_one_by_one(events):
     # THEN those that cross are not split at once, and the others as they would be one by one
     at_once = _nested(start, end) if len(start) else None
     assert (at_once is None) == (crossing or not len(start))
-    # AND so are those that cross, with their ends put off
-    for split in (at_once, _nested(start, _drawn_out(start, end)) if len(start) else None):
-        for some, others in zip(split or (), _one_by_one(start, end), strict=False):
-            assert some.tolist() == others.tolist()
-
-
-def test_events_that_cross_once_in_a_while_are_split_at_once():
-    # GIVEN steps of a clock that lets each end a little after the next one began, with operators in them
-    start, end = arrays([(begin, 102) for begin in range(0, 1000, 100)] + [(t, 3) for t in range(5, 1000, 10)])
-    order = np.lexsort((-end, start))
-    start, end = start[order], end[order]
-    assert _nested(start, end) is None
-    for some, others in zip(_nested(start, _drawn_out(start, end)), _one_by_one(start, end), strict=True):
+    for some, others in zip(at_once or (), _one_by_one(start, end), strict=False):
         assert some.tolist() == others.tolist()
 
 
