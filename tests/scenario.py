@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ReasonCode, Trigger
-from sftriage.model.events import CaptureChanged, WindowJudged, encode
+from sftriage.model.events import CaptureChanged, Event, WindowJudged, encode
 from sftriage.model.verdicts import Lost, Regression, Suspect, Verdict
 from sftriage.model.windows import OTHER, StageSchema, Window
 from sftriage.recorder import RingInfo
@@ -317,8 +317,12 @@ class Run:
         journal.close()
 
     def ended(self, result: CaptureResult) -> None:
+        self.record_events(CaptureChanged(1.0, result))
+
+    def record_events(self, *events: Event) -> None:
         journal = Recorder(self.directory.decisions)
-        journal.capture(result)
+        for event in events:
+            journal.append(event)
         journal.close()
 
     def record(

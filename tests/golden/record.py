@@ -116,7 +116,7 @@ def normal(text: str, root: Path) -> str:
 
 def record(root: Path) -> Iterator[tuple[str, str]]:
     """Every text by its name."""
-    from tests.golden import runs
+    from tests.golden import runs, states
 
     with mock.patch("time.time", return_value=runs.NOW_S):
         yield "help.txt", "\n".join(helps(()))
@@ -131,6 +131,7 @@ def record(root: Path) -> Iterator[tuple[str, str]]:
             newest = sorted((root / name).glob("captures/*/manifest.json"))[-1]
             yield f"manifest-{name}.txt", fitted(json.loads(newest.read_text(encoding="utf-8")))
         yield from pages(root)
+        yield "states.txt", "\n".join(states.told(root / "states"))
         yield from sinks(watched)
         yield "windows.txt", "\n".join(windows(root))
         yield "policies.txt", "\n".join(policies(root))

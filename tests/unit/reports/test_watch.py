@@ -9,19 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from sftriage.model.captures import CaptureResult, ManualRequest
-from sftriage.model.events import CauseFound, FollowUpDecided, ManualRequestDecided, Place, RemedyChanged
+from sftriage.model.captures import CaptureResult
+from sftriage.model.events import CauseFound, Place, RemedyChanged
 from sftriage.model.verdicts import Regression
 from sftriage.reports.watch_changes import WatchPosition, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
-from sftriage.runs.liveness import RankCoverage, Watcher
-from sftriage.runs.picture import Picture, captures_of, frontier_of, picture, picture_values
+from sftriage.runs.liveness import RankCoverage
+from sftriage.runs.picture import Picture, frontier_of, picture
 from sftriage.runs.source import View
-from sftriage.traces.manifest import CauseInfo
-from sftriage.traces.store import LocalStore, Upload
-from tests.scenario import NOW_S, Recorder, Run, decision, request_of, run_at, verdict
+from tests.scenario import NOW_S, Recorder, Run, request_of, run_at, verdict
 from tests.unit.web.asking import NASTY
-from tests.unit.web.test_charts import findings
 
 RECORDED = RankCoverage(4, 4)
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n[bold red]rank\u202e\u200b\ud800" + "x" * 300
@@ -53,120 +50,9 @@ def test_before_there_is_a_run_it_says_what_it_waits_for():
     assert "runs/next" in written
 
 
-def test_until_the_first_window_it_says_that_the_job_warms_up_and_where_nobody_watches_what_to_do(run):
-    written = text(shown(run))
-    assert "Warming up" in written
-    assert "4 of 4 ranks record" in written
-    assert "attach" not in written
-    alone = shown(run, watcher=Watcher("unwatched"), unwatched=True)
-    assert "Unknown" in text(alone)
-    assert f"take it over. sftriage attach --run {run.directory.path}" in text(alone, Room(300))
-    assert picture_values(alone)["unwatched"] is True
-
-
-def test_a_healthy_job_is_healthy_since_the_first_window_after_the_last_trouble(run):
-    for first, label in ((20, "healthy"), (70, "suspect"), (120, "healthy"), (170, "healthy")):
-        run.decide(verdict(first, label))
-    # (a window's time is that of its last step: 1_800_000_169)
-    assert "Healthy  since step 120, 7 min ago" in text(shown(run))
-    # AND a window that a capture disturbed ends no health
-    run.decide(verdict(220, "needs_evidence", reasons=("self_inflicted",)), "hold", "self_inflicted")
-    run.decide(verdict(270))
-    assert shown(run).outlook.since_step == 120
-
-
-def test_a_suspect_is_shown_with_its_numbers_and_what_was_done(run, trace, make_manifest):
-    # GIVEN a rank that was captured
-    run.decide(verdict(50))
-    run.decide(verdict(100, "suspect", onset=120), "capture", "rule slow-rank", requests=(request_of("c-1"),))
-    written = text(shown(run))
-    # THEN since when, who, where, how much, how often, and that a capture runs
-    for words in (
-        "Slow, and captured  since step 120",
-        "rank 2, data  20.0 ms of each slow step (20%)  in 90% of steps",
-    ):
-        assert words in written
-    assert "running  rank 2  c-1" in written
-    # AND how far its trace is, where that takes its time
-    run.ended(CaptureResult("c-1", 2, "running", "fetching from node-b: 12.0 MiB of 48.0 MiB"))
-    assert "running  rank 2  c-1  fetching from node-b: 12.0 MiB of 48.0 MiB" in text(shown(run))
-    # WHEN the capture has ended and is stored THEN what became of it
-    manifest = LocalStore(run.directory.path).put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
-    run.ended(CaptureResult("c-1", 2, "stored", first_step=160, last_step=164))
-    steps = f"steps {manifest.capture.first_step} to {manifest.capture.last_step}"
-    assert f"stored  rank 2  c-1  {steps}" in text(shown(run))
-
-
-def test_a_hold_off_is_shown_with_what_would_resolve_it(run):
-    held = verdict(20, "needs_evidence", reasons=("co_critical",))
-    run.decide(held, "hold", "captures_left")
-    written = text(shown(run))
-    assert "Undecided: held" in written
-    assert "Next: Ask for fewer" in written
-    # AND there is a line for it where there are few
+def test_a_hold_off_is_shown_with_what_would_resolve_it_also_where_there_are_few_lines(run):
+    run.decide(verdict(20, "needs_evidence", reasons=("co_critical",)), "hold", "captures_left")
     assert "Next: Ask for fewer" in text(shown(run), Room(40, 12))
-
-
-def test_a_stalled_job_shows_its_last_frontier_and_who_has_been_waited_for(run):
-    run.decide(verdict(20))
-    of = verdict(80, "stalled", reasons=("not_arrived",))
-    missing = replace(verdict(20, "suspect").suspects[0], gain_s=75.0, share=0.0)
-    run.decide(replace(of, suspects=(missing,)), "capture", "rule", requests=(request_of("c-1"),))
-    now = shown(run)
-    assert "Stalled" in text(now)
-    assert "rank 2, data  waited for 75 s\n" in text(now)
-    assert now.frontier is not None
-    assert now.frontier.windows == 1
-
-
-def test_captures_that_no_window_led_to_are_there_with_who_asked(run):
-    # GIVEN a person who asked for two captures, one of which is over, and one that another capture led to
-    of = verdict(20)
-    run.decide(of)
-    journal = Recorder(run.directory.decisions)
-    asked = replace(decision(of, "capture", "a person asked"), label="asked", requests=(request_of("a-1"),))
-    journal.append(ManualRequestDecided(ManualRequest("a-1", (2,), "ada", "curious"), asked))
-    journal.capture(CaptureResult("a-1", 2, "failed", "too large"))
-    journal.append(
-        FollowUpDecided("a-1", replace(asked, requests=(request_of("b-1", rank=1, role="control"),), time_s=1.9e9))
-    )
-    journal.close()
-    # WHEN shown THEN the newest is first
-    first, second = captures_of(run.source.view())
-    assert (first.capture_id, first.state, first.role) == ("b-1", "running", "control")
-    assert (second.capture_id, second.state, second.asked_by, second.detail) == ("a-1", "failed", "ada", "too large")
-    assert "failed  rank 2  a-1  asked for by ada, too large" in text(shown(run))
-
-
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [
-        ("waiting", "to be uploaded"),
-        ("uploading", "uploading"),
-        ("stored", "uploaded"),
-        ("failed", "upload failed: no such bucket"),
-    ],
-)
-def test_how_far_a_capture_is_on_its_way_elsewhere(run, trace, make_manifest, state, said):
-    LocalStore(run.directory.path).put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
-    uploads = {"c-1": Upload(url="s3://bucket", state=state, reason="no such bucket" if state == "failed" else "")}
-    assert text(shown(run, uploads=uploads), Room(200)).count(f", {said}\n") == 1
-
-
-def test_what_lacks_in_the_telemetry_is_said(run):
-    of = verdict(20)
-    run.decide(replace(of, numbers={"coverage": 0.7499}))
-    with run.directory.decisions.open("a") as file:
-        file.write("no entry\n")
-    written = text(shown(run, telemetry=RankCoverage(3, 4)))
-    assert "3 of 4 ranks record, 74.9% of the newest window's steps came in, 1 line of the journal" in written
-
-
-def test_a_run_that_has_ended_says_so(tmp_path):
-    run = run_at(tmp_path / "run")
-    run.decide(verdict(20))
-    assert shown(run).state == "ended"
-    assert "the run has ended" in text(shown(run))
 
 
 # Exact
@@ -402,20 +288,6 @@ def test_why_is_news_once_as_a_line_and_as_an_event(run):
         {"function": "load", "file": "/job/data.py", "line": 57},
         "Look there.",
     )
-
-
-def test_why_stands_below_who_where_a_capture_has_shown_it(run, store, trace, make_manifest):
-    # GIVEN a captured suspect whose trace shows why it is slow
-    run.decide(verdict(100, "suspect", onset=120), "capture", "rule slow-rank", requests=(request_of("c-1"),))
-    store.put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
-    cause = CauseInfo(code="sleep", sure=True, sentence=SENTENCE, next_step="Look there.")
-    store.note("c-1", findings().model_copy(update={"cause": cause}))
-    run.ended(CaptureResult("c-1", 2, "stored", first_step=160, last_step=164))
-    # WHEN it is watched THEN it says so, and what to do about it
-    written = text(shown(run), Room(200))
-    assert f"Why: {SENTENCE}" in written
-    assert "Next: Look there." in written
-    assert picture_values(shown(run))["cause"]["sentence"] == SENTENCE
 
 
 # The command

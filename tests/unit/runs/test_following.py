@@ -1,9 +1,10 @@
+import json
 import os
 
 import pytest
 
 from sftriage.model.captures import CaptureResult
-from sftriage.model.events import CostMeasured, WindowJudged, encode
+from sftriage.model.events import VERSION, CostMeasured, WindowJudged, encode
 from sftriage.runs.following import JournalTail
 from tests.scenario import Recorder, decision, request_of, verdict
 
@@ -85,6 +86,16 @@ def test_a_line_that_is_cut_off_again_hides_no_other(path, tail):
         b"\xff\xfe\x00\n",
         b"[" * 5000 + b"\n",
         line_of().replace(b'"label":"healthy"', b'"label":"<script>"'),
+        *(
+            json.dumps({**event, "version": VERSION}).encode() + b"\n"
+            for event in (
+                {"type": "cost"},
+                {"type": "policy", "time_s": 1.0, "kind": "<script>", "policies": [], "problems": [], "later": []},
+                {"type": "evidence", "time_s": "now", "first_step": 1, "last_step": 2},
+                {"type": "follow_up", "capture_id": 7, "decision": {}},
+                {"type": "manual_request", "request": {}, "decision": {}},
+            )
+        ),
     ],
 )
 def test_damage_is_passed_over_and_counted(path, tail, damage):

@@ -2,18 +2,30 @@ import hashlib
 import json
 import re
 import threading
+from dataclasses import replace
+from datetime import datetime, timezone
 
 import pytest
 
-from sftriage.model.captures import CaptureResult
+from sftriage.model.captures import ManualRequest
+from sftriage.model.events import (
+    EvidenceGathered,
+    ManualRequestDecided,
+    NamedPolicy,
+    PolicyChanged,
+    RemedyChanged,
+    TakenOver,
+)
 from sftriage.policy.loading import find
+from sftriage.runs.directory import read_info, write_info
 from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
-from sftriage.traces.manifest import FollowedInfo, KernelShare, Share
+from sftriage.traces.manifest import KernelShare, Share
+from sftriage.traces.store import LocalStore, Upload
 from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import RunPage
 from sftriage.web.serving import Access
-from tests.scenario import request_of, verdict
+from tests.scenario import NOW_S, decision, request_of, verdict
 from tests.unit.web.asking import FORGED, NASTY, SHORT_NASTY, UPWARDS, Seen, ask, harmless, text_of
 from tests.unit.web.test_charts import findings
 
@@ -29,50 +41,6 @@ def test_no_run_yet_then_one(tmp_path, run):
     # WHEN one begins THEN the page shows it
     there.append(run.directory)
     assert "Warming up" in text_of(ask(app, "/"))
-
-
-def test_a_run_that_ended_before_its_first_window(run, tmp_path):
-    (tmp_path / "run" / "rings").rmdir()
-    assert "ended before its first window" in text_of(run.get())
-
-
-def test_a_damaged_run_says_what_is_damaged(run):
-    run.directory.info_file.write_text("{}")
-    assert "not a run" in text_of(run.get())
-
-
-@pytest.mark.parametrize(
-    ("label", "outcome", "reason", "said"),
-    [
-        ("healthy", "ignore", "healthy", ["Healthy", "Is the job healthy? Yes", "no trouble so far"]),
-        ("suspect", "ignore", "gain under the rule's", ["Slow", "rank 2 in data", "gain under the rule's"]),
-        ("suspect", "throttle", "cooldown", ["capture throttled", "rank 2 in data", "since step 120", "cooldown"]),
-        ("stalled", "hold", "in_sync", ["Stalled", "it stands still", "nobody is named", "no time to draw"]),
-        ("needs_evidence", "hold", "co_critical", ["Undecided: held", "several ranks are late together"]),
-    ],
-)
-def test_every_label_has_a_face(run, label, outcome, reason, said):
-    onset = 120 if label == "suspect" else None
-    reasons = (reason,) if label in ("stalled", "needs_evidence") else ()
-    run.decide(verdict(100, label, reasons=reasons, onset=onset), outcome, reason)
-    seen = text_of(run.get())
-    for words in said:
-        assert words in seen
-
-
-def test_a_capture_that_failed_is_said_out_loud(run):
-    run.decide(verdict(100, "suspect"), "capture", "rule slow-rank", requests=(request_of("c-1"),))
-    run.ended(CaptureResult("c-1", 2, "failed", "the disk is full"))
-    seen = run.get()
-    assert "A capture came to nothing" in text_of(seen)
-    assert "the disk is full" in text_of(seen)
-    # AND its page says so too
-    assert "This capture came to nothing" in text_of(run.get("/captures/c-1"))
-
-
-def test_a_capture_that_runs_has_a_page(run):
-    run.decide(verdict(100, "suspect"), "capture", "rule slow-rank", requests=(request_of("c-1"),))
-    assert "This capture is under way" in text_of(run.get("/captures/c-1"))
 
 
 # The pages.
@@ -116,23 +84,6 @@ def test_a_capture_page_shows_the_suspect_beside_a_control(captured, store):
         assert words in seen
     assert manifest.artefacts[0].sha256 in seen
     assert "Open in Perfetto" in seen
-
-
-def test_a_capture_that_follows_another_says_what_was_chosen_and_why_and_leads_to_it(
-    captured, store, trace, make_manifest
-):
-    def of(capture_id, **why):
-        manifest = make_manifest(capture_id)
-        return lambda one: manifest.model_copy(
-            update={"trigger": manifest.trigger.model_copy(update=why), "artefacts": (one,)}
-        )
-
-    store.put("c-9", trace, of("c-9", chosen="left_open", follows="c-1"))
-    store.note("c-1", FollowedInfo(capture_id="c-9"))
-    second, first = captured.get("/captures/c-9"), captured.get("/captures/c-1")
-    assert "auto chose PyTorch Profiler: the capture that it follows does not show why" in text_of(second)
-    assert '<a href="/captures/c-1">c-1</a>, the first capture' in second.text
-    assert '<a href="/captures/c-9">c-9</a>' in first.text
 
 
 def test_a_control_that_was_captured_is_the_one_beside(run, store, trace, make_manifest):
@@ -374,13 +325,26 @@ def test_html_in_a_stage_name_is_text(captured, store, trace, make_manifest):
     nasty = verdict(110, "suspect", stage=NASTY, advances={NASTY: 0.1, "'\"><script>": 0.2})
     captured.decide(nasty, "throttle", NASTY, rule=NASTY)
     captured.decide(verdict(120, "needs_evidence", reasons=(NASTY,)), "hold", NASTY)
+    # AND what people asked for, and what else is on record, is no better
+    requests = (request_of("a-1"),)
+    remedy = {"attempt": 0, "remedy": "stragglar", "rank": 2, "who": f"rank 2 {NASTY}", "where": NASTY, "time_s": NOW_S}
+    captured.record_events(
+        ManualRequestDecided(
+            ManualRequest("a-1", (1,), NASTY, NASTY), decision(nasty, "capture", NASTY, requests=requests)
+        ),
+        PolicyChanged(NOW_S, "changed", (NamedPolicy(NASTY),), (NASTY,), later=(NASTY,)),
+        EvidenceGathered(time_s=NOW_S, first_step=100, last_step=149, remarks=(NASTY,)),
+        RemedyChanged(**remedy, step=109, state="trying", reason="worthwhile"),
+        TakenOver(NOW_S, NASTY, 7),
+    )
     store.put("c-2", trace, lambda artefact: make_manifest("c-2", artefact, stage=SHORT_NASTY, rule=NASTY))
     # WHEN the pages are read THEN none of it has become markup, and it is there to be read
-    for target in ("/", "/decisions", "/captures/c-2", "/captures/c-1"):
+    for target in ("/", "/decisions", "/captures/c-2", "/captures/c-1", "/captures/a-1"):
         answer = captured.get(target)
         assert answer.status == 200
         harmless(answer)
-    assert "&lt;img src=x" in captured.get("/decisions").text
+    for target in ("/", "/decisions", "/captures/a-1"):
+        assert "&lt;img src=x" in captured.get(target).text
     assert "&lt;b onclick" in captured.get("/captures/c-2").text
     # AND what the charts are told is what was recorded
     figure = next(a for tag, a in Seen(captured.get().text).tags if "data-stages" in a)
@@ -428,3 +392,69 @@ def test_a_link_in_place_of_a_capture_is_none(captured, tmp_path):
     (captured.directory.path / "captures" / "c-3").symlink_to(tmp_path / "elsewhere")
     assert captured.get("/captures/c-3").status == 404
     assert captured.get("/").status == 200
+
+
+# Where copies are.
+
+URL = "s3://our-traces/pretraining"
+DONE = datetime(2027, 1, 15, 8, 5, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def elsewhere(captured):
+    """A run whose captures go to a store elsewhere."""
+    write_info(captured.directory, replace(read_info(captured.directory), store=URL))
+    return captured
+
+
+@pytest.mark.parametrize(
+    ("upload", "pill", "said"),
+    [
+        (None, "to be stored", "waits for its turn"),
+        (Upload(url=URL, state="waiting"), "to be stored", "waits for its turn"),
+        (Upload(url=URL, state="uploading"), "being stored", f"on its way to {URL}"),
+        (Upload(url=URL, state="failed", reason="refused <b>"), "not stored", "refused <b>. It is tried again"),
+    ],
+)
+def test_while_somebody_sends_captures_a_page_says_how_far_each_is(elsewhere, upload, pill, said):
+    store = LocalStore(elsewhere.directory.path)
+    if upload is not None:
+        store.note_upload("c-1", upload)
+    with store.uploading():
+        overview, page = elsewhere.get(), elsewhere.get("/captures/c-1")
+    assert pill in text_of(overview)
+    assert said in text_of(page)
+    assert "<b>" not in page.text
+
+
+def test_a_page_that_listens_hears_of_an_upload(elsewhere):
+    before = elsewhere.source.view().version
+    LocalStore(elsewhere.directory.path).note_upload("c-1", Upload(url=URL, state="stored", verified_at=DONE))
+    assert elsewhere.source.view().version != before
+
+
+def test_a_trace_that_is_only_elsewhere_is_fetched_from_there(captured, store, tmp_path):
+    # GIVEN a capture whose trace has gone from here once its copy was verified
+    share = tmp_path / "share"
+    manifest = store.manifest("c-1")
+    there = share / "resnet" / "run-1" / "c-1"
+    there.mkdir(parents=True)
+    here = captured.directory.path / "captures" / "c-1" / "trace.json.gz"
+    here.rename(there / "trace.json.gz")
+    (there / "manifest.json").write_bytes(manifest.to_json())
+    note = Upload(url=share.as_uri(), state="stored", verified_at=DONE)
+    LocalStore(captured.directory.path).note_upload("c-1", note)
+    # WHEN it is downloaded THEN it comes from there
+    answer = captured.get("/captures/c-1/files/trace.json.gz")
+    assert answer.body == (there / "trace.json.gz").read_bytes()
+    # AND where that is gone too, it is said
+    (there / "trace.json.gz").unlink()
+    assert captured.get("/captures/c-1/files/trace.json.gz").status == 422
+    LocalStore(captured.directory.path).note_upload("c-1", note.model_copy(update={"url": "file:///nowhere/at/all"}))
+    assert captured.get("/captures/c-1/files/trace.json.gz").status == 404
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[" * 10_000, json.dumps({"url": "x" * 10_000, "state": "failed"})])
+def test_an_upload_that_makes_no_sense_is_none(captured, content):
+    (captured.directory.path / "captures" / "c-1" / "upload.json").write_text(content)
+    assert captured.get("/captures/c-1").status == captured.get().status == 200
