@@ -156,22 +156,6 @@ def test_it_can_be_put_aside_and_taken_up_again(environment, run):
         wait_until(lambda: shell.lines() and shell.raw.count(GIVEN_BACK) == 2)
 
 
-def test_a_hostile_run_does_nothing_to_the_terminal(watch, run):
-    # GIVEN a run whose names would set the title, clear the screen, and are markup
-    nasty = "\x1b]0;owned\x07\x1b[2J[bold]\u202edata"
-    info = json.loads(run.directory.info_file.read_text())
-    run.directory.info_file.write_text(json.dumps({**info, "job": nasty, "policy": "\ud800" + nasty}))
-    of = verdict(20, "suspect", stage=nasty, advances={nasty: 0.1, "other": 0.0})
-    run.decide(of, "throttle", nasty)
-    # WHEN it is watched THEN they are text
-    terminal = watch("--run", run.directory.path)
-    terminal.wait_for("?]0;owned??[2J[bold]?data", "Frontier")
-    assert terminal.title == ""
-    assert b"\x1b]0" not in terminal.raw
-    end(run)
-    assert terminal.wait_for_end() == 0
-
-
 def test_what_was_read_is_not_read_again(watch, run):
     # GIVEN a run with a journal of some megabytes
     for n in range(500):

@@ -34,25 +34,6 @@ def test_the_runs_of_the_directory_are_listed_and_no_others(places):
     assert [one.path.name for one in RunLookup(places.root / "run").runs()] == ["run"]
 
 
-def test_each_answer_cites_what_it_stands_on(places):
-    health = Answers(places).run_health()
-    assert health["cites"] == {"run": "run", "steps": [100, 149], "ranks": [2], "captures": ["c-1"]}
-    assert health["answers"]["Is the job healthy?"] == "No: it is slow"
-    assert health["suspects_have_cost"]["largest"][0]["who"] == "rank 2"
-    (newest, before) = Answers(places).verdicts(90, None, "run")["newest_first"]
-    assert (newest["label"], newest["steps"], newest["captures"]) == ("suspect", [100, 149], ["c-1"])
-    assert before["label"] == "healthy"
-    explained = Answers(places).explain_window("120")
-    assert explained["cites"] == {"run": "run", "steps": [100, 149], "ranks": [2], "captures": ["c-1"]}
-    assert explained["lines"][0].startswith("Rank 2 is slow in data")
-    (capture,) = Answers(places).captures_of_step(162)["captures"]
-    assert (capture["capture"], capture["rank"]) == ("c-1", 2)
-    found = Answers(places).capture_findings("c")
-    assert found["cites"]["captures"] == ["c-1"]
-    assert any(line.startswith("captured ") for line in found["lines"])
-    assert Answers(places).report().startswith("# resnet, run-1")
-
-
 def test_where_there_is_nothing_it_is_said_why(places):
     nothing = Answers(places).captures_of_step(5000)
     assert (nothing["captures"], nothing["nearest"]["capture"], nothing["cites"]["step"]) == ([], "c-1", 5000)

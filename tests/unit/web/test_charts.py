@@ -118,12 +118,9 @@ def test_one_long_step_leaves_the_others_their_height():
     assert min(heights) >= 0.0
 
 
-def test_where_no_step_has_ended_there_is_nothing_to_draw():
-    assert drawn([row(9, "stalled")]) is None
-
-
 def test_a_stall_is_in_the_label_and_not_in_the_stack():
     # GIVEN a step that has hung for 75 s among steps of 100 ms
+    assert timeline([], None) is drawn([row(9, "stalled")]) is None
     chart = drawn([row(20), row(30, "stalled")], 1)
     # THEN the stack is that of the steps that ended
     (column,) = chart.columns
@@ -164,10 +161,6 @@ def test_the_map_is_of_steps_that_are_over():
 def test_stages_that_changed_over_a_restart_are_all_drawn():
     rows = [row(20, advances={"load": 0.1}), row(0, attempt=1)]
     assert [one.stage for one in drawn(rows).series] == [*STAGES, "load"]
-
-
-def test_nothing_is_no_chart():
-    assert timeline([], None) is None
 
 
 @pytest.mark.parametrize(
@@ -223,10 +216,6 @@ def test_both_ranks_are_drawn_on_one_scale():
 def test_other_steps_of_the_captured_rank_are_not_called_its_control():
     found = findings(control=side(2)).model_copy(update={"of_steps": 12, "beside": "steps"})
     assert [(bar.title, bar.rank) for bar in bars_of(found)] == [("captured", 2), ("its other steps", 2)]
-
-
-def test_without_findings_there_is_nothing_to_draw():
-    assert bars_of(None) == ()
 
 
 ANY = st.floats(allow_nan=False, allow_infinity=False)
@@ -290,11 +279,3 @@ def test_however_wide_a_column_is_no_window_is_left_out(strides, max_columns):
     assert all(one.at + one.width <= after.at for one, after in pairwise(columns))
     assert columns[-1].at + columns[-1].width == axis.columns
     assert sum(one.windows for one in columns) >= len(rows)
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "found"), [(0, 10**9, (20, 129)), (85, 95, (85, 95)), (500, 600, None), (100, 10**9, (100, 129))]
-)
-def test_an_axis_is_of_the_steps_that_are_asked_for(first, last, found):
-    axis = axis_of([row(20), row(80)], first, last)
-    assert (axis and (axis.stretches[0].first_step, axis.stretches[0].last_step)) == found

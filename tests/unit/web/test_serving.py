@@ -1,22 +1,396 @@
-"""The printed address works here or from where it says, and connections are limited in number and time."""
+"""Who may read what listens, what is answered to whom, and limits in number and time."""
 
+import base64
 import contextlib
+import gzip
 import http.client
+import os
 import socket
+import subprocess
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from sftriage.errors import UsageError
 from sftriage.web import serving
-from sftriage.web.serving import Access, BackgroundServer, MetricsEndpoint, address, application, listen, tunnel
+from sftriage.web.run_page import RunPage
+from sftriage.web.serving import (
+    HEADERS,
+    Access,
+    BackgroundServer,
+    MetricsEndpoint,
+    address,
+    application,
+    is_loopback,
+    listen,
+    metrics_app,
+    token_of,
+    tunnel,
+)
 from sftriage.web.viewer import ServedTrace
+from tests.unit.web.asking import LOCAL, ask
 
-TOKEN = "0123456789abcdef"
+TOKEN = "correct-horse-battery-staple"
+DEADLINE_S = 30.0
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        *((host, True) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", "")),
+    ],
+)
+def test_what_only_this_machine_reaches_wants_no_token_and_all_else_says_how_to_give_one(host, loopback):
+    assert is_loopback(host) is loopback
+    if loopback:
+        assert Access.to(host, None, "").admits("")
+    else:
+        with pytest.raises(UsageError, match=f"{host} can be reached .*: give one with --a-file"):
+            Access.to(host, None, "give one with --a-file")
+
+
+def test_a_token_is_in_a_file_or_else_in_the_environment(tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    (tmp_path / "token").chmod(0o600)
+    monkeypatch.setenv("SOME_TOKEN", "fedcba9876543210")
+    assert token_of(tmp_path / "token", "SOME_TOKEN") == "0123456789abcdef"
+    assert token_of(None, "SOME_TOKEN") == "fedcba9876543210"
+    assert token_of(None, "NO_TOKEN") is None
+
+
+@pytest.mark.parametrize("token", ["short", "", "x" * 15, "fifteen-letters", "0123456789abcdef\n", "0123456789abcdé0"])
+def test_a_token_that_is_guessed_or_mistyped_is_none(token):
+    with pytest.raises(UsageError, match="at least 16 printable ASCII"):
+        Access.to("127.0.0.1", token, "")
+
+
+@pytest.fixture
+def token(tmp_path):
+    """A token file that is its owner's alone."""
+    path = tmp_path / "a token"
+    path.write_text("0123456789abcdef\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o700])
+def test_a_token_file_of_ones_own_is_taken(token, mode):
+    token.chmod(mode)
+    assert token_of(token, "") == "0123456789abcdef"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620, 0o602, 0o601, 0o666])
+def test_a_token_file_that_others_can_use_is_refused_with_what_mends_it(token, mode):
+    token.chmod(mode)
+    with pytest.raises(UsageError, match=f"mode {mode:04o}") as caught:
+        token_of(token, "")
+    # WHEN a person does what they are told THEN it is taken
+    subprocess.run(str(caught.value).rpartition(": ")[2], shell=True, check=True)
+    assert token_of(token, "") == "0123456789abcdef"
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+def test_a_token_file_that_others_can_put_another_in_the_place_of(token, mode):
+    token.parent.chmod(mode)
+    with pytest.raises(UsageError, match="others can put another token in its place") as caught:
+        token_of(token, "")
+    subprocess.run(str(caught.value).rpartition(": ")[2], shell=True, check=True)
+    assert token_of(token, "") == "0123456789abcdef"
+
+
+def test_in_a_directory_such_as_tmp_nobody_can(token):
+    token.parent.chmod(0o1777)
+    assert token_of(token, "") == "0123456789abcdef"
+
+
+def test_a_link_is_as_good_as_where_it_leads(token, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "open" / "token").write_text("0123456789abcdef\n")
+    (tmp_path / "open" / "token").chmod(0o600)
+    (tmp_path / "link").symlink_to(tmp_path / "open" / "token")
+    with pytest.raises(UsageError, match="others can put another token in its place"):
+        token_of(tmp_path / "link", "")
+
+
+def test_a_token_may_come_through_a_pipe():
+    reads, writes = os.pipe()
+    os.write(writes, b"0123456789abcdef\n")
+    os.close(writes)
+    assert token_of(Path(f"/dev/fd/{reads}"), "") == "0123456789abcdef"
+    os.close(reads)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+class TestOfAnotherUser:
+    def test_the_token_of_another_user_is_refused(self, token):
+        os.chown(token, 4321, -1)
+        with pytest.raises(UsageError, match="belongs to another user"):
+            token_of(token, "")
+
+    def test_so_is_one_in_the_directory_of_another(self, token):
+        os.chown(token.parent, 4321, -1)
+        with pytest.raises(UsageError, match="keep it elsewhere"):
+            token_of(token, "")
+
+    @pytest.mark.parametrize(("mode", "warned"), [(0o440, False), (0o644, True)])
+    def test_one_that_root_shares_is_taken(self, token, mode, warned, caplog, monkeypatch):
+        # GIVEN a secret as it is mounted into a pod: root's, and read by its group, or by everybody
+        token.chmod(mode)
+        monkeypatch.setattr(serving.os, "getuid", lambda: 4321)
+        # THEN it is taken, with a warning if everybody can read it
+        assert token_of(token, "") == "0123456789abcdef"
+        assert ("chmod o-r" in caplog.text) is warned
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        *((("--run", "RUN", "--host", host), "a token is wanted") for host in ("0.0.0.0", "192.0.2.1", "example.org")),
+        (("--run", "RUN", "--token-file", "nowhere"), "No such file"),
+        (("--run", "RUN", "--token-file", "TOKEN"), "printable ASCII"),
+        (("--run", "TOKEN"), "not a directory"),
+        (("--run", "RUN", "--port", "TAKEN"), "cannot listen on 127.0.0.1 port TAKEN: Address already in use"),
+        (("--run", "RUN", "--store", "/tmp"), "name a run or a store, and not both"),
+        (("--store", "ftp://x/y"), "not a store"),
+        (("--store", "/nowhere/at/all"), "no such directory"),
+        (("--store", "s3://key:secret@bucket/x"), "credentials and options come from the environment"),
+        (("--catalogue", "postgresql://u:secret@h/d"), "can be read by everybody"),
+    ],
+)
+def test_what_cannot_be_shown_is_said_in_a_line_before_anything_listens(sftriage, run, token, arguments, said):
+    token.write_bytes(b"\xff" * 20)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        names = {"RUN": run.directory.path, "TOKEN": token, "TAKEN": taken.getsockname()[1]}
+        code, _, err = sftriage("ui", *(names.get(one, one) for one in arguments))
+    assert (code, err.count("\n")) == (2, 1)
+    assert said.replace("TAKEN", str(names["TAKEN"])) in err
+    assert "secret" not in err
+
+
+def test_an_easy_token_from_the_environment_is_refused_and_not_repeated(sftriage, run, monkeypatch):
+    monkeypatch.setenv("SFTRIAGE_UI_TOKEN", "hunter2")
+    said = sftriage("ui", "--run", run.directory.path, "--host", "0.0.0.0").refusal
+    assert "at least 16" in said
+    assert "hunter2" not in said
+
+
+# The gate.
+
+
+def basic(password: str, user: str = "me") -> tuple[str, str]:
+    return "authorization", "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+@pytest.fixture
+def guarded(run):
+    return RunPage(run.source, Access.to("10.1.2.3", TOKEN, "", ["Triage.example.org"])).app
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW"])
+@pytest.mark.parametrize("target", ["/", "/captures/c-1", "/static/page.css", "/nowhere"])
+def test_nothing_but_reading_is_answered(run, method, target):
+    answer = run.get(target, method=method)
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("127.0.0.1:8080", 200),
+        ("localhost:1", 200),
+        ("LocalHost", 200),
+        ("[::1]:8080", 200),
+        ("evil.example.org", 421),
+        ("evil.example.org:8080", 421),
+        ("127.0.0.1.evil.example.org", 421),
+        ("localhost.evil.example.org", 421),
+        ("localhost@evil.example.org", 421),
+        ("localhost:8080/", 421),
+        ("localhost:9400/../x", 421),
+        ("10.0.0.1", 421),
+        ("", 421),
+        ("localhost\x00", 421),
+    ],
+)
+def test_a_name_that_was_made_to_point_here_is_refused(run, host, status):
+    assert run.get("/", headers=[("host", host)]).status == status
+
+
+@pytest.mark.parametrize("headers", [[], [("host", "localhost"), ("host", "evil.example.org")]])
+def test_a_request_names_one_host(run, headers):
+    assert run.get("/", headers=headers).status == 421
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("triage.example.org", 200),
+        ("TRIAGE.example.org:443", 200),
+        ("10.1.2.3:8080", 200),
+        # An address is nobody's to point elsewhere.
+        ("192.168.0.7", 200),
+        ("[fe80::1]", 200),
+        ("evil.example.org", 421),
+        ("localhost", 421),
+    ],
+)
+def test_a_page_for_others_goes_by_its_names_and_by_addresses(guarded, host, status):
+    assert ask(guarded, "/", headers=[("host", host), basic(TOKEN)]).status == status
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        (None, 401),
+        (basic(TOKEN), 200),
+        (basic(TOKEN, user=""), 200),
+        (("authorization", f"Bearer {TOKEN}"), 200),
+        (("authorization", f"bearer   {TOKEN}"), 200),
+        (basic(TOKEN[:-1]), 401),
+        (basic(TOKEN + "x"), 401),
+        (basic(""), 401),
+        (("authorization", f"Bearer {TOKEN}x"), 401),
+        (("authorization", "Bearer \xff\xfe"), 401),
+        (("authorization", f"Digest {TOKEN}"), 401),
+        (("authorization", TOKEN), 401),
+        (("authorization", "Basic !!!"), 401),
+        (("authorization", "Basic /w=="), 401),
+        (("authorization", ""), 401),
+    ],
+)
+@pytest.mark.parametrize("target", ["/", "/events", "/static/page.css", "/captures/x/files/y", "/nowhere"])
+def test_without_the_token_there_is_nothing_to_be_seen(guarded, target, authorization, status):
+    headers = [("host", "10.1.2.3"), *([authorization] if authorization else [])]
+    # (an event stream does not end: its headers will do)
+    answer = ask(guarded, target, headers=headers, method="HEAD" if target == "/events" else "GET")
+    if status == 401:
+        assert (answer.status, answer.headers["www-authenticate"][:5]) == (401, "Basic")
+        assert TOKEN.encode() not in answer.body
+    else:
+        assert answer.status in (200, 404)
+
+
+def test_a_token_in_an_address_is_no_token(guarded):
+    assert ask(guarded, f"/?token={TOKEN}", headers=[("host", "10.1.2.3")]).status == 401
+
+
+def test_two_tokens_are_none(guarded):
+    headers = [("host", "10.1.2.3"), basic(TOKEN), basic(TOKEN)]
+    assert ask(guarded, "/", headers=headers).status == 401
+
+
+def test_the_token_is_compared_in_constant_time(guarded, monkeypatch):
+    # GIVEN a look at what is compared
+    seen = []
+    monkeypatch.setattr(
+        "sftriage.web.serving.hmac.compare_digest", lambda one, other: seen.append((one, other)) or False
+    )
+    # WHEN tokens of any length come THEN digests of one length are compared, by the one comparison there is
+    for password in ("", "x", TOKEN, "y" * 10_000):
+        assert ask(guarded, "/", headers=[("host", "10.1.2.3"), basic(password)]).status == 401
+    assert len(seen) == 4
+    assert {(len(one), len(other)) for one, other in seen} == {(32, 32)}
+
+
+@pytest.mark.parametrize("host", ["localhost", "evil.example.org"])
+@pytest.mark.parametrize("target", ["/", "/nowhere", "/static/page.css", "/captures/x", "/heat.bin"])
+def test_every_answer_keeps_the_page_in_its_place_and_every_refusal(run, target, host):
+    answer = run.get(target, headers=[("host", host)])
+    for name, value in HEADERS.items():
+        if name != "Cache-Control":
+            assert answer.headers[name.lower()] == value
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+# Metrics.
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Gauge("something", "Something.", registry=registry).set(7)
+    return registry
+
+
+@pytest.fixture
+def metrics_served(registry):
+    """An endpoint on a free port of this machine; its host and port."""
+    endpoint = MetricsEndpoint("127.0.0.1", 0, Access.to("127.0.0.1", None, ""))
+    endpoint.serve(registry)
+    yield "127.0.0.1", int(endpoint.url.rsplit(":", 1)[1].partition("/")[0])
+    endpoint.close()
+
+
+def scrape(at, **headers):
+    connection = http.client.HTTPConnection(*at, timeout=DEADLINE_S)
+    try:
+        connection.request("GET", "/metrics", headers=headers)
+        answer = connection.getresponse()
+        return answer, answer.read()
+    finally:
+        connection.close()
+
+
+def test_the_format_is_the_one_that_is_asked_for(metrics_served):
+    answer, text = scrape(metrics_served)
+    assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (200, "text/plain")
+    assert b"something 7.0" in text
+    answer, text = scrape(metrics_served, Accept="application/openmetrics-text; version=1.0.0")
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+    assert [family.name for family in parse_openmetrics(text.decode())] == ["something"]
+    assert answer.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("token", "request_", "status"),
+    [
+        (None, {}, 200),
+        (None, {"host": "evil.example.org"}, 421),
+        (None, {"path": "/metrics?name[]=none"}, 200),
+        (None, {"path": "/"}, 404),
+        (None, {"path": "/metrics/../etc/passwd"}, 404),
+        (None, {"method": "POST"}, 405),
+        (TOKEN, {}, 401),
+        (TOKEN, {"authorization": "Bearer fedcba9876543210"}, 401),
+        (TOKEN, {"authorization": f"Bearer {TOKEN}"}, 200),
+        (TOKEN, {"authorization": f"Bearer {TOKEN}", "host": "node-7.cluster.local:9400"}, 200),
+        (TOKEN, {"path": "/"}, 401),
+    ],
+)
+def test_who_is_answered(registry, token, request_, status):
+    app = metrics_app(registry, Access.to("127.0.0.1", token, "give one"))
+    headers = {"host": "127.0.0.1:9400"} | {k: v for k, v in request_.items() if k not in ("path", "method")}
+    target, method = request_.get("path", "/metrics"), request_.get("method", "GET")
+    answer = ask(app, target, method=method, headers=list(headers.items()))
+    assert answer.status == status
+    # AND who is refused learns nothing
+    assert ("something" in answer.text) is (status == 200)
+    if status == 401:
+        assert "Bearer" in answer.headers["www-authenticate"]
+
+
+def test_many_metrics_are_compressed_for_who_takes_them_so(registry):
+    for number in range(100):
+        Gauge(f"other_{number}", "Another.", registry=registry)
+    app = metrics_app(registry, Access.to("127.0.0.1", None, ""))
+    plain, packed = (ask(app, "/metrics", headers=[*LOCAL, *more]) for more in ([], [("accept-encoding", "gzip")]))
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+
+
+# The server.
 
 
 def has_ipv6() -> bool:
@@ -86,12 +460,11 @@ def test_how_another_machine_gets_there_is_said(host, environment, said):
     assert said in tunnel(host, 8080, environment)
 
 
-def test_what_cannot_be_listened_on():
-    with pytest.raises(UsageError, match=r"cannot listen on 203\.0\.113\.7 port 0"):
-        listen("203.0.113.7", 0)
+def test_what_cannot_be_listened_on_is_said_with_the_option_that_names_it():
+    with pytest.raises(UsageError, match=r"metrics: cannot listen on 203\.0\.113\.7 port 0: .*; see --metrics-port"):
+        MetricsEndpoint("203.0.113.7", 0, Access.to("203.0.113.7", TOKEN, ""))
 
 
-DEADLINE_S = 30.0
 HEAD = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 INCOMPLETE = {
     "silent": b"",
