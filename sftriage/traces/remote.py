@@ -99,7 +99,8 @@ class Objects:
     """The objects below one prefix, through obstore; subclasses have other means."""
 
     def __init__(self, store: ObjectStore | None, place: str) -> None:
-        self.place, self._store = place, store
+        self.place = place
+        self._store: Any = store
         self._errors: tuple[type[Exception], ...] = (OSError,)
         if store is not None:
             import obstore

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from sftriage.mitigate.switch_state import UNLIKE, Request, Setting
 
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.hosts import AWAY_S, SETTLE_S, Groups, Host, RollCall, status_of_all
