@@ -11,6 +11,7 @@ from typing import Annotated
 from rich.table import Table
 from rich.text import Text
 
+from sftriage.base.files import refusing
 from sftriage.commands.options import JsonOption, argument, meant, option
 from sftriage.commands.output import print_json, results, say, tell, write
 from sftriage.controller.controller import settings_of, shape_of
@@ -26,8 +27,6 @@ from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.runs.source import RunSource
 from sftriage.runs.whatif import (
     HOTTEST,
-    WhatIf,
-    WorkerHeat,
     heat_of,
     step,
     timelines_of,
@@ -35,7 +34,7 @@ from sftriage.runs.whatif import (
     whatif_of,
     whatif_values,
 )
-from sftriage.runtime.whatif_inputs import load_operations
+from sftriage.runtime.reducing import load_operations
 from sftriage.whatif.graph import Operations
 from sftriage.whatif.slowdown import MIN_SLOWDOWN, Slowdown
 from sftriage.words.run import pause_sentence
@@ -114,33 +113,30 @@ def whatif(
     except InputError as error:
         raise InputError(f"{paths[0]}: {error}") from error
     if timeline is not None:
-        _write_timeline(shown, timeline)
+        events = json.dumps(trace_events(timelines_of(shown.operations, shown.found))).encode()
+        with refusing(str(timeline)):
+            timeline.write_bytes(gzip.compress(events) if timeline.suffix == ".gz" else events)
     if as_json:
         print_json(whatif_values(operations, shown.found, shown.kinds))
         return
     write(*shown.lines)
     console = results()
-    for table in whatif_tables(operations, shown.found):
+    for table in _whatif_tables(operations, shown.found):
         console.print(table)
-
-
-def _write_timeline(shown: WhatIf, path: Path) -> None:
-    told = json.dumps(trace_events(timelines_of(shown.operations, shown.found))).encode()
-    try:
-        path.write_bytes(gzip.compress(told) if path.suffix == ".gz" else told)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
 
 
 MAX_PARTS = 5
 
 
-def whatif_tables(operations: Operations, found: Slowdown) -> Iterator[Table]:
-    """Whose the slowdown is: by worker, and by type of operation. None where there is none to share out."""
+def _whatif_tables(operations: Operations, found: Slowdown) -> Iterator[Table]:
     heat = heat_of(operations, found)
     if heat is None:
         return
-    yield _heat_map(heat)
+    some = f", the slowest {heat.shown} of {heat.there}" if heat.shown < heat.there else ""
+    table = titled(f"Slowdown by worker{some}", ["stage"], [f"dp {dp}" for dp in heat.dps])
+    for row in heat.rows:
+        table.add_row(f"pp {row.pp}", *map(_cell, row.slowdowns))
+    yield table
     slowest = sorted(found.by_part.items(), key=lambda one: -one[1])[:MAX_PARTS]
     table = titled("Slowdown by operation, all others at their ideal", ["operations"], ["slowdown", "a step"])
     for part, slowdown in slowest:
@@ -148,16 +144,6 @@ def whatif_tables(operations: Operations, found: Slowdown) -> Iterator[Table]:
     table.add_section()
     table.add_row("all", f"{found.s:.3f}", step(found.s * found.ideal_s))
     yield table
-
-
-def _heat_map(shown: WorkerHeat) -> Table:
-    title = "Slowdown by worker" + (
-        f", the slowest {shown.shown} of {shown.there}" if shown.shown < shown.there else ""
-    )
-    table = titled(title, ["stage"], [f"dp {dp}" for dp in shown.dps])
-    for row in shown.rows:
-        table.add_row(f"pp {row.pp}", *map(_cell, row.slowdowns))
-    return table
 
 
 def _cell(slowdown: float) -> Text:

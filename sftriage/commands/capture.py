@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,29 +24,19 @@ NOTED_S = 30.0
 """Past its time-box, how long a capture may take to be written out and stored."""
 
 
-Switch = bool | None
-"""On, off, or as in a policy that does not say it."""
-
-
 @dataclass(frozen=True, slots=True)
-class TorchFlags:
-    """What torch.profiler records beside operators and kernels."""
+class ProfilerFlags:
+    """What single profilers record; None as in a policy that does not say it."""
 
     sample_stacks: Annotated[
-        Switch, option("--sample-stacks/--no-sample-stacks", "torch: sample Python stacks beside.", "sampled")
+        bool | None, option("--sample-stacks/--no-sample-stacks", "torch: sample Python stacks beside.", "sampled")
     ] = None
-    record_shapes: Annotated[Switch, option("--record-shapes", "torch: the shapes of operators' inputs.")] = None
+    record_shapes: Annotated[bool | None, option("--record-shapes", "torch: the shapes of operators' inputs.")] = None
     with_stack: Annotated[
-        Switch,
+        bool | None,
         option("--with-stack", "torch: trace every Python call: exact, and several times slower where there are many."),
     ] = None
-    profile_memory: Annotated[Switch, option("--profile-memory", "torch: allocations.")] = None
-
-
-@dataclass(frozen=True, slots=True)
-class NsysFlags:
-    """What Nsight Systems records."""
-
+    profile_memory: Annotated[bool | None, option("--profile-memory", "torch: allocations.")] = None
     nsys_trace: Annotated[
         str | None, option("LIST", "The interfaces whose calls are recorded.", "what the ranks were launched with")
     ] = None
@@ -55,24 +44,36 @@ class NsysFlags:
         None
     )
     nsys_sqlite: Annotated[
-        Switch, option("--nsys-sqlite/--no-nsys-sqlite", "Export the report to SQLite too.", "exported")
+        bool | None, option("--nsys-sqlite/--no-nsys-sqlite", "Export the report to SQLite too.", "exported")
     ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class StacksFlags:
-    """What a look from outside has beside Python's frames."""
-
     native: Annotated[
-        Switch, option("--native", "stacks: the frames of C and C++ too; one look from outside, and of no steps.")
+        bool | None, option("--native", "stacks: the frames of C and C++ too; one look from outside, and of no steps.")
     ] = None
     flight_recorder: Annotated[
-        Switch,
+        bool | None,
         option(
             "--flight-recorder",
             "stacks: the flight recorder of torch.distributed too; one look from outside, and of no steps.",
         ),
     ] = None
+
+    def of(self, profiler: ProfilerChoice) -> dict[str, dict[str, Any]]:
+        """Those that were given, by profiler; UsageError for one that ``profiler`` does not have."""
+        given: dict[str, dict[str, Any]] = {}
+        for name, value in arguments(self).items():
+            of = "nsys" if name.startswith("--nsys-") else "torch"
+            given.setdefault("stacks" if name in ("--native", "--flight-recorder") else of, {})[name] = value
+        for of, its in given.items():
+            # (auto looks from outside only where it has to)
+            if profiler != of and (profiler != "auto" or of == "stacks"):
+                raise UsageError(f"{', '.join(its)}: say --profiler {of} too")
+        if (trace := given.get("nsys", {}).get("--nsys-trace")) is not None:
+            given["nsys"]["--nsys-trace"] = trace.split(",")
+        return {of: {_field(name): value for name, value in its.items()} for of, its in given.items()}
+
+
+def _field(name: str) -> str:
+    return name.removeprefix("--").removeprefix("nsys-").replace("-", "_")
 
 
 def capture(
@@ -97,9 +98,7 @@ def capture(
     ] = 200,
     max_bytes: Annotated[str, option("SIZE", "Size over which a trace is not kept.")] = "512Mi",
     *,
-    torch: TorchFlags,
-    nsys: NsysFlags,
-    stacks: StacksFlags,
+    flags: ProfilerFlags,
     as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
 ) -> None:
     """Capture ranks of a job that runs, under the same limits and with the same record as any capture.
@@ -107,20 +106,20 @@ def capture(
     It waits until the traces are stored, and says where. Ctrl-C ends only the waiting. A policy's limits hold: what
     they forbid is refused, with the reason.
     """
-    # All that is imported here is so before anything is asked for: CPython ends as if by SIGINT, whoever handles it,
-    # where Ctrl-C comes while a dataclass is made.
-    from sftriage.agent.captures import ANSWER_GRACE_S
     from sftriage.policy.quantities import size_bytes
-    from sftriage.runs import requests
 
     most_bytes = meant("--max-bytes", size_bytes, max_bytes)
-    options = _options(profiler, {"torch": torch, "nsys": nsys, "stacks": stacks})
+    options = flags.of(profiler)
     directory = find_run(run)
     _refuse_ended(directory)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "somebody"
     ask = ManualRequest(
         request_id=secrets.token_hex(8),
         ranks=tuple(dict.fromkeys(rank)),
-        who=_who(),
+        who=user,
         reason=reason,
         profiler=profiler,
         steps=steps,
@@ -130,6 +129,15 @@ def capture(
         samples_per_second=samples_per_second,
         options=options,
     )
+    _leave_and_wait(directory, ask, as_json=as_json)
+
+
+def _leave_and_wait(directory: RunDirectory, ask: ManualRequest, *, as_json: bool) -> None:
+    # Imported before the request is left: where Ctrl-C comes while a dataclass is made, CPython ends as if by SIGINT,
+    # whoever handles it.
+    from sftriage.agent.captures import ANSWER_GRACE_S
+    from sftriage.runs import requests
+
     try:
         with notices().status("asking") as status:
             # In here already: the run can take the request up before this returns.
@@ -137,12 +145,23 @@ def capture(
             decision = requests.answer(directory, ask)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
             grace_s = max(ANSWER_GRACE_S[request["profiler"]] for request in decision["requests"])
-            ended = requests.ended(directory, decision, max_seconds + grace_s + NOTED_S, status.update)
+            ended = requests.ended(directory, decision, ask.max_seconds + grace_s + NOTED_S, status.update)
     except KeyboardInterrupt:
         requests.withdraw(directory, ask)
         say(requests.left_alone(directory, ask))
         raise typer.Exit(INTERRUPTED) from None
-    _tell(directory, decision, ended, requests.follow_ups(directory, ended), as_json=as_json)
+    if as_json:
+        print_json({"decision": decision, "results": ended})
+    for result in ended if not as_json else ():
+        if result["state"] == "stored":
+            where = directory.path / "captures" / result["capture_id"]
+            write(f"rank {result['rank']}: {place(where)}")
+    bad = [f"rank {one['rank']} {one['state']}: {one['detail']}" for one in ended if one["state"] != "stored"]
+    bad += [f"where it hung is in capture {capture_id}" for capture_id in requests.follow_ups(directory, ended)]
+    if not ended:
+        bad = ["the captures have not ended; `sftriage decisions` will say what became of them"]
+    if bad:
+        raise CaptureError("; ".join(bad))
 
 
 def _refuse_ended(directory: RunDirectory) -> None:
@@ -160,46 +179,3 @@ def _refuse_ended(directory: RunDirectory) -> None:
         # Its sftriage was killed, and another run has swept what its trainers left in memory.
         raise UsageError(f"nobody watches {where}, and its job has ended")
     raise UsageError(f"{where} is a run that has ended")
-
-
-def _options(profiler: ProfilerChoice, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    said = {of: its for of, options in given.items() if (its := arguments(options))}
-    for of, its in said.items():
-        # (auto looks from outside only where it has to)
-        if profiler != of and (profiler != "auto" or of == "stacks"):
-            raise UsageError(f"{', '.join(its)}: say --profiler {of} too")
-    return {of: dict(_asked(*option) for option in its.items()) for of, its in said.items()}
-
-
-def _asked(option: str, value: object) -> tuple[str, object]:
-    key = option.removeprefix("--").removeprefix("nsys-").replace("-", "_")
-    return key, value.split(",") if key == "trace" and isinstance(value, str) else value
-
-
-def _who() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "somebody"
-
-
-def _tell(
-    directory: RunDirectory,
-    decision: dict[str, Any],
-    ended: list[dict[str, Any]],
-    followed: list[str],
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        print_json({"decision": decision, "results": ended})
-    for result in ended if not as_json else ():
-        if result["state"] == "stored":
-            where = directory.path / "captures" / result["capture_id"]
-            write(f"rank {result['rank']}: {place(where)}")
-    bad = [f"rank {one['rank']} {one['state']}: {one['detail']}" for one in ended if one["state"] != "stored"]
-    bad += [f"where it hung is in capture {capture_id}" for capture_id in followed]
-    if not ended:
-        bad = ["the captures have not ended; `sftriage decisions` will say what became of them"]
-    if bad:
-        raise CaptureError("; ".join(bad))

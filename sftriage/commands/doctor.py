@@ -106,15 +106,14 @@ def evidence(
     if found.problem:
         say(found.problem)
     if found.gpus:
-        results().print(gpus_table(found))
+        results().print(_gpus_table(found))
     for remark in found.remarks:
         write(f"- {remark}")
     if found.gpus and not found.remarks:
         results().print("Nothing out of the ordinary.")
 
 
-def gpus_table(found: GpuEvidence) -> Table:
-    """A line a GPU; a dash is what it does not say."""
+def _gpus_table(found: GpuEvidence) -> Table:
     table = Table(title=f"GPUs, driver {found.driver or '?'}", title_justify="left")
     for column in ("GPU", "ranks", "model", "SM clock", "limited by", "memory", "ECC errors"):
         table.add_column(column, justify="left" if column in ("model", "limited by") else "right")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from sftriage.base.files import refusing
 from sftriage.commands.options import argument, option
 from sftriage.commands.output import print_json, results, tell, write
 from sftriage.controller.controller import shape_of
@@ -19,7 +20,7 @@ from sftriage.controller.replay import ReplayedDecision, replay
 from sftriage.errors import InputError, UsageError
 from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
-from sftriage.policy.loading import LoadedPolicy, PolicyError, PolicySet, Problem, find, load, load_set, shipped
+from sftriage.policy.loading import LoadedPolicy, PolicyError, PolicySet, find, load, load_set, shipped
 from sftriage.policy.schema import TriagePolicy
 from sftriage.reports.texts import ReplayReport
 from sftriage.runs.directory import RunDirectory, read_info
@@ -88,14 +89,15 @@ def try_out(
     if expect is not None and save is not None:
         raise UsageError("--expect compares and --save replaces: give one of them")
     tried = load_set(files)
-    name, start_s, replayed = replay_recording(tried, on, start)
+    name, start_s, replayed = _replayed(tried, on, start)
     report = ReplayReport(tuple(one.policy.metadata.name for one in tried.loaded), name, start_s, replayed)
     text = report.text()
     if expect is not None and (difference := _difference(expect, text)):
         sys.stdout.write(difference)
         raise typer.Exit(1)
     if save is not None:
-        _save(save, text)
+        with refusing(f"--save {save}"):
+            save.write_text(text, encoding="utf-8")
     if as_json:
         print_json(report.values())
     else:
@@ -114,14 +116,13 @@ def _plain_check(name: str, outcome: LoadedPolicy | PolicyError | UsageError) ->
         policy = outcome.policy.metadata.name
         return {"file": name, "valid": True, "policy": policy, "sha256": outcome.sha256, "problems": []}
     if isinstance(outcome, PolicyError):
-        problems = [_plain_problem(one) for one in outcome.problems]
+        problems: list[dict[str, Any]] = [
+            {"line": one.line, "column": one.column, "field": one.path, "message": one.message}
+            for one in outcome.problems
+        ]
     else:
         problems = [{"line": 0, "column": 0, "field": "", "message": str(outcome)}]
     return {"file": name, "valid": False, "problems": problems}
-
-
-def _plain_problem(one: Problem) -> dict[str, Any]:
-    return {"line": one.line, "column": one.column, "field": one.path, "message": one.message}
 
 
 def _difference(expect: Path, text: str) -> str:
@@ -134,43 +135,25 @@ def _difference(expect: Path, text: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _save(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--save {path}: {error.strerror}") from error
-
-
 _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=timezone.utc)
 """When a recording that does not say began: on a Saturday, at midnight."""
 
 
-def replay_recording(tried: PolicySet, on: Path, start: datetime | None) -> tuple[str, float, list[ReplayedDecision]]:
-    """What policies would have done on a recording: what that is called, when it began, and every window and stall.
-
-    Raises:
-        InputError: the recording cannot be read.
-    """
+def _replayed(tried: PolicySet, on: Path, start: datetime | None) -> tuple[str, float, list[ReplayedDecision]]:
+    """What policies would have done on a recording: its name, when it began, and every window and stall."""
     recording = load_recording(on)
     detection = tried.detection
     shape = shape_of(detection)
-    name, began, stalls = on.name, _EPOCH_2000, []
+    name, began, stalls = on.name, _EPOCH_2000, list[Verdict]()
     if on.is_dir():
         run = RunDirectory(on)
         info = read_info(run)
-        name, began, stalls = info.run_id, _moment(info.created_at, run), _stalls(run)
-    start_s = (began if start is None else start.replace(tzinfo=start.tzinfo or timezone.utc)).timestamp()
+        try:
+            name, began = info.run_id, datetime.fromisoformat(info.created_at)
+        except ValueError as error:
+            raise InputError(f"{run.info_file}: created_at: {error}") from None
+        judged = (event.verdict for event in read_journal(run.decisions) if isinstance(event, WindowJudged))
+        stalls = [verdict for verdict in judged if verdict.label == "stalled"]
+    began = began if start is None else start
+    start_s = began.replace(tzinfo=began.tzinfo or timezone.utc).timestamp()
     return name, start_s, list(replay(recording.windows(shape), tried, start_s, stalls))
-
-
-def _moment(text: str, run: RunDirectory) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InputError(f"{run.info_file}: created_at: {error}") from None
-    return moment.replace(tzinfo=moment.tzinfo or timezone.utc)
-
-
-def _stalls(run: RunDirectory) -> list[Verdict]:
-    judged = [event.verdict for event in read_journal(run.decisions) if isinstance(event, WindowJudged)]
-    return [verdict for verdict in judged if verdict.label == "stalled"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from sftriage import __version__
+from sftriage.base.files import refusing
 from sftriage.commands.options import CapturesChoice, argument, option
 from sftriage.commands.output import results, write
 from sftriage.commands.traces import captures_of, complete_capture
@@ -58,10 +59,8 @@ def report(
     if out is None:
         results().print(told, soft_wrap=True, end="")
         return
-    try:
+    with refusing(str(out)):
         out.write_text(told, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(f"{out}: {error.strerror}") from error
     write(place(out))
 
 

@@ -257,11 +257,7 @@ def show_schema() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """Which files of a capture are copied, and where to.
-
-    Raises:
-        UsageError: the options contradict one another, or a directory is meant that is not there.
-    """
+    """Which files of a capture are copied, and where to."""
 
     out: Annotated[str, option("--out PATH", "File or directory to copy to; of several files, a directory.")] = "."
     artefact: Annotated[
@@ -275,16 +271,10 @@ class Copying:
     force: Annotated[bool, option("--force", "Overwrite a file that is there.")] = False
 
     def __post_init__(self) -> None:
-        """Say so before anything is fetched."""
         if self.every and self.artefact:
             raise UsageError("--all is every artefact: say it, or --artefact")
         if self.out.endswith("/") and not Path(self.out).is_dir():
             raise UsageError(f"{self.out}: no such directory")
-
-    def names(self, manifest: Manifest) -> list[str]:
-        """Those of the files that are wanted."""
-        all_of_them = [one.name for one in manifest.artefacts]
-        return all_of_them if self.every else list(dict.fromkeys(self.artefact or all_of_them[:1]))
 
 
 def get_trace(capture_id: CaptureArgument, *, of: CapturesChoice, how: Copying, as_json: JsonOption = False) -> None:
@@ -302,7 +292,9 @@ def get_trace(capture_id: CaptureArgument, *, of: CapturesChoice, how: Copying, 
 
 def copied_out(its_store: Store, reference: str, manifest: Manifest, how: Copying) -> list[dict[str, Any]]:
     """Copy files of a capture out of its store, verified; where each is now, its size and its sum."""
-    names = how.names(manifest)
+    names = [file.name for file in manifest.artefacts]
+    if not how.every:
+        names = list(dict.fromkeys(how.artefact or names[:1]))
     # (collapsed stacks are made of the sampled ones)
     chosen = [manifest.artefact(STACKS_NAME if name == FOLDED_NAME else name) for name in names]
     targets = _targets(manifest, names, Path(how.out))
@@ -351,11 +343,7 @@ GRACE_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Showing:
-    """How a capture is shown.
-
-    Raises:
-        UsageError: the options contradict one another.
-    """
+    """How a capture is shown."""
 
     artefact: Annotated[str | None, option("--artefact NAME", "Which file of it.", "the trace itself")] = None
     browser: Annotated[bool, option("--browser/--no-browser", "Start a browser, or print the link.")] = True
@@ -370,7 +358,6 @@ class Showing:
     as_json: Annotated[bool, option("--json", "One object on stdout: where what is.")] = False
 
     def __post_init__(self) -> None:
-        """Say so before anything is looked for."""
         if self.offline and self.artefact is not None:
             raise UsageError("--offline opens the page of the capture, with all of its files: leave --artefact out")
 

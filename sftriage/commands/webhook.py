@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import yaml
 
+from sftriage.base.files import refusing
 from sftriage.commands.options import argument, option
 from sftriage.commands.output import say
 from sftriage.errors import InputError, UsageError
@@ -41,19 +42,14 @@ def serve(
     would, or inside a pod its own, for its version.
     """
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
-    kept, told = KeptSettings(settings), version_option(server_version)
+    kept, told = KeptSettings(settings), _version(server_version)
     objects = ClusterObjects.connect()
     wait_for_certificate(cert, cert_seconds)
     webhook = WebhookServer(kept, lambda: version_of_cluster(objects) if told is None else told)
     answer_until_stopped(webhook, host, port, cert)
 
 
-def version_option(said: str | None) -> tuple[int, int] | None:
-    """The version that a person says.
-
-    Raises:
-        UsageError: it is none.
-    """
+def _version(said: str | None) -> tuple[int, int] | None:
     if said is None:
         return None
     found = re.fullmatch(r"v?(\d+)\.(\d+)(\..*)?", said)
@@ -99,7 +95,7 @@ def inject(
     Objects that are no training job come out as they are. The cluster is not asked: it has to be of 1.29 or newer.
     Warnings go to stderr.
     """
-    server = version_option(server_version) or SIDECARS_SINCE
+    server = _version(server_version) or SIDECARS_SINCE
     kept = KeptSettings(settings)()
     bodies = [one for name in file for one in _objects(name)]
     found = [injected(body, namespace, kept, server) for body in bodies]
@@ -143,12 +139,10 @@ def carry(
 
     copy(folder)
     if spool is not None:
-        try:
+        with refusing(f"{spool} cannot be made"):
             spool.mkdir(parents=True, exist_ok=True)
             # (the trainers' user is another one than ours, and the pod is the boundary)
             spool.chmod(0o777)
-        except OSError as error:
-            raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
     if spool is not None and nsys is not None and nsys_armed is not None:
         from sftriage.kube.sidecar import NSYS_SESSION, NSYS_TRACES
         from sftriage.runtime.nsys_launch import arm_elsewhere

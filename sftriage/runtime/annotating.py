@@ -9,9 +9,13 @@ from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from sftriage.errors import InputError, SftriageError
 from sftriage.model.captures import LeftOpen, Reproduced
 from sftriage.model.events import CauseFound, CostMeasured, Place
+from sftriage.model.verdicts import Verdict
+from sftriage.reduce.causes import cause_of, cause_of_rank
 from sftriage.reduce.inside import SampledRank, find, find_sampled, slowest
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.samples import StackSamples, read_samples
@@ -20,7 +24,6 @@ from sftriage.reduce.stages import Reduction, reduce_trace
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lanes import captured_steps, control_of, counted_beside, steps_beside
 from sftriage.runs.lateness import HeatSource
-from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.traces.manifest import CauseInfo, CostInfo, Findings, FollowedInfo, Manifest, Remarks, ReproducedInfo
@@ -296,3 +299,52 @@ def quick(manifest: Manifest) -> bool:
     """Whether a capture is looked into at once."""
     told = manifest.capture.profiler == "torch" or manifest.sampled
     return told and manifest.artefacts[0].size_bytes <= QUICK_BYTES
+
+
+def stage_in_question(
+    asked: str | None, manifest: Manifest | None, verdict: Verdict | None, one: Reduction, control: Reduction | None
+) -> str:
+    """The stage to look into: the one asked for, the suspect's, or the longest.
+
+    That is the one that is longest against the control if there is one, or else in the steps that have the fault
+    against the others, if these are known.
+    """
+    if asked is not None:
+        return asked
+    triggered = manifest.trigger.stage if manifest is not None else None
+    suspected = verdict.suspects[0].stage if verdict is not None and verdict.suspects else None
+    for stage in (triggered, suspected):
+        if stage is not None and stage in one.schema.stages:
+            return stage
+    mean_s = one.mean_s
+    if control is not None:
+        its_s = control.mean_s
+        mean_s = {stage: seconds - its_s.get(stage, 0.0) for stage, seconds in mean_s.items() if stage in its_s}
+    else:
+        faulty_N = np.isin(one.steps.number_N, known_faulty(manifest))
+        if faulty_N.any() and not faulty_N.all():
+            more_S = one.durations_ns_NS[faulty_N].mean(axis=0) - one.durations_ns_NS[~faulty_N].mean(axis=0)
+            mean_s = dict(zip(one.schema.stages, more_S.tolist(), strict=True))
+    return max(mean_s, key=lambda stage: mean_s[stage])
+
+
+def known_faulty(manifest: Manifest | None) -> tuple[int, ...]:
+    """The captured steps that are known to have the fault; none where that is not known."""
+    return () if manifest is None or manifest.reproduced is None else manifest.reproduced.fault_steps
+
+
+def explained(
+    findings: Findings, manifest: Manifest | None, sampled: StackSamples | None, control: StackSamples | None
+) -> CauseInfo:
+    """The cause of what some findings are about, with what the manifest of the capture knows of its steps."""
+    faulty = known_faulty(manifest)
+    if manifest is None or manifest.trigger.label != "suspect":
+        return cause_of(findings, sampled, control, faulty)
+    trigger = manifest.trigger
+    # Where the captured steps do not say it, what led to the capture does.
+    over_s = trigger.gain_s if manifest.reproduced is None else manifest.reproduced.over_s
+    if trigger.stage is None:
+        first = next((one.name for one in findings.shares[:1] if one.kind == "operator"), "")
+        return cause_of_rank(manifest.capture.rank, sampled, over_s, first, findings.counted)
+    over = over_s if trigger.stage == findings.stage else None
+    return cause_of(findings, sampled, control, faulty, over, on_device=trigger.clock == "device")

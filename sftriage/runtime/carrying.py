@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import sftriage
-from sftriage.errors import UsageError
+from sftriage.base.files import refusing
 from sftriage.recorder.moments import carried_binary
+from sftriage.seams.patches import REPORT_ENV
 
 CARRIED = (
     *("__init__.py", "errors.py", "log.py"),
@@ -22,9 +23,8 @@ CARRIED = (
 )
 """Of this package: what runs in a trainer."""
 
-CARRIED_IN = "auto"
-"""What the folder is called, beside a run's captures."""
-
+REPORTS = "told"
+"""In the directory of the rings: what the seams of each process have seen, until a step is recorded."""
 _BINARY = "_moments.abi3.so"
 
 
@@ -32,12 +32,9 @@ def carry(folder: Path) -> Path:
     """Copy what trainers need into a folder; return the entry for their PYTHONPATH.
 
     The recorder's binary carries the architecture in its name, so machines of several architectures share a folder.
-
-    Raises:
-        UsageError: it cannot be written.
     """
     package, copied = Path(sftriage.__file__).parent, folder / "sftriage"
-    try:
+    with refusing(f"{folder} cannot be written"):
         copied.mkdir(parents=True, exist_ok=True)
         for name in CARRIED:
             if (package / name).is_dir():
@@ -47,18 +44,21 @@ def carry(folder: Path) -> Path:
                 shutil.copy(package / name, copied / name)
         if (package / "recorder" / _BINARY).exists():
             shutil.copy(package / "recorder" / _BINARY, carried_binary(copied / "recorder"))
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
     return copied / "seams" / "site"
 
 
 @contextlib.contextmanager
-def carried(folder: Path) -> Iterator[dict[str, str]]:
-    """Such a folder, for as long as a job runs; what is added to the job's environment.
+def under_seams(directory: Path, rings: Path) -> Iterator[dict[str, str]]:
+    """What a job's environment gets for seams to find its stages, and to report them beside its rings."""
+    with contextlib.suppress(OSError):
+        (rings / REPORTS).mkdir(mode=0o700)
+    with carried(directory / "auto") as added:
+        yield {**added, REPORT_ENV: str(rings / REPORTS)}
 
-    Raises:
-        UsageError: it cannot be written.
-    """
+
+@contextlib.contextmanager
+def carried(folder: Path) -> Iterator[dict[str, str]]:
+    """Such a folder, for as long as a job runs; what is added to the job's environment."""
     try:
         places = (str(carry(folder).absolute()), os.environ.get("PYTHONPATH"))
         yield {"PYTHONPATH": os.pathsep.join(place for place in places if place)}

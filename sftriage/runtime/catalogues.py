@@ -49,11 +49,7 @@ class CatalogueCaptures:
         return self.catalogue.find(replace(wanted, **both))
 
     def one(self, name: str) -> tuple[Store, str]:
-        """The store and reference of the one capture that is called so: by its id, its beginning, or ``job/run/id``.
-
-        Raises:
-            UsageError: there is none, or several are.
-        """
+        """The store and reference of the one capture of an id, its beginning, or ``job/run/id``."""
         job_and_run, _, capture_id = name.rpartition("/")
         rows = self.find(CaptureQuery(prefix=capture_id)) if capture_id else []
         if job_and_run:
@@ -152,11 +148,7 @@ def _refreshed(
 
 
 def whole_store(run: Path | None, store: str | None) -> tuple[RunDirectory | None, Store]:
-    """The store that is meant, and the run whose it is: of a run (the newest, if nothing is said), or of a URL.
-
-    Raises:
-        UsageError: there is no such run, the URL is none, or both are named.
-    """
+    """The store that a URL names, or a run's (by default of the newest), and that run."""
     if store is None:
         directory = find_run(run)
         return directory, run_store(directory)
@@ -178,11 +170,7 @@ def run_store(directory: RunDirectory) -> LocalStore:
 
 
 def own_catalogue(directory: RunDirectory | None, store: Store) -> Path:
-    """Where a run, or a store elsewhere, has a catalogue of its own; of a run that is not ours to write, as of a store.
-
-    Raises:
-        UsageError: there is no place for one.
-    """
+    """Where a run, or a store elsewhere, has its own catalogue; for a run that we may not write to, as for a store."""
     if directory is not None:
         path = directory.catalogue
         # (SQLite needs a journal beside it)
@@ -199,11 +187,7 @@ def own_catalogue(directory: RunDirectory | None, store: Store) -> Path:
 
 
 def store_of(row: CaptureRow) -> Store:
-    """The store that a shared catalogue's row names.
-
-    Raises:
-        UsageError: it is a directory of another host, or it is gone.
-    """
+    """The store that a shared catalogue's row names; UsageError where it is not on this machine."""
     if not on_one_host(row.store):
         return RemoteStore.open(row.store)
     if (directory := directory_here(row.store)) is None:

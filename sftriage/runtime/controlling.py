@@ -346,11 +346,7 @@ class JobController(WatchedRun):
 
 
 def job_of(directory: Path) -> str:
-    """The name on its hub of the job whose run is in a directory.
-
-    Raises:
-        UsageError: it is no run of many hosts.
-    """
+    """The name on its hub of the job whose run is in a directory."""
     noted = Note(RunDirectory(directory).hub, HubNote).get()
     if noted is None:
         raise UsageError(f"{directory} holds no run of a job on many hosts that could be gone on with")

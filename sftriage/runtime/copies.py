@@ -79,11 +79,7 @@ KEEP_ALL = Keeping()
 
 
 def uploader_of(directory: RunDirectory, info: RunInfo, **how: Any) -> Uploader:
-    """The uploader of a run's captures to the store that its record names; it contacts nothing yet.
-
-    Raises:
-        UsageError: the store cannot be opened, or the job's name cannot be part of a key there.
-    """
+    """The uploader of a run's captures to the store that its record names; it contacts nothing yet."""
     if info.store is None:
         raise ValueError("the run keeps its captures here alone")
     url = checked_url(info.store)
@@ -92,11 +88,7 @@ def uploader_of(directory: RunDirectory, info: RunInfo, **how: Any) -> Uploader:
 
 
 def with_store(directory: RunDirectory, info: RunInfo, store: str | None) -> RunInfo:
-    """The run's record, which names the store: a run has one, so that findings and removals reach every copy.
-
-    Raises:
-        UsageError: none is named, or another than the run's own.
-    """
+    """The run's record with the store: a run has one, so that findings and removals reach every copy."""
     if store is None:
         if info.store is None:
             raise UsageError(f"{directory.path} keeps its captures here alone; say where to with --store")
@@ -111,11 +103,7 @@ def with_store(directory: RunDirectory, info: RunInfo, store: str | None) -> Run
 
 
 class RunUploads(Sink):
-    """The uploads of a run in progress. Its owner calls `finish` after the stream has ended.
-
-    Raises:
-        UsageError: see `uploader_of`.
-    """
+    """The uploads of a run in progress. Its owner calls `finish` after the stream has ended."""
 
     name = "uploads"
 
@@ -293,11 +281,7 @@ class SharedIndexing(Sink):
 
 
 def checked_catalogue(option: str | None) -> str | None:
-    """The URL of the catalogue to index a run in, if one is named; the catalogue need not be there yet.
-
-    Raises:
-        UsageError: it is none, or what is needed to talk to it is not installed.
-    """
+    """The URL of the catalogue to index a run in, if one is named; the catalogue need not be there yet."""
     url = catalogue_url(option)
     if url is not None:
         _catalogue(url, None)

@@ -23,8 +23,8 @@ from sftriage.base.loops import start_thread
 from sftriage.errors import RingError, SftriageError, UsageError
 from sftriage.model.windows import EXCHANGE, StepRecord
 from sftriage.recorder import Monitor, RingInfo, find_rings, moments
-from sftriage.runtime.carrying import CARRIED_IN
-from sftriage.runtime.first_step import TOLD, Facts, Processes, Reason, facts_of, reports_in, under_seams, why_nothing
+from sftriage.runtime.carrying import REPORTS, under_seams
+from sftriage.runtime.first_step import Facts, Processes, facts_of, reports_in, why_nothing
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.rings import TMPFS, make_rings_directory, remove_rings_directory
 from sftriage.seams.patches import NAMES
@@ -47,20 +47,22 @@ class CheckResult:
 
 
 def examine(rings_root: Path = TMPFS) -> list[CheckResult]:
-    """Everything, in the order in which somebody who starts needs it. Nothing is left behind, and no torch imported."""
-    return [_python(), _recorder(), *_rings(rings_root), _torch(), *_programs()]
-
-
-def _python() -> CheckResult:
-    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    """Check everything, in the order in which a new user needs it. Leaves nothing behind, and imports no torch."""
+    free_threaded = ", free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
     version = f"{platform.python_implementation()} {platform.python_version()}"
-    return CheckResult("python", "ok", f"{version}{', free-threaded' if free_threaded else ''} ({sys.executable})")
-
-
-def _recorder() -> CheckResult:
-    if moments.FORM.name == "C":
-        return CheckResult("recorder", "ok", "in C")
-    return CheckResult("recorder", "limited", f"in Python, which costs a step more: {moments.WHY_NOT_C}")
+    nsys, spy = shutil.which("nsys"), shutil.which("py-spy", path=search_path())
+    return [
+        CheckResult("python", "ok", f"{version}{free_threaded} ({sys.executable})"),
+        CheckResult("recorder", "ok", "in C")
+        if moments.FORM.name == "C"
+        else CheckResult("recorder", "limited", f"in Python, which costs a step more: {moments.WHY_NOT_C}"),
+        *_rings(rings_root),
+        _torch(),
+        CheckResult("nsys", "ok", nsys) if nsys else CheckResult("nsys", "missing", "no captures by Nsight Systems"),
+        CheckResult("py-spy", "ok", spy)
+        if spy
+        else CheckResult("py-spy", "missing", "no stacks: pip install 'sftriage[stacks]'"),
+    ]
 
 
 def _rings(root: Path) -> list[CheckResult]:
@@ -100,16 +102,6 @@ def _torch() -> CheckResult:
         return CheckResult("torch", "ok", metadata.version("torch"))
     except metadata.PackageNotFoundError:
         return CheckResult("torch", "missing", "not in this Python: the trainers' own is what counts")
-
-
-def _programs() -> list[CheckResult]:
-    nsys, spy = shutil.which("nsys"), shutil.which("py-spy", path=search_path())
-    return [
-        CheckResult("nsys", "ok", nsys) if nsys else CheckResult("nsys", "missing", "no captures by Nsight Systems"),
-        CheckResult("py-spy", "ok", spy)
-        if spy
-        else CheckResult("py-spy", "missing", "no stacks: pip install 'sftriage[stacks]'"),
-    ]
 
 
 def search_path() -> str:
@@ -191,19 +183,17 @@ def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="sftriage-doctor-") as place,
-            under_seams(Path(place) / CARRIED_IN, rings) as added,
+            under_seams(Path(place), rings) as added,
         ):
             environment = {"SFTRIAGE_RINGS": str(rings), **added}
-            status, known = _run(command, environment, rings, steps, patience_s)
-            return found_of(_read_ranks(rings, rings / TOLD), status, known)
+            known = _run(command, environment, rings, steps, patience_s)
+            return found_of(_read_ranks(rings, rings / REPORTS), known)
     finally:
         remove_rings_directory(rings)
 
 
-def _run(
-    command: Sequence[str], environment: Mapping[str, str], rings: Path, steps: int, patience_s: float
-) -> tuple[int | None, Facts]:
-    """The exit status of a job that ended by itself, None of one that was ended; and what was seen of its processes."""
+def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, steps: int, patience_s: float) -> Facts:
+    """What the processes of a job show, and its exit status where it ended by itself."""
     launcher = Launcher()
     reading, writing = os.pipe()
     try:
@@ -234,7 +224,7 @@ def _run(
         ending.join()
     # What is left of the job may keep its output open.
     passing_on.join(_LAST_WORDS_S)
-    known = Facts(
+    return Facts(
         auto=True,
         torch=len(processes.torch),
         hidden=processes.hidden,
@@ -242,8 +232,8 @@ def _run(
         place=str(rings.parent),
         told=launcher.told,
         seconds=patience_s,
+        status=None if told.is_set() else status,
     )
-    return None if told.is_set() else status, known
 
 
 def _pass_on(reading: int, told: threading.Event) -> None:
@@ -277,8 +267,11 @@ def _read_ranks(rings: Path, told: Path | None) -> Ranks:
     return Ranks(tuple(infos), tuple(steps), tuple(reports_in(told)) if told is not None else (), misuse)
 
 
-def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None) -> JobFound:
-    """What that comes to, of a job that ended by itself with that exit status, or was ended."""
+_NOTHING_KNOWN = Facts(auto=True)
+
+
+def found_of(ranks: Ranks, known: Facts = _NOTHING_KNOWN) -> JobFound:
+    """What a job that is over has shown; ``known`` is what its processes showed from outside."""
     # (launchers and workers import torch, too, and train nothing)
     trained = [bool(one["rounds"] or one["fired"]["backward"] or one["by_hand"]) for one in ranks.told]
     trainers = [one for one, it_did in zip(ranks.told, trained, strict=True) if one["rank"] or it_did]
@@ -287,40 +280,34 @@ def found_of(ranks: Ranks, status: int | None = None, known: Facts | None = None
         fired.update(one["fired"])
         collectives.update(one.get("collectives", {}))
     stages = _shares_of(ranks)
-    by_hand = any(one["by_hand"] for one in trainers)
     info = ranks.infos[0] if ranks.infos else None
-    seams = tuple(SeamFound(name, fired[name], stages.get(name)) for name in NAMES)
-    failed = {name: why for one in trainers for name, why in one["failed"].items()}
-    models = tuple(dict.fromkeys(name for one in trainers for name in one["models"]))
-    known, told = known or Facts(auto=True), facts_of(ranks.told, auto=True)
+    steps, told = sum(map(len, ranks.steps)), facts_of(ranks.told, auto=True)
     facts = replace(
         known,
-        steps=sum(map(len, ranks.steps)),
+        steps=steps,
         rings=len(ranks.infos),
         torch=max(told.torch, known.torch),
         fired=told.fired,
-        failed=told.failed,
+        failed={name: why for one in trainers for name, why in one["failed"].items()},
         by_hand=told.by_hand,
         compiling=told.compiling,
         over=True,
-        status=status,
     )
-    nothing = why_nothing(facts)
-    seen = Observed(fired, failed, sum(trained), by_hand, ranks, stages, status, nothing)
-    return JobFound(
-        seams=seams,
+    found = JobFound(
+        seams=tuple(SeamFound(name, fired[name], stages.get(name)) for name in NAMES),
         stages=stages,
         sync=tuple(name for name in info.schema.sync if name != EXCHANGE or stages.get(name)) if info else (),
         cohorts=Counter(one.cohort for one in ranks.infos),
         writer=info.writer if info else "",
         captures=captures_of(trainers),
-        missing=_missing_of(seen),
+        missing=(),
         ranks=len(ranks.infos),
-        steps=sum(map(len, ranks.steps)),
-        models=models,
-        by_hand=by_hand,
+        steps=steps,
+        models=tuple(dict.fromkeys(name for one in trainers for name in one["models"])),
+        by_hand=any(one["by_hand"] for one in trainers),
         collectives=collectives,
     )
+    return replace(found, missing=tuple(_missing_of(found, ranks, facts, sum(trained))))
 
 
 def _shares_of(ranks: Ranks) -> dict[str, float]:
@@ -369,87 +356,65 @@ class Missing:
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What a job's rings and processes have shown.
-
-    ``fired`` counts what each seam saw, ``failed`` says why one was switched off. ``training`` is how many processes
-    train, ``shares`` each stage's share of the steps.
-    ``status`` is None for a job that was ended; ``nothing`` is why no step is recorded.
-    """
-
-    fired: Mapping[str, int]
-    failed: Mapping[str, str]
-    training: int
-    by_hand: bool
-    ranks: Ranks
-    shares: Mapping[str, float]
-    status: int | None
-    nothing: Reason | None
-
-
-def _missing_of(seen: Observed) -> tuple[Missing, ...]:
-    """What was not seen, with what to write for it; what keeps all else from being seen comes first."""
-    if seen.nothing is not None:
-        ended = seen.nothing.code in ("failed", "stopped")
-        said = seen.nothing.what if ended else f"{seen.nothing.what}: no step is recorded"
-        return (Missing(said, _LINES.get(seen.nothing.code, ())),)
-    return (*_ended(seen), *_unranked(seen), *(_in_monitor(seen) if seen.by_hand else _under_seams(seen)))
-
-
-def _ended(seen: Observed) -> Iterator[Missing]:
-    if seen.status:
-        after = f"{counted(min(map(len, seen.ranks.steps)), 'recorded step')} of a rank"
-        what = f"the job ended by itself with exit status {seen.status}, after {after}"
+def _missing_of(found: JobFound, ranks: Ranks, facts: Facts, training: int) -> Iterator[Missing]:
+    """What was not seen of a job of so many training processes; what keeps all else from being seen comes first."""
+    nothing = why_nothing(facts)
+    if nothing is not None:
+        ended = nothing.code in ("failed", "stopped")
+        what = nothing.what if ended else f"{nothing.what}: no step is recorded"
+        yield Missing(what, _LINES.get(nothing.code, ()))
+        return
+    if facts.status:
+        after = f"{counted(min(map(len, ranks.steps)), 'recorded step')} of a rank"
+        what = f"the job ended by itself with exit status {facts.status}, after {after}"
         yield Missing(f"{what}: its own output, above, says why", ())
-
-
-def _unranked(seen: Observed) -> Iterator[Missing]:
-    """Processes that do not know of one another: each records as rank 0 of 1."""
-    if seen.training > 1 and seen.ranks.infos and all(one.world_size == 1 for one in seen.ranks.infos):
-        what = f"{seen.training} processes train, and each says that it is rank 0 of 1"
+    if training > 1 and ranks.infos and all(one.world_size == 1 for one in ranks.infos):
+        # They do not know of one another: each records as rank 0 of 1.
+        what = f"{training} processes train, and each says that it is rank 0 of 1"
         yield Missing(f"{what}: neither RANK and WORLD_SIZE nor torch.distributed say more", _RANKS)
+    yield from _in_monitor(found, ranks) if found.by_hand else _under_seams(found, ranks, facts.failed)
 
 
-def _under_seams(seen: Observed) -> Iterator[Missing]:
-    for name, why in seen.failed.items():
+def _under_seams(found: JobFound, ranks: Ranks, failed: Mapping[str, str]) -> Iterator[Missing]:
+    for name, why in failed.items():
         yield Missing(f"the seam {name} was switched off: {why}", ())
-    unseen = [name for name in STAGES[:3] if not seen.fired[name] and name not in seen.failed]
+    fired = {seam.name for seam in found.seams if seam.fired}
+    unseen = [name for name in STAGES[:3] if name not in fired and name not in failed]
     for name in unseen:
         yield Missing(_UNSEEN[name], ("import sftriage", *_around("sftriage", name)))
     if not unseen:
-        yield from _elsewhere(seen, ("import sftriage", *_around("sftriage", "NAME")))
-    schema = seen.ranks.infos[0].schema
-    if seen.ranks.infos[0].world_size > 1 and not any(seen.shares.get(name) for name in schema.sync):
+        yield from _elsewhere(found, ("import sftriage", *_around("sftriage", "NAME")))
+    schema = ranks.infos[0].schema
+    if ranks.infos[0].world_size > 1 and not any(found.stages.get(name) for name in schema.sync):
         what = "neither DDP nor FSDP is used, and nothing has waited in a collective of torch.distributed"
         yield Missing(f"nothing is known to wait for the other ranks: {what}", _EXCHANGE)
     if "forward" in schema.sync:
         yield Missing("no moment of the last gradient: under FSDP it is accumulated after the exchange", ())
 
 
-def _in_monitor(seen: Observed) -> Iterator[Missing]:
-    records = [record for steps in seen.ranks.steps for record in steps]
+def _in_monitor(found: JobFound, ranks: Ranks) -> Iterator[Missing]:
+    records = [record for steps in ranks.steps for record in steps]
     # (a rank's last one may be so because it was ended)
-    if incomplete := sum(not one.complete for steps in seen.ranks.steps for one in steps[:-1]):
+    if incomplete := sum(not one.complete for steps in ranks.steps for one in steps[:-1]):
         what = f"{incomplete} of {counted(len(records), 'step')} were left by an exception, or never"
         yield Missing(f"{what}: one turn of the loop is one step", ("with monitor.step():", "    ...  # one turn"))
-    if seen.ranks.misuse:
-        what = f"{counted(seen.ranks.misuse, 'call')} made no sense to the recorder"
+    if ranks.misuse:
+        what = f"{counted(ranks.misuse, 'call')} made no sense to the recorder"
         yield Missing(f"{what}: its warnings, above, say which (each sort once)", ())
-    schema = seen.ranks.infos[0].schema
+    schema = ranks.infos[0].schema
     for name in schema.stages[:-1]:
-        if not seen.shares.get(name):
+        if not found.stages.get(name):
             yield Missing(f"the stage {name} was declared, and never entered", _around("monitor", name))
-    yield from _elsewhere(seen, _around("monitor", "NAME"))
-    if seen.ranks.infos[0].world_size > 1 and not schema.sync:
+    yield from _elsewhere(found, _around("monitor", "NAME"))
+    if ranks.infos[0].world_size > 1 and not schema.sync:
         yield Missing("no stage is said to wait for the other ranks", _SYNC)
     elif schema.sync and all(one.ready_ns is None for one in records):
         what = f"no moment of the last gradient, by which {schema.sync[0]} would be told from waiting in it"
         yield Missing(f"{what} (under FSDP there is none)", ("monitor.watch(model)  # once, before the first step",))
 
 
-def _elsewhere(seen: Observed, lines: tuple[str, ...]) -> Iterator[Missing]:
-    share = seen.shares.get("other", 0.0)
+def _elsewhere(found: JobFound, lines: tuple[str, ...]) -> Iterator[Missing]:
+    share = found.stages.get("other", 0.0)
     if share >= _MUCH:
         yield Missing(
             f"{share:.0%} of the steps is in no stage (other): what is done between those that are seen", lines

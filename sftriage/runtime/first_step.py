@@ -20,9 +20,8 @@ from typing import Any
 from sftriage.errors import RingError
 from sftriage.model.windows import StageSchema
 from sftriage.recorder import RingInfo, find_rings
-from sftriage.runtime.carrying import carried
+from sftriage.runtime.carrying import REPORTS
 from sftriage.runtime.launcher import Launcher
-from sftriage.seams.patches import REPORT_ENV
 from sftriage.windows.gather import Shape
 from sftriage.windows.rings import open_ring
 from sftriage.words.amounts import counted
@@ -100,19 +99,11 @@ def _so_far(facts: Facts) -> Reason:
     if why := facts.failed.get("optimizer"):
         return Reason("seam", f"the seam optimizer was switched off: {why}")
     if facts.by_hand or not facts.auto:
-        return _by_hand(facts)
-    return _under_seams(facts)
-
-
-def _by_hand(facts: Facts) -> Reason:
-    if facts.rings:
-        return Reason("monitor_unused", "the Monitor that the script makes has no step that has ended")
-    if facts.by_hand:
-        return Reason("monitor_elsewhere", "the Monitor that the script makes records elsewhere (rings=)")
-    return Reason("no_monitor", "no sftriage.Monitor was made; --auto finds the stages of a script without one")
-
-
-def _under_seams(facts: Facts) -> Reason:
+        if facts.rings:
+            return Reason("monitor_unused", "the Monitor that the script makes has no step that has ended")
+        if facts.by_hand:
+            return Reason("monitor_elsewhere", "the Monitor that the script makes records elsewhere (rings=)")
+        return Reason("no_monitor", "no sftriage.Monitor was made; --auto finds the stages of a script without one")
     backwards, steps = facts.fired.get("backward", 0), facts.fired.get("optimizer", 0)
     if facts.rings or steps > 2:
         return Reason("first_step", "recording has begun, and no step has ended since")
@@ -155,8 +146,6 @@ AGAIN_S = 60.0
 """How often it is said why nothing is recorded yet, from when torch was imported."""
 ALL_S = 10.0
 """How long after the first rank's first step the others' are waited for."""
-TOLD = "told"
-"""In the directory of the rings: what the seams of each process have seen, until a step is recorded."""
 _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
 
@@ -177,7 +166,7 @@ class Processes:
         self._looked = False
 
     def look(self, launcher: int) -> None:
-        """Look at those that are there now."""
+        """Look at the processes there are now."""
         for pid in {launcher, *_below(launcher)} - self.torch:
             with contextlib.suppress(OSError):
                 place = Path(f"/proc/{pid}")
@@ -282,7 +271,7 @@ class FirstStep:
         self.recorded = False
 
     def follow(self, launcher: Launcher) -> None:
-        """Look until the job has ended. Nothing that goes wrong here costs more than its line."""
+        """Look until the job has ended; errors are only logged."""
         while not launcher.ended.wait(None if self.recorded else LOOK_S):
             with suppressed():
                 self.look(launcher.pid, time.monotonic())
@@ -298,8 +287,8 @@ class FirstStep:
             self._first_s = now_s if self._first_s is None else self._first_s
             if len(begun) >= world_size or now_s >= self._first_s + ALL_S:
                 self.recorded = True
-                shutil.rmtree(self._rings / TOLD, ignore_errors=True)
-                about = _first_verdict(self._shape, 0.0), _first_verdict(self._shape, self._step_s)
+                shutil.rmtree(self._rings / REPORTS, ignore_errors=True)
+                about = tuple(self._shape.first_verdict_step(0, step_s) + 2 for step_s in (0.0, self._step_s))
                 self._say(begun_sentence(len(begun), world_size, begun[0].schema, about))
                 self._note("")
             return
@@ -323,14 +312,14 @@ class FirstStep:
         begun, world_size = self._begun()
         if self.recorded or begun:
             if not self.recorded:
-                self._say(begun_sentence(len(begun), world_size, begun[0].schema, None))
+                self._say(begun_sentence(len(begun), world_size, begun[0].schema))
                 self._note("")
             self.recorded = True
             return
         self._say(f"nothing was recorded: {self._told(replace(self._facts(), over=True, status=status, told=told))}")
 
     def _facts(self) -> Facts:
-        facts = facts_of(reports_in(self._rings / TOLD), auto=self._auto)
+        facts = facts_of(reports_in(self._rings / REPORTS), auto=self._auto)
         return replace(
             facts,
             rings=len(find_rings(self._rings)),
@@ -361,20 +350,6 @@ class FirstStep:
 
 
 @contextlib.contextmanager
-def under_seams(folder: Path, rings: Path) -> Iterator[dict[str, str]]:
-    """What is added to a job's environment for its stages to be found by seams, which say here what they see."""
-    with contextlib.suppress(OSError):
-        (rings / TOLD).mkdir(mode=0o700)
-    with carried(folder) as added:
-        yield {**added, REPORT_ENV: str(rings / TOLD)}
-
-
-def _first_verdict(shape: Shape, step_s: float) -> int:
-    """About which step there is a verdict, where a step takes ``step_s``."""
-    return shape.first_verdict_step(0, step_s) + 2
-
-
-@contextlib.contextmanager
 def suppressed() -> Iterator[None]:
     """What goes wrong is none of the job's business."""
     try:
@@ -383,12 +358,12 @@ def suppressed() -> Iterator[None]:
         log.debug("the job's first step cannot be watched for", exc_info=True)
 
 
-def begun_sentence(ranks: int, world_size: int, schema: StageSchema, first_verdict: tuple[int, int] | None) -> str:
-    """That recording has begun, of whom, and by when something will be known."""
+def begun_sentence(ranks: int, world_size: int, schema: StageSchema, first_verdict: Sequence[int] = ()) -> str:
+    """Which ranks are recorded, and about which steps a first verdict comes: usually, and at the soonest."""
     names = [f"{name} (sync)" if name in schema.sync else name for name in schema.stages[:-1]]
     who = counted(ranks, "rank") if ranks >= world_size else f"{ranks} of {counted(world_size, 'rank')} here"
     recording = f"Recording {who}: {', '.join(names)}."
-    if first_verdict is None:
+    if not first_verdict:
         return recording
     usual, soonest = first_verdict
     if soonest < usual:

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from sftriage.agent.agent import Agent
-from sftriage.base.files import write_atomically
+from sftriage.base.files import refusing, write_atomically
 from sftriage.base.log_once import LogOnce
 from sftriage.base.notes import Note
 from sftriage.base.process import BOOT_ID
@@ -205,7 +205,7 @@ class AgentHost:
         self._rings = rings
         self.spool = directory / "spool"
         self._held = contextlib.ExitStack()
-        try:
+        with refusing(f"{directory} cannot be used"):
             for path in (rings, directory, directory / "steps", self.spool):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if rings.stat().st_uid not in (0, os.getuid()):
@@ -214,8 +214,6 @@ class AgentHost:
             boot_id, rings_id = BOOT_ID.read_text(encoding="ascii").strip(), f"{rings.stat().st_ino:x}"
             self._held.enter_context(holding(RunDirectory(directory)))
             Note(directory / NOTE, HostNote).save(HostNote(name, str(rings.absolute()), job, boot_id))
-        except OSError as error:
-            raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
         store = HostCaptures(directory, keeping)
         self._disk = Disk(root=directory)
         self._log_leader = LogLeader(directory.with_name(SPEAKER))

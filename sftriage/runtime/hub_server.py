@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from sftriage.base.children import Supervised, start_child
-from sftriage.base.files import write_atomically
+from sftriage.base.files import refusing, write_atomically
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
@@ -30,11 +30,7 @@ _STORES_NOTHING = (b"no space left on device", b"disk quota exceeded")
 
 
 def nats_server() -> str:
-    """The server's program.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """The server's program; UsageError where it is not installed."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("nats-server")
     if found is None:
@@ -43,21 +39,15 @@ def nats_server() -> str:
 
 
 def make_secret(path: Path) -> None:
-    """Make a file with the password of a job's hub, for its owner alone; one that is there is kept.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
+    """Make a file with the password of a job's hub, for its owner alone; an existing one is kept."""
     new = path.with_name(f"{path.name}.new")
-    try:
+    with refusing(f"{path} cannot be made"):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             write_atomically(new, f"{USER}:{secrets.token_urlsafe(32)}\n")
             # (it appears whole: others wait for it)
             os.link(new, path)
         new.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be made: {error.strerror}") from error
 
 
 class HubServer:

@@ -33,9 +33,9 @@ from sftriage.runs.directory import (
     write_info,
 )
 from sftriage.runs.liveness import launcher_of, note_launcher
-from sftriage.runtime.carrying import CARRIED_IN
+from sftriage.runtime.carrying import under_seams
 from sftriage.runtime.copies import KEEP_ALL, Keeping, RunUploads, SharedIndexing
-from sftriage.runtime.first_step import FirstStep, under_seams
+from sftriage.runtime.first_step import FirstStep
 from sftriage.runtime.launcher import Launcher, Triaged, supervise
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory, sweep
@@ -187,7 +187,7 @@ class LocalRun(_OnThisHost):
             if nsys_trace is not None:
                 launch = NsysLaunch(run_id, nsys_trace, directory.path, armed=nsys_armed)
             self._job, self._launch, self._say = job, launch, say
-            self._auto = self._held.enter_context(under_seams(directory.path / CARRIED_IN, rings)) if auto else {}
+            self._auto = self._held.enter_context(under_seams(directory.path, rings)) if auto else {}
             self._command = command if launch is None else wrapped(command, launch.script)
             super().__init__(directory, info, files, sinks, catalogue, launch.place if launch else None)
         except BaseException:
@@ -214,9 +214,6 @@ class LocalRun(_OnThisHost):
         """Run the job to its end; its exit status.
 
         ``environment`` is added to the trainers'; ``output`` is a descriptor for the job's standard output and error.
-
-        Raises:
-            UsageError: the launcher cannot be started.
         """
         launcher = Launcher()
         try:
@@ -290,11 +287,7 @@ class TakeOver(_OnThisHost):
 
 
 def job_name(job: str | None, command: list[str]) -> str:
-    """The job's name: ``job``, or that of its command's script or module, or else of the launcher.
-
-    Raises:
-        UsageError: ``job`` cannot be printed everywhere.
-    """
+    """The job's name: ``job``, or that of its command's script or module, or else of the launcher."""
     if job is None:
         pairs = zip(["", *command], command, strict=False)
         named = (word for before, word in pairs if word.endswith(".py") or (before == "-m" and word not in LAUNCHERS))

@@ -27,9 +27,9 @@ from sftriage.policy.schema import Detection
 from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
 from sftriage.runs.liveness import note_launcher
-from sftriage.runtime.carrying import CARRIED_IN
+from sftriage.runtime.carrying import under_seams
 from sftriage.runtime.copies import Keeping
-from sftriage.runtime.first_step import FirstStep, suppressed, under_seams
+from sftriage.runtime.first_step import FirstStep, suppressed
 from sftriage.runtime.hosting import (
     HURRY_S,
     LEAVE_S,
@@ -132,11 +132,7 @@ class HubOptions:
 
     @property
     def leads(self) -> bool:
-        """Whether this host is the one with the hub, or else the first of the job's, and has the controller.
-
-        Raises:
-            UsageError: nobody says which one it is.
-        """
+        """Whether this host has the controller: the one with the hub, or else the first of the job's."""
         if self.hub is not None:
             return is_here(self.server[0])
         number = node_number(os.environ)
@@ -219,7 +215,7 @@ class HostRun:
                 (directory / "spool").mkdir(mode=0o700, parents=True)
             note_steps(self._rings, directory / "steps")
             self._launch = None if nsys_trace is None else self._under_nsys(nsys_trace, directory, armed=nsys_armed)
-            self._auto = self._held.enter_context(under_seams(directory / CARRIED_IN, self._rings)) if auto else {}
+            self._auto = self._held.enter_context(under_seams(directory, self._rings)) if auto else {}
             if required:
                 _check_hub(options)
                 self._lead()
@@ -384,11 +380,7 @@ def start_agents(options: HubOptions, store: str | None, *, drop_local: bool) ->
 
 
 def start_hub(options: HubOptions, directory: Path) -> HubServer:
-    """Start a job's hub on this host; what it keeps lies beside the run directory.
-
-    Raises:
-        UsageError: it cannot be started.
-    """
+    """Start a job's hub on this host; what it keeps lies beside the run directory."""
     store = directory.with_name(f"{directory.name}.nats").absolute()
     host, port = options.server
     is_new = not store.exists()
@@ -424,11 +416,7 @@ def wait_for_secret(
     environment: Mapping[str, str],
     over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait until there is the file with what lets us in to a hub, or the wait is ``over``.
-
-    Raises:
-        UsageError: there will be none; the message says what to do.
-    """
+    """Wait for the file with the credentials of a hub, until ``over``; UsageError, with advice, where none comes."""
     began_s, up_s, told = time.monotonic(), float("inf"), False
     while not (secret.is_file() or over()):
         now_s = time.monotonic()

@@ -124,11 +124,7 @@ exit 127
 
 
 def place_in(directory: RunDirectory) -> NsysPlace | None:
-    """How the ranks of a run were launched under nsys; None if they were not.
-
-    Raises:
-        InputError: the note of it cannot be read.
-    """
+    """How the ranks of a run were launched under nsys; None if they were not."""
     return Note(directory.nsys, NsysPlace).load()
 
 

@@ -1,17 +1,18 @@
-"""What `sftriage reduce` works out: the accounting on heavy traces, and how they compare with the recorded signal."""
+"""Heavy traces brought down to stages: their accounting, agreement with a run, causes, and operations to replay."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sftriage.errors import InputError, UsageError
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import Window
-from sftriage.reduce.causes import cause_of, cause_of_rank
 from sftriage.reduce.events import Trace
 from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
@@ -20,11 +21,15 @@ from sftriage.reduce.stages import Names, Reduction, reduce_trace
 from sftriage.reduce.together import Agreement, Agrees, compare, overall, together
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.recordings import RecordedRun, load_recording
+from sftriage.runs.whatif import operations_in, operations_of
+from sftriage.runtime.annotating import explained, known_faulty, stage_in_question
 from sftriage.runtime.copies import pusher
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
-from sftriage.traces.manifest import MANIFEST_NAME, CauseInfo, Findings, Manifest
+from sftriage.traces.manifest import MANIFEST_NAME, Findings, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.verdicts import Settings, judge
+from sftriage.whatif.graph import Operations
+from sftriage.whatif.pipeline import COLUMNS, RANK, TraceRows, arranged
 from sftriage.windows.gather import Shape
 
 FALSE_NAMES_PER_MILLION_STEPS = 10_000.0
@@ -182,11 +187,7 @@ class Signal:
 
 
 def load_signal(path: Path) -> Signal:
-    """A run directory, or the manifest of one of its captures.
-
-    Raises:
-        InputError: it is neither, or what is in it cannot be read.
-    """
+    """A run directory, or the manifest of one of its captures; InputError where it is neither."""
     capture_id = None
     run = path
     if path.name == MANIFEST_NAME and path.is_file():
@@ -279,55 +280,6 @@ def _named(verdict: Verdict) -> tuple[str, tuple[int, ...], str | None]:
     return verdict.label, verdict.suspects[0].ranks, verdict.suspects[0].stage
 
 
-def stage_in_question(
-    asked: str | None, manifest: Manifest | None, verdict: Verdict | None, one: Reduction, control: Reduction | None
-) -> str:
-    """The stage to look into: the one asked for, the suspect's, or the longest.
-
-    That is the one that is longest against the control if there is one, or else in the steps that have the fault
-    against the others, if these are known.
-    """
-    if asked is not None:
-        return asked
-    triggered = manifest.trigger.stage if manifest is not None else None
-    suspected = verdict.suspects[0].stage if verdict is not None and verdict.suspects else None
-    for stage in (triggered, suspected):
-        if stage is not None and stage in one.schema.stages:
-            return stage
-    mean_s = one.mean_s
-    if control is not None:
-        its_s = control.mean_s
-        mean_s = {stage: seconds - its_s.get(stage, 0.0) for stage, seconds in mean_s.items() if stage in its_s}
-    else:
-        faulty_N = np.isin(one.steps.number_N, known_faulty(manifest))
-        if faulty_N.any() and not faulty_N.all():
-            more_S = one.durations_ns_NS[faulty_N].mean(axis=0) - one.durations_ns_NS[~faulty_N].mean(axis=0)
-            mean_s = dict(zip(one.schema.stages, more_S.tolist(), strict=True))
-    return max(mean_s, key=lambda stage: mean_s[stage])
-
-
-def known_faulty(manifest: Manifest | None) -> tuple[int, ...]:
-    """The captured steps that are known to have the fault; none where that is not known."""
-    return () if manifest is None or manifest.reproduced is None else manifest.reproduced.fault_steps
-
-
-def explained(
-    findings: Findings, manifest: Manifest | None, sampled: StackSamples | None, control: StackSamples | None
-) -> CauseInfo:
-    """The cause of what some findings are about, with what the manifest of the capture knows of its steps."""
-    faulty = known_faulty(manifest)
-    if manifest is None or manifest.trigger.label != "suspect":
-        return cause_of(findings, sampled, control, faulty)
-    trigger = manifest.trigger
-    # Where the captured steps do not say it, what led to the capture does.
-    over_s = trigger.gain_s if manifest.reproduced is None else manifest.reproduced.over_s
-    if trigger.stage is None:
-        first = next((one.name for one in findings.shares[:1] if one.kind == "operator"), "")
-        return cause_of_rank(manifest.capture.rank, sampled, over_s, first, findings.counted)
-    over = over_s if trigger.stage == findings.stage else None
-    return cause_of(findings, sampled, control, faulty, over, on_device=trigger.clock == "device")
-
-
 def _ranks_to_look_at(reductions: Sequence[Reduction], verdict: Verdict, stage: str | None) -> tuple[int, int] | None:
     """Of several ranks the suspect, or whoever takes longest in the stage asked for; and the median rank beside it.
 
@@ -404,3 +356,110 @@ def findings_of(
 def _samples_beside(trace: Path) -> StackSamples | None:
     file = trace.with_name(SAMPLES_NAME)
     return read_samples(file) if file.is_file() else None
+
+
+SUFFIX = ".parquet"
+MAX_OPERATIONS, MAX_UNPACKED_BYTES = 30_000_000, 2 << 30
+"""What a trace in Parquet may hold: all of its operations are in memory at once."""
+ALONE = (SUFFIX, ".npz")
+"""Files that are of all ranks; any other file is one rank's trace, or an archive of several."""
+MAGIC = b"PAR1"
+ROWS_AT_A_TIME = 1 << 20
+
+
+def load_operations(paths: Sequence[Path]) -> Operations:
+    """The operations of a recording, or of the heavy traces of all its ranks.
+
+    Raises:
+        InputError: it is none, or cannot be used; the message names what and where.
+        UsageError: what reads it is not installed, or of several files each is a recording by itself.
+    """
+    if absent := [path for path in paths if not path.exists()]:
+        raise InputError(f"{absent[0]}: no such file or directory")
+    recordings = [path for path in paths if path.is_dir() or path.suffix in ALONE]
+    if not recordings:
+        return operations_of(_reduced(paths))
+    if len(paths) > 1:
+        raise UsageError(f"{recordings[0]} is a recording of all ranks: it goes alone")
+    (path,) = paths
+    try:
+        if path.suffix == SUFFIX:
+            return arranged(_read_rows(path))
+        return operations_in(path)
+    except InputError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise InputError(f"{path}: {error}") from error
+
+
+def _reduced(paths: Sequence[Path]) -> Window:
+    reduced = read_all(paths, Names(), {})
+    if reduced.refused:
+        raise InputError("; ".join(refusal.reason for refusal in reduced.refused))
+    if len(reduced.reductions) < 2:
+        raise InputError(f"{paths[0]}: one rank's trace: a replay takes those of all ranks")
+    return together(reduced.reductions)
+
+
+def _read_rows(path: Path) -> TraceRows:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    if magic != MAGIC:
+        raise InputError(f"{path}: not a Parquet file")
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UsageError(f"{path}: a trace in Parquet needs pyarrow: pip install 'sftriage[whatif]'") from None
+    names: list[str] = []
+    parts: dict[str, list[NDArray[Any]]] = {}
+    try:
+        with ParquetFile(path) as file:
+            there = file.schema_arrow.names
+            if absent := [column for column in COLUMNS if column not in there]:
+                raise InputError(f"{path}: column {', '.join(absent)} missing (columns there: {', '.join(there)})")
+            about = file.metadata
+            unpacked_bytes = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
+            if about.num_rows > MAX_OPERATIONS or unpacked_bytes > MAX_UNPACKED_BYTES:
+                raise InputError(
+                    f"{path}: {about.num_rows:,} operations, {unpacked_bytes:,} bytes unpacked; at most "
+                    f"{MAX_OPERATIONS:,} and {MAX_UNPACKED_BYTES:,} are read"
+                )
+            wanted = [column for column in COLUMNS | RANK if column in there]
+            for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted, use_threads=False):
+                for column in wanted:
+                    values_E = _values(batch.column(column), names if column == "optype" else None)
+                    parts.setdefault(column, []).append(values_E)
+    except (ArrowException, OSError) as error:
+        raise InputError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
+    except _MissingError as error:
+        raise InputError(f"{path}: {column}: {error}") from error
+    if not parts:
+        raise InputError("no operations")
+    columns = {column: np.concatenate(arrays) for column, arrays in parts.items()}
+    for column, values_E in columns.items():
+        seconds = column in ("start_ts", "duration")
+        if values_E.dtype.kind not in ("f" if seconds else "iu"):
+            meant = "seconds" if seconds else "whole numbers"
+            raise InputError(f"{path}: {column}: {values_E.dtype}, and not {meant}")
+    return TraceRows.of(columns, names)
+
+
+class _MissingError(Exception):
+    """A column has rows without a value."""
+
+
+def _values(column: Any, names: list[str] | None) -> NDArray[Any]:
+    """A column's values; of texts, where they are in ``names``, to which those not yet there are added."""
+    if column.null_count:
+        raise _MissingError(f"{column.null_count} values missing")
+    if names is None:
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    encoded = column.dictionary_encode()
+    texts = [str(text) for text in encoded.dictionary.to_pylist()]
+    names.extend(text for text in texts if text not in names)
+    place = np.array([names.index(text) for text in texts], dtype=np.int16)
+    return np.asarray(place[encoded.indices.to_numpy(zero_copy_only=False)])

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from sftriage.agent.reading import RankRings
-from sftriage.base.files import regular
+from sftriage.base.files import refusing, regular
 from sftriage.base.process import locked_file
 from sftriage.errors import InputError, UsageError
 from sftriage.profiling.session import SPOOL
@@ -36,7 +36,7 @@ def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
     """
     root = root or (TMPFS if os.access(TMPFS, os.W_OK) else Path(tempfile.gettempdir()))
     home = root / _home()
-    try:
+    with refusing(f"cannot make a directory for rings in {root}"):
         for last in (False, False, True):
             home.mkdir(mode=0o700, exist_ok=True)
             found = home.lstat()
@@ -53,8 +53,6 @@ def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
                 if last:
                     raise
         own(rings)
-    except OSError as error:
-        raise UsageError(f"cannot make a directory for rings in {root}: {error.strerror}") from error
     return rings
 
 
@@ -63,15 +61,9 @@ def _home() -> str:
 
 
 def own(rings: Path) -> None:
-    """Say that this process takes care of a directory of rings.
-
-    Raises:
-        UsageError: it is gone, or cannot be written.
-    """
-    try:
+    """Note that this process takes care of a directory of rings."""
+    with refusing(f"{rings} cannot be written"):
         note_process(rings / _OWNER, os.getpid())
-    except OSError as error:
-        raise UsageError(f"{rings} cannot be written: {error.strerror}") from error
 
 
 def note_steps(rings: Path, steps: Path) -> None:

@@ -92,8 +92,8 @@ def test_of_a_job_of_which_nothing_is_known_no_more_is_said_than_that():
     assert found.missing[0].what == "no process of the job on this host was seen to import torch: no step is recorded"
     assert found.missing[0].lines == ()
     # AND where it is known why its trainers are not reached, that, with the lines that need no such way
-    hidden = Facts(auto=True, torch=2, hidden=frozenset({"PYTHONPATH"}))
-    (overwritten,) = found_of(Ranks((), (), ()), 0, hidden).missing
+    hidden = Facts(auto=True, torch=2, status=0, hidden=frozenset({"PYTHONPATH"}))
+    (overwritten,) = found_of(Ranks((), (), ()), hidden).missing
     assert "overwrote PYTHONPATH" in overwritten.what
     assert overwritten.lines[0] == "import sftriage"
     assert not any(one.works for one in found.captures if one.profiler in ("torch", "stacks"))
@@ -154,6 +154,6 @@ def test_time_between_the_stages_is_said_once_all_of_them_are_seen():
 )
 def test_a_job_that_failed_is_said_first(status, steps, said):
     of = ranks(told()) if steps else Ranks((), (), (told(rounds=0),))
-    missing = found_of(of, status).missing
+    missing = found_of(of, Facts(auto=True, status=status)).missing
     assert sum("ended by itself" in one.what for one in missing) == (said is not None)
     assert said is None or missing[0].what.startswith(said)

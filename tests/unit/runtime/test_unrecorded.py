@@ -128,7 +128,7 @@ def test_the_first_recorded_step_is_one_line():
     said = begun_sentence(3, 3, schema, (71, 71))
     assert said == "Recording 3 ranks: data, forward, backward (sync), optimizer. First verdict about step 71."
     # AND of a run that has ended
-    assert begun_sentence(1, 1, schema, None) == "Recording 1 rank: data, forward, backward (sync), optimizer."
+    assert begun_sentence(1, 1, schema) == "Recording 1 rank: data, forward, backward (sync), optimizer."
     # AND where the first steps are long
     assert begun_sentence(2, 8, schema, (71, 15)) == (
         "Recording 2 of 8 ranks here: data, forward, backward (sync), optimizer. First verdict by step 71, or about "
