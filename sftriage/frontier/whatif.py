@@ -89,14 +89,7 @@ class Roles:
 
 def roles_of(window: Window) -> Roles:
     """The window's cohorts; one nameless cohort if none are declared."""
-    n_ranks = window.durations_NRS.shape[1]
-    return _alike(n_ranks) if window.cohorts is None else grouped(window.cohorts)
-
-
-@lru_cache(maxsize=8)
-def _alike(n_ranks: int) -> Roles:
-    ranks = np.arange(n_ranks)
-    return _roles(("",), np.zeros(n_ranks, dtype=np.intp), (ranks,))
+    return grouped(("",) * window.durations_NRS.shape[1] if window.cohorts is None else window.cohorts)
 
 
 @lru_cache(maxsize=8)
@@ -109,10 +102,7 @@ def grouped(names: tuple[str, ...]) -> Roles:
     role_R = np.asarray([number.setdefault(name, len(number)) for name in names], dtype=np.intp)
     by_role_R = np.argsort(role_R, kind="stable")
     ends = np.cumsum(np.bincount(role_R, minlength=len(number)))
-    return _roles(tuple(number), role_R, tuple(np.split(by_role_R, ends[:-1])[: len(number)]))
-
-
-def _roles(names: tuple[str, ...], role_R: RankArray, members: tuple[RankArray, ...]) -> Roles:
+    members = tuple(np.split(by_role_R, ends[:-1])[: len(number)])
     at_most = min(SAMPLE_RANKS, max(LEAST_SAMPLE_RANKS, ALL_SAMPLES_RANKS // max(1, len(members))))
     of_size: dict[tuple[int, bool], list[int]] = {}
     for c, ranks in enumerate(members):
@@ -123,7 +113,7 @@ def _roles(names: tuple[str, ...], role_R: RankArray, members: tuple[RankArray, 
     )
     for shared in (role_R, *members, *(one.ranks_CX for one in samples)):
         shared.setflags(write=False)
-    return Roles(names, role_R, members, samples)
+    return Roles(tuple(number), role_R, members, samples)
 
 
 def sampled(ranks: RankArray, at_most: int = SAMPLE_RANKS) -> RankArray:
@@ -215,29 +205,23 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
     excess_KM -= reference_KMC[:, rows, roles.role_R[leader_M]]
     arrival_MC, _ = _levels(arrivals(walk, roles), walk.last_M, leader_M, roles)
     lateness_M = walk.last_M - arrival_MC[rows, roles.role_R[leader_M]]
-    return _by_stage(walk, lateness_M, reference_KMC, common_KMC, excess_KM, n_stages)
+    return _by_stage(walk, n_stages, lateness_M, (reference_KMC, common_KMC, excess_KM))
 
 
 def joined(parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment, n_stages: int) -> SegmentReplay:
     """The replay of a segment, put together from rows of other replays, in order."""
     walk = joined_walks([(one.walk, rows) for one, rows in parts], segment)
     lateness_M = np.concatenate([one.lateness_M[rows] for one, rows in parts])
-    reference_KMC, common_KMC, excess_KM = (
+    columns = [
         np.concatenate([getattr(one, name)[:, rows] for one, rows in parts], axis=1)
         for name in ("reference_KMC", "common_KMC", "excess_KM")
-    )
-    return _by_stage(walk, lateness_M, reference_KMC, common_KMC, excess_KM, n_stages)
+    ]
+    return _by_stage(walk, n_stages, lateness_M, columns)
 
 
-def _by_stage(
-    walk: Walk,
-    lateness_M: FloatArray,
-    reference_KMC: FloatArray,
-    common_KMC: FloatArray,
-    excess_KM: FloatArray,
-    n_stages: int,
-) -> SegmentReplay:
+def _by_stage(walk: Walk, n_stages: int, lateness_M: FloatArray, columns: Sequence[FloatArray]) -> SegmentReplay:
     """The replay from its columns. A stage may have two in one segment; its offset is that of the larger one."""
+    reference_KMC, common_KMC, excess_KM = columns
     excess_MS = np.zeros((excess_KM.shape[1], n_stages))
     weight_S, offset_S = np.zeros(n_stages), np.zeros(n_stages, dtype=np.intp)
     for column, excess_M in zip(walk.segment.local, excess_KM, strict=True):

@@ -79,21 +79,6 @@ class Alone:
         return len(self.recent) > 1 and float(np.median(np.diff([step for step, _ in self.recent]))) >= 2.0
 
 
-def known_after(
-    known: Known,
-    noted_NR: NDArray[Any],
-    new_N: BoolArray,
-    first_step: int,
-    lost_s: Mapping[tuple[UnitName, int], float],
-) -> Known:
-    """What is known of work alone after a window's new steps; ``lost_s`` is what delays cost, by rank and step."""
-    found = dict(known)
-    for n, rank in np.argwhere((noted_NR != "") & new_N[:, None]).tolist():
-        step, key = first_step + n, (rank, str(noted_NR[n, rank]))
-        found[key] = found.pop(key, Alone(step)).after(step, lost_s.get((rank, step), 0.0))
-    return dict(list(found.items())[-MAX_KNOWN:])
-
-
 def log_odds_of(alone: Alone, rank: int, ranks: Evidence, steps_seen: int, settings: Settings) -> float:
     """The log odds that a rank is last because of what it marked, against chance.
 

@@ -20,6 +20,7 @@ from sftriage.model.verdicts import Suspect
 from sftriage.model.windows import Window
 from sftriage.verdicts.baseline import Baseline, Excess, OwnTimes, Regime, excess_of, regimes_of
 from sftriage.verdicts.candidates import (
+    MAX_KNOWN,
     Alone,
     Candidate,
     Known,
@@ -28,7 +29,6 @@ from sftriage.verdicts.candidates import (
     candidates_of,
     group_candidates,
     is_marked,
-    known_after,
     named_alone,
 )
 from sftriage.verdicts.course import NO_TRACK, Onset, Track
@@ -449,12 +449,17 @@ class _Steps:
 
         What a rank marks costs what it does, also where others make the step a special one.
         """
-        if self.window.noted_NR is None:
+        noted_NR = self.window.noted_NR
+        if noted_NR is None:
             return self.past.alone
         new_N = self.valid_N & (self.step_N >= self.past.ranks.next_step)
         events = self.events(arrivals_of_ranks(self.replays, self.n_ranks), new_N)
         lost_s = {(one.unit, one.step): one.share * self.usual_s for one in events}
-        return known_after(self.past.alone, self.window.noted_NR, new_N, self.window.first_step, lost_s)
+        found = dict(self.past.alone)
+        for n, rank in np.argwhere((noted_NR != "") & new_N[:, None]).tolist():
+            step, key = self.window.first_step + n, (rank, str(noted_NR[n, rank]))
+            found[key] = found.pop(key, Alone(step)).after(step, lost_s.get((rank, step), 0.0))
+        return dict(list(found.items())[-MAX_KNOWN:])
 
     def held_back(self, units: list[Unit]) -> list[Unit]:
         """The units, each with what it adds to the sync stages while the system keeps it from running.

@@ -101,7 +101,10 @@ def assess_times(
     if coverage < settings.min_coverage_fraction or accounting.n_steps == 0:
         numbers["min_coverage"] = settings.min_coverage_fraction
         return verdict("needs_evidence", ("low_coverage",)), None
-    if accounting.exposed_s > 0.0 and not (past.exchanged or exchanges(window)):
+    # Without any exchange between the ranks, one that waits looks as if it worked.
+    sync = [window.schema.stages.index(name) for name in window.schema.sync]
+    known = past.exchanged or window.durations_NRS.shape[1] < 2 or (window.durations_NRS[:, :, sync] > 0.0).any()
+    if accounting.exposed_s > 0.0 and not known:
         return verdict("needs_evidence", ("no_sync",)), None
     replays = replays or replay(walks, roles, len(window.schema.stages))
     if window.capturing_N is not None and window.capturing_N.any():
@@ -160,12 +163,6 @@ def coverage_of(window: Window) -> float:
     """Fraction of (step, rank) vectors that are there."""
     finite_NR = np.isfinite(window.durations_NRS).all(axis=2)
     return float(finite_NR.mean()) if finite_NR.size else 0.0
-
-
-def exchanges(window: Window) -> bool:
-    """Whether any exchange between the ranks is known: without one a rank that waits looks as if it worked."""
-    stages = [window.schema.stages.index(name) for name in window.schema.sync]
-    return window.durations_NRS.shape[1] < 2 or bool((window.durations_NRS[:, :, stages] > 0.0).any())
 
 
 def unambiguous(evidence: WindowEvidence) -> Candidate | None:

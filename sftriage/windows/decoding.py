@@ -195,11 +195,9 @@ def together(parts: Sequence[StepArrays]) -> StepArrays:
     if len(parts) == 1:
         return parts[0]
     slots_BW = np.concatenate([part.slots_BW for part in parts])
-    counted = [_counted(part) for part in parts]
-    counted_BC = None if all(part.counted_BC is None for part in parts) else np.concatenate(counted)
+    counted_BC = None
+    if any(part.counted_BC is not None for part in parts):
+        unknown = (np.full((len(part), len(COUNTERS)), np.nan) for part in parts)
+        known = zip(parts, unknown, strict=True)
+        counted_BC = np.concatenate([nan_BC if part.counted_BC is None else part.counted_BC for part, nan_BC in known])
     return StepArrays(parts[0].schema, np.concatenate([part.rank_B for part in parts]), slots_BW, counted_BC)
-
-
-def _counted(part: StepArrays) -> FloatArray:
-    unknown_BC = np.full((len(part), len(COUNTERS)), np.nan)
-    return unknown_BC if part.counted_BC is None else part.counted_BC

@@ -113,17 +113,13 @@ def find_logs(directory: Path, kind: str = "steps", ranks: Collection[int] | Non
     Raises:
         OSError: the directory cannot be read.
     """
-    whole: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
-    thinned: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
+    found: defaultdict[tuple[str, int, int], list[tuple[int, Path]]] = defaultdict(list)
     for name, path in find_segments(directory, ranks):
-        if name.kind == kind:
-            whole[name.attempt, name.rank].append((name.first, path))
-        elif name.kind == thinned_kind(kind):
-            thinned[name.attempt, name.rank].append((name.first, path))
+        found[name.kind, name.attempt, name.rank].append((name.first, path))
     logs = []
-    for (attempt, rank), newer in sorted(whole.items()):
-        older = thinned[attempt, rank]
-        segments = [*older, *newer]
+    for attempt, rank in sorted((attempt, rank) for of, attempt, rank in found if of == kind):
+        older = found.get((thinned_kind(kind), attempt, rank), [])
+        segments = [*older, *found[kind, attempt, rank]]
         logs.append(LogFiles(rank, attempt, tuple(path for _, path in segments), len(older), segments[0][0]))
     return logs
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.controller.costs import AFTER_STEPS, KEPT_STEPS, Ledger
+from sftriage.controller.controller import AFTER_STEPS, KEPT_STEPS, Ledger
 from sftriage.model.windows import StageSchema, Window
 
 SCHEMA = StageSchema(("forward", "other"))
