@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sftriage.controller.controller import settings_of
 from sftriage.controller.windows import peers_of
@@ -62,7 +61,7 @@ def replay(
 
     ``stalls`` are verdicts on steps that stalled when this was recorded, in order; no window shows them.
     """
-    going = _Replay(policies, _Clock(start_s))
+    going = _Replay(policies, start_s)
     waiting = list(stalls)
     for window in windows:
         while waiting and (waiting[0].attempt, waiting[0].first_step) <= (window.attempt, window.last_step):
@@ -85,47 +84,15 @@ class _Running:
 
 
 @dataclass(slots=True)
-class _Clock:
-    """The time at the end of each window, and of each step that is new in it (``ends_s``).
+class _Replay:
+    """What is carried from window to window: at ``now_s``, and with the ends of the last window's new steps."""
 
-    A step takes what its median rank took; a step nobody saw, as the last.
-    """
-
+    policies: PolicySet
     now_s: float
     ends_s: dict[int, float] = field(default_factory=dict)
-    _attempt: int | None = None
-    _next_step: int = 0
-    _step_s: float = 0.0
-
-    def at_end_of(self, window: Window) -> float:
-        if window.attempt != self._attempt:
-            self._attempt, self._next_step = window.attempt, window.first_step
-        self.now_s += max(0, window.first_step - self._next_step) * self._step_s
-        self.ends_s = {}
-        first = max(self._next_step, window.first_step)
-        for step, step_s in enumerate(_step_times(window, first), start=first):
-            self._step_s = self._step_s if np.isnan(step_s) else float(step_s)
-            self.now_s += self._step_s
-            self.ends_s[step] = self.now_s
-        self._next_step = max(self._next_step, window.last_step + 1)
-        return self.now_s
-
-
-def _step_times(window: Window, first_step: int) -> NDArray[np.float64]:
-    """What each step (N) from ``first_step`` on took, in seconds; NaN where no rank saw it."""
-    if first_step > window.last_step:
-        return np.zeros(0)
-    new = window.steps(first_step, window.last_step)
-    total_NR = new.durations_NRS.sum(axis=2)
-    if new.between_NR is not None:
-        total_NR = total_NR + np.nan_to_num(new.between_NR, nan=0.0)
-    return known_medians(total_NR)
-
-
-@dataclass(slots=True)
-class _Replay:
-    policies: PolicySet
-    clock: _Clock
+    attempt: int | None = None
+    next_step: int = 0
+    step_s: float = 0.0
     state: State = field(default_factory=State)
     losses: Losses = field(default_factory=Losses)
     pasts: dict[int, Past] = field(default_factory=dict)
@@ -134,18 +101,34 @@ class _Replay:
     decided_s: float = -np.inf
 
     def take(self, window: Window) -> ReplayedDecision:
-        now_s = self.clock.at_end_of(window)
-        self._end_captures(window, now_s)
+        self._pass(window)
+        self._end_captures(window, self.now_s)
         window = self._marked(window)
         verdict, self.pasts[window.attempt] = judge(
             window, self.pasts.get(window.attempt), settings_of(self.policies.detection)
         )
         self.last = window
-        return self._decided(verdict, now_s, peers_of(verdict, window))
+        return self._decided(verdict, self.now_s, peers_of(verdict, window))
 
     def stall(self, verdict: Verdict) -> ReplayedDecision:
         last = self.last if self.last is not None and self.last.attempt == verdict.attempt else None
-        return self._decided(verdict, self.clock.now_s + verdict.exposed_s, peers_of(verdict, last))
+        return self._decided(verdict, self.now_s + verdict.exposed_s, peers_of(verdict, last))
+
+    def _pass(self, window: Window) -> None:
+        """Go on to the end of a window. A step takes what its median rank took; a step of no rank, as the last."""
+        if window.attempt != self.attempt:
+            self.attempt, self.next_step = window.attempt, window.first_step
+        self.now_s += max(0, window.first_step - self.next_step) * self.step_s
+        total_NR = window.durations_NRS.sum(axis=2)
+        if window.between_NR is not None:
+            total_NR = total_NR + np.nan_to_num(window.between_NR, nan=0.0)
+        self.ends_s = {}
+        for step, step_s in enumerate(known_medians(total_NR), start=window.first_step):
+            if step >= self.next_step:
+                self.step_s = self.step_s if np.isnan(step_s) else float(step_s)
+                self.now_s += self.step_s
+                self.ends_s[step] = self.now_s
+        self.next_step = max(self.next_step, window.last_step + 1)
 
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> ReplayedDecision:
         # A stall that ended the job is in none of its steps.
@@ -179,7 +162,7 @@ class _Replay:
     def _cut_short(self, one: _Running, window: Window, now_s: float) -> _Running:
         if one.attempt != window.attempt or now_s < one.until_s or one.last_step <= window.last_step:
             return one
-        reached = [step for step, end_s in self.clock.ends_s.items() if end_s >= one.until_s]
+        reached = [step for step, end_s in self.ends_s.items() if end_s >= one.until_s]
         return replace(one, last_step=max(one.begins, min(reached, default=window.last_step)))
 
     def _marked(self, window: Window) -> Window:

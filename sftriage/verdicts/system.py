@@ -202,8 +202,7 @@ def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> S
     if not known or len(known) < len(found):
         return None
     # (all cohorts of the ranks must be known)
-    n_vectors = sum(one.n_vectors for one in known)
-    sums_3C = np.sum([one.counted_3C for one in known], axis=0)
+    n_vectors, late_s, local_S, over_S, sums_3C = (sum(of_roles) for of_roles in zip(*known, strict=True))
     own, whole, over = (
         {name: float(one) for name, one in zip(COUNTERS, sums_C / n_vectors, strict=True) if np.isfinite(one)}
         for sums_C in sums_3C
@@ -212,13 +211,13 @@ def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> S
         return None
     over = {name: 0.0 if name in SHARED and one < 0.5 * own[name] else one for name, one in over.items()}
     return SystemCounts(
-        late_s=sum(one.late_s for one in known) / n_vectors,
+        late_s=late_s / n_vectors,
         own=own,
         over=over,
         waited_s=max(_waited_s(whole), _waited_s(over)),
         ran_s=whole.get("run_s", math.nan),
-        local_S=np.sum([one.local_S for one in known], axis=0) / n_vectors,
-        over_S=np.sum([one.over_S for one in known], axis=0) / n_vectors,
+        local_S=local_S / n_vectors,
+        over_S=over_S / n_vectors,
     )
 
 
@@ -226,22 +225,10 @@ def _waited_s(over: Mapping[str, float]) -> float:
     return over.get("queued_s", math.nan) - max(0.0, over.get("throttled_s", 0.0))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sums:
-    """Sums over the ranks in question of one cohort, and over steps: so many vectors.
-
-    Attributes:
-        late_s: their lateness, in seconds.
-        local_S: a peer's time in each stage before the syncs, in seconds, once for each vector.
-        over_S: by how much their own was over that.
-        counted_3C: their own counters, those over their peers, and those in the part of the step before the syncs.
-    """
-
-    n_vectors: int
-    late_s: float
-    local_S: FloatArray
-    over_S: FloatArray
-    counted_3C: FloatArray
+_Sums = tuple[int, float, FloatArray, FloatArray, FloatArray]
+"""Sums over the ranks in question of one cohort, and over steps: how many vectors, their lateness, a peer's time in
+each stage before the syncs (once for each vector), by how much their own was over that, all in seconds; and their
+counters (3 x C): their own, those over their peers, and those in the part of the step before the syncs."""
 
 
 def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: BoolArray) -> _Sums | None:
@@ -280,7 +267,7 @@ def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: Boo
         sums_3C[:, place] = counted_NX.sum(), over_NX.sum(), (over_NX * share_NX).sum()
     peers_S, over_S = local_SNX[:, :, n_own:].mean(axis=(1, 2)), local_SNX[:, :, :n_own].sum(axis=(1, 2))
     peers_S *= late_NX.size
-    return _Sums(late_NX.size, float(late_NX.sum()), peers_S, over_S - peers_S, sums_3C)
+    return late_NX.size, float(late_NX.sum()), peers_S, over_S - peers_S, sums_3C
 
 
 def _as_much(counted_NX: FloatArray, n_own: int) -> float:
