@@ -25,31 +25,22 @@ from bench.rivals import RULES, columns_of, says
 from bench.rows import LOCAL_PLACES, STAGES, SYNC, Delay, Outcome, Row, Truth
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import StageSchema, Window
+from tests.scenario import Fault, Job, gaussian
 
 SCHEMA = StageSchema((*STAGES, "other"), SYNC)
 HEALTHY_MS = {"data": 20.0, "h2d": 5.0, "forward": 30.0, "backward": 40.0, "optimizer": 8.0, "other": 1.0}
+JOB = Job(
+    stages=tuple((stage, HEALTHY_MS[stage] / 1e3) for stage in SCHEMA.stages),
+    exchange_s=0.002,
+    outside_s=0.0,
+    noise=gaussian(0.01),
+)
 N_RANKS, SLOW = 4, 2
 
 
-def window(delay_ms=0.0, stage="data", *, jitter=0.01, split=False, n_steps=50):
-    """A window of a synchronous job in which one rank takes longer in one stage, and the others wait for it."""
-    rng = np.random.default_rng(7)
-    own_NRS = np.array([HEALTHY_MS[name] for name in SCHEMA.stages]) * (
-        1.0 + jitter * rng.standard_normal((n_steps, N_RANKS, len(SCHEMA.stages)))
-    )
-    between_NR = np.zeros((n_steps, N_RANKS))
-    if stage == "between":
-        between_NR[:, SLOW] += delay_ms
-    else:
-        own_NRS[:, SLOW, SCHEMA.stages.index(stage)] += delay_ms
-    backward = SCHEMA.stages.index("backward")
-    ready_NR = own_NRS[:, :, backward].copy()
-    late_R = np.zeros(N_RANKS)
-    for n in range(n_steps):
-        arrival_R = late_R + between_NR[n] + own_NRS[n, :, : backward + 1].sum(axis=1)
-        own_NRS[n, :, backward] += arrival_R.max() - arrival_R + 2.0
-        late_R = own_NRS[n, :, backward + 1 :].sum(axis=1)
-    return Window(SCHEMA, 0, own_NRS / 1e3, between_NR=between_NR / 1e3, ready_NR=ready_NR / 1e3 if split else None)
+def window(delay_ms=0.0, stage="data", *, split=False):
+    """A window of a job in which one rank takes longer in one stage, and the others wait for it."""
+    return JOB.run(Fault(stage, SLOW, delay_ms / 1e3), seed=7, split=split)
 
 
 def row(sort="local", truth=None, **values):
@@ -137,40 +128,33 @@ class TestDelay:
 
 class TestRivals:
     @pytest.mark.parametrize("name", RULES)
-    @pytest.mark.parametrize("stage", ["data", "forward"])
-    def test_a_plain_straggler_is_found_by_every_rule(self, name, stage):
-        # GIVEN a rank that takes 60 ms more of a step of 100 in one stage
-        said = says(RULES[name], [window(60.0, stage)])
-        # THEN each rule has it first, and raises an alarm
-        assert (said.ranked[0].rank, said.ranked[0].stage) == (SLOW, stage)
-        assert said.alarm
-
-    @pytest.mark.parametrize("name", [name for name in RULES if name != "plain frontier"])
-    def test_one_after_the_sync_is_found_by_all_that_do_not_measure_from_the_step_start(self, name):
-        # GIVEN a rank that is slow after the sync, so that the others wait for it in the next step's backward
-        slow = window(60.0, "optimizer")
-        # THEN who compares stages by themselves finds it, and the plain frontier sees two ranks that took as long
-        said = says(RULES[name], [slow])
-        assert (said.ranked[0].rank, said.ranked[0].stage, said.alarm) == (SLOW, "optimizer", True)
-        assert not says(RULES["plain frontier"], [slow]).alarm
-
-    @pytest.mark.parametrize("name", RULES)
-    def test_a_calm_job_raises_no_alarm(self, name):
-        assert not says(RULES[name], [window(), window()]).alarm
-
-    @pytest.mark.parametrize("name", RULES)
-    def test_time_between_steps_is_seen_as_other(self, name):
-        said = says(RULES[name], [window(60.0, "between")])
-        assert (said.ranked[0].rank, said.ranked[0].stage) == (SLOW, "other")
+    @pytest.mark.parametrize(
+        ("faults", "first", "rules", "alarmed"),
+        [
+            # a plain straggler, of 60 ms in a step of 100
+            ([(60.0, "data")], "data", set(RULES), set(RULES)),
+            ([(60.0, "forward")], "forward", set(RULES), set(RULES)),
+            # after the sync, so that the others wait in the next step's backward: who compares stages by themselves
+            # finds it, and the plain frontier sees two ranks that took as long
+            ([(60.0, "optimizer")], "optimizer", set(RULES) - {"plain frontier"}, set(RULES) - {"plain frontier"}),
+            # between steps is other
+            ([(60.0, "between")], "other", set(RULES), None),
+            # inside backward without the split, and nowhere
+            ([(60.0, "backward")], "", set(), set()),
+            ([(0.0, "data")] * 2, "", set(), set()),
+        ],
+    )
+    def test_which_rule_finds_a_straggler_where(self, name, faults, first, rules, alarmed):
+        # GIVEN windows of a fault THEN the rule has the rank and the stage first, and raises an alarm, or not
+        found = says(RULES[name], [window(*fault) for fault in faults])
+        if name in rules:
+            assert (found.ranked[0].rank, found.ranked[0].stage) == (SLOW, first)
+        assert alarmed is None or found.alarm == (name in alarmed)
 
     @pytest.mark.parametrize("name", ["plain frontier", "per-stage maximum", "per-stage average", "own speed 0.75"])
     def test_with_the_split_a_straggler_inside_backward_is_found(self, name):
-        said = says(RULES[name], [window(60.0, "backward", split=True)])
-        assert (said.ranked[0].rank, said.ranked[0].stage) == (SLOW, "backward")
-
-    @pytest.mark.parametrize("name", RULES)
-    def test_without_the_split_nobody_finds_it(self, name):
-        assert not says(RULES[name], [window(60.0, "backward")]).alarm
+        found = says(RULES[name], [window(60.0, "backward", split=True)])
+        assert (found.ranked[0].rank, found.ranked[0].stage) == (SLOW, "backward")
 
     def test_own_speed_remembers_better_days(self):
         # GIVEN all ranks slower in a stage than they were a window ago
