@@ -13,10 +13,8 @@ from sftriage.policy.state import GRACE_S, Running, State, finished
 from sftriage.words.decisions import advice, reason_sentence, resolution
 from sftriage.words.verdicts import RESOLVES
 
-from .making import make_policy, make_verdict
+from .making import BEGUN, NOW, make_policy, make_verdict
 
-NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
-BEGUN = State(started_s=NOW - 1000)
 CAPTURING = {"name": "slow-rank", "match": {"gain": ">= 5%"}, "capture": {}, "cooldown": "10m"}
 DATA_ONLY = {"name": "slow-input", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}}
 WITH_NSYS = {"name": "deep", "match": {"gain": ">= 5%"}, "capture": {"profiler": "nsys"}}
@@ -225,17 +223,6 @@ def test_a_stall_with_many_suspects_names_the_first_and_counts_the_others():
     assert reason_sentence(decision) == "not_arrived: rank 2 in data and 3 more"
 
 
-def test_a_fault_that_has_passed_is_held():
-    # GIVEN a suspect that a rule would capture
-    verdict = make_verdict()
-    assert decide(verdict, make_policy(CAPTURING), State(), NOW)[0].outcome == "capture"
-    # WHEN it came and went within the window
-    passed = replace(verdict, suspects=(replace(verdict.suspects[0], pattern="one-off"),))
-    decision, state = decide(passed, make_policy(CAPTURING), BEGUN, NOW)
-    # THEN no healthy steps are profiled in its stead
-    assert (decision.outcome, reason_sentence(decision), state) == ("hold", "one-off, and has passed", BEGUN)
-
-
 def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
     capture = {"steps": 7, "warmup_steps": 2, "max_seconds": 30, "max_bytes": "2Mi", "profiler": "torch"}
     capture["torch"] = {"record_shapes": True}
@@ -301,15 +288,6 @@ def test_of_many_ranks_the_first_are_captured_as_far_as_the_limits_go():
     assert decide(everybody, policy, state, NOW + 1200)[0].outcome == "throttle"
 
 
-def test_a_finished_capture_gives_its_place_back_and_an_unknown_one_changes_nothing():
-    policy = make_policy({**CAPTURING, "cooldown": "0s"})
-    decision, state = decide(make_verdict(), policy, State(), NOW)
-    assert decide(make_verdict(), policy, state, NOW)[0].outcome == "throttle"
-    assert finished(state, "w1-2-r3-other-1") == state
-    freed = finished(state, decision.requests[0].capture_id)
-    assert decide(make_verdict(), policy, freed, NOW)[0].outcome == "capture"
-
-
 def test_capture_ids_stay_file_names_and_stay_apart():
     """GIVEN the longest names and numbers there can be THEN ids are valid, and one window twice gives two."""
     rule = {"name": "r" * 63, "match": {}, "capture": {}, "cooldown": "0s"}
@@ -329,19 +307,11 @@ def test_a_trigger_links_window_suspect_rule_and_policy():
     assert (found.first_step, found.last_step, found.label, found.scope) == (100, 149, "suspect", "rank")
     assert (found.ranks, found.stage, found.gain_s, found.share, found.persistence) == ((2,), "data", 0.02, 0.3, 0.9)
     assert (found.policy, found.policy_sha256, found.rule) == ("p", "ab" * 32, "slow-rank")
-    with pytest.raises(ValueError, match="no rule 'other'"):
-        trigger(make_verdict(), loaded, "other")
     with pytest.raises(ValueError, match="without a suspect"):
         trigger(make_verdict(ranks=None), loaded, "slow-rank")
 
 
-def test_every_reason_of_the_design_says_what_would_resolve_it():
-    assert set(RESOLVES) == {
-        *("co_critical", "sync_ambiguous", "roaming", "low_coverage", "mixed_roles"),
-        *("no_baseline", "no_sync", "clock_limited", "self_inflicted", "intermittent", "regressed"),
-        *("not_arrived", "died", "left_early", "in_sync", "no_rank_waits", "outside_steps", "unseen_ranks"),
-    }
-    assert all(advice.endswith(".") and len(advice) > 40 for advice in RESOLVES.values())
+def test_what_would_resolve_a_reason_that_is_not_known_is_said_to_be_unknown():
     assert advice(("roaming", "new_reason")) == f"{RESOLVES['roaming']} There is no advice on 'new_reason' yet."
 
 

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from sftriage.model.verdicts import Regression
 from sftriage.policy.engine import decide
-from sftriage.policy.fields import contradictions
-from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import State
 from sftriage.words.decisions import reason_sentence, resolution
 
@@ -166,14 +164,6 @@ def test_contention_that_ends_holds_a_capture_back_for_as_long_as_one_that_goes_
     assert [one.outcome for one in decisions] == ["capture", "throttle"]
 
 
-def test_steps_that_only_disturbed_windows_saw_do_not_count():
-    # GIVEN a suspect, windows that a capture disturbed for 80 steps, and the suspect again
-    decisions, _ = played(make_policy({**CAPTURING, "for": "120 steps"}), *in_a_row({}, *[HELD] * 7, {}, {}, {}))
-    # THEN steps 150 to 179 count for nothing: 100 to 149 and 180 to 229 are 100 steps
-    assert [one.parameters.get("lasted_steps") for one in decisions if one.label == "suspect"] == [50, 100, 110, None]
-    assert decisions[-1].outcome == "capture"
-
-
 def test_each_rule_counts_its_own_steps_of_a_suspect():
     """GIVEN a rule whose threshold only the later windows reach THEN its steps count from there."""
     policy = make_policy({**LASTING, "match": {"gain": ">= 50%"}}, {**OTHER, "for": "60 steps", "capture": None})
@@ -288,26 +278,3 @@ def test_such_a_rule_is_about_no_suspect():
     policy = make_policy(TELLING)
     decision, _ = decide(make_verdict(), policy, State(), NOW)
     assert (decision.outcome, decision.reason, decision.notify) == ("ignore", "no_rule_matched", ())
-
-
-def test_filled_with_its_defaults_it_is_still_a_policy():
-    policy = make_policy(TELLING).loaded[0].policy
-    again = TriagePolicy.model_validate(policy.filled())
-    assert again.spec.rules[0].match.reason == "regressed"
-    assert again.filled() == policy.filled()
-
-
-@pytest.mark.parametrize(
-    ("rule", "where", "said"),
-    [
-        ({"capture": {}}, "capture", "no capture on regressed, because nobody alone is why the job is slower"),
-        ({"match": {"scope": ["rank"]}}, "match.scope", "no scope on regressed: it is about the job"),
-        ({"match": {"pattern": ["chronic"]}}, "match.pattern", "no pattern on regressed: it is about the job"),
-        ({"for": "2 windows"}, "for", "no windows on regressed: it is told once enough steps are slower"),
-    ],
-)
-def test_what_such_a_rule_cannot_mean_is_refused(rule, where, said):
-    rule = {**TELLING, **rule, "match": {"reason": "regressed", **rule.get("match", {})}}
-    ((location, message),) = contradictions({"spec": {"rules": [rule]}})
-    assert ".".join(map(str, location)) == f"spec.rules.0.{where}"
-    assert message.startswith(said)

@@ -138,16 +138,3 @@ def test_a_cheaper_rule_before_it_decides_as_ever():
     policy = make_policy(RULE, {"name": "any", "match": {"gain": ">= 5%"}, "capture": {}})
     decision, _ = decide(make_verdict(), policy, BEGUN, NOW, losses=Losses())
     assert (decision.outcome, decision.rule) == ("capture", "any")
-
-
-@pytest.mark.parametrize(
-    ("match", "said"),
-    [
-        ({"label": "stalled", "cost": ">= 5 GPU-hours"}, "no cost on stalled: the step has not ended"),
-        ({"reason": "regressed", "cost": ">= 5 GPU-hours"}, "no cost on regressed: it is about the job"),
-        ({"cost": ">= 5"}, "such as >= 5 GPU-hours, got '>= 5'"),
-    ],
-)
-def test_a_cost_that_cannot_be_meant_is_refused(match, said):
-    with pytest.raises(ValueError, match=said):
-        make_policy({"name": "dear", "match": match, "notify": [{"webhook": {"url_from_env": "A"}}]})

@@ -1,31 +1,27 @@
 """What a person asks for is captured under the limits of every capture, and without a suspect."""
 
+from functools import partial
+
 import pytest
 
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
-from sftriage.policy.loading import PolicySet, parse
 from sftriage.policy.requests import ANY, Situation, decide_manual_request, in_the_same_steps, trigger_of_request
 from sftriage.policy.state import State, finished
 from sftriage.words.decisions import reason_sentence, resolution
 
-NOW_S = 1_800_000_000.0
+from .making import NOW, make_policy
 
-
-def policies(limits="{captures_per_hour: 3, captures_per_run: 4, concurrent_ranks: 2}", more=""):
-    text = (
-        "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: p}\n"
-        f"spec:\n  rules: [{{name: any, match: {{label: suspect}}}}]\n  limits: {limits}\n{more}"
-    )
-    return PolicySet((parse(text, "p"),))
+limited = partial(make_policy, {"name": "any", "match": {}})
+POLICY = limited(captures_per_hour=3, captures_per_run=4, concurrent_ranks=2)
 
 
 def ask(*ranks, **more):
     return ManualRequest("a-1", ranks or (1,), "ann", "why not", **more)
 
 
-def decided(wanted, state=None, limits=None, now_s=NOW_S, **known):
+def decided(wanted, state=None, limits=None, now_s=NOW, **known):
     known = {"ranks": range(4), "step": 120, **known}
-    return decide_manual_request(wanted, limits or policies(), state or State(), now_s, **known)
+    return decide_manual_request(wanted, limits or POLICY, state or State(), now_s, **known)
 
 
 def test_what_is_asked_for_is_captured():
@@ -44,7 +40,7 @@ def test_what_is_asked_for_is_captured():
     assert [one.capture_id for one in decision.requests] == ["asked-s120-r1-a2-1", "asked-s120-r3-a2-2"]
     # AND it counts, as every capture does, and starts no rule's cooldown
     assert (state.captures, state.asked, set(state.running)) == (2, 2, {one.capture_id for one in decision.requests})
-    ended = finished(state, CaptureResult("asked-s120-r1-a2-1", 1, "stored"), NOW_S + 10)
+    ended = finished(state, CaptureResult("asked-s120-r1-a2-1", 1, "stored"), NOW + 10)
     assert (ended.fired_s, ended.failures, ended.largest_gain_s) == ({}, {}, 0.0)
 
 
@@ -69,7 +65,7 @@ UNDER_NSYS = Situation(None, clock="device", nsys=True)
     ],
 )
 def test_what_is_run_for_whoever_asks(profiler, options, still, case, expected):
-    wanted, loaded = ask(1, profiler=profiler, options=options), policies()
+    wanted, loaded = ask(1, profiler=profiler, options=options), POLICY
     decision, _ = decided(wanted, still=still, case=case)
     (request,) = decision.requests
     trigger = trigger_of_request(wanted, request, loaded, decision)
@@ -85,10 +81,15 @@ def test_what_is_run_for_whoever_asks(profiler, options, still, case, expected):
         (ask(0, 1, 2), (), None, "concurrent_ranks: 0 of at most 2"),
         (ask(1), (ask(1),), None, "rank 1 is being captured already"),
         (ask(2), (ask(0, 1),), None, "concurrent_ranks: 2 of at most 2"),
-        (ask(1), (ask(0),), policies("{captures_per_run: 1, concurrent_ranks: 1}"), "captures_per_run: 1 of 1"),
-        (ask(1), (ask(0),), policies("{captures_per_hour: 1, concurrent_ranks: 2}"), "captures_per_hour: 1 of 1"),
-        (ask(1), (ask(0),), policies("{captures_per_day: 1, concurrent_ranks: 2}"), "captures_per_day: 1 of 1"),
-        (ask(1), (), policies(more='  active: {cron: "0 3 * * *"}\n'), "active: captures are not allowed until"),
+        (ask(1), (ask(0),), limited(captures_per_run=1, concurrent_ranks=1), "captures_per_run: 1 of 1"),
+        (
+            ask(1),
+            (ask(0),),
+            limited(captures_per_hour=1, concurrent_ranks=2),
+            "captures_per_hour: 1 of 1",
+        ),
+        (ask(1), (ask(0),), limited(captures_per_day=1, concurrent_ranks=2), "captures_per_day: 1 of 1"),
+        (ask(1), (), limited(active={"cron": "0 3 * * *"}), "active: captures are not allowed until"),
     ],
 )
 def test_the_limits_hold(wanted, before, limits, reason):
@@ -108,7 +109,7 @@ def test_of_a_job_that_nothing_is_known_of_nobody_is_captured():
 
 
 def test_the_trigger_says_who_asked_and_why_and_that_nothing_was_suspected():
-    loaded = policies()
+    loaded = POLICY
     decision, _ = decided(ask(1), limits=loaded)
     trigger = trigger_of_request(ask(1), decision.requests[0], loaded, decision)
     assert (trigger.label, trigger.ranks, trigger.stage, trigger.gain_s) == ("asked", (1,), None, 0.0)
