@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import re
 import socket
-import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,20 +13,18 @@ import numpy as np
 import pytest
 
 from sftriage import __version__
-from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Subjects
+from sftriage.fleet.hub import HubAddress, LogLeader, Subjects
 from sftriage.fleet.lease import make_places, taken_up
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import VERSION, Orders, RunName, decode_orders, encode
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.runs.recordings import load_recording
-from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.traces.manifest import Artefact
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 from tests.integration.flooding import flood
-from tests.integration.processes import wait_until
-from tests.integration.test_many_hosts_killed import Hosts
+from tests.integration.hubs import Hosts, connection, own_hub
 from tests.unit.conftest import manifest_of
 
 nats = pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -48,18 +45,9 @@ FLOOD, MOST_BYTES = 10_000, 400 << 20
 def hub(tmp_path_factory):
     """A hub with what a job has there, and a connection to it."""
     directory = tmp_path_factory.mktemp("hub")
-    make_secret(directory / "secret")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = HubServer(("127.0.0.1", port), directory / "nats", directory / "secret")
-    connection = Hub(HubAddress(f"nats://127.0.0.1:{port}", directory / "secret"), "test")
-    try:
-        connection.call(connection.connect(), LONG_S)
-        connection.call(make_places(connection, PLACES, "run-1"), LONG_S)
-        yield connection
-    finally:
-        connection.close()
-        server.close()
+    with own_hub(directory) as (_, port), connection(port, directory / "secret") as found:
+        found.call(make_places(found, PLACES, "run-1"), LONG_S)
+        yield found
 
 
 def changed(manifest, **changes):
@@ -151,7 +139,7 @@ def flooded(hosts, count):
     assert window.hosts == ("host-0", "host-0", "host-1", "host-1")
     assert not np.isnan(window.durations_NRS).any()
     # AND each thing is said once, by each process that it came to
-    said = (hosts.directory / "said").read_text(encoding="utf-8").splitlines()
+    said = hosts.said.splitlines()
     assert all(line.isprintable() for line in said)
     who = Counter(
         line.split(" is not taken: ")[0].rpartition(" host ")[2] for line in said if " is not taken: " in line
@@ -162,41 +150,6 @@ def flooded(hosts, count):
     (line,) = [line for line in said if "not taken: " in line and " messages of host " in line]
     counts = [int(number.replace(",", "")) for number in re.findall(r"([0-9,]+) messages", line)]
     assert sent / 4 < sum(counts) < sent
-
-
-OF_VERSION = """
-import sys
-from sftriage.commands import main
-from sftriage.fleet import wire
-wire.VERSION, sys.argv[0] = {version}, "sftriage"
-main()
-"""
-
-
-class HostsOfReleases(Hosts):
-    """Two hosts, of which the second's messages are a version newer than the controller's."""
-
-    def start_agent(self, number):
-        host, code = self.host(number), OF_VERSION.format(version=VERSION + number)
-        hub = ("--job-id", "job", "--nats", f"nats://127.0.0.1:{self.address[1]}", "--creds", self.secret)
-        about = ("--rings", host / "rings", "--directory", host, "--name", f"host-{number}")
-        return self.start(sys.executable, "-c", code, "agent", *hub, *about)
-
-
-def test_a_host_of_another_version_is_refused_in_words(tmp_path, environment):
-    # GIVEN two hosts, one of another version than the controller's
-    hosts = HostsOfReleases(tmp_path, environment)
-    said = tmp_path / "said"
-    try:
-        # THEN what the other one ships is on record
-        wait_until(lambda: list((hosts.run / "steps").glob("*rank-1.*")), LONG_S)
-        # AND of the one it is said once, in a line, what is wrong, and what is read
-        apart = f"messages of version {VERSION + 1}, where this sftriage ({__version__}) reads version {VERSION}"
-        wait_until(lambda: f"a message of host host-1 is not taken: {apart}" in said.read_text(), LONG_S)
-        assert said.read_text().count("messages of version") == 1
-        assert not list((hosts.run / "steps").glob("*rank-2.*"))
-    finally:
-        hosts.close()
 
 
 def test_an_agent_says_once_that_its_controller_is_of_another_version(hub, tmp_path, caplog):

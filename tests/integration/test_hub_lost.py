@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import threading
 
 import pytest
@@ -26,6 +25,7 @@ from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
 from tests.disks import small_disk
+from tests.integration.hubs import free_port
 from tests.integration.processes import wait_until
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -90,8 +90,7 @@ class Told:
     def __init__(self, directory, store=None):
         self.directory, self.store = directory, store or directory / "nats"
         make_secret(directory / "secret")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.server = self.start()
         self.between = Breaking(self.port)
         self.agent = Hub(HubAddress(f"nats://127.0.0.1:{self.port}", directory / "secret"), "agent")

@@ -1,6 +1,5 @@
 """Names that are hostile as paths, on a hub and on a terminal, all the way from a host to what is read."""
 
-import sys
 import urllib.request
 
 import pytest
@@ -8,9 +7,9 @@ import pytest
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.hosting import file_name
 from sftriage.windows.gather import Shape
+from tests.integration.hubs import Hosts
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures
-from tests.integration.test_many_hosts_killed import Hosts
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 ESCAPES = "\x1b[31m\x1b]0;owned\x07\r\n\u202e\u2066<script>"
@@ -39,19 +38,13 @@ class HostileHosts(Hosts):
         """Where everybody works."""
         return self.directory / "work" / "here"
 
-    def sftriage(self, name, *options):
-        hub = (
-            "--job-id",
-            JOB_ID,
-            "--job",
-            JOB,
-            "--nats",
-            f"nats://127.0.0.1:{self.address[1]}",
-            "--creds",
-            self.secret,
-        )
+    @property
+    def where(self):
+        return "--job-id", JOB_ID, "--job", JOB, *super().where[2:]
+
+    def start(self, *command):
         self.place.mkdir(parents=True, exist_ok=True)
-        return self.start("env", "-C", self.place, sys.executable, "-m", "sftriage", name, *hub, *options)
+        return super().start("env", "-C", self.place, *command)
 
     def start_controller(self, *options):
         return super().start_controller(

@@ -16,53 +16,38 @@ from sftriage.fleet.lease import Leader, Lease
 from sftriage.runtime import hub_server
 from sftriage.runtime.hub_server import HubServer, listens_on, make_secret
 from sftriage.runtime.many_hosts import HubOptions, forget_hub, is_up, start_hub
+from tests.integration.hubs import connection, free_port, own_hub
 from tests.integration.processes import wait_until
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 
 
-@pytest.fixture
-def secret(tmp_path):
-    make_secret(tmp_path / "secret")
-    return tmp_path / "secret"
+def stranger(url, credentials):
+    return contextlib.closing(Hub(HubAddress(url, credentials), "test"))
 
 
-def connected(port, credentials):
-    hub = Hub(HubAddress(f"nats://127.0.0.1:{port}", credentials), "test")
-    try:
-        hub.call(hub.connect(), 10.0)
-        return hub.connected_s is not None
-    finally:
-        hub.close()
+def refused(port, credentials, why):
+    with pytest.raises(HubError, match=why), connection(port, credentials):
+        pass
 
 
-def test_it_lets_in_who_knows_the_password_and_nobody_else(tmp_path, secret):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
-    try:
-        assert connected(port, secret)
-        (tmp_path / "wrong").write_text("sftriage:wrong")
-        with pytest.raises(HubError, match=r"refuses the credentials in .*wrong"):
-            connected(port, tmp_path / "wrong")
-        with pytest.raises(HubError, match="without credentials: give --creds"):
-            connected(port, None)
+def test_it_lets_in_who_knows_the_password_and_nobody_else(tmp_path):
+    (tmp_path / "wrong").write_text("sftriage:wrong")
+    with own_hub(tmp_path) as (_, port):
+        with connection(port, tmp_path / "secret") as hub:
+            assert hub.connected_s is not None
+        refused(port, tmp_path / "wrong", r"refuses the credentials in .*wrong")
+        refused(port, None, "without credentials: give --creds")
         # AND what it keeps is its owner's alone
         assert (tmp_path / "nats").stat().st_mode & 0o077 == 0
         assert (tmp_path / "nats" / "server.conf").stat().st_mode & 0o077 == 0
-    finally:
-        server.close()
 
 
-def test_whom_the_hub_has_refused_hears_of_that_though_the_next_try_fails_otherwise(tmp_path, secret):
+def test_whom_the_hub_has_refused_hears_of_that_though_the_next_try_fails_otherwise(tmp_path):
     # GIVEN one whom the hub has refused
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
     wrong = tmp_path / "wrong"
     wrong.write_text("sftriage:wrong")
-    hub = Hub(HubAddress(f"nats://127.0.0.1:{port}", wrong), "test")
-    try:
+    with own_hub(tmp_path) as (server, port), stranger(f"nats://127.0.0.1:{port}", wrong) as hub:
         with pytest.raises(HubError, match="refuses the credentials"):
             hub.call(hub.connect(), 10.0)
         # WHEN the connection is cut the next time
@@ -71,44 +56,36 @@ def test_whom_the_hub_has_refused_hears_of_that_though_the_next_try_fails_otherw
             hub.call(hub.connect(), 10.0)
         # THEN what is said of it is not that somebody should see whether its host is up
         assert hub.unreachable() == f"the hub at nats://127.0.0.1:{port} refuses the credentials in {wrong}."
-    finally:
-        hub.close()
-        server.close()
 
 
 def test_a_token_will_do_for_a_password(tmp_path):
     (tmp_path / "token").write_text("s3cret-of-all-hosts\n")
     (tmp_path / "wrong").write_text("another")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = HubServer(("127.0.0.1", port), tmp_path / "nats", tmp_path / "token")
-    try:
-        assert connected(port, tmp_path / "token")
-        with pytest.raises(HubError, match="refuses the credentials"):
-            connected(port, tmp_path / "wrong")
-    finally:
-        server.close()
+    with own_hub(tmp_path, tmp_path / "token") as (_, port):
+        with connection(port, tmp_path / "token") as hub:
+            assert hub.connected_s is not None
+        refused(port, tmp_path / "wrong", "refuses the credentials")
 
 
-def test_a_port_that_is_taken_is_said(tmp_path, secret):
+def test_a_port_that_is_taken_is_said(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"cannot be started on 127.0.0.1:{port}: .*in use"):
-            HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
+        not_started(port, tmp_path, rf"cannot be started on 127.0.0.1:{port}: .*in use")
     # AND where another job's hub has it, which answers as ours would
-    other = HubServer(("127.0.0.1", port), tmp_path / "other", secret)
-    try:
-        with pytest.raises(UsageError, match="by another job's hub maybe"):
-            HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
-    finally:
-        other.close()
+    with own_hub(tmp_path) as (_, port):
+        not_started(port, tmp_path, "by another job's hub maybe")
+
+
+def not_started(port, directory, why):
+    make_secret(directory / "secret")
+    with pytest.raises(UsageError, match=why):
+        HubServer(("127.0.0.1", port), directory / "other", directory / "secret")
 
 
 def test_a_second_job_of_a_name_leaves_the_first_ones_password_and_nothing_else(tmp_path, monkeypatch):
     """GIVEN a job's hub WHEN a second one of that name starts on its port THEN it is refused, and leaves no trace."""
     monkeypatch.chdir(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        options = HubOptions("job", hub=f"127.0.0.1:{free.getsockname()[1]}")
+    options = HubOptions("job", hub=f"127.0.0.1:{free_port()}")
     server = start_hub(options, options.secret.with_name("job"))
     try:
         before = sorted(options.secret.parent.iterdir())
@@ -123,9 +100,7 @@ def test_a_second_job_of_a_name_leaves_the_first_ones_password_and_nothing_else(
 def test_two_jobs_of_a_name_on_ports_of_their_own_have_passwords_of_their_own(tmp_path, monkeypatch):
     """GIVEN two jobs of one name in a directory, each with a port WHEN one ends THEN the other's hosts get in still."""
     monkeypatch.chdir(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as another:
-        ports = [one.getsockname()[1] for one in (free, another)]
-    first, second = (HubOptions("job", hub=f"127.0.0.1:{port}") for port in ports)
+    first, second = (HubOptions("job", hub=f"127.0.0.1:{free_port()}") for _ in range(2))
     with contextlib.ExitStack() as held:
         for number, options in enumerate((first, second)):
             server = start_hub(options, options.secret.with_name(f"job-{number}"))
@@ -167,67 +142,48 @@ def test_a_name_that_is_a_loopback_address_here_is_none_for_others(monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
-def test_what_is_told_is_encrypted_where_there_are_certificates(tmp_path, secret):
+def test_what_is_told_is_encrypted_where_there_are_certificates(tmp_path):
     tls = tmp_path / "tls"
     tls.mkdir()
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     made += ["-days", "1", "-subj", "/CN=hub", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run([*made, "-keyout", tls / "key.pem", "-out", tls / "cert.pem"], check=True, capture_output=True)
     (tls / "ca.pem").write_bytes((tls / "cert.pem").read_bytes())
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = HubServer(("127.0.0.1", port), tmp_path / "nats", secret, tls)
-    try:
-        hub = Hub(HubAddress(f"tls://127.0.0.1:{port}", secret, tls / "ca.pem"), "test")
-        hub.call(hub.connect(), 10.0)
-        hub.close()
+    with own_hub(tmp_path, tls=tls) as (_, port):
+        with connection(port, tmp_path / "secret", tls / "ca.pem", "tls") as hub:
+            assert hub.connected_s is not None
         # AND whoever does not know who signed the certificate tells it nothing
-        hub = Hub(HubAddress(f"tls://127.0.0.1:{port}", secret), "test")
-        with pytest.raises(HubError, match=r"CERTIFICATE_VERIFY_FAILED.*: ca\.pem in the directory of --tls"):
+        why = r"CERTIFICATE_VERIFY_FAILED.*: ca\.pem in the directory of --tls"
+        with stranger(f"tls://127.0.0.1:{port}", tmp_path / "secret") as hub, pytest.raises(HubError, match=why):
             hub.call(hub.connect(), 3.0)
-        hub.close()
-    finally:
-        server.close()
 
 
-def test_a_server_that_is_ended_is_there_again_until_it_is_closed(tmp_path, secret):
+def test_a_server_that_is_ended_is_there_again_until_it_is_closed(tmp_path):
     # GIVEN a hub that is kept
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
-    server.keep()
-    before = server.pid
-    hub = Hub(HubAddress(f"nats://127.0.0.1:{port}", secret), "test")
-    try:
-        hub.call(hub.connect(), 10.0)
-        # WHEN somebody ends it, as SLURM does with all processes of a job
-        os.kill(before, signal.SIGTERM)
-        # THEN it is there again, and who was connected is so again
-        wait_until(lambda: server.pid != before)
-        wait_until(lambda: is_up("127.0.0.1", port) and hub.connected_s is not None)
-    finally:
-        hub.close()
-        server.close()
+    with own_hub(tmp_path) as (server, port):
+        server.keep()
+        before = server.pid
+        with connection(port, tmp_path / "secret") as hub:
+            # WHEN somebody ends it, as SLURM does with all processes of a job
+            os.kill(before, signal.SIGTERM)
+            # THEN it is there again, and who was connected is so again
+            wait_until(lambda: server.pid != before)
+            wait_until(lambda: is_up("127.0.0.1", port) and hub.connected_s is not None)
     # AND once it is closed it stays away
     assert not is_up("127.0.0.1", port)
 
 
-def test_a_lease_that_goes_while_somebody_asks_whose_it_is_is_theirs(tmp_path, secret, monkeypatch):
+def test_a_lease_that_goes_while_somebody_asks_whose_it_is_is_theirs(tmp_path, monkeypatch):
     from nats.js.errors import KeyNotFoundError
     from nats.js.kv import KeyValue
 
     monkeypatch.setattr(lease, "TTL_S", 2.0)
     monkeypatch.setattr(lease, "RENEW_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
-    first, second = (Hub(HubAddress(f"nats://127.0.0.1:{port}", secret), name) for name in ("first", "second"))
-    try:
+    secret = tmp_path / "secret"
+    with own_hub(tmp_path) as (_, port), connection(port, secret) as second:
         # GIVEN a controller that leads, and is let go
-        for hub in (first, second):
-            hub.call(hub.connect(), 10.0)
-        Lease(first, Subjects.of("job"), Leader("run-1", "node-a", 1))
-        first.close()
+        with connection(port, secret) as first:
+            Lease(first, Subjects.of("job"), Leader("run-1", "node-a", 1))
         # WHEN another one is refused the lease, and finds nobody who holds it
         whose, asked = KeyValue._get, []
 
@@ -241,7 +197,3 @@ def test_a_lease_that_goes_while_somebody_asks_whose_it_is_is_theirs(tmp_path, s
         # THEN it leads once that has gone
         assert Lease(second, Subjects.of("job"), Leader("run-1", "node-b", 2)).lost == ""
         assert asked
-    finally:
-        first.close()
-        second.close()
-        server.close()

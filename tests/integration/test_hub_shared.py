@@ -4,18 +4,17 @@ import asyncio
 import base64
 import contextlib
 import json
-import sys
 import time
 from functools import partial
 
 import pytest
 
-from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, Subjects, agent_file
+from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, HubError, Subjects, agent_file
 from sftriage.fleet.lease import make_places
+from tests.integration.hubs import Hosts
 from tests.integration.processes import wait_until
 from tests.integration.runs import captures
-from tests.integration.shared_nats import SharedNats
-from tests.integration.test_many_hosts_killed import Hosts
+from tests.integration.shared_nats import JwtNats, SharedNats
 
 nats = pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 pytest.importorskip("nkeys", reason="keys want the extra `nats`")
@@ -88,7 +87,7 @@ class TheirJob:
     """Job b, with all that a job has on its server; somebody looks at it and tries to change it."""
 
     def __init__(self, server):
-        self.hub = Hub(HubAddress(server.url, server.keys("b") / CONTROLLER_FILE), "b", B.lead)
+        self.hub = Hub(HubAddress(server.url, server.creds("b") / CONTROLLER_FILE), "b", B.lead)
         self.hub.call(self.hub.connect(), LONG_S)
         self.heard = []
 
@@ -335,7 +334,7 @@ def test_nobody_can_do_with_a_job_what_is_not_theirs_to_do(server, whose, role):
     job = TheirJob(server)
     places = Subjects.of(whose)
     leads = role == "controller"
-    address = HubAddress(server.url, server.keys(whose)).of(CONTROLLER_FILE if leads else agent_file("host-0"))
+    address = HubAddress(server.url, server.creds(whose)).of(CONTROLLER_FILE if leads else agent_file("host-0"))
     inbox = places.lead if leads else places.inbox("host-0")
 
     def of_job(what):
@@ -370,28 +369,64 @@ def test_nobody_can_do_with_a_job_what_is_not_theirs_to_do(server, whose, role):
         job.hub.close()
 
 
-class HostsWithKeys(Hosts):
-    """Two hosts of a job, with a key each, and a controller with another one, on a server that others share."""
+class HostsOfAnOwner(Hosts):
+    """Two hosts of a job and its controller, each with credentials of its own, on a server that others share."""
+
+    def __init__(self, directory, environment, server):
+        self.server = server
+        super().__init__(directory, environment)
 
     def start_hub(self):
-        return SharedNats(self.directory / "nats", {"job": ("host-0", "host-1")})
+        return self.server(self.directory / "nats", {"job": ("host-0", "host-1"), "other": ()})
 
     def sftriage(self, name, *options):
-        about = ("--job-id", "job", "--nats", self.hub.url, "--creds", self.hub.keys("job"))
-        return self.start(sys.executable, "-m", "sftriage", name, *about, *options)
+        self.who = options[options.index("--name") + 1] if name == "agent" else name
+        return super().sftriage(name, *options)
+
+    @property
+    def where(self):
+        return "--job-id", "job", "--nats", self.hub.url, "--creds", self.hub.creds("job", self.who)
 
 
-def test_a_job_has_all_the_permissions_that_it_needs(tmp_path, environment):
-    # GIVEN a job on a server with the account that the documentation shows
-    hosts = HostsWithKeys(tmp_path, environment)
+@pytest.mark.parametrize("server", [SharedNats, JwtNats], ids=["keys", "signed tokens"])
+def test_a_job_has_all_the_permissions_that_it_needs_and_nobody_else_sees_it(tmp_path, environment, server):
+    # GIVEN a job on a server with the account that the documentation shows, or with tokens that its owner has signed
+    hosts = HostsOfAnOwner(tmp_path, environment, server)
     try:
         # WHEN it is judged, and a rank of its is slow
         wait_until(lambda: (hosts.run / "captures").is_dir() and captures(hosts.run), 90.0)
+        # THEN with the credentials of another account nothing of it is there
+        assert streams_seen(hosts.hub, "other") == []
+        assert Subjects.of("job").stream in streams_seen(hosts.hub, "job")
         hosts.end()
-        # THEN the trace has come from its host, and nobody was refused anything
+        # AND the trace has come from its host, and nobody was refused anything
         (capture,) = captures(hosts.run)
         # (on a busy machine another rank may be the first that is slow)
         assert capture.capture.host == f"host-{capture.capture.rank // 2}"
         assert hosts.hub.violations == []
     finally:
         hosts.close()
+
+
+def streams_seen(server, job):
+    """What streams there are for the controller of a job."""
+    address = HubAddress(server.url, server.creds(job, "controller")).of(CONTROLLER_FILE)
+    with contextlib.closing(Hub(address, "looking", Subjects.of(job).lead)) as hub:
+        hub.call(hub.connect(), LONG_S)
+        return sorted(one.config.name for one in hub.call(hub.js.streams_info(), LONG_S))
+
+
+def test_a_token_that_another_operator_has_signed_lets_nobody_in(tmp_path):
+    # GIVEN two servers, each of an operator of its own
+    servers = [JwtNats(tmp_path / name, {"job": ()}) for name in ("one", "two")]
+    try:
+        # WHEN somebody comes to the one with what the other has signed
+        address = HubAddress(servers[0].url, servers[1].creds("job", "controller"))
+        hub = Hub(address, "stranger", Subjects.of("job").lead)
+        # THEN it is said that these credentials do not do
+        with pytest.raises(HubError, match=r"(?i)authorization|credentials"):
+            hub.call(hub.connect(), LONG_S)
+        hub.close()
+    finally:
+        for server in servers:
+            server.close()

@@ -12,7 +12,7 @@ import pytest
 from sftriage.base.children import LET_GO
 from sftriage.runtime.launcher import FORWARDED
 from tests.disks import served_disk, small_disk
-from tests.integration.beside_hub import BesideHub
+from tests.integration.hubs import BesideHub
 from tests.integration.killing import POLICY
 from tests.integration.processes import DEADLINE_S, ended, wait_until
 

@@ -23,7 +23,7 @@ from sftriage.runtime.hub_server import nats_server
 from sftriage.runtime.many_hosts import is_up
 from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
-from tests.integration.beside_hub import free_port
+from tests.integration.hubs import free_port
 from tests.integration.kube import ANY, Cluster, OwnCluster, cluster, missing
 from tests.integration.kube_operators import Operators
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until

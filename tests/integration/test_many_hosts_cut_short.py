@@ -1,5 +1,7 @@
 """Captures over a hub that are cut short, whatever ends in the middle of them: each ends once, and says why."""
 
+import os
+import signal
 import socket
 from collections import Counter
 
@@ -10,7 +12,7 @@ from sftriage.model.events import CaptureChanged
 from sftriage.recorder import find_rings
 from sftriage.runs.journal import read_journal
 from sftriage.windows.rings import open_ring
-from tests.integration.beside_hub import BesideHub
+from tests.integration.hubs import BesideHub
 from tests.integration.killing import POLICY, SLOW_DATA
 from tests.integration.processes import DEADLINE_S, FORKED, wait_until
 from tests.integration.runs import captures
@@ -88,7 +90,7 @@ def test_a_capture_ends_once_and_says_why_whatever_ends_in_the_middle_of_it(job,
     (ring,) = (path for path in find_rings(job.host / "rings") if path.name.startswith(f"rank-{RANK}."))
     with open_ring(ring) as its:
         pid = its.info.pid
-    job.signal(pid)
+    os.kill(pid, signal.SIGKILL)
     assert launcher.wait(DEADLINE_S) == 1
     job.agent.terminate()
     # THEN it has failed, because of that, which who asked is told of, and the controller has seen the job's end

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.beside_hub import BesideHub, free_port
+from tests.integration.hubs import free_port
 from tests.integration.namespaces import BOTH, two_hosts
 from tests.integration.processes import DEADLINE_S, descendants, ended, is_controller, wait_until
 from tests.integration.runs import verdicts
@@ -19,53 +19,6 @@ pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 SHELL = ("sh", "-c", '"$@"; status=$?; test $status -le 128 || exec sleep infinity; exit $status', "sh")
 """A person's shell is there still when what was typed into it is killed."""
 IN_STEP = Path(__file__).parent / "jobs" / "in_step.py"
-
-
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: beside}
-spec:
-  detection: {window_steps: 20, stride_steps: 20, warmup_steps: 5}
-  rules: [{name: none, match: {label: suspect, gain: ">= 99%"}}]
-"""
-QUICK = "from sftriage.fleet import lease; lease.TTL_S, lease.RENEW_S = 3.0, 1.0"
-"""A lease goes sooner than it would."""
-
-
-@pytest.fixture
-def beside(tmp_path, environment):
-    job = BesideHub(tmp_path, environment, POLICY, QUICK)
-    yield job
-    job.close()
-
-
-def test_another_controller_goes_on_with_the_run_of_one_that_dies(beside):
-    # GIVEN a job whose controller fetches a capture
-    run = beside.run
-    trainers = beside.start(sys.executable, IN_STEP, 0, 2, 2, time.time() + 1.0, beside.release)
-    wait_until(lambda: run.exists() and len(verdicts(run)) >= 2, 60.0)
-    fetched = run / "spool" / "fetch-half" / "trace.json"
-    fetched.parent.mkdir()
-    fetched.write_text("{")
-    # WHEN it is killed, and another one is started
-    beside.kill(beside.controller)
-    judged = len(verdicts(run))
-    other = beside.start_controller("--run", run)
-    # THEN that one goes on
-    wait_until(lambda: len(verdicts(run)) >= judged + 2, 60.0)
-    assert beside.said.count("sftriage: took over the job") == 1
-    # AND what was half fetched is removed
-    assert list((run / "spool").iterdir()) == []
-    # AND with the job, it ends
-    beside.release.touch()
-    assert trainers.wait(DEADLINE_S) == 0
-    beside.agent.terminate()
-    assert other.wait(DEADLINE_S) == 0, beside.said
-    # AND no step was left out
-    judged = {step for one in verdicts(run) for step in range(one["first_step"], one["last_step"] + 1)}
-    assert judged == set(range(5, max(judged) + 1))
-    assert {one["numbers"]["coverage"] for one in verdicts(run)} == {1.0}
 
 
 def test_a_controller_that_is_killed_under_sftriage_run_is_started_again(tmp_path, environment):

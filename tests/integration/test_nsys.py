@@ -12,11 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent.agent import Agent
-from sftriage.capture import nsys, nsys_rank
-from sftriage.capture.nsys import NsysPlace
-from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Trigger, WantedCapture
-from sftriage.traces.store import LocalStore
+from sftriage.capture import nsys_rank
 from tests import needs
 from tests.integration.killing import POLICY as ASKED_ONLY
 from tests.integration.processes import DEADLINE_S, wait_until
@@ -144,84 +140,6 @@ def rank(place):
         # (an agent of nsys that has failed may hold their other ends for a while)
         process.stdout.close()
         process.stderr.close()
-
-
-WHY = Trigger(0, 49, "suspect", "rank", (0,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
-
-
-class Host(Agent):
-    """An agent of one host, asked for one capture at a time."""
-
-    def capture(self, request: CaptureRequest) -> None:
-        self.want([WantedCapture(request, WHY)])
-
-    def ended(self) -> list[CaptureResult]:
-        """Captures that have ended since the last call."""
-        return [one.result for one in self.reports() if one.result.state in ENDED]
-
-
-def host(tmp_path: Path, place: NsysPlace) -> Host:
-    made = {name: tmp_path / name for name in ("rings", "steps", "spool")}
-    return Host(**made, store=LocalStore(tmp_path), job="job", run="run-1", nsys=place)
-
-
-@pytest.fixture
-def watched(rank, place, tmp_path):
-    """Start a rank that trains, and an agent that can reach it; nsys makes its reports in this directory."""
-    agents = []
-
-    def watched(tmp):
-        for name in ("rings", "steps", "spool"):
-            (tmp_path / name).mkdir()
-        changes = {"SFTRIAGE_RINGS": str(tmp_path / "rings"), "SFTRIAGE_SPOOL": str(tmp_path / "spool")}
-        # nsys finds a session only by the TMPDIR that it was started with.
-        changes["SFTRIAGE_NSYS_TMP"] = str(tmp)
-        process = rank(sys.executable, JOB, tmp_path / "release", **changes)
-        own = NsysPlace(Path(place["SFTRIAGE_NSYS"]), place["SFTRIAGE_NSYS_SESSION"], ("nvtx",), tmp)
-        agents.append(host(tmp_path, own))
-        wait_until(lambda: agents[0].rows())
-        wait_until((tmp_path / "rings" / "rank-0.0.mailbox").exists)
-        return process, agents[0]
-
-    yield watched
-    for agent in agents:
-        agent.close()
-
-
-def request(number, **changes):
-    fields = {"steps": 3, "warmup_steps": 1, "max_seconds": 60, "max_bytes": 10**8, **changes}
-    return CaptureRequest(f"c-{number}", 0, "nsys", **fields)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason=needs.NO_MOUNT)
-def test_a_full_disk_is_the_reason_and_the_next_capture_works(watched, tmp_path, monkeypatch):
-    # GIVEN a disk that fills up once a rank has started, which nobody noticed beforehand
-    small = tmp_path / "small"
-    small.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", small]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip(needs.NO_MOUNT)
-    try:
-        monkeypatch.setattr(nsys, "FREE_BYTES", 0)
-        process, agent = watched(small)
-        filler = small / "filler"
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while file.write(bytes(4096)):
-                pass
-        agent.capture(request(0))
-        (result,) = wait_until(agent.ended)
-        # THEN that is the reason
-        assert (result.state, "No space left on device" in result.detail) == ("failed", True), result.detail
-        # WHEN there is room again
-        filler.unlink()
-        agent.capture(request(1))
-        (result,) = wait_until(agent.ended)
-        # THEN the next capture works, and training goes on to its end
-        assert result.state == "stored", result.detail
-        (tmp_path / "release").touch()
-        assert (process.stdout.readline(), process.wait(DEADLINE_S)) == ("trained\n", 0)
-    finally:
-        subprocess.run(["umount", "--lazy", small], check=True)
 
 
 def session_agent(place):

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from tests.integration.hubs import Hosts
 from tests.integration.test_hub_hostile import flooded
-from tests.integration.test_many_hosts_killed import Hosts
 
 FLOOD = int(os.environ.get("SOAK_FLOOD", "100000"))
 

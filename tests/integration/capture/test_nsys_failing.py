@@ -41,22 +41,21 @@ def test_a_capture_marks_its_steps_and_leaves_a_report(rank, nvtx):
     assert [*rank.spool.iterdir(), *rank.tmp.iterdir()] == []
 
 
-def test_without_nvtx_the_steps_are_told_from_the_ring(rank, monkeypatch):
-    # GIVEN a trainer in which there is no NVTX
+@pytest.fixture
+def no_nvtx(monkeypatch):
+    """A trainer in which there is no NVTX."""
     monkeypatch.setitem(sys.modules, "nvtx", None)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+
+def test_without_nvtx_the_steps_are_told_from_the_ring(rank, no_nvtx):
     capture = rank.capture()
     result = rank.result(capture)
     # THEN the capture is made, of at least as many steps as were asked for, and says how they were told
     assert result.state == "stored"
     assert result.last_step - result.first_step + 1 >= 3
     assert "told from the ring: no NVTX in the trainer" in result.detail
-    capture.close()
-
-
-def test_an_export_that_nobody_asked_for_is_not_kept(rank, nvtx):
-    capture = rank.capture()
-    assert rank.result(capture).state == "stored"
+    # AND an export that nobody asked for is not kept
     assert [one.name for one in capture.products()] == ["trace.nsys-rep"]
     assert [path.name for path in rank.spool.iterdir()] == ["c-1.nsys-rep"]
     capture.close()
@@ -259,6 +258,10 @@ def test_an_armed_rank_without_a_report_is_a_failed_capture(armed, nvtx, monkeyp
     if marker:
         (armed.spool / "armed-0.0.armed").touch()
     assert reason in armed.fails(max_seconds=20 if marker else 0.5)
+
+
+def test_an_armed_rank_without_nvtx_is_a_failed_capture(armed, no_nvtx):
+    assert "an armed rank is captured by ranges that it opens: no NVTX in the trainer" in armed.fails()
 
 
 def test_an_armed_rank_is_not_sampled(armed):
