@@ -16,7 +16,7 @@ from sftriage.agent.captures import ANSWER_GRACE_S
 from sftriage.errors import RingError
 from sftriage.mitigate.switching import Setting, Switch, SwitchFile, make_switch
 from sftriage.model.captures import CaptureRequest, CaptureResult, Trigger, WantedCapture
-from sftriage.recorder import Monitor, find_rings
+from sftriage.recorder import Monitor
 from sftriage.traces import disk as module
 from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
@@ -48,7 +48,7 @@ def request(rank: int) -> CaptureRequest:
 
 
 def test_every_step_is_told_once_and_kept(agent, monitor, places):
-    assert agent.rows() == []
+    assert (agent.rows(), agent.statuses()) == ([], None)
     ranks = monitor(0), monitor(1)
     train(*ranks, steps=6)
     (rows,) = agent.rows()
@@ -77,14 +77,6 @@ def test_the_times_of_rows_can_be_told_on_any_host(agent, monitor):
     start_ns_B = rows.steps.start_ns_B + rows.wall_ns
     # (the two clocks are read one after the other)
     assert before_ns - 10**8 <= start_ns_B.min() <= start_ns_B.max() <= time.time_ns() + 10**8
-
-
-def test_a_ring_that_is_none_is_said_once_and_the_others_are_read(agent, monitor, places):
-    (places["rings"] / "rank-1.0.ring").write_bytes(b"not a ring" * 1000)
-    train(monitor(0), steps=8)
-    (rows,) = agent.rows()
-    assert (set(rows.steps.rank_B.tolist()), sorted(rows.ranks)) == ({0}, [0])
-    assert len(agent.telemetry().problems) == 1
 
 
 def test_a_full_disk_costs_the_log_and_not_the_triage(agent, monitor, monkeypatch, caplog):
@@ -246,35 +238,9 @@ def test_a_stage_that_is_declared_late_is_counted_with_what_is_around_it(agent, 
     assert caplog.text.count("declared exchange after it had begun to record") == 1
 
 
-def test_an_agent_that_takes_over_goes_on_with_the_log_of_a_rank_that_declared_more(places, tmp_path, monitor):
-    # GIVEN a rank that an agent kept the steps of, and that declares a stage and a cohort once that agent has gone
-    def agent():
-        return Agent(**places, store=LocalStore(tmp_path), job="job", run="run-1")
-
-    rank = monitor(0, world_size=1)
-    first = agent()
-    with rank.step():
-        pass
-    first.rows()
-    first.close()
-    rank.declare("exchange")
-    rank.join("stage-1")
-    with rank.step(), rank.stage("exchange"):
-        pass
-    # WHEN another agent takes over
-    second = agent()
-    (rows,) = second.rows()
-    second.close()
-    # THEN the log goes on with the stages that it has, and the rank is not missing
-    assert (rows.steps.step_B.tolist(), rows.schema.stages) == ([0, 1], ("data", "backward", "other"))
-    assert second.telemetry().problems == {}
-    (log,) = find_logs(places["steps"])
-    assert [step for steps in _read_all(LogReader(*log.segments)) for step in steps.step_B.tolist()] == [0, 1]
-
-
 @pytest.mark.parametrize("taken_over", [False, True])
-def test_a_cohort_that_is_joined_late_is_in_what_is_kept(places, tmp_path, monitor, taken_over):
-    # GIVEN ranks that join a cohort: one before its first step has been read, one after
+def test_what_a_rank_declares_and_joins_late_is_in_what_is_kept(places, tmp_path, monitor, taken_over):
+    # GIVEN ranks that join a cohort: one before its first step has been read, one after, which declares a stage too
     def agent():
         return Agent(**places, store=LocalStore(tmp_path), job="job", run="run-1")
 
@@ -283,14 +249,18 @@ def test_a_cohort_that_is_joined_late_is_in_what_is_kept(places, tmp_path, monit
     train(first, late, steps=3)
     one = agent()
     one.rows()
+    late.declare("exchange")
     late.join("stage-1")
     if taken_over:
         one.close()
         one = agent()
     train(first, late, steps=3)
-    one.rows()
+    (rows,) = one.rows()
     one.close()
-    # THEN whoever reads the logs later knows both, and has every step once
+    # THEN the logs go on with the stages that they have, and no rank is missing
+    assert (rows.schema.stages, sorted(rows.ranks)) == (("data", "backward", "other"), [0, 1])
+    assert one.telemetry().problems == {}
+    # AND whoever reads the logs later knows both, and has every step once
     logs = find_logs(places["steps"])
     readers = [LogReader(*log.segments) for log in logs]
     assert [reader.info.cohort for reader in readers] == ["stage-0", "stage-1"]
@@ -353,11 +323,6 @@ def test_steps_that_a_full_disk_refuses_are_told_at_once_and_kept_late(tmp_path,
         disk.close()
 
 
-def test_before_there_is_a_ring_nobody_does_anything(agent):
-    agent.rows()
-    assert agent.statuses() is None
-
-
 def test_each_rank_is_in_its_stage_since_it_entered_it(agent, monitor):
     # GIVEN rank 0 is in data of its second step, and rank 1 has not begun its first
     before_ns = time.monotonic_ns()
@@ -387,24 +352,9 @@ def test_only_the_newest_attempt_counts(agent, monitor):
     agent.rows()
     job = agent.statuses()
     assert (job.attempt, [(one.rank, one.closed) for one in job.ranks]) == (1, [(0, False)])
-
-
-def test_who_asks_hears_of_every_rank_that_is_there_by_then(agent, monitor):
-    # GIVEN steps that were read when only one rank of the job had started
-    monitor(0)
-    agent.rows()
-    # WHEN the other one starts THEN it counts, before steps are read again
+    # AND once the other one starts it counts, before steps are read again
     monitor(1)
     assert [one.rank for one in agent.statuses().ranks] == [0, 1]
-
-
-def test_a_ring_that_cannot_be_read_any_more_is_a_rank_that_shows_nothing(agent, monitor, places):
-    for rank in (0, 1):
-        monitor(rank)
-    agent.rows()
-    os.truncate(find_rings(places["rings"])[1], 100)
-    assert [one.rank for one in agent.statuses().ranks] == [0]
-    assert list(agent.telemetry().problems.values())
 
 
 def test_groups_are_found_as_they_come_and_asked_once_for_what_is_wanted(tmp_path):

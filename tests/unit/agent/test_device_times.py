@@ -107,15 +107,15 @@ def test_a_job_on_cpus_opens_nothing_and_is_what_it_was(agent, monitor, monkeypa
     assert not list(run.steps.glob("*.device-steps"))
 
 
-def test_a_rank_on_a_gpu_without_device_time_is_known_to_be_on_one(agent, device, monitor, run):
+@pytest.mark.parametrize("seen", [True, False], ids=["by an agent", "by nobody"])
+def test_a_rank_on_a_gpu_without_device_time_is_known_to_be_on_one(agent, device, monitor, run, seen):
     # GIVEN ranks on a GPU that record the host's times alone
     train(device, monitor(0, device_time=False), monitor(1, device_time=False), steps=WINDOW)
-    (window,) = agent.poll()
-    # THEN the window says what its times are worth, and so does what is kept of the run
-    assert (window.on_device, window.device_NRS) == (True, None)
+    windows = agent.poll() if seen else []
     agent.close()
-    (again,) = load_recording(run.path).windows(SHAPE)
-    assert (again.on_device, again.device_NRS) == (True, None)
+    # THEN the window says what its times are worth, and so does what is kept of the run
+    windows += load_recording(run.path).windows(SHAPE)
+    assert [(one.on_device, one.device_NRS) for one in windows] == [(True, None)] * (1 + seen)
 
 
 def test_ranks_whose_device_times_are_late_are_waited_for_so_long(agent, device, monitor):
@@ -244,9 +244,3 @@ def test_an_agent_that_takes_over_keeps_each_step_once(agent, device, monitor, r
     steps = log.read().step_B.tolist()
     assert steps == list(range(len(steps)))
     assert len(steps) >= WINDOW
-
-
-def test_a_run_that_no_agent_ever_saw_is_known_to_be_on_a_device(device, monitor, run):
-    train(device, monitor(0, device_time=False), monitor(1, device_time=False), steps=WINDOW)
-    (window,) = load_recording(run.path).windows(SHAPE)
-    assert (window.on_device, window.device_NRS) == (True, None)
