@@ -239,7 +239,11 @@ class RankCounters:
                 values = (UNKNOWN,) * len(one.places)
             for place, value in zip(one.places, values, strict=True):
                 found[1 + place] = value
-        _lasting(found, before, 1 + PLACE["stopped_s"])
+        at = 1 + PLACE["stopped_s"]
+        if found[at] != UNKNOWN:
+            # It says whether it is so now; a sample stands for the time since the one before.
+            since_ns = min(now_ns - before[0], MAX_APART_NS) if before[0] else 0
+            found[at] = max(0, before[at]) + found[at] * since_ns
         if now_ns - self._looked_ns >= SLOWLY_NS:
             self._looked_ns = now_ns
             self._follow(found)
@@ -274,13 +278,6 @@ class RankCounters:
         self._open.clear()
 
 
-def _lasting(found: list[int], before: Reading, at: int) -> None:
-    """Make of whether it is so now how long it has been so: a sample stands for the time since the one before."""
-    if found[at] != UNKNOWN:
-        since_ns = min(found[0] - before[0], MAX_APART_NS) if before[0] else 0
-        found[at] = max(0, before[at]) + found[at] * since_ns
-
-
 @dataclass(slots=True)
 class _Rank:
     """One rank's: its counters and the file of its readings, as far as there are any, and the last few readings.
@@ -313,7 +310,7 @@ class Counting:
             one = self._ranks[info.attempt, info.rank] = _Rank(none_taken(KEPT_READINGS))
         reading = None if one.over else self._reading(one, info)
         if reading is not None:
-            self._keep(one, info, reading)
+            self._do(partial(self._write, one, info, reading), _lane(info), Counted("readings"), waits=False)
             one.readings_TK[:-1] = one.readings_TK[1:]
             one.readings_TK[-1] = reading
 
@@ -355,9 +352,6 @@ class Counting:
         if one.unseen > 1:
             self._say("the trainers' threads are not seen in /proc; whether a rank waited for a CPU is not known")
             self._leave(one)
-
-    def _keep(self, one: _Rank, info: RingInfo, reading: Reading) -> None:
-        self._do(partial(self._write, one, info, reading), _lane(info), Counted("readings"), waits=False)
 
     def _write(self, one: _Rank, info: RingInfo, reading: Reading) -> None:
         try:

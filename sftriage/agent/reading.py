@@ -36,6 +36,7 @@ class RankLog:
 
     Attributes:
         info: the ring's; with the stages that an earlier agent's log of it has, if that could be opened.
+        broken: why nothing can be kept here, whatever the disk takes.
     """
 
     def __init__(
@@ -52,14 +53,9 @@ class RankLog:
         self._make = partial(StepLog, steps, info, kind=kind, kept=kept, there=there)
         self._lane = f"{kind} of {info.rank}.{info.attempt}"
         self._log: StepLog | None = None
-        self._broken: RingError | None = None
+        self.broken: RingError | None = None
         self._do(self._open, self._lane)
         self.info = info if (log := self._opened()) is None else log.info
-
-    @property
-    def broken(self) -> RingError | None:
-        """Why nothing can be kept here, whatever the disk takes."""
-        return self._broken
 
     def take(self, steps: StepArrays, blocks: Set[int], cohort: str) -> None:
         """Keep steps of the rank, which is of a cohort by now; ``blocks`` of them stay where others are thinned."""
@@ -78,7 +74,7 @@ class RankLog:
         self._do(self._close, self._lane, waits=False)
 
     def _open(self) -> None:
-        if self._log is None and self._broken is None:
+        if self._log is None and self.broken is None:
             try:
                 self._log = self._make()
             except RingError as error:
@@ -105,7 +101,7 @@ class RankLog:
         if refusal(error) is not None:
             raise error
         self._close()
-        self._broken = error
+        self.broken = error
         self._say(f"{error}; {BROKEN[self._kind]}")
 
     def _close(self) -> None:

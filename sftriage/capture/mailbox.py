@@ -17,27 +17,10 @@ from sftriage.errors import CaptureError, RingError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import plain
 from sftriage.profiling.executor import State
-from sftriage.recorder import layout
+from sftriage.recorder import layout, mailbox
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import LIVE_AT, MAILBOX_MAGIC, MAX_COUNT, RING_MAGIC, WORD_BYTES
-from sftriage.recorder.mailbox import (
-    ALLOW_SEQ,
-    CANCEL_SEQ,
-    DOORBELL,
-    MAX_MESSAGE_BYTES,
-    REQUEST_AT,
-    REQUEST_BYTES,
-    REQUEST_CRC,
-    REQUEST_SEQ,
-    RESULT_AT,
-    RESULT_BYTES,
-    RESULT_CRC,
-    RESULT_SEQ,
-    SIZE_BYTES,
-    STATE,
-    STATES,
-    STEPS,
-)
+from sftriage.recorder.mailbox import MAX_MESSAGE_BYTES
 
 _LIVE = struct.Struct("=13q")
 _WORD = struct.Struct("=q")
@@ -69,8 +52,8 @@ class MailboxClient(OpenFile):
         self._ring: OpenFile | None = None
         try:
             self.info = self.checked_header(MAILBOX_MAGIC).info
-            if (found := self.length_bytes()) != SIZE_BYTES:
-                raise RingError(f"{path}: truncated or foreign: {found} bytes of {SIZE_BYTES}")
+            if (found := self.length_bytes()) != mailbox.SIZE_BYTES:
+                raise RingError(f"{path}: truncated or foreign: {found} bytes of {mailbox.SIZE_BYTES}")
         except BaseException:
             self.close()
             raise
@@ -87,30 +70,31 @@ class MailboxClient(OpenFile):
         if len(body) > MAX_MESSAGE_BYTES:
             raise CaptureError(f"a request of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit")
         with self._locked() as live:
-            if live[RESULT_SEQ] != live[REQUEST_SEQ]:
+            if live[mailbox.RESULT_SEQ] != live[mailbox.REQUEST_SEQ]:
                 raise CaptureError(f"rank {self.info.rank} has not answered its last request yet")
-            seq = live[REQUEST_SEQ] + 1
-            self._write(REQUEST_AT, body)
-            for word, value in ((REQUEST_BYTES, len(body)), (REQUEST_CRC, crc32(body)), (REQUEST_SEQ, seq)):
-                self._store(word, value)
-            self._knock(live[DOORBELL] + 1)
+            seq = live[mailbox.REQUEST_SEQ] + 1
+            self._write(mailbox.REQUEST_AT, body)
+            self._store(mailbox.REQUEST_BYTES, len(body))
+            self._store(mailbox.REQUEST_CRC, crc32(body))
+            self._store(mailbox.REQUEST_SEQ, seq)
+            self._knock(live[mailbox.DOORBELL] + 1)
         return seq
 
     def cancel(self, capture_id: str) -> bool:
         """Call a request off; whether it is the one under way, so that a result is still to come."""
-        return self._mark(CANCEL_SEQ, capture_id)
+        return self._mark(mailbox.CANCEL_SEQ, capture_id)
 
     def allow(self, capture_id: str) -> bool:
         """Say that what a request waits for is there; whether it is the one under way."""
-        return self._mark(ALLOW_SEQ, capture_id)
+        return self._mark(mailbox.ALLOW_SEQ, capture_id)
 
     def poll(self) -> CaptureResult | None:
         """The latest result, once: None until the next one. A new client sees the last result again."""
         live = self._live()
-        seq = live[RESULT_SEQ]
+        seq = live[mailbox.RESULT_SEQ]
         if seq == self._polled:
             return None
-        message = self._message(RESULT_AT, live[RESULT_BYTES], live[RESULT_CRC])
+        message = self._message(mailbox.RESULT_AT, live[mailbox.RESULT_BYTES], live[mailbox.RESULT_CRC])
         try:
             result = CaptureResult(**message)
         except TypeError as error:
@@ -121,27 +105,27 @@ class MailboxClient(OpenFile):
     def latest(self) -> str | None:
         """The id of the latest request, answered or not; None where there was none."""
         live = self._live()
-        if not live[REQUEST_SEQ]:
+        if not live[mailbox.REQUEST_SEQ]:
             return None
-        return str(self._message(REQUEST_AT, live[REQUEST_BYTES], live[REQUEST_CRC]).get("capture_id"))
+        return str(self._request(live).get("capture_id"))
 
     def progress(self) -> CaptureProgress:
         """How far the rank is with the latest request."""
         live = self._live()
-        if not (0 <= live[STATE] < len(STATES) and 0 <= live[STEPS] < MAX_COUNT):
-            raise RingError(f"{self.path}: state {live[STATE]}, {live[STEPS]} steps")
-        return CaptureProgress(STATES[live[STATE]], live[STEPS], live[RESULT_SEQ] == live[REQUEST_SEQ])
+        state, steps = live[mailbox.STATE], live[mailbox.STEPS]
+        if not (0 <= state < len(mailbox.STATES) and 0 <= steps < MAX_COUNT):
+            raise RingError(f"{self.path}: state {state}, {steps} steps")
+        return CaptureProgress(mailbox.STATES[state], steps, live[mailbox.RESULT_SEQ] == live[mailbox.REQUEST_SEQ])
 
     def _mark(self, word: int, capture_id: str) -> bool:
         """Put the number of the request under way into a word, if it is this one, and ring."""
         with self._locked() as live:
-            if live[RESULT_SEQ] == live[REQUEST_SEQ]:
+            if live[mailbox.RESULT_SEQ] == live[mailbox.REQUEST_SEQ]:
                 return False
-            request = self._message(REQUEST_AT, live[REQUEST_BYTES], live[REQUEST_CRC])
-            if request.get("capture_id") != capture_id:
+            if self._request(live).get("capture_id") != capture_id:
                 return False
-            self._store(word, live[REQUEST_SEQ])
-            self._knock(live[DOORBELL] + 1)
+            self._store(word, live[mailbox.REQUEST_SEQ])
+            self._knock(live[mailbox.DOORBELL] + 1)
         return True
 
     def close(self) -> None:
@@ -162,7 +146,7 @@ class MailboxClient(OpenFile):
     def _knock(self, count: int) -> None:
         """Set both doorbells to ``count``: the trainer reads the ring's."""
         assert self._ring is not None, "it is locked"
-        self._store(DOORBELL, count)
+        self._store(mailbox.DOORBELL, count)
         self._ring.write_at(_WORD.pack(count), LIVE_AT + layout.DOORBELL * WORD_BYTES)
 
     def _live(self) -> tuple[int, ...]:
@@ -170,9 +154,12 @@ class MailboxClient(OpenFile):
         if len(found) < _LIVE.size:
             raise RingError(f"{self.path}: truncated: its header has become shorter")
         live: tuple[int, ...] = _LIVE.unpack(found)
-        if not all(0 <= live[word] < MAX_COUNT for word in (DOORBELL, REQUEST_SEQ, RESULT_SEQ)):
+        if not all(0 <= live[word] < MAX_COUNT for word in (mailbox.DOORBELL, mailbox.REQUEST_SEQ, mailbox.RESULT_SEQ)):
             raise RingError(f"{self.path}: its counts of requests and results cannot be")
         return live
+
+    def _request(self, live: tuple[int, ...]) -> Mapping[str, Any]:
+        return self._message(mailbox.REQUEST_AT, live[mailbox.REQUEST_BYTES], live[mailbox.REQUEST_CRC])
 
     def _message(self, offset: int, length: int, checksum: int) -> Mapping[str, Any]:
         if not 0 < length <= MAX_MESSAGE_BYTES:
@@ -188,6 +175,6 @@ class MailboxClient(OpenFile):
 
     def _write(self, offset: int, data: bytes) -> None:
         # Checked, because pwrite past the end of a truncated file would make it grow again, with holes.
-        if self.length_bytes() != SIZE_BYTES:
+        if self.length_bytes() != mailbox.SIZE_BYTES:
             raise RingError(f"{self.path}: truncated")
         self.write_at(data, offset)

@@ -313,7 +313,8 @@ class NsysCapture(InTurns):
             raise CaptureError(f"nsys stop left no report: {found.problem()}")
         if Path(report).parent != self._made.parent:
             Path(report).unlink(missing_ok=True)
-            raise CaptureError(f"the report could not be written: {_failure(found)}")
+            lines = [line.strip() for line in found.output.splitlines() if "Failed" in line or "No space" in line]
+            raise CaptureError(f"the report could not be written: {lines[0] if lines else found.problem()}")
         self._raw = Path(report)
 
     def _make(self, steps: tuple[int, int]) -> Turns:
@@ -405,11 +406,6 @@ def _working_on(made: Path) -> list[int]:
             if any(word.startswith(os.fsencode(made) + b".") for word in words):
                 found.append(int(cmdline.parent.name))
     return found
-
-
-def _failure(found: Finished) -> str:
-    lines = [line.strip() for line in found.output.splitlines() if "Failed" in line or "No space" in line]
-    return lines[0] if lines else found.problem()
 
 
 def _move(source: Path, target: Path) -> None:

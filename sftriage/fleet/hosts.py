@@ -30,16 +30,6 @@ class Members:
     infos: Mapping[int, RingInfo]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Known:
-    """The members that some rings come to, for as long as neither they nor the generations change."""
-
-    boot_id: str
-    infos: Mapping[int, RingInfo]
-    changes: int
-    members: Sequence[Members]
-
-
 @dataclass(slots=True)
 class Host:
     """What is known of one agent: on our clock, its newest message is of ``seen_s``, and its status of ``status_s``."""
@@ -60,7 +50,8 @@ class Host:
     over: bool = False
     silent: bool = False
     waiting: deque[Message] = field(default_factory=deque)
-    _known: dict[int, _Known] = field(default_factory=dict)
+    # By start, the members that its rings come to, and of what: neither they nor the generations have changed since.
+    _known: dict[int, tuple[tuple[object, ...], Sequence[Members]]] = field(default_factory=dict)
     # Ranks that take no more steps, by the newest status.
     _left: tuple[int, ...] = ()
     # Those of the newest generation, and what that was told by.
@@ -93,10 +84,11 @@ class Host:
         generation = block.rows.generation
         if self.newest is None or generation >= self.newest.rows.generation:
             self.newest = block
-        known = self._still(block, generations)
-        of_any = known is not None and sum(len(some.of) for some in known) == len(block.infos)
-        if known is not None and of_any and all(generations.goes_on(some.generation) for some in known):
-            return known
+        was, known = self._known.get(generation, ((), ()))
+        if was == (self.boot_id, generations.changes, block.infos):
+            of_any = sum(len(some.of) for some in known) == len(block.infos)
+            if of_any and all(generations.goes_on(some.generation) for some in known):
+                return known
         ones = {rank: Incarnation.of(self.boot_id, info) for rank, info in block.infos.items()}
         generations.take(f"{agent}:{self.rings_id}", self.ahead_s, block.infos, ones)
         steps = block.rows.steps
@@ -112,7 +104,7 @@ class Host:
             del self.rings[old]
             self._known.pop(old, None)
         known = _members(self.boot_id, block.infos, generations)
-        self._known[generation] = _Known(self.boot_id, block.infos, generations.changes, known)
+        self._known[generation] = (self.boot_id, generations.changes, block.infos), known
         return known
 
     def takes_part(self, generations: Generations) -> bool:
@@ -164,12 +156,6 @@ class Host:
     def quiet_s(self, now_s: float, connected_s: float) -> float:
         """For how long nothing has come from it, though something could."""
         return now_s - max(self.seen_s, connected_s)
-
-    def _still(self, block: Block, generations: Generations) -> Sequence[Members] | None:
-        known = self._known.get(block.rows.generation)
-        if known is None or (known.boot_id, known.changes) != (self.boot_id, generations.changes):
-            return None
-        return known.members if known.infos is block.infos or known.infos == block.infos else None
 
 
 def status_of_all(hosts: Iterable[Host], generations: Generations, now_s: float) -> JobStatus | None:
