@@ -20,7 +20,7 @@ from sftriage.runs.decisions import DecisionGroup, groups_of, why_none, window_o
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import WindowRow
 from sftriage.runs.glance import advice_lines, advice_of_run, advice_values, glance_of, losses_words, on_devices
-from sftriage.runs.picture import run_report
+from sftriage.runs.report import run_report
 from sftriage.runs.source import RunSource, View
 from sftriage.runs.whatif import operations_in, whatif_of, whatif_values
 from sftriage.runtime.catalogues import CatalogueCaptures, captures_of

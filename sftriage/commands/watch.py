@@ -14,11 +14,19 @@ from rich.text import Text
 from sftriage.commands.options import RunOption, option
 from sftriage.commands.output import print_json, results, say, write
 from sftriage.errors import UsageError
-from sftriage.reports.watch_changes import WatchPosition, all_of, closing, events, news, opening
-from sftriage.reports.watch_lines import Room, picture_lines
-from sftriage.reports.watch_screen import Screen
+from sftriage.reports.watch import (
+    FollowedRun,
+    Picture,
+    WatchPosition,
+    all_of,
+    closing,
+    events,
+    news,
+    opening,
+    picture_values,
+)
+from sftriage.reports.watch_lines import Room, Screen, picture_lines
 from sftriage.runs.directory import RunDirectory, find_run
-from sftriage.runs.picture import FollowedRun, Picture, picture_values
 
 POLL_S = 0.5
 TERMINATED = 128 + 15

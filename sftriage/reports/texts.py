@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sftriage.controller.replay import ReplayedDecision
     from sftriage.model.events import RemedyChanged, WindowJudged
     from sftriage.model.verdicts import Verdict
-    from sftriage.runs.picture import RunReport
+    from sftriage.runs.report import RunReport
     from sftriage.traces.manifest import Findings, Manifest
 
 

@@ -12,7 +12,7 @@ from sftriage.model.captures import CaptureResult
 from sftriage.runs.following import RequestRow
 from sftriage.runs.lanes import Lanes
 from sftriage.runs.lateness import UNKNOWN, HeatMap
-from sftriage.runs.picture import RunReport
+from sftriage.runs.report import RunReport
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.stores import Store, beside
 from sftriage.web.charts import Timeline, axis_of, bars_of, timeline

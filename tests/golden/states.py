@@ -33,10 +33,10 @@ from sftriage.model.events import (
     TakenOver,
 )
 from sftriage.model.verdicts import Regression, Verdict
+from sftriage.reports.watch import picture
 from sftriage.reports.watch_lines import Room, picture_lines
 from sftriage.runs.directory import read_info, write_info
 from sftriage.runs.liveness import DISK, note_launcher, note_problem
-from sftriage.runs.picture import picture
 from sftriage.traces.manifest import CauseInfo, CostInfo, FollowedInfo, Manifest
 from sftriage.traces.store import FileToStore, LocalStore, Upload
 from sftriage.web import page

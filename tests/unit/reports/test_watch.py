@@ -12,10 +12,10 @@ from rich.cells import cell_len
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CauseFound, Place, RemedyChanged
 from sftriage.model.verdicts import Regression
-from sftriage.reports.watch_changes import WatchPosition, all_of, closing, events, news, opening
+from sftriage.reports.watch import Picture, WatchPosition, all_of, closing, events, news, opening, picture
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage
-from sftriage.runs.picture import Picture, frontier_of, picture
+from sftriage.runs.report import frontier_of
 from sftriage.runs.source import View
 from tests.scenario import NOW_S, Recorder, Run, request_of, run_at, verdict
 from tests.unit.web.asking import NASTY

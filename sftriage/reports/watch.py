@@ -1,0 +1,365 @@
+"""A run as `sftriage watch` shows it: a picture of one moment, and what has changed since the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from sftriage.errors import InputError
+from sftriage.model.captures import CaptureRequest, CaptureResult
+from sftriage.model.events import CauseFound, JobPaused, RemedyChanged, RingGivenUp
+from sftriage.model.windows import plain
+from sftriage.reports.watch_lines import clean
+from sftriage.runs.captures import Damaged
+from sftriage.runs.decisions import DecisionGroup, groups_of
+from sftriage.runs.directory import run_so_far
+from sftriage.runs.following import RequestRow, WindowRow
+from sftriage.runs.glance import Glance, Outlook, glance_of, telling_row
+from sftriage.runs.report import MAX_CAPTURES, Frontier, frontier_of
+from sftriage.runs.source import RunSource, View
+from sftriage.traces.manifest import Manifest
+from sftriage.words.amounts import clock_time, counted, place
+from sftriage.words.decisions import caused, ended_sentence
+from sftriage.words.news import RecentLines
+from sftriage.words.run import pause_sentence, remedy_told, ring_sentence, triage_off
+
+MAX_DECISIONS = 20
+
+State = Literal["waiting", "warming_up", "going", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureView:
+    """A capture that was asked for, and how it stands.
+
+    ``state`` is a `CaptureState`, or ``damaged`` where what is stored is none.
+    ``asked_by`` is the person who asked, "" where a policy did; ``reproduced`` says whether the fault was in it;
+    ``upload`` is how far it is on its way to a store elsewhere, "" where it goes to none.
+    """
+
+    capture_id: str
+    rank: int | None
+    role: str
+    state: str
+    detail: str = ""
+    first_step: int | None = None
+    last_step: int | None = None
+    size_bytes: int = 0
+    asked_by: str = ""
+    reproduced: str = ""
+    upload: str = ""
+    upload_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A run at one moment, as its ``view`` tells it; ``place`` is its directory, or what is waited for.
+
+    It is ``warming_up`` until its first window is judged; before that there is no ``glance``. ``telling`` is the
+    newest window that no capture disturbed.
+    ``decisions`` (like ones in a row as one) and ``captures`` are the newest first; there are ``captured`` in all.
+    """
+
+    view: View
+    state: State
+    place: str
+    glance: Glance | None = None
+    telling: WindowRow | None = None
+    frontier: Frontier | None = None
+    decisions: tuple[DecisionGroup, ...] = ()
+    captures: tuple[CaptureView, ...] = ()
+    captured: int = 0
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """How the job stands; None before it was judged."""
+        return None if self.glance is None else self.glance.outlook
+
+    @property
+    def newest(self) -> WindowRow | None:
+        """The newest window."""
+        return self.view.rows[-1] if self.view.rows else None
+
+
+def picture(view: View, place: str) -> Picture:
+    """What there is to show of a run."""
+    if view.info is None:
+        return Picture(view, "waiting", place)
+    rows, known = view.rows, captures_of(view)
+    return Picture(
+        view,
+        "ended" if not view.going else "going" if rows else "warming_up",
+        place,
+        glance=glance_of(view) if rows or view.unknown else None,
+        telling=telling_row(rows) if rows else None,
+        frontier=frontier_of(rows),
+        decisions=tuple(reversed(groups_of(rows, view.became)[-MAX_DECISIONS:])),
+        captures=known[:MAX_CAPTURES],
+        captured=len(known),
+    )
+
+
+def captures_of(view: View) -> tuple[CaptureView, ...]:
+    """Every capture that was asked for, newest first; at the end those in the store that were not asked for here."""
+    asked = [(row.time_s, "", one) for row in view.rows for one in row.asked]
+    asked += [(row.time_s, row.by, one) for row in view.asks for one in row.asked]
+    asked.sort(key=lambda entry: entry[0])
+    known = {
+        one.capture_id: CaptureView(one.capture_id, one.rank, one.role, "running", asked_by=by)
+        for _, by, one in reversed(asked)
+    }
+    stored = {one.capture_id: one for one in view.captures}
+    for one in view.captures:
+        rank = None if isinstance(one, Damaged) else one.capture.rank
+        known.setdefault(one.capture_id, CaptureView(one.capture_id, rank, "suspect", "stored"))
+    return tuple(_as_it_stands(view, one, stored.get(one.capture_id)) for one in known.values())
+
+
+def _as_it_stands(view: View, one: CaptureView, stored: Manifest | Damaged | None) -> CaptureView:
+    if (sent := view.uploads.get(one.capture_id)) is not None:
+        one = replace(one, upload=sent.state, upload_reason=sent.reason)
+    result = view.became.get(one.capture_id)
+    if (now := result or view.states.get(one.capture_id)) is not None:
+        one = replace(one, state=now.state, detail=now.detail)
+    if isinstance(stored, Damaged):
+        return replace(one, state="damaged", detail=stored.problem)
+    if result is not None:
+        one = replace(one, first_step=result.first_step, last_step=result.last_step)
+    if stored is None:
+        return one
+    return replace(
+        one,
+        first_step=stored.capture.first_step,
+        last_step=stored.capture.last_step,
+        size_bytes=sum(artefact.size_bytes for artefact in stored.artefacts),
+        reproduced="" if stored.reproduced is None else stored.reproduced.answer,
+    )
+
+
+def picture_values(shown: Picture) -> dict[str, Any]:
+    """A picture as JSON values."""
+    view, info, stands, newest = shown.view, shown.view.info, shown.outlook, shown.newest
+    return {
+        "type": "picture",
+        "state": shown.state,
+        "unwatched": view.unwatched,
+        "run_dir": shown.place,
+        "job": "" if info is None else info.job,
+        "run": "" if info is None else info.run_id,
+        "policy": "" if info is None else info.policy,
+        "windows": view.windows,
+        "health": stands and stands.face,
+        "since_step": stands and stands.since_step,
+        "since_until_step": stands and stands.until_step,
+        **{name: stands and getattr(stands, name) for name in ("since_s", "sentence", "done", "resolves")},
+        "answers": shown.glance and shown.glance.answers,
+        "next": shown.glance and shown.glance.steps,
+        "cause": shown.glance and shown.glance.cause and shown.glance.cause.model_dump(mode="json"),
+        "window": None if newest is None else window_values(newest),
+        "frontier": shown.frontier,
+        "suspects": () if shown.telling is None else shown.telling.suspects,
+        "candidates": () if shown.telling is None else shown.telling.candidates,
+        "captures": shown.captures,
+        "losses": view.losses.largest,
+        "telemetry": {
+            "ranks": view.telemetry.ranks,
+            "world_size": view.telemetry.world_size,
+            "coverage": newest and newest.coverage,
+            "lines_skipped": view.skipped,
+        },
+    }
+
+
+def window_values(row: WindowRow) -> dict[str, Any]:
+    """A window, and what was decided about it, as JSON values."""
+    return {
+        "type": "window",
+        **_picked(row, "first_step", "last_step", "attempt", "time_s", "label", "reasons", "sentence", "exposed_s"),
+        "advances_s": dict(zip(row.stages, row.advances_s, strict=True)),
+        **_picked(row, "suspects", "candidates", "regression", "coverage"),
+        "decision": {
+            **_picked(row, "outcome", "reason", "parameters", "words"),
+            "rule": row.rule or None,
+            "resolves": row.resolves,
+            "captures": [
+                _picked(one, *_REQUEST_FIELDS) | {"trigger": row.triggers.get(one.capture_id)} for one in row.asked
+            ],
+        },
+    }
+
+
+_REQUEST_FIELDS = ("capture_id", "rank", "role", "profiler", "steps", "warmup_steps", "max_seconds", "max_bytes")
+
+
+def _picked(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+class FollowedRun:
+    """A run that is looked at again and again, or one that is waited for."""
+
+    def __init__(self, run: Path | None) -> None:
+        self._run = run
+        self._source = RunSource(lambda: run_so_far(run))
+        self._picture: Picture | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the run is, or is waited for."""
+        found = self._source.directory or self._run
+        return "the first in this directory" if found is None else place(found)
+
+    def look(self) -> View:
+        """The run as it is now.
+
+        Raises:
+            InputError: what is there is no run, or a newer sftriage's, or cannot be read.
+        """
+        try:
+            view = self._source.view()
+            if view.has_ended():
+                # What was written between the look at its journal and its end.
+                view = self._source.view()
+        except OSError as error:
+            raise InputError(f"{self.place}: {error.strerror or error}") from error
+        if view.problem:
+            raise InputError(view.problem)
+        return view
+
+    def picture(self, view: View) -> Picture:
+        """What there is to show; made anew only where something has changed."""
+        if self._picture is None or self._picture.view is not view:
+            self._picture = picture(view, self.place)
+        return self._picture
+
+
+_Told: TypeAlias = CauseFound | RemedyChanged | RingGivenUp | JobPaused
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPosition:
+    """How much has been told of a run: windows, captures asked for beside them, notes, and which captures have ended.
+
+    ``said`` is what was said of the windows of an ``attempt`` of the job.
+    """
+
+    windows: int = 0
+    asks: int = 0
+    ended: frozenset[str] = frozenset()
+    said: RecentLines = field(default_factory=RecentLines)
+    attempt: int = 0
+    notes: int = 0
+    failing: bool = False
+
+
+def all_of(view: View, said: RecentLines | None = None) -> WatchPosition:
+    """Nothing of what has been so far is news; of windows, the newest has been told of, or what was ``said``."""
+    row = telling_row(view.rows) if view.rows else None
+    if said is None:
+        said = RecentLines() if row is None else RecentLines(row.news.standing)
+    attempt = view.rows[-1].attempt if row else 0
+    counts = len(view.rows), len(view.asks), frozenset(view.became)
+    return WatchPosition(*counts, said, attempt, len(view.notes), view.failing != "")
+
+
+def opening(view: View, place: str) -> str:
+    """What a run is and how it stands, in one line."""
+    if view.info is None:
+        return f"Waiting for a run: {clean(place)}"
+    what = f"Watching {clean(view.info.job)}, run {clean(view.info.run_id)}"
+    if not view.rows:
+        return f"{what}. No window has been judged yet."
+    return f"{what}. {clean(telling_row(view.rows).sentence)}"
+
+
+def closing(view: View) -> str:
+    """That a run has ended, and what there was."""
+    captured = sum(result.state == "stored" for result in view.became.values())
+    return f"The run has ended: {counted(view.windows, 'window')} judged, {counted(captured, 'capture')} stored."
+
+
+def news(told: WatchPosition, view: View, now_s: float) -> tuple[WatchPosition, list[str]]:
+    """What is new, a line each, and what has been told with it. Which windows are news is `RecentLines`'s to say."""
+    rows, asks, ended = _since(told, view)
+    lines, said, attempt = [], told.said, told.attempt
+    if len(view.rows) < told.windows:
+        said, attempt = RecentLines(), 0
+    for row in rows:
+        if row.attempt > attempt:
+            said, attempt = RecentLines(), row.attempt
+            lines.append(f"{clock_time(row.time_s)}  The job was started anew (restart {row.attempt}).")
+        said, is_news = said.after(row.news)
+        said, refused = said.refusing(row.news, row.outcome) if row.label == "suspect" else (said, False)
+        if is_news or refused or row.asked:
+            lines.append(f"{clock_time(row.time_s)}  {clean(_said(row))}")
+    lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
+    lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
+    lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in _notes(told, view) if (text := _note_said(one))]
+    if told.failing != (view.failing != ""):
+        off = triage_off(clean(view.failing)) if view.failing else "Triage works again."
+        lines.append(f"{clock_time(now_s)}  {off}")
+    return all_of(view, said), lines
+
+
+def events(told: WatchPosition, view: View) -> tuple[WatchPosition, list[dict[str, Any]]]:
+    """Every window, end of a capture, cause and remedy that is new, as JSON values, and what is told with them."""
+    rows, _, ended = _since(told, view)
+    values = [window_values(row) for row in rows]
+    values += [{"type": "capture", **plain(one)} for one in ended]
+    values += [msgspec.to_builtins(one) for one in _notes(told, view)]
+    return all_of(view), values
+
+
+def _since(told: WatchPosition, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureView]]:
+    if len(view.rows) < told.windows or len(view.asks) < told.asks:
+        told = WatchPosition()
+    new = view.became.keys() - told.ended
+    ended = [one for one in reversed(captures_of(view)) if one.capture_id in new] if new else []
+    return view.rows[told.windows :], view.asks[told.asks :], ended
+
+
+def _notes(told: WatchPosition, view: View) -> list[_Told]:
+    """New causes, remedies, pauses and ranks that count as missing; all where the journal began anew."""
+    notes = view.notes[told.notes if len(view.notes) >= told.notes else 0 :]
+    return [one for one in notes if isinstance(one, _Told)]
+
+
+def _note_said(one: _Told) -> str:
+    if isinstance(one, JobPaused):
+        return pause_sentence(one)
+    if isinstance(one, RingGivenUp):
+        return ring_sentence(one)
+    if isinstance(one, RemedyChanged):
+        return remedy_told(one)
+    return caused(one) if one.code != "unknown" else ""
+
+
+def _said(row: WindowRow) -> str:
+    if row.outcome == "capture":
+        return f"{row.sentence} Capturing {_captured(row.asked)}."
+    if row.outcome == "throttle" or (row.outcome == "ignore" and row.reason != "healthy"):
+        said = "Throttled" if row.outcome == "throttle" else "Nothing was done"
+        said = f"{row.sentence} {said}: {row.words}."
+    else:
+        said = row.sentence
+    return f"{said} To resolve it: {row.resolves}" if row.resolves else said
+
+
+def _ask_said(ask: RequestRow) -> str:
+    by = f"{ask.by} asked for a capture" if ask.by else "Another capture led to this"
+    return f"{by}: {ask.why}. " + (f"Capturing {_captured(ask.asked)}." if ask.asked else f"Refused: {ask.words}.")
+
+
+def _captured(asked: Sequence[CaptureRequest]) -> str:
+    beside = {"control": " to compare with"}
+    return ", ".join(f"rank {one.rank}{beside.get(one.role, '')} ({one.capture_id})" for one in asked)
+
+
+def _ended_said(one: CaptureView, result: CaptureResult) -> str:
+    if one.state == "damaged":
+        return f"No trace of rank {result.rank}: what is stored is damaged: {one.detail}."
+    return ended_sentence(result, one.size_bytes)
