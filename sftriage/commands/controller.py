@@ -165,14 +165,14 @@ def of_cluster(
     others use too. Metrics are served where $SFTRIAGE_METRICS_TOKEN says who may see them.
     """
     from sftriage.kube.client import ClusterObjects
-    from sftriage.kube.mirrored import job_named
-    from sftriage.kube.mirroring import Mirror
+    from sftriage.kube.jobs import JobRef
+    from sftriage.kube.mirror import Mirror
     from sftriage.runtime.controlling import JobController
     from sftriage.runtime.hub_server import HubServer
     from sftriage.runtime.launcher import Notes
 
     try:
-        job = job_named(job_id)
+        job = JobRef.of_id(job_id)
     except ValueError as error:
         raise UsageError(f"--job-id: {error}") from None
     # Jobs of two namespaces may share a name, and their stores.

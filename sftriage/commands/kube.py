@@ -22,14 +22,13 @@ from sftriage.commands.output import lists, notices, print_json, results, say, t
 from sftriage.commands.traces import Copying, Showing, copied_out, shown_in_program
 from sftriage.errors import CaptureError, IntegrityError, UsageError
 from sftriage.kube import listing
-from sftriage.kube.captures import STORING_S
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
 from sftriage.kube.diagnosis import diagnose
-from sftriage.kube.fields import condition
 from sftriage.kube.listing import Body, FetchProgress, TraceRow
-from sftriage.kube.objects import CAPTURES, KINDS, POLICIES, REPORTS, capture_of
-from sftriage.kube.settings import read_settings
+from sftriage.kube.objects import CAPTURES, KINDS, POLICIES, REPORTS, capture_of, condition
+from sftriage.kube.sidecar import read_settings
 from sftriage.kube.snapshot import gather
+from sftriage.kube.statuses import STORING_S
 from sftriage.model.captures import ProfilerChoice
 from sftriage.model.windows import plain
 from sftriage.policy.loading import shipped
@@ -178,8 +177,8 @@ def operate(
         from sftriage.kube import operator
     except ImportError:
         raise UsageError("the operator needs kopf; install sftriage[k8s]") from None
-    from sftriage.kube.deploying import ControllerSettings
-    from sftriage.kube.lease import LeaderElection
+    from sftriage.kube.client import LeaderElection
+    from sftriage.kube.controllers import ControllerSettings
 
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     # What kopf and asyncio say of a cluster that refuses is a page of their insides; the line above it says why.

@@ -18,8 +18,8 @@ from sftriage.commands.output import say
 from sftriage.errors import InputError, UsageError
 from sftriage.kube.client import ClusterObjects
 from sftriage.kube.injecting import SIDECARS_SINCE, injected
-from sftriage.kube.serving import KeptSettings, WebhookServer, version_of_cluster, wait_for_certificate
-from sftriage.kube.serving import serve as answer_until_stopped
+from sftriage.kube.webhook import KeptSettings, WebhookServer, version_of_cluster, wait_for_certificate
+from sftriage.kube.webhook import serve as answer_until_stopped
 
 ServerVersionOption = Annotated[str | None, option("MAJOR.MINOR", "The cluster's version.", "the one that it tells")]
 SettingsOption = Annotated[
@@ -71,7 +71,7 @@ def certificates(
     For clusters without cert-manager. Run it again from time to time: a certificate is good for a year, and 60 days
     before its end there is another. It needs the rights of k8s/certificates, on these two objects and no others.
     """
-    from sftriage.kube.certificates import Certifier
+    from sftriage.kube.webhook import Certifier
 
     objects = ClusterObjects.connect()
     try:

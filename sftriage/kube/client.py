@@ -1,12 +1,15 @@
-"""Objects of a cluster, read, written and watched through the official client. Requests block: not for a loop."""
+"""Objects of a cluster through the official client: read, write, watch, and lead by a Lease. Requests block."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -18,11 +21,11 @@ from sftriage.kube.objects import API_VERSION, Kind
 
 _PATIENCE_S = (5.0, 30.0)
 """To connect, and until there is an answer."""
-_MAX_SAID = 300
+_MAX_CHARS = 300
 NOT_FOUND, STALE = 404, 409
-"""What a server answers where an object is not there, and where it has changed meanwhile (or is there already)."""
+"""The answer where an object is missing, and where it has changed meanwhile (or exists already)."""
 GONE = 410
-"""And where it is asked for what happened so long ago that it has forgotten."""
+"""The answer where a watch would begin with events that have expired."""
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -30,7 +33,7 @@ JSON_PATCH = "application/json-patch+json"
 log = logging.getLogger(__name__)
 
 PAGE = 500
-"""So many objects are read at once: those of a large cluster are never in memory together."""
+"""Objects in one answer: those of a large cluster are never in memory together."""
 WATCH_S = 300
 _PAUSE_S = 0.5
 
@@ -42,13 +45,16 @@ Key = tuple[str, str]
 class AnsweredError(ClusterError):
     """The server has answered, and refuses; ``status`` is HTTP's."""
 
-    def __init__(self, status: int, said: str) -> None:
+    def __init__(self, status: int, message: str) -> None:
         self.status = status
-        super().__init__(said)
+        super().__init__(message)
 
 
 class ClusterObjects:
-    """The objects of one API server; ``namespace`` is the default one."""
+    """The objects of one API server; ``namespace`` is the default one.
+
+    All methods raise `ClusterError` where they fail, and `AnsweredError` where the server refuses.
+    """
 
     def __init__(self, api_client: Any, namespace: str = "default") -> None:
         self._client = api_client
@@ -71,22 +77,13 @@ class ClusterObjects:
         return cls(client.ApiClient(configuration), namespace)
 
     def list(self, kind: Kind, namespace: str | None) -> list[dict[str, Any]]:
-        """The objects of a kind, in one namespace or (None) in all.
-
-        Raises:
-            ClusterError: they cannot be read; `AnsweredError` if the server refuses.
-        """
+        """The objects of a kind, in one namespace or (None) in all."""
         found = self.ask("GET", path_of(API_VERSION, kind.plural, namespace))
-        # (in a list, the server leaves out what each of its items is)
+        # (in a list, the server leaves out the kind of each item)
         return [{"apiVersion": API_VERSION, "kind": kind.kind, **one} for one in found.get("items", ())]
 
     def put_status(self, kind: Kind, body: dict[str, Any], status: dict[str, Any]) -> None:
-        """Replace the status of an object, provided that it has not changed since ``body``.
-
-        Raises:
-            ClusterError: it was not written; `AnsweredError` `STALE` if the object has changed, `NOT_FOUND` if it has
-                gone.
-        """
+        """Replace the status of an object; `STALE` if it has changed since ``body``, `NOT_FOUND` if it is gone."""
         path = path_of(API_VERSION, kind.plural, body["metadata"]["namespace"], body["metadata"]["name"], "status")
         self.ask("PUT", path, {**body, "status": status})
 
@@ -101,60 +98,37 @@ class ClusterObjects:
             body: sent as JSON.
             as_: the content type of the body, such as `APPLY`.
             query: parameters; those that are None are left out.
-
-        Raises:
-            ClusterError: it failed; `AnsweredError` if the server refuses.
         """
-        found = json.loads(self._response(method, path, body, as_, query, _PATIENCE_S).read())
-        return dict(found)
+        return dict(json.loads(self._response(method, path, body, as_, query, _PATIENCE_S).read()))
 
     def create(self, kind: Kind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Create an object, whose unknown fields are refused; as the server has it then.
-
-        Raises:
-            ClusterError: it was not created; `AnsweredError` where the server says why.
-        """
+        """Create an object, and return it as the server has it; unknown fields are refused."""
         path = path_of(API_VERSION, kind.plural, namespace)
         return self.ask("POST", path, {"apiVersion": API_VERSION, "kind": kind.kind, **body}, fieldValidation="Strict")
 
     def read(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
-        """One object.
-
-        Raises:
-            ClusterError: it cannot be read; `AnsweredError` `NOT_FOUND` where it is not there.
-        """
+        """One object."""
         return self.ask("GET", path_of(API_VERSION, kind.plural, namespace, quote(name, safe="")))
 
     def apply(self, body: Mapping[str, Any], manager: str) -> dict[str, Any]:
-        """Make an object as ``body`` says, whatever it was: its fields become those of ``manager``.
-
-        Raises:
-            ClusterError: it failed; `AnsweredError` if the server refuses.
-        """
+        """Make an object as ``body`` says, whatever it was: its fields become those of ``manager``."""
         about = body["metadata"]
         path = path_of(body["apiVersion"], plural_of(body["kind"]), about.get("namespace"), about["name"])
         # (a body in JSON is one in YAML too)
         return self.ask("PATCH", path, json.dumps(body), as_=APPLY, fieldManager=manager, force="true")
 
     def watch(self, path: str, seconds: int, **query: Any) -> Iterator[dict[str, Any]]:
-        """What happens to some objects for so many seconds, as the server says it: ``type`` and ``object``.
-
-        Raises:
-            ClusterError: the connection broke; `AnsweredError` `GONE` where the server has forgotten what was before.
-        """
-        from urllib3.exceptions import HTTPError
-
-        asked = {**query, "watch": "true", "timeoutSeconds": seconds, "allowWatchBookmarks": "true"}
+        """Events of some objects for ``seconds``, each with ``type`` and ``object``; `GONE` where they have expired."""
+        query |= {"watch": "true", "timeoutSeconds": seconds, "allowWatchBookmarks": "true"}
         patience_s = (_PATIENCE_S[0], seconds + _PATIENCE_S[1])
-        response = self._response("GET", path, None, "application/json", asked, patience_s).response
+        response = self._response("GET", path, None, "application/json", query, patience_s).response
         rest = b""
         try:
-            for part in response.stream(None):
-                *lines, rest = (rest + part).split(b"\n")
-                for line in filter(None, lines):
-                    yield _event(line)
-        except (HTTPError, OSError) as error:
-            raise ClusterError(f"the cluster cannot be reached: {_short(str(error))}") from error
+            with _reaching():
+                for part in response.stream(None):
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in filter(None, lines):
+                        yield _event(line)
         finally:
             response.close()
 
@@ -162,22 +136,34 @@ class ClusterObjects:
         self, method: str, path: str, body: Any, as_: str, query: Mapping[str, Any], patience_s: tuple[float, float]
     ) -> Any:
         from kubernetes.client import ApiException
-        from urllib3.exceptions import HTTPError
 
         headers = {"Accept": "application/json"} | ({} if body is None else {"Content-Type": as_})
         given = [(name, value) for name, value in query.items() if value is not None]
         try:
-            asked = self._client.param_serialize(
-                method, path, query_params=given, header_params=headers, body=body, auth_settings=["BearerToken"]
-            )
-            response = self._client.call_api(*asked, _request_timeout=patience_s)
-            if response.status >= 300:
-                raise ApiException(status=response.status, reason=response.reason, body=response.read())
+            with _reaching():
+                request = self._client.param_serialize(
+                    method, path, query_params=given, header_params=headers, body=body, auth_settings=["BearerToken"]
+                )
+                response = self._client.call_api(*request, _request_timeout=patience_s)
+                if response.status >= 300:
+                    raise ApiException(status=response.status, reason=response.reason, body=response.read())
         except ApiException as error:
-            raise AnsweredError(error.status, _answer(error)) from None
-        except (HTTPError, OSError) as error:
-            raise ClusterError(f"the cluster cannot be reached: {_short(str(error))}") from error
+            try:
+                message = json.loads(error.body or "")["message"]
+            except (TypeError, ValueError, KeyError):
+                message = error.reason
+            raise AnsweredError(error.status, f"the cluster refuses: {_short(str(message))}") from None
         return response
+
+
+@contextlib.contextmanager
+def _reaching() -> Iterator[None]:
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except (HTTPError, OSError) as error:
+        raise ClusterError(f"the cluster cannot be reached: {_short(str(error))}") from error
 
 
 def ask_unless(objects: ClusterObjects, status: int, *request: Any) -> dict[str, Any] | None:
@@ -240,24 +226,16 @@ def _configured(context: str | None) -> str:
     raise UsageError(f"no cluster to ask: {problem}")
 
 
-def _answer(error: Any) -> str:
-    try:
-        said = json.loads(error.body)["message"]
-    except (TypeError, ValueError, KeyError):
-        said = error.reason
-    return f"the cluster refuses: {_short(str(said))}"
-
-
 def _short(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _MAX_SAID else f"{line[: _MAX_SAID - 1]}…"
+    return line if len(line) <= _MAX_CHARS else f"{line[: _MAX_CHARS - 1]}…"
 
 
 class ObjectWatch(Generic[Kept]):
     """Lists some objects of a kind in a thread of its own, and then watches them.
 
-    After a break, or where the server has forgotten what was before, they are listed again: what is missing then has
-    gone. While the server is away, what was seen last stays.
+    After a break, or where events have expired, it lists them again: what is missing then is gone. While the server is
+    away, it keeps what it had.
 
     Args:
         objects: the server.
@@ -265,7 +243,7 @@ class ObjectWatch(Generic[Kept]):
         keep: what to keep of each.
         changed: is called in the thread with what was kept of an object and what is now; None while there is none.
         query: selectors, as the server has them.
-        watch_s: how long a watch lasts before the next; a network that drops it in silence is noticed then.
+        watch_s: how long a watch lasts before the next, which notices that the network has dropped it.
     """
 
     def __init__(
@@ -289,7 +267,7 @@ class ObjectWatch(Generic[Kept]):
         self._kept: dict[Key, Kept] = {}
         self._lock = threading.Lock()
         self.listed = threading.Event()
-        """Set once all of them have been seen."""
+        """Set once all of them have been listed."""
 
     def kept(self) -> list[Kept]:
         """What is kept of all of them now."""
@@ -301,7 +279,7 @@ class ObjectWatch(Generic[Kept]):
         self._loop.start()
 
     def end(self, patience_s: float = 0.0) -> bool:
-        """Watch no longer than until something happens; whether that was in time."""
+        """Stop after the next event; whether that was in time."""
         return self._loop.stop(patience_s)
 
     def _turn(self) -> None:
@@ -360,3 +338,90 @@ class ObjectWatch(Generic[Kept]):
 
 def _key(body: Mapping[str, Any]) -> Key:
     return str(body["metadata"].get("namespace", "")), str(body["metadata"]["name"])
+
+
+log = logging.getLogger(__name__)
+
+DURATION_S, RENEW_S = 15, 5.0
+"""When a lease that is not renewed is free, and how often a leader renews it."""
+LEASES = "coordination.k8s.io/v1"
+
+
+class LeaderElection:
+    """A candidate called ``me``, for the lease ``name`` of a namespace; ``now`` is monotonic, in seconds."""
+
+    def __init__(
+        self, objects: ClusterObjects, namespace: str, name: str, me: str, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._objects, self._me, self._now = objects, me, now
+        self._about, self._path = {"name": name, "namespace": namespace}, path_of(LEASES, "leases", namespace)
+        self._holder, self._renewed, self._since_s = "", "", 0.0
+        """Who holds it, when that was renewed by the holder's clock, and since when it says so by ours."""
+        self._led_s = 0.0
+        self._loop = Loop("lease", self._renew, RENEW_S, failing="the lease cannot be renewed")
+        self.lost = threading.Event()
+        """Set once it is held no longer; then ``on_lost`` is called, from that thread."""
+        self.on_lost: Callable[[], object] = lambda: None
+
+    def lead(self) -> None:
+        """Wait until it is held, and hold it from then on, in a thread of its own."""
+        logged = ""
+        while not self.try_to_lead():
+            if self._holder != logged:
+                logged = self._holder
+                log.info("%s leads; waiting", logged)
+            self._loop.stopping.wait(RENEW_S / 2)
+        log.info("leading as %s", self._me)
+        self._loop.start()
+
+    def release(self) -> None:
+        """Let another one lead at once."""
+        self._loop.stop(2 * RENEW_S)
+        if not self.lost.is_set():
+            try:
+                self._write(self._objects.ask("GET", f"{self._path}/{self._about['name']}"), "")
+            except ClusterError as error:
+                log.debug("the lease goes by itself: %s", error)
+
+    def _renew(self) -> None:
+        if not self.try_to_lead() and (self._now() > self._led_s + DURATION_S or self._holder not in ("", self._me)):
+            log.error("the lease is lost, to %s", self._holder or "nobody")
+            self._loop.stopping.set()
+            self.lost.set()
+            self.on_lost()
+
+    def try_to_lead(self) -> bool:
+        """Take or renew the lease if possible; whether that was done."""
+        began_s = self._now()
+        try:
+            missing: dict[str, Any] = {"apiVersion": LEASES, "kind": "Lease", "metadata": self._about}
+            body = ask_unless(self._objects, NOT_FOUND, "GET", f"{self._path}/{self._about['name']}") or missing
+            spec = body.get("spec") or {}
+            holder, renewed = str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or "")
+            # (clocks of others may be wrong; that something has changed is sure)
+            if (holder, renewed) != (self._holder, self._renewed):
+                self._holder, self._renewed, self._since_s = holder, renewed, began_s
+            expires_s = self._since_s + float(spec.get("leaseDurationSeconds") or DURATION_S)
+            if holder not in ("", self._me) and began_s <= expires_s:
+                return False
+            self._write(body, self._me)
+        except ClusterError as error:
+            if not (isinstance(error, AnsweredError) and error.status == STALE):
+                log.warning("the lease cannot be had now: %s", error)
+            return False
+        self._led_s = began_s
+        return True
+
+    def _write(self, body: dict[str, Any], holder: str) -> None:
+        """Write the holder, provided that the lease has not changed since ``body``.
+
+        Raises:
+            ClusterError: it was not written.
+        """
+        spec, now = dict(body.get("spec") or {}), datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        if spec.get("holderIdentity") != holder:
+            spec |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
+        spec |= {"holderIdentity": holder, "leaseDurationSeconds": DURATION_S, "renewTime": now}
+        there = "resourceVersion" in body["metadata"]
+        path = f"{self._path}/{self._about['name']}" if there else self._path
+        self._objects.ask("PUT" if there else "POST", path, {**body, "spec": spec})

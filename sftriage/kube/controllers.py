@@ -1,21 +1,25 @@
-"""One controller for each job: its objects are made while the job has pods with sftriage in them, and removed after.
+"""One controller for each job: its objects exist while the job has pods with sftriage in them.
 
-Level-triggered, as all of the operator: what is watched says which job is to be looked at, and what is done follows
-from how things stand then.
+The first part makes these objects, from the job and the policies in force; `Controllers` applies and removes them.
+It is level-triggered, as all of the operator: a watch says which job to reconcile, and what to do follows from the
+state of the cluster then.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
+from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PORT
 from sftriage.kube.client import (
     NOT_FOUND,
     STALE,
@@ -26,19 +30,9 @@ from sftriage.kube.client import (
     get_or_create,
     path_of,
 )
-from sftriage.kube.deploying import (
-    COMPONENT_LABEL,
-    CONTROLLER,
-    WANTED_ANNOTATION,
-    ControllerSettings,
-    policy_files,
-    removed,
-    secret,
-    wanted,
-)
-from sftriage.kube.fields import Now, dated, readable, status_of
 from sftriage.kube.jobs import (
     ENABLED,
+    HUB_KEY,
     INJECT_LABEL,
     INJECTED,
     JOB_ID_ANNOTATION,
@@ -49,90 +43,200 @@ from sftriage.kube.jobs import (
     job_of,
     mapping,
 )
-from sftriage.kube.mirrored import job_named, report_body
-from sftriage.kube.objects import API_VERSION, POLICIES, REPORTS
-from sftriage.kube.policies import standings
-from sftriage.kube.reports import outdated
-from sftriage.words.kube import REPORTS as SAID
+from sftriage.kube.objects import API_VERSION, GROUP, POLICIES, REPORTS, Body, Now, dated, status_of
+from sftriage.kube.sidecar import InjectionSettings, Made, encrypted, filled, manifest, secret_of, store_environment
+from sftriage.kube.statuses import Standing, outdated, policy_text, standings
+from sftriage.kube.webhook import issued, service_names
+from sftriage.policy.loading import find
+from sftriage.words.kube import REPORTS as REPORT_WORDS
+
+COMPONENT_LABEL, CONTROLLER = "app.kubernetes.io/component", "controller"
+"""The label that a job's controller has, and its pods, and no pod of the job itself."""
+WANTED_ANNOTATION = f"{GROUP}/wanted"
+"""On a job's Deployment, which is made last: of what all of its objects were made."""
+USER, USER_NAME = 65532, "sftriage"
+METRICS_PORT = 9400
+HUB_VALID_DAYS = 3650
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """How controllers run.
+
+    Attributes:
+        injection: what the platform's owner says of agents, whose image and store controllers share.
+        runs_claim: a PersistentVolumeClaim of the job's namespace that its runs are kept in; by default they go with
+            the pod, and where there is no store the traces with them.
+        keep_steps: how much is kept of a job's steps.
+        runs_bytes: how much the pod's own volume may hold, where that is what runs are kept in.
+    """
+
+    injection: InjectionSettings
+    runs_claim: str = ""
+    keep_steps: str = "2Gi"
+    runs_bytes: str = "20Gi"
+
+
+def wanted(
+    job: JobRef, settings: ControllerSettings, policies: Mapping[str, str], owners: Sequence[Mapping[str, str]] = ()
+) -> list[Made]:
+    """All objects of a job's controller but its secret, in the order in which they are made.
+
+    Args:
+        job: the job.
+        settings: how its controller runs.
+        policies: the texts of the policies in force, by file name, see `policy_files`.
+        owners: the object that the job is, if it is one: with it, these go.
+    """
+    injection, name = settings.injection, job.object_name
+    about = job.metadata(labels={COMPONENT_LABEL: CONTROLLER}, ownerReferences=list(owners))
+    selector = {JOB_LABEL: name, COMPONENT_LABEL: CONTROLLER}
+    arguments = ["--nats", injection.nats, "--creds", "/hub"] if injection.nats else ["--creds", f"/hub/{HUB_KEY}"]
+    arguments += ["--tls", "/hub"] if encrypted(injection) else []
+    arguments += ["--metrics-port", str(METRICS_PORT)] if injection.metrics_secret else []
+    arguments += ["--store", injection.store] if injection.store else []
+    values = {
+        **dict(injection),
+        "metadata": about,
+        "name": name,
+        "namespace": job.namespace,
+        "job_id": job.job_id,
+        "policies": policies,
+        "selector": selector,
+        "labels": {**selector, "app.kubernetes.io/name": "sftriage"},
+        "hub": not injection.nats,
+        "hub_port": PORT,
+        "metrics_port": METRICS_PORT,
+        "user": injection.run_as_user or USER,
+        "keep_steps": settings.keep_steps,
+        "arguments": arguments,
+        "store_environment": store_environment(injection),
+        "secret": secret_of(job, injection),
+        "runs_path": name if settings.runs_claim else None,
+        "runs_claim": {"claimName": settings.runs_claim} if settings.runs_claim else None,
+        "runs_volume": None if settings.runs_claim else {"sizeLimit": settings.runs_bytes},
+    }
+    *made, deployment = filled(manifest("controller.yaml"), values)
+    digest = hashlib.sha256(json.dumps([*made, deployment]).encode()).hexdigest()[:16]
+    annotations = {**about["annotations"], WANTED_ANNOTATION: digest}
+    return [*made, {**deployment, "metadata": {**about, "annotations": annotations}}]
+
+
+def secret(job: JobRef, settings: InjectionSettings, password: str, now: datetime) -> Made:
+    """What lets a job's pods in to its hub, made once. Nothing owns it: no job of that name that comes soon is without.
+
+    Where the hub is encrypted, its certificate is in it too, for as long as any job lasts.
+    """
+    data = {HUB_KEY: f"{USER_NAME}:{password}\n"}
+    if settings.hub_tls:
+        names = (*service_names(job.object_name, job.namespace), "127.0.0.1")
+        one = issued(names, now, HUB_VALID_DAYS)
+        data |= {
+            CA_FILE: one.authority.decode(),
+            CERTIFICATE_FILE: one.certificate.decode(),
+            KEY_FILE: one.key.decode(),
+        }
+    about = job.metadata(name=secret_of(job, settings))
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
+
+
+def removed(job: JobRef) -> list[tuple[str, str, str]]:
+    """API version, plural and name of all objects that a controller may have, that by which it is found last."""
+    name = job.object_name
+    return [
+        ("networking.k8s.io/v1", "networkpolicies", name),
+        ("rbac.authorization.k8s.io/v1", "rolebindings", name),
+        *(("v1", plural, name) for plural in ("serviceaccounts", "secrets", "configmaps", "services")),
+        ("v1", "secrets", secret_of(job, InjectionSettings(hub_tls=True))),
+        ("apps/v1", "deployments", name),
+    ]
+
+
+def policy_files(found: Iterable[Standing]) -> dict[str, str]:
+    """The policies in force as files, in their order; of none, the one that ships as default."""
+    in_force = [one.body for one in found if one.in_force]
+    if not in_force:
+        return {"default.yaml": find("default").read_text(encoding="utf-8")}
+    named = ((one, one["metadata"]["name"]) for one in in_force)
+    return {f"{n:03}-{name}.yaml": policy_text(one, {"name": name}) for n, (one, name) in enumerate(named)}
+
 
 log = logging.getLogger(__name__)
 
 MANAGER = "sftriage-operator"
 GRACE_S = 300.0
-"""How long a job may be without pods until its controller goes: it may start again, and traces are on their way."""
+"""How long a controller outlives the pods of its job: it may start again, and traces are on their way."""
 KEEP_S, SWEEP_S = 7 * 86_400.0, 3600.0
-"""How long reports of plain pods stay, and how often they are looked through."""
+"""How long reports of plain pods stay, and the time between two sweeps."""
 _NAMED = 5
 _OVER = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
-class PodSeen:
-    """As much of a pod as matters: of which job it is, whether sftriage is in it, and whether it has ended."""
+class PodState:
+    """The job of a pod, and whether the pod contains sftriage and has not ended."""
 
     name: str
     job: JobRef | None
     injected: bool
     active: bool
 
-
-def pod_seen(body: Mapping[str, Any]) -> PodSeen:
-    """What matters of a pod."""
-    about, job = annotations_of(body), None
-    try:
-        job = job_named(about[JOB_ID_ANNOTATION])
-    except (KeyError, ValueError):
-        found = job_of(body)
-        job = None if found is None else found.job
-    active = mapping(body, "status").get("phase") not in _OVER
-    return PodSeen(str(body["metadata"]["name"]), job, about.get(STATUS_ANNOTATION) == INJECTED, active)
+    @classmethod
+    def of(cls, body: Body) -> PodState:
+        """The state of a pod."""
+        job = _annotated(body)
+        if job is None and (found := job_of(body)) is not None:
+            job = found.job
+        active = mapping(body, "status").get("phase") not in _OVER
+        return cls(str(body["metadata"]["name"]), job, annotations_of(body).get(STATUS_ANNOTATION) == INJECTED, active)
 
 
 @dataclass(frozen=True, slots=True)
 class JobPods:
-    """The pods of a job that have not ended: how many there are, and those that sftriage was not put into."""
+    """The pods of a job that have not ended: how many there are, and the names of those without sftriage."""
 
     count: int
     missing: tuple[str, ...]
 
     @classmethod
-    def of(cls, pods: Mapping[Any, PodSeen]) -> JobPods:
-        """How a job's pods stand; one that several watches have seen is one."""
+    def of(cls, pods: Mapping[Any, PodState]) -> JobPods:
+        """The pods of a job; several watches may have the same pod."""
         there = {one.name: one for one in pods.values() if one.active}
         return cls(len(there), tuple(sorted(name for name, one in there.items() if not one.injected)))
 
     @property
     def watched(self) -> bool:
-        """Whether there is anything to be watched."""
+        """Whether there is anything to watch."""
         return self.count > len(self.missing)
 
     def condition(self) -> Now:
         """Whether sftriage is in all of them."""
         if not self.missing:
-            return Now("Injected", "True", "Injected", SAID["injected"])
+            return Now("Injected", "True", "Injected", REPORT_WORDS["injected"])
         names = ", ".join(self.missing[:_NAMED]) + (", …" if len(self.missing) > _NAMED else "")
-        words = SAID["not_injected"].format(missing=len(self.missing), pods=self.count, names=names)
+        words = REPORT_WORDS["not_injected"].format(missing=len(self.missing), pods=self.count, names=names)
         return Now("Injected", "False", "NotInjected" if not self.watched else "PartlyInjected", words)
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A job's Deployment: whose it is, and of what it was made."""
+    """The job of a Deployment, and the digest of what it was made of."""
 
     job: JobRef | None
     made_of: str
 
+    @classmethod
+    def of(cls, body: Body) -> Deployed:
+        """What a Deployment of a controller says."""
+        return cls(_annotated(body), annotations_of(body).get(WANTED_ANNOTATION, ""))
 
-def _deployed(body: Mapping[str, Any]) -> Deployed:
-    about = annotations_of(body)
+
+def _annotated(body: Body) -> JobRef | None:
+    """The job that an object of ours is annotated with."""
     try:
-        return Deployed(job_named(about[JOB_ID_ANNOTATION]), about.get(WANTED_ANNOTATION, ""))
+        return JobRef.of_id(annotations_of(body)[JOB_ID_ANNOTATION])
     except (KeyError, ValueError):
-        return Deployed(None, "")
-
-
-def _name(body: Mapping[str, Any]) -> str:
-    return str(body["metadata"]["name"])
+        return None
 
 
 class Controllers:
@@ -161,7 +265,7 @@ class Controllers:
         self._objects, self._settings, self._look = objects, settings, look
         self._grace_s, self._keep_s, self._now = grace_s, keep_s, now
         self._lock = threading.Lock()
-        self._pods: dict[JobRef, dict[tuple[str, str], PodSeen]] = {}
+        self._pods: dict[JobRef, dict[tuple[str, str], PodState]] = {}
         self._deployed: dict[JobRef, str] = {}
         self._gone_s: dict[JobRef, float] = {}
         self._watches: list[ObjectWatch[Any]] = []
@@ -170,14 +274,17 @@ class Controllers:
         labelled, ours = f"{INJECT_LABEL}={ENABLED}", f"{JOB_LABEL},{COMPONENT_LABEL}"
         for namespace in namespaces or ("",):
             pods, deployments = path_of("v1", "pods", namespace), path_of("apps/v1", "deployments", namespace)
-            self._watch(pods, labelled, pod_seen, partial(self._pod, "labelled"))
-            self._watch(pods, f"{ours}!={CONTROLLER}", pod_seen, partial(self._pod, "injected"))
-            self._watch(deployments, f"{ours}={CONTROLLER}", _deployed, self._deployment)
-        # In a namespace that is labelled, the pods that the webhook has missed have no label of ours.
-        self._labelled: dict[str, ObjectWatch[PodSeen]] = {}
+            self._watch(pods, labelled, PodState.of, partial(self._pod, "labelled"))
+            self._watch(pods, f"{ours}!={CONTROLLER}", PodState.of, partial(self._pod, "injected"))
+            self._watch(deployments, f"{ours}={CONTROLLER}", Deployed.of, self._deployment)
+        # In a labelled namespace, pods that the webhook has missed have no label of ours.
+        self._labelled: dict[str, ObjectWatch[PodState]] = {}
         if not namespaces:
-            # Whoever may not list these starts controllers all the same.
-            self._unneeded.add(self._watch(path_of("v1", "namespaces"), labelled, _name, self._namespace))
+            # Controllers start without the right to list these, too.
+            names = self._watch(
+                path_of("v1", "namespaces"), labelled, lambda body: str(body["metadata"]["name"]), self._namespace
+            )
+            self._unneeded.add(names)
 
     def _watch(self, path: str, selector: str, keep: Any, changed: Any) -> ObjectWatch[Any]:
         query = {"labelSelector": selector}
@@ -191,7 +298,7 @@ class Controllers:
             one.start()
 
     def named(self, namespace: str, name: str = "") -> list[JobRef]:
-        """The jobs of a namespace; with a ``name``, those that are called so, or whose id it is."""
+        """The jobs of a namespace; with a ``name``, those of this name or id."""
         with self._lock:
             known = {*self._pods, *self._deployed}
         found = (one for one in known if one.namespace == namespace)
@@ -202,13 +309,13 @@ class Controllers:
         return all(one.listed.is_set() or one in self._unneeded for one in list(self._watches))
 
     def reconcile(self, job: JobRef) -> float | None:
-        """Have a job's objects be as they should be; in how many seconds it is to be looked at again, if so.
+        """Reconcile a job's objects; return seconds until the next check, None where none is due.
 
         Raises:
             ClusterError: the cluster is away, or refuses.
         """
         if not self._all_listed:
-            # (what has not been seen has not gone)
+            # (a pod that no list has shown yet is not gone)
             return 1.0
         with self._lock:
             pods = JobPods.of(self._pods.get(job, {}))
@@ -232,7 +339,7 @@ class Controllers:
         return None
 
     def remove_outdated(self, namespace: str) -> float:
-        """Remove reports of plain pods that ended long ago, which go with no object; when to look again, in seconds.
+        """Remove reports of plain pods that ended long ago, which no object owns; return seconds until the next sweep.
 
         Raises:
             ClusterError: the cluster is away, or refuses.
@@ -240,12 +347,12 @@ class Controllers:
         if not self._all_listed:
             return 1.0
         for body in self._objects.list(REPORTS, namespace or None):
-            job, about = _deployed(body).job, body["metadata"]
+            job, about = _annotated(body), body["metadata"]
             with self._lock:
                 there = job in self._pods or job in self._deployed
             if job is None or there or not outdated(body, time.time(), self._keep_s):
                 continue
-            # (one that has changed meanwhile is news)
+            # (a report that has changed meanwhile stays)
             only = {"preconditions": {"uid": about["uid"], "resourceVersion": about["resourceVersion"]}}
             path = path_of(API_VERSION, REPORTS.plural, about["namespace"], about["name"])
             ask_unless(self._objects, STALE, "DELETE", path, only)
@@ -281,17 +388,13 @@ class Controllers:
 
     def _report(self, job: JobRef, pods: JobPods, owners: list[dict[str, str]]) -> None:
         path = path_of(API_VERSION, REPORTS.plural, job.namespace)
-        body = get_or_create(self._objects, path, report_body(job, owners))
+        body = get_or_create(self._objects, path, job.report(owners))
+        conditions = [one.plain() for one in dated(body, [pods.condition()], time.time(), others=True)]
         status = dict(status_of(body))
-        before = readable(status.get("conditions"))
-        generation = body["metadata"].get("generation")
-        (now,) = dated([pods.condition()], status.get("conditions"), generation, time.time())
-        if now in before:
-            return
-        others = [one.plain() for one in before if one.type != now.type]
-        self._objects.put_status(REPORTS, body, {**status, "conditions": [*others, now.plain()]})
+        if conditions[0] not in (status.get("conditions") or ()):
+            self._objects.put_status(REPORTS, body, {**status, "conditions": conditions})
 
-    def _pod(self, watch: str, before: PodSeen | None, now: PodSeen | None) -> None:
+    def _pod(self, watch: str, before: PodState | None, now: PodState | None) -> None:
         with self._lock:
             for one in filter(None, (before, now)):
                 if one.job is None:
@@ -308,7 +411,7 @@ class Controllers:
     def _namespace(self, before: str | None, now: str | None) -> None:
         if now is not None and now not in self._labelled:
             pods, selector = path_of("v1", "pods", now), f"!{INJECT_LABEL},!{JOB_LABEL}"
-            self._labelled[now] = self._watch(pods, selector, pod_seen, partial(self._pod, "namespace"))
+            self._labelled[now] = self._watch(pods, selector, PodState.of, partial(self._pod, "namespace"))
             self._labelled[now].start()
         elif now is None and before is not None and (watch := self._labelled.pop(before, None)) is not None:
             watch.end()
@@ -324,6 +427,6 @@ class Controllers:
                 self._deployed.pop(before.job, None)
         self._look_at(before, now)
 
-    def _look_at(self, *seen: PodSeen | Deployed | None) -> None:
+    def _look_at(self, *seen: PodState | Deployed | None) -> None:
         for job in {one.job for one in seen if one is not None and one.job is not None}:
             self._look(job)

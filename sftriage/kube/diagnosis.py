@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sftriage.kube.fields import condition, status_of
 from sftriage.kube.injecting import SIDECARS_SINCE, injection
 from sftriage.kube.jobs import (
     ENABLED,
@@ -23,8 +22,8 @@ from sftriage.kube.jobs import (
     mapping,
     text,
 )
-from sftriage.kube.objects import KINDS
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.objects import KINDS, condition, status_of
+from sftriage.kube.sidecar import InjectionSettings
 from sftriage.kube.snapshot import PART_LABEL, Body, Snapshot
 from sftriage.words.amounts import clock, lasted
 

@@ -33,7 +33,7 @@ from sftriage.kube.jobs import (
     text,
 )
 from sftriage.kube.objects import GROUP
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.sidecar import InjectionSettings
 from sftriage.words.kube import injected_but, left_alone
 
 CONTAINERS_ANNOTATION = f"{GROUP}/containers"
@@ -75,24 +75,25 @@ def injection(pod: Pod, job: JobRef | None, settings: InjectionSettings, server:
         return Injection(warnings=warnings)
     spec = mapping(pod, "spec")
     looks_in = annotations_of(pod).get(SHARE_ANNOTATION) == "true" and spec.get("shareProcessNamespace") is not False
-    image = annotations_of(pod).get(NSYS_ANNOTATION, "")
-    nsys, guaranteed = bool(image), _guaranteed(spec)
-    user = mapping(spec, "securityContext").get("runAsUser")
-    ours = [
-        *([sidecar.bringing_nsys(image, settings, user=user, guaranteed=guaranteed)] if nsys else []),
-        sidecar.carrying(settings, root=user == 0, guaranteed=guaranteed, nsys=nsys),
-        sidecar.agent(job, settings, root=user == 0, guaranteed=guaranteed, looks_in=looks_in, nsys=nsys),
-    ]
+    ours = sidecar.pod_parts(
+        job,
+        settings,
+        user=mapping(spec, "securityContext").get("runAsUser"),
+        guaranteed=_guaranteed(spec),
+        looks_in=looks_in,
+        nsys=annotations_of(pod).get(NSYS_ANNOTATION, ""),
+    )
     patch = [
         *_texts(pod, "labels", {JOB_LABEL: job.object_name}),
         *_texts(pod, "annotations", {STATUS_ANNOTATION: INJECTED, JOB_ID_ANNOTATION: job.job_id}),
-        *_appended(spec, "/spec", "volumes", sidecar.volumes(job, settings, nsys=nsys)),
-        *_appended(spec, "/spec", "initContainers", ours),
+        *_appended(spec, "/spec", "volumes", ours["volumes"]),
+        *_appended(spec, "/spec", "initContainers", ours["initContainers"]),
         *([_add("/spec/shareProcessNamespace", True)] if looks_in and not spec.get("shareProcessNamespace") else []),
     ]
+    image_path = annotations_of(pod).get(IMAGE_PATH_ANNOTATION, "")
     for index in trains:
-        patch += _watched(spec["containers"][index], f"/spec/containers/{index}", job, annotations_of(pod))
-    return Injection(tuple(patch), (*warnings, *_warnings(pod, trains)))
+        patch += _watched(spec["containers"][index], f"/spec/containers/{index}", ours, image_path)
+    return Injection(tuple(patch), (*warnings, *_warnings(pod, trains, ours["env"])))
 
 
 def applied(pod: Pod, patch: Sequence[Operation]) -> dict[str, Any]:
@@ -163,21 +164,19 @@ def _trainers(pod: Pod) -> tuple[list[int], tuple[str, ...]]:
     return trains, (left_alone("valueFrom", names=names),) if closed else ()
 
 
-def _watched(container: Mapping[str, Any], at: str, job: JobRef, said: Mapping[str, str]) -> Iterator[Operation]:
-    nsys = bool(said.get(NSYS_ANNOTATION))
-    environment, found = sidecar.trainer_environment(job, nsys=nsys), _variable(container, PATH)
+def _watched(
+    container: Mapping[str, Any], at: str, ours: Mapping[str, Sequence[Mapping[str, Any]]], image_path: str
+) -> Iterator[Operation]:
+    environment, found = ours["env"], _variable(container, PATH)
     if found is None:
-        # What a ConfigMap gives the container is put in by its node, and what nobody gives stays as it is written here:
-        # the name of a folder that there is not.
-        rest = (
-            f"$({PATH})" if next(items(container, "envFrom"), None) is not None else said.get(IMAGE_PATH_ANNOTATION, "")
-        )
-        environment.insert(0, {"name": PATH, "value": _first(rest)})
+        # A ConfigMap's value is filled in by the node; without one the text stays, and names a folder that is missing.
+        rest = f"$({PATH})" if next(items(container, "envFrom"), None) is not None else image_path
+        environment = [{"name": PATH, "value": _first(rest)}, *environment]
     elif sidecar.SITE not in (value := text(found, "value")).split(":"):
         index = next(number for number, one in enumerate(container["env"]) if one is found)
         yield _add(f"{at}/env/{index}/value", _first(value))
     yield from _appended(container, at, "env", environment)
-    yield from _appended(container, at, "volumeMounts", sidecar.trainer_mounts(nsys=nsys))
+    yield from _appended(container, at, "volumeMounts", ours["volumeMounts"])
 
 
 def _first(rest: str) -> str:
@@ -191,14 +190,13 @@ def _variable(container: Mapping[str, Any], name: str) -> Mapping[str, Any] | No
     return found
 
 
-def _warnings(pod: Pod, trains: Sequence[int]) -> Iterator[str]:
-    spec = mapping(pod, "spec")
-    ours, nsys = {f"/{sidecar.RINGS}", sidecar.TRACES, sidecar.NSYS_RANK}, NSYS_ANNOTATION in annotations_of(pod)
+def _warnings(pod: Pod, trains: Sequence[int], environment: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    spec, ours = mapping(pod, "spec"), {one["name"]: one.get("value") for one in environment}
     for index in trains:
         container = spec["containers"][index]
-        for variable in ("SFTRIAGE_RINGS", "SFTRIAGE_SPOOL", *(["PYTHON_EXEC"] if nsys else [])):
+        for variable in ("SFTRIAGE_RINGS", "SFTRIAGE_SPOOL", *(["PYTHON_EXEC"] if "PYTHON_EXEC" in ours else [])):
             found = _variable(container, variable)
-            if found is not None and found.get("value") not in ours:
+            if found is not None and found.get("value") != ours[variable]:
                 yield injected_but("own", names=text(container, "name"), variable=variable)
     if spec.get("hostNetwork") is True and spec.get("dnsPolicy") != "ClusterFirstWithHostNet":
         yield injected_but("dns")

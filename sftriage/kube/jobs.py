@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from sftriage.kube.objects import GROUP
+from sftriage.kube.objects import API_VERSION, GROUP, REPORTS
 
 Pod = Mapping[str, Any]
 """A pod, or a pod template: ``metadata`` and ``spec``."""
@@ -100,9 +100,22 @@ class JobRef:
     name: str
     namespace: str
 
+    @classmethod
+    def of_id(cls, job_id: str) -> JobRef:
+        """The job of an id.
+
+        Raises:
+            ValueError: it is not an id.
+        """
+        namespace, _, rest = job_id.partition("/")
+        system, _, name = rest.partition("/")
+        if not (namespace and name) or system not in get_args(System):
+            raise ValueError(f"{job_id}: not NAMESPACE/SYSTEM/NAME")
+        return cls(system, name, namespace)  # type: ignore[arg-type]  # (checked above)
+
     @property
     def job_id(self) -> str:
-        """What it is called on its hub."""
+        """Its name on its hub."""
         return f"{self.namespace}/{self.system}/{self.name}"
 
     @property
@@ -120,10 +133,22 @@ class JobRef:
         name = self.name.rpartition("-")[0] if self.system == "leaderworkerset" else self.name
         return None if found is None else (*found, name)
 
+    def metadata(self, **about: Any) -> dict[str, Any]:
+        """The metadata of one of its objects."""
+        annotations = {JOB_ID_ANNOTATION: self.job_id, **about.pop("annotations", {})}
+        labels = {JOB_LABEL: self.object_name, **about.pop("labels", {})}
+        found = {"name": self.object_name, "namespace": self.namespace, "labels": labels, "annotations": annotations}
+        return {**found, **about}
+
+    def report(self, owners: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """Its TriageReport, without a status."""
+        about = self.metadata(**({"ownerReferences": list(owners)} if owners else {}))
+        return {"apiVersion": API_VERSION, "kind": REPORTS.kind, "metadata": about, "spec": {"job": self.name}}
+
 
 @dataclass(frozen=True, slots=True)
 class JobPod:
-    """A pod of a job: which of its nodes it is, counted from 0, and how many there are; None where nothing tells."""
+    """A pod of a job: which of its nodes it is, counted from 0, and how many there are; None where that is unknown."""
 
     job: JobRef
     node_index: int | None = None
@@ -131,8 +156,8 @@ class JobPod:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What a pod tells: names to values, of labels and of variables."""
+class _Described:
+    """Names to values of a pod's labels, annotations and variables."""
 
     label: Mapping[str, str]
     annotation: Mapping[str, str]
@@ -141,9 +166,9 @@ class _Told:
 
     def number(self, *names: str) -> int | None:
         for name in names:
-            for told in (self.label, self.annotation, self.variable):
-                if told.get(name, "").isdecimal():
-                    return int(told[name])
+            for described in (self.label, self.annotation, self.variable):
+                if described.get(name, "").isdecimal():
+                    return int(described[name])
         return None
 
     @property
@@ -152,122 +177,84 @@ class _Told:
         return int(last) if last.isdecimal() else None
 
 
-_Found = tuple[System, str, int | None, int | None] | None
 _COMPLETION = "batch.kubernetes.io/job-completion-index"
+_STEP, _PYTORCHJOB = "trainer.kubeflow.org/trainjob-ancestor-step", "pytorchjob-controller"
+_JOBSET, _KUBEFLOW, _LWS = "jobset.sigs.k8s.io/", "training.kubeflow.org/", "leaderworkerset.sigs.k8s.io/"
+_VOLCANO, _RAY = "volcano.sh/job-name", "ray.io/cluster"
 
 
 def job_of(pod: Pod, namespace: str = "") -> JobPod | None:
-    """The job that a pod is of, or None; ``namespace`` is where it will be, should its own metadata not say so.
+    """The job of a pod, or None; ``namespace`` is where the pod will be, should its own metadata not say so.
 
     At admission a pod has the labels of its template and those of its controller, and not always a name.
     """
     metadata = mapping(pod, "metadata")
-    told = _Told(labels_of(pod), annotations_of(pod), environment_of(pod), text(metadata, "name"))
+    described = _Described(labels_of(pod), annotations_of(pod), environment_of(pod), text(metadata, "name"))
     where = text(metadata, "namespace") or namespace or "default"
-    for recognised in (_named,) if _trains_nothing(told) else _SYSTEMS:
-        found = recognised(told)
-        if found is not None:
-            system, name, index, nodes = found
+    for system, name, index, nodes in _candidates(described):
+        if name:
             return JobPod(JobRef(system, name, where), index, nodes)
-    # A pod that nothing has made is a job by itself; one that says so, so that not all pods of a namespace are.
-    if told.label.get(INJECT_LABEL) == ENABLED and told.pod_name and not metadata.get("ownerReferences"):
-        return JobPod(JobRef("pod", told.pod_name, where), 0, 1)
+    # A pod that nothing has made is a job by itself; only with a label of its own, or all pods of a namespace would be.
+    if described.label.get(INJECT_LABEL) == ENABLED and described.pod_name and not metadata.get("ownerReferences"):
+        return JobPod(JobRef("pod", described.pod_name, where), 0, 1)
     return None
 
 
-def _trains_nothing(told: _Told) -> bool:
-    """Whether labels say that a pod of a training job does not train."""
-    step = told.label.get("trainer.kubeflow.org/trainjob-ancestor-step", "trainer")
-    operator = told.label.get(_KUBEFLOW + "operator-name", _PYTORCHJOB)
-    ray = told.label.get("ray.io/node-type", "worker") if "ray.io/cluster" in told.label else "worker"
-    return step != "trainer" or operator != _PYTORCHJOB or ray not in ("head", "worker")
-
-
-def _named(told: _Told) -> _Found:
-    name = told.label.get(NAME_LABEL)
-    index = told.number(INDEX_LABEL, "apps.kubernetes.io/pod-index", _COMPLETION)
-    return ("pod", name, index, told.number(NODES_LABEL, "PET_NNODES")) if name else None
-
-
-def _trainjob(told: _Told) -> _Found:
-    name = told.label.get(_JOBSET + "jobset-name")
-    if not name or "trainer.kubeflow.org/trainjob-ancestor-step" not in told.label:
-        return None
-    return "trainjob", name, told.number("PET_NODE_RANK", _COMPLETION), told.number("PET_NNODES")
-
-
-def _jobset(told: _Told) -> _Found:
-    name = told.label.get(_JOBSET + "jobset-name")
-    if not name:
-        return None
-    nodes = told.number("PET_NNODES", "NNODES")
-    jobs, job = told.number(_JOBSET + "replicatedjob-replicas"), told.number(_JOBSET + "job-index")
-    within = told.number(_COMPLETION)
-    index = told.number("PET_NODE_RANK", "NODE_RANK")
-    if index is None and jobs == 1:
-        index = within
-    elif index is None and jobs and job is not None and nodes is not None and nodes % jobs == 0:
-        index = job * (nodes // jobs) + (within or 0)
-    return "jobset", name, index, nodes
-
-
-def _pytorchjob(told: _Told) -> _Found:
-    name = told.label.get(_KUBEFLOW + "job-name")
-    if not name:
-        return None
-    nodes, ranks = told.number("PET_NNODES"), told.number("WORLD_SIZE")
-    if nodes is None and ranks is not None:
-        nodes = ranks // max(1, told.number("PET_NPROC_PER_NODE") or 1)
+def _candidates(pod: _Described) -> Iterator[tuple[System, str | None, int | None, int | None]]:
+    """What each system says of a pod: the job's name (None: not its pod), the node and the number of nodes."""
+    label, number = pod.label.get, pod.number
+    index = number(INDEX_LABEL, "apps.kubernetes.io/pod-index", _COMPLETION)
+    yield "pod", label(NAME_LABEL), index, number(NODES_LABEL, "PET_NNODES")
+    if _trains_nothing(pod):
+        return
+    if _STEP in pod.label:
+        yield "trainjob", label(_JOBSET + "jobset-name"), number("PET_NODE_RANK", _COMPLETION), number("PET_NNODES")
+    nodes = number("PET_NNODES", "NNODES")
+    yield "jobset", label(_JOBSET + "jobset-name"), _jobset_index(pod, nodes), nodes
     # (RANK is that of the node, until torchrun sets it anew)
-    index = told.number("PET_NODE_RANK", "RANK", _KUBEFLOW + "replica-index")
-    return "pytorchjob", name, index, nodes
-
-
-def _leaderworkerset(told: _Told) -> _Found:
-    name = told.label.get(_LWS + "name")
-    if not name:
-        return None
-    index, group = told.number(_LWS + "worker-index"), told.number(_LWS + "group-index")
-    # Its own webhook tells both by the pod's name, SET-GROUP of a leader and SET-GROUP-WORKER, and may come after ours.
-    if group is None and index == 0:
-        group = told.ordinal
-    elif group is not None and index is None:
-        index = told.ordinal
-    nodes = told.number(_LWS + "size", "LWS_GROUP_SIZE")
-    # Each group is a job: it has its own leader, and its ranks know of no others.
-    return None if group is None else ("leaderworkerset", f"{name}-{group}", index, nodes)
-
-
-def _volcano(told: _Told) -> _Found:
-    name = told.label.get("volcano.sh/job-name") or told.annotation.get("volcano.sh/job-name")
-    index = told.number("RANK", "volcano.sh/task-index", "VC_TASK_INDEX", "VK_TASK_INDEX")
-    return ("volcano", name, index, told.number("WORLD_SIZE")) if name else None
-
-
-def _ray(told: _Told) -> _Found:
-    cluster = told.label.get("ray.io/cluster")
-    if not cluster:
-        return None
-    name = told.label.get("ray.io/originated-from-cr-name")
-    of_job = told.label.get("ray.io/originated-from-crd") == "RayJob"
-    return ("rayjob", name, None, None) if name and of_job else ("raycluster", cluster, None, None)
-
-
-def _job(told: _Told) -> _Found:
-    name = told.label.get("batch.kubernetes.io/job-name") or told.label.get("job-name")
-    return ("job", name, told.number(_COMPLETION), told.number("PET_NNODES", "NNODES")) if name else None
-
-
-_PYTORCHJOB = "pytorchjob-controller"
-_JOBSET, _KUBEFLOW, _LWS = "jobset.sigs.k8s.io/", "training.kubeflow.org/", "leaderworkerset.sigs.k8s.io/"
-_SYSTEMS: tuple[Callable[[_Told], _Found], ...] = (
-    _named,
-    _trainjob,
-    _jobset,
-    _pytorchjob,
-    _leaderworkerset,
-    _volcano,
-    _ray,
+    index = number("PET_NODE_RANK", "RANK", _KUBEFLOW + "replica-index")
+    yield "pytorchjob", label(_KUBEFLOW + "job-name"), index, _pytorchjob_nodes(pod)
+    yield "leaderworkerset", *_group(pod), number(_LWS + "size", "LWS_GROUP_SIZE")
+    index = number("RANK", "volcano.sh/task-index", "VC_TASK_INDEX", "VK_TASK_INDEX")
+    yield "volcano", label(_VOLCANO) or pod.annotation.get(_VOLCANO), index, number("WORLD_SIZE")
+    if label(_RAY) and label("ray.io/originated-from-crd") == "RayJob":
+        yield "rayjob", label("ray.io/originated-from-cr-name"), None, None
+    yield "raycluster", label(_RAY), None, None
     # (the pods of a JobSet are those of Jobs too)
-    _job,
-)
+    yield "job", label("batch.kubernetes.io/job-name") or label("job-name"), number(_COMPLETION), nodes
+
+
+def _trains_nothing(pod: _Described) -> bool:
+    """Whether labels say that a pod of a training job does not train."""
+    operator = pod.label.get(_KUBEFLOW + "operator-name", _PYTORCHJOB)
+    ray = pod.label.get("ray.io/node-type", "worker") if _RAY in pod.label else "worker"
+    return pod.label.get(_STEP, "trainer") != "trainer" or operator != _PYTORCHJOB or ray not in ("head", "worker")
+
+
+def _jobset_index(pod: _Described, nodes: int | None) -> int | None:
+    jobs, job = pod.number(_JOBSET + "replicatedjob-replicas"), pod.number(_JOBSET + "job-index")
+    index, within = pod.number("PET_NODE_RANK", "NODE_RANK"), pod.number(_COMPLETION)
+    if index is None and jobs == 1:
+        return within
+    if index is None and jobs and job is not None and nodes is not None and nodes % jobs == 0:
+        return job * (nodes // jobs) + (within or 0)
+    return index
+
+
+def _pytorchjob_nodes(pod: _Described) -> int | None:
+    nodes, ranks = pod.number("PET_NNODES"), pod.number("WORLD_SIZE")
+    if nodes is None and ranks is not None:
+        return ranks // max(1, pod.number("PET_NPROC_PER_NODE") or 1)
+    return nodes
+
+
+def _group(pod: _Described) -> tuple[str | None, int | None]:
+    """The group of a LeaderWorkerSet, and which of its nodes this is: each group has its own leader, and is a job."""
+    name = pod.label.get(_LWS + "name")
+    index, group = pod.number(_LWS + "worker-index"), pod.number(_LWS + "group-index")
+    # Its own webhook finds both in the pod's name, SET-GROUP of a leader and SET-GROUP-WORKER, and may come after ours.
+    if group is None and index == 0:
+        group = pod.ordinal
+    elif group is not None and index is None:
+        index = pod.ordinal
+    return f"{name}-{group}" if name and group is not None else None, index

@@ -9,9 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from sftriage.errors import InputError, UsageError
-from sftriage.kube.fields import condition, status_of
 from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL, annotations_of, labels_of, mapping
-from sftriage.kube.objects import StoredTrace
+from sftriage.kube.objects import StoredTrace, condition, status_of
 from sftriage.model.captures import ENDED
 from sftriage.traces.manifest import first_problem
 from sftriage.words.kube import CAPTURE_STATES

@@ -1,16 +1,18 @@
 """The objects of ``sftriage.dev/v1alpha1``: what people and sftriage write into them, and what their status says.
 
-A `TriagePolicy` is that of `sftriage.policy.schema`, with a status. Descriptions are what ``kubectl explain`` says.
+A `TriagePolicy` is that of `sftriage.policy.schema`, with a status. ``kubectl explain`` shows the descriptions. Texts
+of a status are clipped, so that no server refuses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from sftriage.kube.fields import Count, Line, Number, ObjectModel, ObservedStatus, Sentence, Word
 from sftriage.model.captures import CaptureState, Cause, Outcome, ProfilerChoice, ReasonCode
 from sftriage.model.events import RemedyState
 from sftriage.model.verdicts import Label
@@ -18,7 +20,139 @@ from sftriage.policy.fields import Name, PolicyModel, Rank, Stage, in_capture
 from sftriage.policy.loading import path_text
 from sftriage.policy.schema import ProfilerRun
 from sftriage.traces.manifest import FileName, Sha256
+from sftriage.words.amounts import clock
 from sftriage.words.run import Face
+
+Body = Mapping[str, Any]
+"""An object as the API server has it."""
+MAX_SENTENCE, MAX_LINE, MAX_WORD = 2000, 500, 253
+
+
+class ObjectModel(BaseModel):
+    """A part of an object. Kubernetes' own words are in its own case, and those of sftriage as in policies."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, from_attributes=True)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON-ready values; what is not there is left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+def _clipped(limit: int) -> BeforeValidator:
+    def clip(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        # No server takes half of a surrogate pair, which a file's name may hold.
+        text = value.encode("utf-8", "replace").decode()
+        return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+    return BeforeValidator(clip)
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Sentence = Annotated[str, Field(max_length=MAX_SENTENCE), _clipped(MAX_SENTENCE)]
+Line = Annotated[str, Field(max_length=MAX_LINE), _clipped(MAX_LINE)]
+Word = Annotated[str, Field(max_length=MAX_WORD), _clipped(MAX_WORD)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Number = Annotated[float | None, BeforeValidator(_finite)]
+Reasons = Annotated[tuple[Word, ...], Field(max_length=16), BeforeValidator(lambda reasons: reasons[:16])]
+Message = Annotated[str, Field(min_length=1, max_length=32_768), _clipped(32_768)]
+
+
+class Condition(ObjectModel):
+    """One condition of an object, as all of Kubernetes has them."""
+
+    type: Annotated[str, Field(max_length=316)] = Field(description="What it is about, such as `Accepted`.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it is so.")
+    reason: Annotated[str, Field(max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")] = Field(
+        description="Why, as one word for programs."
+    )
+    message: Message = Field(description="Why, for people.")
+    lastTransitionTime: str = Field(  # as Kubernetes writes it
+        description="Since when the status is what it is.", json_schema_extra={"format": "date-time"}
+    )
+    observedGeneration: Count | None = Field(default=None, description="The generation of the object that it is about.")
+
+
+class ObservedStatus(ObjectModel):
+    """What every status has."""
+
+    observedGeneration: Count | None = Field(
+        default=None, description="The generation of the object that this status is about."
+    )
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = Field(
+        default=(),
+        description="The latest conditions; `kubectl wait --for=condition=TYPE` waits for one.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+
+
+Answer = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What is so of an object as it is now: ``status`` says whether it is, ``reason`` why, ``message`` in words."""
+
+    type: str
+    status: Answer
+    reason: str
+    message: str
+
+
+def dated(
+    body: Mapping[str, Any], found: Iterable[Now], now_s: float, *, others: bool = False
+) -> tuple[Condition, ...]:
+    """The conditions of an object, each since when it is so.
+
+    Args:
+        body: the object as the server has it: anyone may have written its conditions.
+        found: what is so now.
+        now_s: seconds since the epoch.
+        others: keep the conditions of other types that it has.
+    """
+    before = {one.type: one for one in readable(status_of(body).get("conditions"))}
+    conditions = []
+    for now in found:
+        old = before.pop(now.type, None)
+        since = clock(now_s) if old is None or old.status != now.status else old.lastTransitionTime
+        conditions.append(
+            Condition(
+                type=now.type,
+                status=now.status,
+                reason=now.reason,
+                message=now.message or now.reason,
+                lastTransitionTime=since,
+                observedGeneration=body["metadata"].get("generation"),
+            )
+        )
+    return (*conditions, *(before.values() if others else ()))
+
+
+def readable(conditions: Any) -> list[Condition]:
+    """The valid ones of the conditions that an object has."""
+    found = []
+    for one in conditions if isinstance(conditions, Sequence) else ():
+        try:
+            found.append(Condition.model_validate(one))
+        except ValidationError:
+            continue
+    return found
+
+
+def status_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The status that an object has; empty where there is none yet."""
+    status = body.get("status")
+    return status if isinstance(status, Mapping) else {}
+
+
+def condition(body: Mapping[str, Any], kind: str) -> Condition | None:
+    """One condition of an object, as the server has it."""
+    return next((one for one in readable(status_of(body).get("conditions")) if one.type == kind), None)
+
 
 GROUP, VERSION = "sftriage.dev", "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -151,7 +285,7 @@ class LastVerdict(ObjectModel):
     """The newest window that was judged."""
 
     label: Label = Field(description="The verdict.")
-    reasons: Annotated[tuple[Word, ...], Field(max_length=16)] = Field(
+    reasons: Reasons = Field(
         default=(), description="Why nobody is named, as codes; docs/verdicts.md says what resolves each."
     )
     first_step: Count = Field(description="The first step of the window.")
@@ -168,9 +302,7 @@ class Hold(ObjectModel):
         description="`hold`: nobody can be named, or a rule waits; `throttle`: a limit kept a profiler from starting."
     )
     reason: ReasonCode = Field(description="The reason, as a code.")
-    reasons: Annotated[tuple[Word, ...], Field(max_length=16)] = Field(
-        default=(), description="The verdict's own reasons, where it names nobody."
-    )
+    reasons: Reasons = Field(default=(), description="The verdict's own reasons, where it names nobody.")
     windows: Count = Field(description="On how many windows.")
     last_step: Count = Field(description="The last step of the newest of them.")
     words: Line = Field(description="The newest in a sentence.")

@@ -19,16 +19,24 @@ from typing import Any, TypeAlias
 import kopf
 
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
-from sftriage.kube.captures import Body, KnownCapture, Removal, capture_status, removal
-from sftriage.kube.client import MERGE, NOT_FOUND, STALE, AnsweredError, ClusterObjects, path_of
-from sftriage.kube.controllers import GRACE_S, KEEP_S, Controllers
-from sftriage.kube.deploying import ControllerSettings
-from sftriage.kube.fields import Now, dated, status_of
+from sftriage.kube.client import MERGE, NOT_FOUND, STALE, AnsweredError, ClusterObjects, LeaderElection, path_of
+from sftriage.kube.controllers import GRACE_S, KEEP_S, Controllers, ControllerSettings
 from sftriage.kube.jobs import JOB_LABEL, JobRef
-from sftriage.kube.lease import LeaderElection
-from sftriage.kube.mirrored import job_named
-from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Kind, StoredTrace
-from sftriage.kube.policies import standings
+from sftriage.kube.objects import (
+    API_VERSION,
+    CAPTURES,
+    GROUP,
+    POLICIES,
+    REPORTS,
+    VERSION,
+    Body,
+    Kind,
+    Now,
+    StoredTrace,
+    dated,
+    status_of,
+)
+from sftriage.kube.statuses import KnownCapture, Removal, capture_status, removal, standings
 from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.traces.stores import PIN_NAME
 from sftriage.words.kube import CAPTURES as CAPTURE_WORDS
@@ -129,7 +137,7 @@ class Reconciler:
         """
         try:
             if kind == JOBS:
-                return (self.controllers.reconcile(job_named(name)) or 0.0) if self.controllers is not None else 0.0
+                return (self.controllers.reconcile(JobRef.of_id(name)) or 0.0) if self.controllers is not None else 0.0
             if kind == REPORTS.kind:
                 return self.controllers.remove_outdated(name) if self.controllers is not None else 0.0
             wanted = self._policies(name) if kind == POLICIES.kind else self._captures(name)
@@ -289,20 +297,19 @@ def _delete(objects: ClusterObjects, remover: Remover, body: dict[str, Any]) -> 
     _log.info("TraceCapture %s is deleted: %s", name, done.words)
     if done.action != "wait":
         return
-    _tell(objects, body, done.words)
+    _note_waiting(objects, body, done.words)
     raise kopf.TemporaryError(done.words, delay=min(done.wait_s, RETRY_S))
 
 
-def _tell(objects: ClusterObjects, body: dict[str, Any], words: str) -> None:
+def _note_waiting(objects: ClusterObjects, body: dict[str, Any], words: str) -> None:
     """Note in the status why an object is not gone yet."""
     status = dict(status_of(body))
-    others = [one for one in status.get("conditions", ()) if isinstance(one, dict) and one.get("type") != "Removed"]
     found = Now("Removed", "False", "Waiting", words)
-    (removed,) = dated([found], status.get("conditions"), body["metadata"].get("generation"), time.time())
-    if removed.plain() in status.get("conditions", ()):
+    conditions = [one.plain() for one in dated(body, [found], time.time(), others=True)]
+    if conditions[0] in (status.get("conditions") or ()):
         return
     with contextlib.suppress(ClusterError):
-        objects.put_status(CAPTURES, body, {**status, "conditions": [*others, removed.plain()]})
+        objects.put_status(CAPTURES, body, {**status, "conditions": conditions})
 
 
 def run(objects: ClusterObjects, after: Looked, leader: LeaderElection | None = None) -> None:
@@ -324,7 +331,7 @@ def run(objects: ClusterObjects, after: Looked, leader: LeaderElection | None = 
 
     def begun() -> None:
         if leader is not None:
-            leader.told = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
+            leader.on_lost = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
             if leader.lost.is_set():
                 stop.set()
 

@@ -1,35 +1,131 @@
-"""What an injected pod has of ours: volumes, an init container, the agent, and what trainers get. Pure."""
+"""The parts of an injected pod that are sftriage's, and their settings: volumes, containers, environment. Pure."""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
+import yaml
+from pydantic import Field, ValidationError
+
+from sftriage.errors import InputError
 from sftriage.fleet.hub import AGENTS_FILE, CA_FILE, PORT
 from sftriage.kube.jobs import HUB_KEY, JobRef
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.objects import ObjectModel
+from sftriage.policy.loading import path_text
+
+Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$")]
+
+
+class Resources(ObjectModel):
+    """What a container of ours asks for, and what it may take."""
+
+    cpu: Quantity = "50m"
+    memory: Quantity = "192Mi"
+    cpu_limit: Quantity = "500m"
+    memory_limit: Quantity = "1Gi"
+
+
+class InjectionSettings(ObjectModel):
+    """What goes into pods.
+
+    Attributes:
+        image: of the init container and of the agent; the same release as the webhook's.
+        pull_policy: of that image.
+        store: where agents put traces; they go through the hub where there is none.
+        store_secret: a Secret of the pod's namespace; its keys are the environment of the agent, with the store's
+            credentials. A namespace without it is none the worse.
+        nats: URL of a NATS server that all jobs share; by default each job's controller has a hub.
+        nats_secret: the Secret of a job's namespace with what lets its agents and controllers in there (``agents.nk``,
+            ``controller.nk``).
+        nats_ca: that Secret has the certificate of who signed the server's, too (``ca.pem``).
+        hub_tls: what agents and the hub of their controller tell each other is encrypted.
+        metrics_secret: the Secret of a job's namespace whose ``token`` lets Prometheus in to its controller's metrics;
+            without one they are not served.
+        rings: how large the volume of the rings may grow. Its memory is the trainer's.
+        spool: how large the volume of traces may grow; a pod that outgrows it is evicted.
+        run_as_user: the user of our containers, where the image's own will not do.
+        resources: of our containers.
+    """
+
+    image: Annotated[str, Field(min_length=1, max_length=1024)] = "sftriage:latest"
+    pull_policy: Annotated[str, Field(pattern="^(Always|IfNotPresent|Never)$")] = "IfNotPresent"
+    store: Annotated[str, Field(max_length=4096)] = ""
+    store_secret: Annotated[str, Field(max_length=253)] = ""
+    nats: Annotated[str, Field(max_length=4096)] = ""
+    nats_secret: Annotated[str, Field(min_length=1, max_length=253)] = "sftriage-nats"
+    nats_ca: bool = False
+    hub_tls: bool = False
+    metrics_secret: Annotated[str, Field(max_length=253)] = ""
+    rings: Quantity = "128Mi"
+    spool: Quantity = "20Gi"
+    run_as_user: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    resources: Resources = Resources()
+
+
+def read_settings(path: Path) -> InjectionSettings:
+    """The settings in a file.
+
+    Raises:
+        InputError: it cannot be read, or says what makes no sense.
+    """
+    try:
+        return InjectionSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        if isinstance(error, ValidationError):
+            one = error.errors(include_input=False)[0]
+            raise InputError(f"{path}: {path_text(one['loc'])}: {one['msg']}") from None
+        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+
 
 Made = dict[str, Any]
-"""A part of a pod."""
+"""A part of a manifest."""
 
 CARRY, AGENT = "sftriage-carry", "sftriage-agent"
 CARRIED, RINGS, SPOOL, HUB = "sftriage", "sftriage-rings", "sftriage-spool", "sftriage-hub"
 """Volumes; each is mounted at its own name below the root."""
 SITE = f"/{CARRIED}/sftriage/seams/site"
-"""What `sftriage kube carry` makes of the volume, and belongs on a PYTHONPATH."""
-TRACES = f"/{SPOOL}/spool"
-"""Where trainers leave traces: open to any user of the pod, which is the boundary."""
+"""A folder that `sftriage kube carry` makes in its volume, for a PYTHONPATH."""
 POD_UID = 65532
 """Our containers' user where the pod's own is root."""
 NSYS = "sftriage-nsys"
 """A volume, and the init container that brings Nsight Systems into it."""
-# (its importer is looked for beside the directory that it is in)
-NSYS_PROGRAM, NSYS_TRACES = f"/{NSYS}/run/nsys", "cuda,nvtx,osrt"
-NSYS_RANK, NSYS_ARMED, NSYS_SESSION = f"/{CARRIED}/nsys-rank", f"/{SPOOL}/nsys/range", "sft-pod"
+NSYS_TRACES, NSYS_SESSION = "cuda,nvtx,osrt", "sft-pod"
+
+
+@functools.cache
+def manifest(name: str) -> Any:
+    """A manifest of this package, for `filled`."""
+    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+def filled(template: Any, values: Mapping[str, Any]) -> Any:
+    """A manifest with a value for each ``<name>``, which may be any part of one; a list extends the list it stands in.
+
+    A part whose value is None, or that has an ``if`` without a value, is left out.
+    """
+    if isinstance(template, dict):
+        if not filled(template.get("if", True), values):
+            return None
+        parts = {name: filled(part, values) for name, part in template.items() if name != "if"}
+        return {name: part for name, part in parts.items() if part is not None}
+    if isinstance(template, list):
+        found: list[Any] = []
+        for part in template:
+            one = filled(part, values)
+            found += one if isinstance(one, list) else [] if one is None else [one]
+        return found
+    name = re.fullmatch(r"<(\w+)>", template) if isinstance(template, str) else None
+    return template if name is None else copy.deepcopy(values[name[1]])
 
 
 def secret_of(job: JobRef, settings: InjectionSettings) -> str:
-    """The Secret of a job's namespace with what agents and controller connect by."""
-    # (one that was made without certificates is never written again)
+    """The Secret of a job's namespace with the credentials of agents and controller."""
+    # (a Secret that was made without certificates is never written again)
     return settings.nats_secret if settings.nats else job.object_name + ("-tls" if settings.hub_tls else "")
 
 
@@ -38,163 +134,58 @@ def encrypted(settings: InjectionSettings) -> bool:
     return settings.nats_ca if settings.nats else settings.hub_tls
 
 
-def volumes(job: JobRef, settings: InjectionSettings, *, nsys: bool = False) -> list[Made]:
-    """The volumes of a pod of a job."""
-    # (a pod starts without its Secret; kubelet puts it there once the operator has made it)
-    keys = [AGENTS_FILE if settings.nats else HUB_KEY, *([CA_FILE] if encrypted(settings) else [])]
-    secret = {"secretName": secret_of(job, settings), "items": [{"key": key, "path": key} for key in keys]}
-    return [
-        {"name": CARRIED, "emptyDir": {}},
-        {"name": RINGS, "emptyDir": {"medium": "Memory", "sizeLimit": settings.rings}},
-        {"name": SPOOL, "emptyDir": {"sizeLimit": settings.spool}},
-        {"name": HUB, "secret": {**secret, "optional": True}},
-        *([{"name": NSYS, "emptyDir": {}}] if nsys else []),
-    ]
-
-
-def mount(volume: str, *, read_only: bool = False) -> Made:
-    """A volume where it belongs."""
-    found: Made = {"name": volume, "mountPath": f"/{volume}"}
-    return {**found, "readOnly": True} if read_only else found
-
-
-def trainer_mounts(*, nsys: bool = False) -> list[Made]:
-    """Which volumes a trainer sees."""
-    found = [mount(CARRIED, read_only=True), mount(RINGS), mount(SPOOL)]
-    return [*found, mount(NSYS, read_only=True)] if nsys else found
-
-
-def trainer_environment(job: JobRef, *, nsys: bool = False) -> list[Made]:
-    """What a trainer is told, PYTHONPATH aside."""
-    armed = {
-        "SFTRIAGE_NSYS": NSYS_PROGRAM,
-        "SFTRIAGE_NSYS_SESSION": NSYS_SESSION,
-        "SFTRIAGE_NSYS_TRACE": NSYS_TRACES,
-        "SFTRIAGE_NSYS_TMP": NSYS_ARMED.rpartition("/")[0],
-        "SFTRIAGE_NSYS_ARMED": NSYS_ARMED,
-        "SFTRIAGE_NSYS_RANK": NSYS_RANK,
-        # What torchrun starts in the place of Python; others name the script where they start a rank.
-        "PYTHON_EXEC": NSYS_RANK,
-    }
-    return [
-        {"name": "SFTRIAGE_RINGS", "value": f"/{RINGS}"},
-        {"name": "SFTRIAGE_SPOOL", "value": TRACES},
-        {"name": "SFTRIAGE_JOB", "value": job.job_id},
-        # The agent's user is another one than the trainer's, and both may be any: nobody but the pod sees these files.
-        {"name": "SFTRIAGE_FILE_MODE", "value": "0666"},
-        _field("SFTRIAGE_HOST", "spec.nodeName"),
-        *({"name": name, "value": value} for name, value in armed.items() if nsys),
-    ]
-
-
-def bringing_nsys(image: str, settings: InjectionSettings, *, user: object, guaranteed: bool) -> Made:
-    """The init container that copies Nsight Systems out of an image that has it. Where it cannot, ranks run without."""
-    # (most such images are root's)
-    return {
-        "name": NSYS,
-        "image": image,
-        "command": ["sh", "-c", _BRING_NSYS, f"/{NSYS}"],
-        "resources": _resources(settings, guaranteed=guaranteed),
-        "securityContext": _restricted(settings, root=not user),
-        "volumeMounts": [mount(NSYS)],
-    }
-
-
-_BRING_NSYS = """\
-found=$(readlink -f "$(command -v nsys)") && folder=$(dirname "$found") &&
-cp -a "$(dirname "$folder")/." "$0" && mkdir -p "$0/run" &&
-printf '#!/bin/sh\\nexec %s/%s/nsys "$@"\\n' "$0" "$(basename "$folder")" > "$0/run/nsys" &&
-chmod 755 "$0/run/nsys" || echo "sftriage: no Nsight Systems in this image" >&2
-"""
-
-
-def carrying(settings: InjectionSettings, *, root: bool, guaranteed: bool, nsys: bool = False) -> Made:
-    """The init container that copies what trainers need, and ends."""
-    armed = ["--nsys", NSYS_PROGRAM, "--nsys-armed", NSYS_ARMED] if nsys else []
-    return {
-        "name": CARRY,
-        **_image(settings),
-        "command": ["sftriage", "kube", "carry", f"/{CARRIED}", "--spool", TRACES, *armed],
-        "resources": _resources(settings, guaranteed=guaranteed),
-        "securityContext": _restricted(settings, root=root),
-        "volumeMounts": [mount(CARRIED), mount(SPOOL)],
-    }
-
-
-def agent(
+def pod_parts(
     job: JobRef,
     settings: InjectionSettings,
     *,
-    root: bool,
-    guaranteed: bool,
+    user: object = None,
+    guaranteed: bool = False,
     looks_in: bool = False,
-    nsys: bool = False,
-) -> Made:
-    """The agent: an init container that goes on beside the trainers, and ends after them.
+    nsys: str = "",
+) -> dict[str, list[Made]]:
+    """What a pod of a job contains of sftriage, see ``pod.yaml``.
 
-    With ``looks_in`` it may read the memory of the pod's other processes, for stacks from outside.
+    Args:
+        job: the job.
+        settings: of injection.
+        user: the pod's own.
+        guaranteed: whether its containers keep cores to themselves, which takes limits that equal requests.
+        looks_in: whether the agent may read the memory of its other processes, for stacks from outside.
+        nsys: an image with Nsight Systems, if ranks start under it.
     """
+    template, sizes = manifest("pod.yaml"), settings.resources
+    limits = {"cpu": sizes.cpu_limit, "memory": sizes.memory_limit}
+    requests = dict(limits) if guaranteed else {"cpu": sizes.cpu, "memory": sizes.memory}
+    keys = [AGENTS_FILE if settings.nats else HUB_KEY, *([CA_FILE] if encrypted(settings) else [])]
     hub = ["--nats", settings.nats] if settings.nats else ["--hub", f"{job.object_name}.{job.namespace}.svc:{PORT}"]
-    hub += ["--creds", f"/{HUB}/{AGENTS_FILE if settings.nats else HUB_KEY}"]
-    hub += ["--tls", f"/{HUB}"] if encrypted(settings) else []
-    store = ["--store", settings.store, "--drop-local"] if settings.store else []
-    made: Made = {
-        "name": AGENT,
-        **_image(settings),
-        "restartPolicy": "Always",
-        "command": [
-            *("sftriage", "agent", "--job-id", job.job_id, *hub),
-            *("--rings", f"/{RINGS}", "--directory", f"/{SPOOL}", "--name", "$(SFTRIAGE_POD)", *store),
-        ],
-        "env": [
-            _field("SFTRIAGE_POD", "metadata.name"),
-            *({"name": name, "value": f"/{SPOOL}"} for name in ("TMPDIR", "HOME")),
-        ],
-        "resources": _resources(settings, guaranteed=guaranteed),
-        "securityContext": _ptrace() if looks_in else _restricted(settings, root=root),
-        "volumeMounts": [
-            *(mount(RINGS), mount(SPOOL), mount(HUB, read_only=True)),
-            *([mount(NSYS, read_only=True)] if nsys else []),
-        ],
+    hub += ["--creds", f"/{HUB}/{keys[0]}", *(["--tls", f"/{HUB}"] if encrypted(settings) else [])]
+
+    def restricted(*, root: bool) -> Made:
+        return dict(filled(template["restricted"], {"user": settings.run_as_user or (POD_UID if root else None)}))
+
+    # (nsys looks for its importer beside the directory that it is in)
+    armed = ["--nsys", f"/{NSYS}/run/nsys", "--nsys-armed", f"/{SPOOL}/nsys/range"]
+    values = {
+        **dict(settings),
+        "job_id": job.job_id,
+        "secret": secret_of(job, settings),
+        "keys": [{"key": key, "path": key} for key in keys],
+        "resources": {"requests": requests, "limits": limits},
+        "security": restricted(root=user == 0),
+        "agent_security": filled(template["tracing"], {}) if looks_in else restricted(root=user == 0),
+        # (most images with Nsight Systems are root's)
+        "nsys_security": restricted(root=not user),
+        "hub": hub,
+        "store_options": ["--store", settings.store, "--drop-local"] if settings.store else None,
+        "store_environment": store_environment(settings),
+        "armed": armed if nsys else None,
+        "nsys": nsys,
+        "nsys_session": NSYS_SESSION,
+        "nsys_traces": NSYS_TRACES,
     }
-    if settings.store_secret:
-        made["envFrom"] = [{"secretRef": {"name": settings.store_secret, "optional": True}}]
-    return made
+    return {name: filled(template[name], values) for name in ("volumes", "initContainers", "env", "volumeMounts")}
 
 
-def _image(settings: InjectionSettings) -> Made:
-    return {"image": settings.image, "imagePullPolicy": settings.pull_policy}
-
-
-def _field(name: str, path: str) -> Made:
-    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
-
-
-def _resources(settings: InjectionSettings, *, guaranteed: bool) -> Made:
-    said = settings.resources
-    limits = {"cpu": said.cpu_limit, "memory": said.memory_limit}
-    # A pod that has its cores to itself keeps them only if all of its containers ask for as much as they may take.
-    return {"requests": dict(limits) if guaranteed else {"cpu": said.cpu, "memory": said.memory}, "limits": limits}
-
-
-def _restricted(settings: InjectionSettings, *, root: bool) -> Made:
-    user = settings.run_as_user or (POD_UID if root else None)
-    return {
-        **({} if user is None else {"runAsUser": user}),
-        "runAsNonRoot": True,
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def _ptrace() -> Made:
-    # (a capability that is added is of use to root alone)
-    return {
-        "runAsUser": 0,
-        "runAsNonRoot": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"], "add": ["SYS_PTRACE"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+def store_environment(settings: InjectionSettings) -> list[Made] | None:
+    """Where a container has the store's credentials from; None where there are none."""
+    return [{"secretRef": {"name": settings.store_secret, "optional": True}}] if settings.store_secret else None

@@ -12,10 +12,9 @@ from urllib.parse import quote
 
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects, path_of
-from sftriage.kube.fields import status_of
 from sftriage.kube.injecting import version_of
 from sftriage.kube.jobs import JOB_LABEL, items, labels_of, mapping, text
-from sftriage.kube.objects import GROUP, KINDS, Kind
+from sftriage.kube.objects import GROUP, KINDS, Kind, status_of
 from sftriage.traces.remote import RemoteStore, checked_url
 
 Body = Mapping[str, Any]

@@ -20,7 +20,7 @@ from sftriage.sinks.stream import Sink
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    from sftriage.sinks.exposition import Exposition
+    from sftriage.sinks.metrics import Exposition
     from sftriage.web.serving import MetricsEndpoint
 
 _MULTIPROCESS = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
@@ -54,7 +54,7 @@ class Metering:
         if listen is not None or file is not None:
             _need("prometheus_client", "metrics need prometheus-client; install sftriage[metrics]")
             with _single_process():
-                from sftriage.sinks.exposition import TextFile
+                from sftriage.sinks.metrics import TextFile
             if file is not None:
                 self._ways.append(TextFile(file))
             if listen is not None:

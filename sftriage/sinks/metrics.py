@@ -7,16 +7,25 @@ as ``other``.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, write_to_textfile
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from sftriage import __version__
+from sftriage.base.loops import Backoff, Loop
+from sftriage.errors import UsageError
 from sftriage.frontier.accounting import by_step
 from sftriage.model.captures import ENDED, CaptureRequest, Decision, Profiler
 from sftriage.model.events import (
@@ -38,9 +47,79 @@ from sftriage.model.events import (
 )
 from sftriage.model.verdicts import Clock, Label, Regression, Suspect
 from sftriage.model.windows import OTHER, Window
-from sftriage.sinks.exposition import Exposed, Exposition
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.words.decisions import reasons_of
+
+log = logging.getLogger("sftriage")
+
+WRITE_EVERY_S = 5.0
+CLOSE_GRACE_S = 2.0
+SUFFIX = ".prom"
+
+
+class Exposition(Protocol):
+    """A way on which metrics go out."""
+
+    def serve(self, registry: CollectorRegistry) -> None:
+        """Begin; threads may be started from here on."""
+
+    def close(self) -> None:
+        """Let them go out once more, and end."""
+
+
+class Exposed(Collector):
+    """What an exposition collects, in place of the metrics themselves: with labels that every series bears.
+
+    When a series began is left out: as text it would be as many series again. Whoever changes several metrics that
+    belong together holds the ``lock``.
+    """
+
+    def __init__(self, inner: CollectorRegistry, labels: Mapping[str, str], lock: threading.Lock) -> None:
+        self._inner, self._labels, self._lock = inner, dict(labels), lock
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics."""
+        with self._lock:
+            found = list(self._inner.collect())
+        for metric in found:
+            kept = (sample for sample in metric.samples if not sample.name.endswith("_created"))
+            metric.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in kept]
+            yield metric
+
+
+class TextFile:
+    """Writes the metrics into a file for node_exporter's textfile collector, every few seconds, in a thread.
+
+    A disk that hangs holds up nobody.
+
+    Raises:
+        UsageError: no file can be made there, or not one that is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix != SUFFIX:
+            raise UsageError(f"{path}: node_exporter reads files that end in {SUFFIX}")
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+            raise UsageError(f"{path}: no directory that can be written to; see --metrics-file")
+        if path.is_dir():
+            raise UsageError(f"{path}: is a directory")
+        self._path = path
+        self._loop: Loop | None = None
+
+    def serve(self, registry: CollectorRegistry) -> None:
+        """Write now and from now on."""
+        self._loop = Loop(
+            *("metrics-file", partial(write_to_textfile, str(self._path), registry), WRITE_EVERY_S),
+            failing=f"metrics: {self._path} cannot be written",
+            expected=(OSError,),
+            backoff=Backoff(WRITE_EVERY_S, WRITE_EVERY_S),
+        )
+        self._loop.start()
+
+    def close(self) -> None:
+        """Write once more, how it ended."""
+        if self._loop is not None:
+            self._loop.stop(CLOSE_GRACE_S, last_turn=True)
 
 
 class StepTally:
@@ -113,97 +192,81 @@ ALL_LOCAL = "(all local)"
 MAX_SUSPECT_LABELS = 50
 """Suspects that get a series of their own; what others cost counts as ``(others)``."""
 
-STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
-
 _UNKNOWN = "unknown"
 _OTHERS = ("(others)", "")
 _PHASES = frozenset({"import", "prepare", "probe", "start", "run", "stop", "export"})
 
 
-HELP: Mapping[str, str] = {
-    "build_info": "The version of sftriage; always 1.",
-    "run_info": "The run's id; always 1.",
-    "run_active": "1 while the run goes on, 0 once it has ended.",
-    "run_start_timestamp_seconds": "When the run began, Unix time.",
-    "update_timestamp_seconds": "When sftriage last looked at the job, Unix time.",
-    "exposed_seconds": "Exposed time of all judged steps, by the stage that advanced the frontier: over the stages it "
-    "is exactly the time that the steps took.",
-    "steps": "Steps whose exposed time is known, each counted once.",
-    "incomplete_steps": "Steps that some rank's record is missing of; their exposed time is not known.",
-    "step_exposed_seconds": "Exposed time of single steps. An exemplar names the capture that a slow step led to.",
-    "last_judged_step": "The number of the last step judged.",
-    "coverage_ratio": "Fraction of the last window's steps and ranks that was there.",
-    "verdicts": "Verdicts, by their label.",
-    "verdict": "1 for the label of the newest verdict, 0 for the others.",
-    "stalled": "1 while the step in progress does not end.",
-    "suspect_verdicts": "Verdicts that name a suspect, by its stage and by who it is.",
-    "suspect_gain_seconds": "What mending the newest verdict's suspect would save in each step, or in a stall how long "
-    "it has been waited for. Absent while nobody is suspected.",
-    "suspect_share_ratio": "The same as a fraction of the step's exposed time.",
-    "straggler_cost_rank_seconds": "What a suspect has cost since the run began, of every rank's time; by 3600, "
-    "GPU-hours of ranks on GPUs.",
-    "regression_ratio": "By how much a step takes longer than the best that the job has shown, as a fraction of that, "
-    "on all ranks or on some. Absent while it does not.",
-    "regressions": "Times that the job has become slower than its own best.",
-    "decisions": "Decisions, by their outcome and why.",
-    "captures": "Captures that have ended, by profiler and how. An exemplar names the capture.",
-    "captures_running": "Captures that are under way.",
-    "captures_reproduced": "Captures stored, by whether the fault was still there while they were made.",
-    "captures_stored_bytes": "Size of all stored captures.",
-    "capture_rank_seconds": "Time that captures took on the ranks that were captured, by what was done in it.",
-    "capture_cost_seconds": "By how much captures made the job's steps longer, measured against the steps before.",
-    "causes": "Causes that captures ended in, by code, and whether sure.",
-    "captures_unmeasured": "Captures whose cost to the job cannot be told: too few steps before them are known.",
-    "capture_budget_seconds": "What captures may have cost the job by now.",
-    "capture_budget_used_seconds": "What of the budget captures have used.",
-    "remedies": "States that remedies against stragglers came to, and why.",
-    "remedy_active": "Groups of ranks it is tried on, or kept.",
-    "remedy_saving_seconds": "What it saves of a step where it is kept, as measured when it came to be; 0 while it is "
-    "not.",
-    "telemetry_steps": "Steps read, over all ranks.",
-    "telemetry_missed_steps": "Steps that were overwritten before they were read.",
-    "telemetry_torn_steps": "Steps that were damaged when they were read.",
-    "telemetry_unreadable_ranks": "Ranks whose records cannot be read.",
-    "telemetry_lag_seconds": "How long the last step of the newest window had ended when it was judged.",
-    "telemetry_lag_steps": "Steps between the last one judged and the one in progress; those of a window that fills "
-    "count.",
-    "disk_outage_active": "1 while the run directory cannot be written, 0 otherwise.",
-    "disk_lost": "What was to be written to the run directory and is lost, by kind.",
-    "ranks": "Ranks that the job says it has.",
-    "ranks_alive": "Ranks on record whose process is there.",
-    "rank_suspect_verdicts": "Verdicts whose suspect is this rank, or holds it.",
-    "rank_suspect_gain_seconds": "What mending the newest verdict's suspect would save in each step, for each rank of "
-    "it. Absent while nobody is suspected.",
-    "rank_captures": "Captures of a rank that have ended.",
-    "rank_step": "The number of the step that a rank is in.",
-    "rank_alive": "1 while a rank's process is there, NaN where that cannot be told.",
+STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+METRICS: Mapping[str, str] = {
+    "gauge build_info{version}": "The version of sftriage; always 1.",
+    "gauge run_info{run}": "The run's id; always 1.",
+    "gauge run_active": "1 while the run goes on, 0 once it has ended.",
+    "gauge run_start_timestamp_seconds": "When the run began, Unix time.",
+    "gauge update_timestamp_seconds": "When sftriage last looked at the job, Unix time.",
+    "counter exposed_seconds{stage}": "Exposed time of all judged steps, by the stage that advanced the frontier: "
+    "over the stages it is exactly the time that the steps took.",
+    "counter steps": "Steps whose exposed time is known, each counted once.",
+    "counter incomplete_steps": "Steps that some rank's record is missing of; their exposed time is not known.",
+    "histogram step_exposed_seconds": "Exposed time of single steps. An exemplar names the capture that a slow step "
+    "led to.",
+    "gauge last_judged_step": "The number of the last step judged.",
+    "gauge coverage_ratio": "Fraction of the last window's steps and ranks that was there.",
+    "counter verdicts{label}": "Verdicts, by their label.",
+    "gauge verdict{label}": "1 for the label of the newest verdict, 0 for the others.",
+    "gauge stalled": "1 while the step in progress does not end.",
+    "counter suspect_verdicts{stage, scope}": "Verdicts that name a suspect, by its stage and by who it is.",
+    "gauge suspect_gain_seconds{stage, scope}": "What mending the newest verdict's suspect would save in each step, "
+    "or in a stall how long it has been waited for. Absent while nobody is suspected.",
+    "gauge suspect_share_ratio{stage, scope}": "The same as a fraction of the step's exposed time.",
+    "counter straggler_cost_rank_seconds{suspect, stage}": "What a suspect has cost since the run began, of every "
+    "rank's time; by 3600, GPU-hours of ranks on GPUs.",
+    "gauge regression_ratio{scope}": "By how much a step takes longer than the best that the job has shown, as a "
+    "fraction of that, on all ranks or on some. Absent while it does not.",
+    "counter regressions{scope}": "Times that the job has become slower than its own best.",
+    "counter decisions{outcome, reason}": "Decisions, by their outcome and why.",
+    "counter captures{profiler, state}": "Captures that have ended, by profiler and how. An exemplar names the "
+    "capture.",
+    "gauge captures_running": "Captures that are under way.",
+    "counter captures_reproduced{answer}": "Captures stored, by whether the fault was still there while they were "
+    "made.",
+    "counter captures_stored_bytes": "Size of all stored captures.",
+    "counter capture_rank_seconds{profiler, phase}": "Time that captures took on the ranks that were captured, by "
+    "what was done in it.",
+    "counter capture_cost_seconds": "By how much captures made the job's steps longer, measured against the steps "
+    "before.",
+    "counter causes{code, sure}": "Causes that captures ended in, by code, and whether sure.",
+    "counter captures_unmeasured": "Captures whose cost to the job cannot be told: too few steps before them are "
+    "known.",
+    "gauge capture_budget_seconds": "What captures may have cost the job by now.",
+    "gauge capture_budget_used_seconds": "What of the budget captures have used.",
+    "counter remedies{remedy, state, reason}": "States that remedies against stragglers came to, and why.",
+    "gauge remedy_active{remedy}": "Groups of ranks it is tried on, or kept.",
+    "gauge remedy_saving_seconds{remedy}": "What it saves of a step where it is kept, as measured when it came to be; "
+    "0 while it is not.",
+    "counter telemetry_steps": "Steps read, over all ranks.",
+    "counter telemetry_missed_steps": "Steps that were overwritten before they were read.",
+    "counter telemetry_torn_steps": "Steps that were damaged when they were read.",
+    "gauge telemetry_unreadable_ranks": "Ranks whose records cannot be read.",
+    "gauge telemetry_lag_seconds": "How long the last step of the newest window had ended when it was judged.",
+    "gauge telemetry_lag_steps": "Steps between the last one judged and the one in progress; those of a window that "
+    "fills count.",
+    "gauge disk_outage_active": "1 while the run directory cannot be written, 0 otherwise.",
+    "counter disk_lost{kind}": "What was to be written to the run directory and is lost, by kind.",
+    "gauge ranks": "Ranks that the job says it has.",
+    "gauge ranks_alive": "Ranks on record whose process is there.",
+    "counter rank_suspect_verdicts{rank, stage}": "Verdicts whose suspect is this rank, or holds it.",
+    "gauge rank_suspect_gain_seconds{rank, stage}": "What mending the newest verdict's suspect would save in each "
+    "step, for each rank of it. Absent while nobody is suspected.",
+    "counter rank_captures{rank}": "Captures of a rank that have ended.",
+    "gauge rank_step{rank}": "The number of the step that a rank is in.",
+    "gauge rank_alive{rank}": "1 while a rank's process is there, NaN where that cannot be told.",
 }
-"""All metrics by their names without ``sftriage_``. Those of single ranks, ``rank_...``, have to be asked for."""
-
-LABELS: Mapping[str, tuple[str, ...]] = {
-    "build_info": ("version",),
-    "run_info": ("run",),
-    "exposed_seconds": ("stage",),
-    "disk_lost": ("kind",),
-    **dict.fromkeys(("verdicts", "verdict"), ("label",)),
-    **dict.fromkeys(("suspect_verdicts", "suspect_gain_seconds", "suspect_share_ratio"), ("stage", "scope")),
-    **dict.fromkeys(("regression_ratio", "regressions"), ("scope",)),
-    **dict.fromkeys(("remedy_active", "remedy_saving_seconds"), ("remedy",)),
-    **dict.fromkeys(("rank_suspect_verdicts", "rank_suspect_gain_seconds"), ("rank", "stage")),
-    **dict.fromkeys(("rank_captures", "rank_step", "rank_alive"), ("rank",)),
-    "straggler_cost_rank_seconds": ("suspect", "stage"),
-    "decisions": ("outcome", "reason"),
-    "captures": ("profiler", "state"),
-    "captures_reproduced": ("answer",),
-    "causes": ("code", "sure"),
-    "capture_rank_seconds": ("profiler", "phase"),
-    "remedies": ("remedy", "state", "reason"),
-}
-COUNTERS = {
-    *("exposed_seconds", "steps", "incomplete_steps", "verdicts", "suspect_verdicts", "straggler_cost_rank_seconds"),
-    *("regressions", "decisions", "captures", "captures_reproduced", "captures_stored_bytes", "capture_rank_seconds"),
-    *("capture_cost_seconds", "causes", "captures_unmeasured", "remedies", "telemetry_steps"),
-    *("telemetry_missed_steps", "telemetry_torn_steps", "disk_lost", "rank_suspect_verdicts", "rank_captures"),
+"""Help by type, name without ``sftriage_``, and labels. Metrics of single ranks, ``rank_...``, are optional."""
+_TYPES: Mapping[str, Any] = {
+    "counter": Counter,
+    "gauge": Gauge,
+    "histogram": partial(Histogram, buckets=STEP_BUCKETS_S),
 }
 
 
@@ -234,9 +297,11 @@ class Metrics(Sink):
         self._regression: tuple[int, str, int] | None = None
         self._of_groups: dict[str, RemedyChanged] = {}
         inner = CollectorRegistry()
-        self._families: dict[str, Any] = {
-            name: _family(name, inner) for name in HELP if per_rank or not name.startswith("rank_")
-        }
+        self._families: dict[str, Any] = {}
+        for key, about in METRICS.items():
+            kind, name, *labels = re.findall(r"\w+", key)
+            if per_rank or not name.startswith("rank_"):
+                self._families[name] = _TYPES[kind](f"sftriage_{name}", about, labels, registry=inner)
         self._of("build_info", __version__).set(1)
         self._of("run_info", run).set(1)
         self._of("run_active").set(1)
@@ -444,10 +509,3 @@ def _reason_label(decision: Decision) -> str:
     if decision.reason not in ("undecided", "standstill"):
         return decision.reason
     return next(iter(reasons_of(decision)), "other")
-
-
-def _family(name: str, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    about = f"sftriage_{name}", HELP[name], LABELS.get(name, ())
-    if name == "step_exposed_seconds":
-        return Histogram(*about, buckets=STEP_BUCKETS_S, registry=registry)
-    return (Counter if name in COUNTERS else Gauge)(*about, registry=registry)

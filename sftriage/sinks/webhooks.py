@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from ssl import SSLCertVerificationError
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, unquote
 from urllib.request import getproxies, proxy_bypass
 
@@ -45,43 +45,67 @@ from sftriage.words.verdicts import verdict_sentence
 _MAX_TEXT = 3000
 
 
-def cloud_event(job: str, run: str, verdict: Verdict, decision: Decision, cause: CauseFound | None = None) -> bytes:
-    """A decision as a CloudEvent (1.0, JSON format, structured mode). Attempts share its id, so a receiver knows it.
+@dataclass(frozen=True, slots=True)
+class Message:
+    """News about a ``decision``, as a CloudEvent or as a line of text. Attempts share its ``number``."""
 
-    ``cause`` is why the suspect is slow, where a capture has shown that before.
-    """
+    kind: Literal["decision", "cause", "remedy"]
+    number: str
+    time_s: float
+    decision: Decision
+    data: Mapping[str, Any]
+    text: str
+
+    def event(self, job: str, run: str) -> bytes:
+        """A CloudEvent (1.0, JSON format, structured mode)."""
+        moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=self.time_s)
+        event = {
+            "specversion": "1.0",
+            "id": self.number,
+            "source": f"/sftriage/{quote(job, safe='')}/{quote(run, safe='')}",
+            "type": f"dev.sftriage.{self.kind}",
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "datacontenttype": "application/json",
+            "subject": steps_of(self.decision),
+            "data": {"job": job, "run": run, "rules": list(self.decision.notify), **self.data},
+        }
+        return json.dumps(event, allow_nan=False).encode()
+
+    def line(self, job: str) -> bytes:
+        """A line of text, for Slack's incoming webhooks and the many of the same format."""
+        text = f"{job}: {self.text}"[:_MAX_TEXT].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        return json.dumps({"text": text}).encode()
+
+
+def decided(verdict: Verdict, decision: Decision, cause: CauseFound | None = None) -> Message:
+    """A decision; ``cause`` is why the suspect is slow, where a capture has shown that before."""
     data = {"verdict": plain(verdict), "decision": decision_values(decision), "cause": _cause_values(cause)}
-    about = {"job": job, "run": run, "rules": list(decision.notify)}
-    return _event("decision", event_id(decision), decision.time_s, steps_of(decision), {**about, **data})
+    text = f"{verdict_sentence(verdict)} {decision.outcome.capitalize()}: {reason_sentence(decision)}"
+    text += "" if cause is None else f". Why: {caused(cause)}"
+    return Message("decision", event_id(decision), decision.time_s, decision, data, text)
+
+
+def explained(found: CauseFound, decision: Decision) -> Message:
+    """A cause, about the decision that was sent before."""
+    data = {"decision_id": event_id(decision), "capture_id": found.capture_id, "rank": found.rank}
+    data |= {"cause": _cause_values(found)}
+    text = f"Why, of {steps_of(decision)}: {caused(found)} {found.next_step}"
+    return Message("cause", f"{found.capture_id}-{found.code}", found.time_s, decision, data, text)
+
+
+def remedied(found: RemedyChanged, decision: Decision) -> Message:
+    """A remedy, about the decision that was sent before."""
+    text = remedy_told(found)
+    data = {"decision_id": event_id(decision), "remedy": {"says": text, **msgspec.to_builtins(found)}}
+    number = f"{found.attempt}-{found.rank}-{found.state}-{round(1000 * found.time_s)}"
+    return Message("remedy", number, found.time_s, decision, data, text)
 
 
 def event_id(decision: Decision) -> str:
-    """What the event of a decision goes by."""
+    """The id of the event of a decision."""
     # A window is decided once, but a step that stalls again, or for others, is decided again.
     number = f"{decision.attempt}-{decision.first_step}-{decision.last_step}-{decision.label}"
     return f"{number}-{round(1000 * decision.time_s)}"
-
-
-def cause_event(job: str, run: str, found: CauseFound, decision: Decision) -> bytes:
-    """A cause as a CloudEvent about the same subject as the ``decision`` that was told before, whose id it has."""
-    about = {"job": job, "run": run, "rules": list(decision.notify), "decision_id": event_id(decision)}
-    data = {"capture_id": found.capture_id, "rank": found.rank, "cause": _cause_values(found)}
-    return _event("cause", f"{found.capture_id}-{found.code}", found.time_s, steps_of(decision), {**about, **data})
-
-
-def _event(kind: str, event_id: str, time_s: float, subject: str, data: dict[str, Any]) -> bytes:
-    moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=time_s)
-    event = {
-        "specversion": "1.0",
-        "id": event_id,
-        "source": f"/sftriage/{quote(data['job'], safe='')}/{quote(data['run'], safe='')}",
-        "type": f"dev.sftriage.{kind}",
-        "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "datacontenttype": "application/json",
-        "subject": subject,
-        "data": data,
-    }
-    return json.dumps(event, allow_nan=False).encode()
 
 
 def _cause_values(cause: CauseFound | None) -> dict[str, Any] | None:
@@ -90,37 +114,8 @@ def _cause_values(cause: CauseFound | None) -> dict[str, Any] | None:
     return {name: values[name] for name in names} if values else None
 
 
-def slack_message(job: str, verdict: Verdict, decision: Decision, cause: CauseFound | None = None) -> bytes:
-    """A decision as a line of text that Slack's incoming webhooks take, and the many that take the same."""
-    done = f"{decision.outcome.capitalize()}: {reason_sentence(decision)}"
-    return _line(f"{job}: {verdict_sentence(verdict)} {done}{'' if cause is None else f'. Why: {caused(cause)}'}")
-
-
-def cause_message(job: str, found: CauseFound, decision: Decision) -> bytes:
-    """A cause as such a line."""
-    return _line(f"{job}: Why, of {steps_of(decision)}: {caused(found)} {found.next_step}")
-
-
-def remedy_event(job: str, run: str, told: RemedyChanged, decision: Decision) -> bytes:
-    """A remedy as a CloudEvent, about the same subject as the ``decision`` that was told before, whose id it has."""
-    about = {"job": job, "run": run, "rules": list(decision.notify), "decision_id": event_id(decision)}
-    data = {"remedy": {"says": remedy_told(told), **msgspec.to_builtins(told)}}
-    number = f"{told.attempt}-{told.rank}-{told.state}-{round(1000 * told.time_s)}"
-    return _event("remedy", number, told.time_s, steps_of(decision), {**about, **data})
-
-
-def remedy_message(job: str, told: RemedyChanged) -> bytes:
-    """A remedy as such a line."""
-    return _line(f"{job}: {remedy_told(told)}")
-
-
-def _line(text: str) -> bytes:
-    text = text[:_MAX_TEXT].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return json.dumps({"text": text}).encode()
-
-
 def steps_of(decision: Decision) -> str:
-    """The steps that a decision is about, in words."""
+    """The steps of a decision, in words."""
     first, last = decision.first_step, decision.last_step
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
@@ -151,6 +146,8 @@ logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.thre
 
 _Suspect: TypeAlias = "tuple[tuple[int, ...], str | None]"
 """Its ranks and its stage: what a window's verdict and a capture's trigger share."""
+_Notice: TypeAlias = "tuple[str, Callable[[], Message]]"
+"""The steps it is about, and what makes the message, in the thread of its destination."""
 
 
 class _UndeliveredError(SftriageError):
@@ -228,13 +225,6 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {strerror}" if strerror else type(error).__name__
 
 
-@dataclass(frozen=True, slots=True)
-class _Notice:
-    about: str
-    event: Callable[[], bytes]
-    line: Callable[[], bytes]
-
-
 class Webhooks(Sink):
     """Posts the decisions on a run, and why a suspect is slow; ``rules`` are those in force, by name.
 
@@ -248,9 +238,9 @@ class Webhooks(Sink):
         self.job, self.run = job, run
         self.closing, self.close_by_s = threading.Event(), float("inf")
         self._rules = rules
-        self._lanes: dict[Webhook, _Lane] = {}
-        # By suspect: the decision that was told last, and why it is slow; and by capture the suspect.
-        self._told: dict[_Suspect, Decision] = {}
+        self._queues: dict[Webhook, _Queue] = {}
+        # By suspect: the decision that was sent last, and why it is slow; and by capture the suspect.
+        self._sent: dict[_Suspect, Decision] = {}
         self._why: dict[_Suspect, CauseFound] = {}
         self._suspects: dict[str, _Suspect] = {}
 
@@ -269,17 +259,17 @@ class Webhooks(Sink):
             case PolicyChanged(kind="changed"):
                 self.start()
             case WindowJudged():
-                self._asked_for(seen.triggers)
+                self._requested(seen.triggers)
                 if seen.decision.notify:
                     self._decided(seen.verdict, seen.decision)
             case FollowUpDecided():
-                self._asked_for(seen.triggers)
+                self._requested(seen.triggers)
             case CauseFound() if seen.code != "unknown":
                 self._explained(seen)
             case RemedyChanged():
                 self._remedied(seen)
 
-    def _asked_for(self, triggers: Mapping[str, Trigger]) -> None:
+    def _requested(self, triggers: Mapping[str, Trigger]) -> None:
         for capture_id, trigger in triggers.items():
             keep_newest(self._suspects, capture_id, (trigger.ranks, None if trigger.scope == "host" else trigger.stage))
 
@@ -287,51 +277,48 @@ class Webhooks(Sink):
         why = None
         if verdict.suspects:
             suspect = verdict.suspects[0].identity[1:]
-            keep_newest(self._told, suspect, decision)
+            keep_newest(self._sent, suspect, decision)
             why = self._why.get(suspect)
-        event = partial(cloud_event, self.job, self.run, verdict, decision, why)
-        self._post(decision, event, partial(slack_message, self.job, verdict, decision, why))
+        self._post(decision, partial(decided, verdict, decision, why))
 
     def _explained(self, found: CauseFound) -> None:
         suspect = self._suspects.get(found.capture_id)
         if suspect is None:
             return
-        # (of a host several ranks are captured, and with the control's trace the same is found again)
-        known, decision = self._why.get(suspect), self._told.get(suspect)
+        # (several ranks of a host are captured, and the control's trace shows the same cause again)
+        known, decision = self._why.get(suspect), self._sent.get(suspect)
         keep_newest(self._why, suspect, found)
         if decision is not None and (known is None or known.code != found.code):
-            event = partial(cause_event, self.job, self.run, found, decision)
-            self._post(decision, event, partial(cause_message, self.job, found, decision))
+            self._post(decision, partial(explained, found, decision))
 
-    def _remedied(self, told: RemedyChanged) -> None:
-        decisions = [one for (ranks, _), one in self._told.items() if ranks == (told.rank,)]
+    def _remedied(self, found: RemedyChanged) -> None:
+        decisions = [one for (ranks, _), one in self._sent.items() if ranks == (found.rank,)]
         if decisions:
             newest = max(decisions, key=lambda one: one.time_s)
-            event = partial(remedy_event, self.job, self.run, told, newest)
-            self._post(newest, event, partial(remedy_message, self.job, told))
+            self._post(newest, partial(remedied, found, newest))
 
-    def _post(self, decision: Decision, event: Callable[[], bytes], line: Callable[[], bytes]) -> None:
+    def _post(self, decision: Decision, make: Callable[[], Message]) -> None:
         for webhook in _of(self._rules(), decision.notify):
-            if webhook not in self._lanes:
-                self._lanes[webhook] = _Lane(webhook, self)
-            self._lanes[webhook].put(_Notice(steps_of(decision), event, line))
+            if webhook not in self._queues:
+                self._queues[webhook] = _Queue(webhook, self)
+            self._queues[webhook].put((steps_of(decision), make))
 
     def close(self) -> None:
         """Deliver what is waiting. The end stays where it is if this is called again."""
         if not self.closing.is_set():
             self.close_by_s = time.monotonic() + CLOSE_S
         self.closing.set()
-        lanes, self._lanes = list(self._lanes.values()), {}
-        for lane in lanes:
-            lane.waiting.put(None)
-        for lane in lanes:
-            lane.thread.join(max(0.0, self.close_by_s - time.monotonic()))
+        queues, self._queues = list(self._queues.values()), {}
+        for one in queues:
+            one.waiting.put(None)
+        for one in queues:
+            one.thread.join(max(0.0, self.close_by_s - time.monotonic()))
         # Of each, all but the None that ends it.
-        if left := sum(lane.waiting.unfinished_tasks - 1 for lane in lanes):
+        if left := sum(one.waiting.unfinished_tasks - 1 for one in queues):
             log.error("%d notices were not delivered before the end", left)
 
 
-class _Lane:
+class _Queue:
     def __init__(self, webhook: Webhook, sink: Webhooks) -> None:
         self._webhook, self._sink = webhook, sink
         self.waiting: Queue[_Notice | None] = Queue()
@@ -355,14 +342,14 @@ class _Lane:
         for notice in iter(self.waiting.get, None):
             if time.monotonic() >= self._sink.close_by_s:
                 return
-            self._deliver(notice)
+            self._deliver(*notice)
             self.waiting.task_done()
 
-    def _deliver(self, notice: _Notice) -> None:
+    def _deliver(self, steps: str, make: Callable[[], Message]) -> None:
         give_up_by_s, retry = time.monotonic() + GIVE_UP_S, RETRY
         while True:
             try:
-                self._attempt(notice)
+                self._attempt(make())
             except _UndeliveredError as caught:
                 error = caught
             except Exception as caught:
@@ -379,14 +366,15 @@ class _Lane:
                 log.warning("notify %s: %s; trying again", _named(self._webhook), error)
             if not again or not self._wait(due_s):
                 words = "notify %s: %s given up after %d tries: %s"
-                log.error(words, _named(self._webhook), notice.about, len(retry.history), error)
+                log.error(words, _named(self._webhook), steps, len(retry.history), error)
                 return
 
-    def _attempt(self, notice: _Notice) -> None:
+    def _attempt(self, message: Message) -> None:
         if self._webhook.format == "slack":
-            body, content_type = notice.line(), "application/json"
+            body, content_type = message.line(self._sink.job), "application/json"
         else:
-            body, content_type = notice.event(), "application/cloudevents+json; charset=utf-8"
+            body = message.event(self._sink.job, self._sink.run)
+            content_type = "application/cloudevents+json; charset=utf-8"
         _post(_address(self._webhook), body, content_type)
 
     def _wait(self, due_s: float) -> bool:

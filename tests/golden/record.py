@@ -290,14 +290,7 @@ def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
     from sftriage.sinks.metrics import Metrics
     from sftriage.sinks.spans import SpanSink
     from sftriage.sinks.terminal import Reporter
-    from sftriage.sinks.webhooks import (
-        cause_event,
-        cause_message,
-        cloud_event,
-        remedy_event,
-        remedy_message,
-        slack_message,
-    )
+    from sftriage.sinks.webhooks import decided, explained, remedied
     from tests.golden.runs import NOW_S, T0_S
 
     printed, bodies, exposed = io.StringIO(), list[str](), list[str]()
@@ -311,17 +304,16 @@ def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
         for one in [*events, JobSeen(NOW_S, Received(4000, 3, 1), None, 0.5, 30.0, {("rank 1", "data"): 29.0})]:
             for sink in (reporter, metrics, tracing):
                 sink.take(one)
+            message = None
             if isinstance(one, WindowJudged) and one.decision.requests:
                 decision = one.decision
-                about = one.verdict, decision
-                bodies += [fitted(json.loads(cloud_event("resnet", name, *about)))]
-                bodies += [slack_message("resnet", *about).decode()]
+                message = decided(one.verdict, decision)
             elif isinstance(one, CauseFound) and decision is not None:
-                bodies += [fitted(json.loads(cause_event("resnet", name, one, decision)))]
-                bodies += [cause_message("resnet", one, decision).decode()]
+                message = explained(one, decision)
             elif isinstance(one, RemedyChanged) and decision is not None:
-                bodies += [fitted(json.loads(remedy_event("resnet", name, one, decision)))]
-                bodies += [remedy_message("resnet", one).decode()]
+                message = remedied(one, decision)
+            if message is not None:
+                bodies += [fitted(json.loads(message.event("resnet", name))), message.line("resnet").decode()]
         tracing.close()
         lines = generate_latest(metrics.registry).decode().splitlines()
         exposed += [line for line in lines if line not in exposed and not (exposed and "_bucket{" in line)]

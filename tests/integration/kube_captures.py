@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sftriage.kube.captures import KnownCapture, capture_status
+from sftriage.kube.statuses import KnownCapture, capture_status
 from sftriage.model.captures import CaptureResult
 from sftriage.traces.manifest import Manifest, ReproducedInfo
 from sftriage.traces.remote import RemoteStore

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.sidecar import InjectionSettings
 from tests.integration.kube import Cluster
 from tests.integration.processes import ended
 

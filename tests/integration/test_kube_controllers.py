@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from sftriage.fleet.hub import AGENTS_FILE
-from sftriage.kube.deploying import METRICS_PORT
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.controllers import METRICS_PORT
+from sftriage.kube.sidecar import InjectionSettings
 from sftriage.runtime.hub_server import nats_server
 from sftriage.runtime.many_hosts import is_up
 from sftriage.traces.remote import RemoteStore

@@ -13,10 +13,8 @@ import pytest
 import yaml
 
 from k8s.make_crds import definition
-from sftriage.kube.captures import KnownCapture, capture_status
 from sftriage.kube.objects import KINDS, capture_of
-from sftriage.kube.policies import loaded, standings
-from sftriage.kube.reports import report_status
+from sftriage.kube.statuses import KnownCapture, capture_status, loaded, report_status, standings
 from sftriage.model.captures import CaptureResult
 from sftriage.policy.loading import PolicyError, find, parse, shipped
 from sftriage.policy.losses import Losses, SuspectLoss
@@ -108,7 +106,7 @@ def test_a_policy_comes_back_from_the_server_as_it_was(server, namespace, name):
     assert served["spec"] == said["spec"]
     # WHEN its status was written too
     (found,) = standings([served], NOW_S)
-    assert found.in_force, found.error
+    assert found.in_force, found.status
     put_status(server, namespace, "triagepolicies", said["metadata"]["name"], found.status.plain())
     # THEN it is that policy still, with all that the server keeps beside it
     again = server.get("triagepolicy", said["metadata"]["name"], namespace=namespace)

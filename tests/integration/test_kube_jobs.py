@@ -17,8 +17,7 @@ import yaml
 
 from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import JobRef, job_of
-from sftriage.kube.mirrored import report_body
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.sidecar import InjectionSettings
 from sftriage.policy.loading import find, parse
 from tests.integration.kube import ANY, Cluster, missing, prepared
 from tests.integration.kube_operators import Operators
@@ -224,7 +223,7 @@ def test_the_report_of_plain_pods_goes_once_it_is_old_and_that_of_a_job_with_the
     job.add_pod(0)
     plain, owner = JobRef("pod", "plain", namespace), [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "7d"}]
     for one, owners in ((plain, []), (job.ref, []), (JobRef("job", "gone", namespace), owner)):
-        server.create(report_body(one, owners), namespace)
+        server.create(one.report(owners), namespace)
     operators.start("operator", "--report-days", "0")
 
     def left() -> set[str]:

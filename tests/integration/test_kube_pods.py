@@ -24,7 +24,7 @@ import yaml
 
 from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import job_of
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.sidecar import InjectionSettings
 from tests.integration.kube import K8S, OWN, SYSTEM, OwnCluster, missing
 from tests.integration.kube_captures import captured as with_trace
 from tests.integration.kube_captures import stored_trace

@@ -17,8 +17,7 @@ import pytest
 
 from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.settings import InjectionSettings
-from sftriage.kube.sidecar import POD_UID, bringing_nsys
+from sftriage.kube.sidecar import POD_UID, InjectionSettings, pod_parts
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
@@ -197,7 +196,8 @@ def test_nsight_systems_is_brought_from_an_image_that_has_it(tmp_path, there):
     if there:
         (tmp_path / "bin" / "nsys").symlink_to(program)
     volume.mkdir()
-    made = bringing_nsys("example.com/nsys:1", InjectionSettings(), user=None, guaranteed=False)["command"]
+    parts = pod_parts(JobRef("job", "resnet", "ml"), InjectionSettings(), nsys="example.com/nsys:1")
+    made = parts["initContainers"][0]["command"]
     path = f"{tmp_path / 'bin'}:/usr/bin:/bin" if there else str(_without_nsys(tmp_path))
     done = subprocess.run([*made[:3], str(volume)], env={"PATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode == 0

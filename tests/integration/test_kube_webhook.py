@@ -22,11 +22,10 @@ from typing import Any
 import pytest
 import yaml
 
-from sftriage.kube.certificates import Issued, issued
 from sftriage.kube.injecting import injected
 from sftriage.kube.jobs import job_of
-from sftriage.kube.settings import InjectionSettings
-from sftriage.kube.sidecar import SITE
+from sftriage.kube.sidecar import SITE, InjectionSettings
+from sftriage.kube.webhook import Issued, issued
 from tests.integration.kube import Cluster, _free_ports, missing, prepared
 from tests.integration.processes import ended, wait_until
 from tests.unit.kube.pods import JOBS, pod

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.kube import serving
+from sftriage.kube import webhook as serving
 from sftriage.kube.injecting import applied
-from sftriage.kube.serving import answer
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.sidecar import InjectionSettings
+from sftriage.kube.webhook import answer
 from tests.unit.kube.pods import pod
 
 NEW, SETTINGS = (1, 31), InjectionSettings()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.kube.captures import STORING_S, KnownCapture, capture_status, removal
 from sftriage.kube.objects import capture_of
+from sftriage.kube.statuses import STORING_S, KnownCapture, capture_status, removal
 from sftriage.model.captures import CaptureResult, CaptureState
 from sftriage.traces.manifest import CauseInfo, CostInfo, ReproducedInfo
 from tests.unit.conftest import manifest_of

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from sftriage.kube.certificates import Wanted, good_until, issued, service_names, wanted
+from sftriage.kube.webhook import Wanted, good_until, issued, service_names, wanted
 
 NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
 NAMES = service_names("sftriage-webhook", "sftriage-system")

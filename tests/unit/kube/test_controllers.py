@@ -6,10 +6,9 @@ import threading
 
 import pytest
 
-from sftriage.kube.controllers import Controllers, JobPods, PodSeen, _deployed, pod_seen
-from sftriage.kube.deploying import ControllerSettings
+from sftriage.kube.controllers import Controllers, ControllerSettings, Deployed, JobPods, PodState
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.sidecar import InjectionSettings
 from tests.unit.kube.objects import KeptObjects
 
 JOB = JobRef("job", "pretraining", "ml")
@@ -23,19 +22,19 @@ def pod(name="pretraining-0", *, annotations=INJECTED, labels=LABELS, phase="Run
 
 
 SEEN = {
-    "injected": (pod(), PodSeen("pretraining-0", JOB, True, True)),
-    "missed": (pod(annotations={}), PodSeen("pretraining-0", JOB, False, True)),
-    "ended": (pod(phase="Succeeded"), PodSeen("pretraining-0", JOB, True, False)),
-    "failed": (pod(phase="Failed"), PodSeen("pretraining-0", JOB, True, False)),
-    "of no job": (pod(annotations={}, labels={}), PodSeen("pretraining-0", None, False, True)),
-    "an id that is none": (pod(annotations={"sftriage.dev/job-id": "x"}), PodSeen("pretraining-0", JOB, False, True)),
+    "injected": (pod(), PodState("pretraining-0", JOB, True, True)),
+    "missed": (pod(annotations={}), PodState("pretraining-0", JOB, False, True)),
+    "ended": (pod(phase="Succeeded"), PodState("pretraining-0", JOB, True, False)),
+    "failed": (pod(phase="Failed"), PodState("pretraining-0", JOB, True, False)),
+    "of no job": (pod(annotations={}, labels={}), PodState("pretraining-0", None, False, True)),
+    "an id that is none": (pod(annotations={"sftriage.dev/job-id": "x"}), PodState("pretraining-0", JOB, False, True)),
 }
 
 
 @pytest.mark.parametrize("case", SEEN.values(), ids=SEEN)
 def test_what_matters_of_a_pod(case):
     body, expected = case
-    assert pod_seen(body) == expected
+    assert PodState.of(body) == expected
 
 
 STANDS = {
@@ -48,10 +47,10 @@ STANDS = {
 @pytest.mark.parametrize("case", STANDS.values(), ids=STANDS)
 def test_how_a_job_s_pods_stand(case):
     injected, watched, told = case
-    pods = {("labelled", f"p-{n}"): PodSeen(f"p-{n}", JOB, one, True) for n, one in enumerate(injected)}
+    pods = {("labelled", f"p-{n}"): PodState(f"p-{n}", JOB, one, True) for n, one in enumerate(injected)}
     # (two watches see the same pod; one that has ended does not count)
     pods |= {("injected", name): one for (_, name), one in pods.items()}
-    found = JobPods.of({**pods, ("labelled", "p-9"): PodSeen("p-9", JOB, False, False)})
+    found = JobPods.of({**pods, ("labelled", "p-9"): PodState("p-9", JOB, False, False)})
     now = found.condition()
     assert (found.count, found.watched, f"{now.status} {now.reason}") == (2, watched, told)
 
@@ -117,16 +116,16 @@ def test_a_controller_is_made_for_injected_pods_and_goes_after_a_while_without(l
     ]
     # WHEN its Deployment is seen, and its pods are gone THEN it stays for a while
     (deployment,) = (body for body in server.kept.values() if body["kind"] == "Deployment")
-    found._deployment(None, _deployed(deployment))
-    found._pod("labelled", pod_seen(pod()), None)
-    found._pod("injected", pod_seen(pod()), None)
+    found._deployment(None, Deployed.of(deployment))
+    found._pod("labelled", PodState.of(pod()), None)
+    found._pod("injected", PodState.of(pod()), None)
     assert found.reconcile(JOB) == 60.0
     clock[0] = 59.0
     assert found.reconcile(JOB) == 1.0
     # WHEN pods come back in time THEN it counts anew
-    found._pod("injected", None, pod_seen(pod()))
+    found._pod("injected", None, PodState.of(pod()))
     assert found.reconcile(JOB) is None
-    found._pod("injected", pod_seen(pod()), None)
+    found._pod("injected", PodState.of(pod()), None)
     clock[0] = 100.0
     assert found.reconcile(JOB) == 60.0
 

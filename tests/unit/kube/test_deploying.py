@@ -7,13 +7,12 @@ from datetime import datetime, timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.kube.certificates import good_until
 from sftriage.kube.client import plural_of
-from sftriage.kube.deploying import WANTED_ANNOTATION, ControllerSettings, policy_files, removed, secret, wanted
+from sftriage.kube.controllers import WANTED_ANNOTATION, ControllerSettings, policy_files, removed, secret, wanted
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.policies import standings
-from sftriage.kube.settings import InjectionSettings
-from sftriage.kube.sidecar import agent, volumes
+from sftriage.kube.sidecar import InjectionSettings, pod_parts
+from sftriage.kube.statuses import standings
+from sftriage.kube.webhook import good_until
 from sftriage.policy.loading import parse
 from tests.unit.kube.test_policies import RULE, body
 
@@ -93,7 +92,7 @@ def test_a_hub_that_is_encrypted_has_its_certificate_beside_its_password():
     spec = made(ControllerSettings(said))["Deployment"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert container["command"][-2:] == ["--tls", "/hub"]
-    (hub,) = (one for one in volumes(JOB, said) if one["name"] == "sftriage-hub")
+    (hub,) = (one for one in pod_parts(JOB, said)["volumes"] if one["name"] == "sftriage-hub")
     assert {one["key"] for one in hub["secret"]["items"]} == {"hub", "ca.pem"}
     (served,) = (one for one in spec["volumes"] if one["name"] == "hub")
     assert served["secret"]["secretName"] == hub["secret"]["secretName"] == found["metadata"]["name"]
@@ -111,10 +110,10 @@ def test_with_a_nats_server_that_all_share_no_hub_is_started():
     (container,) = spec["containers"]
     assert container["command"][-6:] == ["--nats", "tls://nats:4222", "--creds", "/hub", "--tls", "/hub"]
     assert "readinessProbe" not in container
-    (hub,) = (one for one in volumes(JOB, said) if one["name"] == "sftriage-hub")
+    (hub,) = (one for one in pod_parts(JOB, said)["volumes"] if one["name"] == "sftriage-hub")
     assert hub["secret"]["secretName"] == "keys"
     assert {one["key"] for one in hub["secret"]["items"]} == {"agents.nk", "ca.pem"}
-    command = agent(JOB, said, root=False, guaranteed=False)["command"]
+    command = pod_parts(JOB, said)["initContainers"][-1]["command"]
     assert command[6:10] == ["--creds", "/sftriage-hub/agents.nk", "--tls", "/sftriage-hub"]
 
 

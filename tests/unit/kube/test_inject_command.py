@@ -13,7 +13,7 @@ import yaml
 from sftriage.errors import InputError
 from sftriage.kube.injecting import injected, injection
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.settings import InjectionSettings, read_settings
+from sftriage.kube.sidecar import InjectionSettings, read_settings
 from tests.unit.kube.pods import pod
 
 NEW, SETTINGS = (1, 29), InjectionSettings()

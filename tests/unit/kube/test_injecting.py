@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from sftriage.kube.injecting import Injection, applied, injection, version_of
 from sftriage.kube.jobs import JobRef, job_of
-from sftriage.kube.settings import InjectionSettings
-from sftriage.kube.sidecar import SITE
+from sftriage.kube.sidecar import SITE, InjectionSettings
 from sftriage.words.kube import MAX_CHARS
 from tests.unit.kube.pods import JOBS, pod
 

@@ -16,10 +16,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from sftriage.kube.deploying import ControllerSettings, secret, wanted
+from sftriage.kube.controllers import ControllerSettings, secret, wanted
 from sftriage.kube.injecting import applied, injected, injection
 from sftriage.kube.jobs import JobRef, job_of
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.sidecar import InjectionSettings
 from tests.unit.kube.pods import JOBS
 
 K8S = Path(__file__).parents[3] / "k8s"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.mirrored import Mirrored, job_named, metadata_of, report_body
+from sftriage.kube.mirror import Mirrored
 from sftriage.kube.objects import capture_of
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Trigger
 from sftriage.model.events import ManualRequestDecided
@@ -55,13 +55,13 @@ def answered(outcome, reason, *requests):
 
 
 def test_an_id_is_that_of_a_job():
-    assert job_named(JOB.job_id) == JOB
+    assert JobRef.of_id(JOB.job_id) == JOB
 
 
 @pytest.mark.parametrize("text", ["", "ml", "ml/jobset", "ml/jobset/", "/jobset/x", "ml/nothing/x"])
 def test_what_is_no_id_is_refused(text):
     with pytest.raises(ValueError, match="not NAMESPACE/SYSTEM/NAME"):
-        job_named(text)
+        JobRef.of_id(text)
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,8 @@ def test_the_answer_to_a_person_is_on_their_object():
 
 
 def test_a_report_is_its_job_s():
-    body = report_body(
-        JOB, [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "resnet", "uid": "1"}]
-    )
+    body = JOB.report([{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "resnet", "uid": "1"}])
     assert body["metadata"]["name"] == JOB.object_name
     assert body["metadata"]["annotations"] == {"sftriage.dev/job-id": "ml/jobset/resnet"}
     assert body["metadata"]["ownerReferences"][0]["kind"] == "JobSet"
-    assert "ownerReferences" not in metadata_of(JOB)
+    assert "ownerReferences" not in JOB.metadata()

@@ -9,10 +9,11 @@ from collections import Counter
 import pytest
 
 from sftriage.errors import ClusterError
-from sftriage.kube import client, mirroring
+from sftriage.kube import client
+from sftriage.kube import mirror as mirroring
 from sftriage.kube.client import STALE, AnsweredError
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.mirroring import Mirror
+from sftriage.kube.mirror import Mirror
 from sftriage.model.captures import CaptureResult, ManualRequest
 from sftriage.model.events import CaptureChanged, ManualRequestDecided
 from sftriage.runs.requests import left

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8s.make_crds import definition
-from sftriage.kube.fields import condition
-from sftriage.kube.objects import KINDS
-from sftriage.kube.policies import loaded, standings
+from sftriage.kube.objects import KINDS, condition
+from sftriage.kube.statuses import loaded, standings
 from sftriage.policy.loading import PolicyError, find, parse, shipped
 from sftriage.policy.schema import TriagePolicy
 

@@ -10,7 +10,8 @@ import pytest
 from sftriage.errors import ClusterError
 from sftriage.kube import operator
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError
-from sftriage.kube.operator import POLICIES, Reconciler
+from sftriage.kube.objects import POLICIES
+from sftriage.kube.operator import Reconciler
 from tests.unit.kube.objects import made
 
 DEADLINE_S = 20.0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.kube.objects import MAX_CAPTURES, MAX_HOLDS
-from sftriage.kube.reports import outdated, report_status
+from sftriage.kube.statuses import outdated, report_status
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CostMeasured, RemedyChanged
 from sftriage.policy.losses import Losses, SuspectLoss

@@ -12,10 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from sftriage.errors import InputError
-from sftriage.kube import serving
-from sftriage.kube.certificates import Issued, issued
-from sftriage.kube.serving import KeptSettings, WebhookServer, rotating, wait_for_certificate
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube import webhook as serving
+from sftriage.kube.sidecar import InjectionSettings
+from sftriage.kube.webhook import Issued, KeptSettings, WebhookServer, issued, rotating, wait_for_certificate
 from tests.integration.processes import wait_until
 from tests.unit.kube.pods import pod
 

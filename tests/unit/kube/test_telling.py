@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.reports import event_body, event_name, news
+from sftriage.kube.statuses import event_body, event_name, news
 from sftriage.model.captures import CaptureState
 from sftriage.words.run import Face
 from tests.unit.kube.objects import NOW_S, made

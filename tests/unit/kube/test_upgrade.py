@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sftriage.kube.controllers import pod_seen
-from sftriage.kube.deploying import ControllerSettings, secret, wanted
+from sftriage.kube.controllers import ControllerSettings, PodState, secret, wanted
 from sftriage.kube.injecting import injection
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.settings import InjectionSettings
+from sftriage.kube.sidecar import InjectionSettings
 
 JOB = JobRef("job", "pretraining", "ml")
 SETTINGS = InjectionSettings(image="registry.example.com/sftriage:next", store="s3://traces", store_secret="s3")
@@ -26,7 +25,7 @@ def pod(request):
 
 
 def test_its_pods_are_known(pod):
-    seen = pod_seen(pod)
+    seen = PodState.of(pod)
     assert (seen.job, seen.injected) == (JOB, True)
 
 
@@ -43,7 +42,7 @@ def test_its_agents_find_the_hub_that_the_operator_has_made_now(pod):
     assert volume["secret"]["secretName"] == held["metadata"]["name"]
     assert command[command.index("--creds") + 1].rpartition("/")[2] in held["stringData"]
     assert command[command.index("--job-id") + 1] == JOB.job_id
-    # AND the controller's pod lets it in
+
     (rule,) = made["NetworkPolicy"]["spec"]["ingress"]
     labels = rule["from"][0]["podSelector"]["matchLabels"]
     assert labels.items() <= pod["metadata"]["labels"].items()

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from sftriage.model.events import JobSeen, Received
-from sftriage.sinks import exposition
-from sftriage.sinks.exposition import TextFile
+from sftriage.sinks import metrics
 from sftriage.sinks.metering import Metering
+from sftriage.sinks.metrics import TextFile
 from sftriage.sinks.stream import Stream
 from sftriage.web.serving import Access, MetricsEndpoint
 
@@ -31,7 +31,7 @@ def registry() -> CollectorRegistry:
 
 
 def test_the_file_is_whole_and_says_at_last_how_it_ended(registry, tmp_path, monkeypatch):
-    monkeypatch.setattr(exposition, "WRITE_EVERY_S", 0.01)
+    monkeypatch.setattr(metrics, "WRITE_EVERY_S", 0.01)
     path = tmp_path / "job.prom"
     value = registry._names_to_collectors["something"]
     file = TextFile(path)
@@ -53,7 +53,7 @@ def test_the_file_is_whole_and_says_at_last_how_it_ended(registry, tmp_path, mon
 
 
 def test_a_disk_that_fails_is_said_once_and_tried_again(registry, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(exposition, "WRITE_EVERY_S", 0.01)
+    monkeypatch.setattr(metrics, "WRITE_EVERY_S", 0.01)
     place = tmp_path / "place"
     place.mkdir()
     file = TextFile(place / "job.prom")

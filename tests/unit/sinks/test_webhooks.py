@@ -19,7 +19,7 @@ from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.policy.schema import Rule, Webhook
 from sftriage.sinks import webhooks
 from sftriage.sinks.stream import Stream
-from sftriage.sinks.webhooks import RETRY, Webhooks, cloud_event, slack_message
+from sftriage.sinks.webhooks import RETRY, Webhooks, decided
 from tests.unit.sinks.hooks import DEADLINE_S, hooked
 
 SUSPECT = Suspect("rank", (2,), "data", 0.02, 0.2, 0.9, rank=2)
@@ -122,7 +122,7 @@ def test_slack_gets_a_line_of_text_in_which_nothing_is_markup(make, hook):
         "text": "res net: Rank 2 is slow in data: it costs the job 20.0 ms of each slow step (20%), in 90% of "
         "steps 160 to 209; chronic. Ignore: observe-only: rule page-me matched"
     }
-    marked = slack_message("<!channel> & <b>", VERDICT, replace(DECISION, parameters={"rule": "x" * 9000}))
+    marked = decided(VERDICT, replace(DECISION, parameters={"rule": "x" * 9000})).line("<!channel> & <b>")
     text = json.loads(marked)["text"]
     assert text.startswith("&lt;!channel&gt; &amp; &lt;b&gt;")
     assert len(text) < 4000
@@ -416,11 +416,11 @@ def test_a_stall_says_the_step_and_who_is_missed():
     stall = Verdict(10, 10, "stalled", ("not_arrived",), (SUSPECT,), 60.0, {}, {}, {})
     found = {"reasons": ("not_arrived",), "rank": 2, "stage": "data"}
     held = Decision(1.0, 10, 10, "stalled", "hold", "standstill", None, found)
-    assert json.loads(slack_message("j", stall, held))["text"] == (
+    assert json.loads(decided(stall, held).line("j"))["text"] == (
         "j: Stalled: no rank has moved for 60 s in step 10; the others wait for ranks that have not arrived: "
         "rank 2 in data. Hold: not_arrived: rank 2 in data"
     )
-    assert json.loads(cloud_event("j", "r", stall, held))["subject"] == "step 10"
+    assert json.loads(decided(stall, held).event("j", "r"))["subject"] == "step 10"
 
 
 # Why

@@ -1,4 +1,4 @@
-"""Objects that are watched are as the server has them, whatever was missed. `test_kube_operator` has a real one."""
+"""Watched objects are as the server has them, and of several operators one works. `test_kube_*` have a real server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from sftriage.errors import ClusterError
 from sftriage.kube import client
-from sftriage.kube.client import GONE, AnsweredError, ObjectWatch
+from sftriage.kube.client import DURATION_S, GONE, NOT_FOUND, STALE, AnsweredError, LeaderElection, ObjectWatch
 
 DEADLINE_S = 20.0
 
@@ -108,3 +108,91 @@ def test_while_the_server_is_away_what_was_seen_stays(caplog):
     caplog.set_level(logging.CRITICAL)
     told, kept, _ = followed([([pod("a")], None), ClusterError("away"), ([pod("a")], None)], [[ClusterError("broken")]])
     assert (told, kept) == ([(None, A)], [A])
+
+
+class Leases:
+    """A server with one lease, which refuses a write that is not based on what it has."""
+
+    def __init__(self) -> None:
+        self.body, self.away = None, False
+
+    def ask(self, method, path, body=None):
+        if self.away:
+            raise ClusterError("away")
+        if method == "GET":
+            if self.body is None:
+                raise AnsweredError(NOT_FOUND, "none")
+            return {**self.body, "spec": dict(self.body["spec"])}
+        version = 0 if self.body is None else int(self.body["metadata"]["resourceVersion"])
+        if (method == "POST") != (self.body is None) or int(body["metadata"].get("resourceVersion", 0)) != version:
+            raise AnsweredError(STALE, "modified")
+        self.body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(version + 1)}}
+        return self.body
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def candidates():
+    server, clock = Leases(), Clock()
+    return server, clock, [LeaderElection(server, "ns", "lease", name, clock) for name in "ab"]
+
+
+HELD = {
+    "nobody holds it": ({}, 0.0, True),
+    "we do": ({"holderIdentity": "a", "renewTime": "1"}, 0.0, True),
+    "another does": ({"holderIdentity": "other", "renewTime": "1"}, DURATION_S - 1, False),
+    "another did": ({"holderIdentity": "other", "renewTime": "1"}, DURATION_S + 1, True),
+    "it was let go": ({"holderIdentity": "", "renewTime": "1"}, 0.0, True),
+    "its clock is wrong": ({"holderIdentity": "other", "renewTime": "1970-01-01T00:00:00Z"}, 1.0, False),
+}
+
+
+@pytest.mark.parametrize(("spec", "later_s", "free"), HELD.values(), ids=HELD)
+def test_a_lease_is_taken_that_is_free(candidates, spec, later_s, free):
+    """GIVEN a lease WHEN it stays as it is for some time THEN a candidate takes it or does not"""
+    server, clock, (a, _) = candidates
+    server.body = {"metadata": {"resourceVersion": "1"}, "spec": spec}
+    a.try_to_lead()
+    clock.now_s += later_s
+    assert a.try_to_lead() is free
+
+
+def test_of_two_one_leads_until_it_is_not_heard_of(candidates):
+    server, clock, (a, b) = candidates
+    assert [a.try_to_lead(), b.try_to_lead()] == [True, False]
+    # WHEN it renews THEN the other one waits on
+    for _ in range(5):
+        clock.now_s += DURATION_S - 1
+        assert [a.try_to_lead(), b.try_to_lead()] == [True, False]
+    # WHEN it does not any more THEN the other one leads, and it knows
+    clock.now_s += DURATION_S + 1
+    assert [b.try_to_lead(), a.try_to_lead()] == [True, False]
+    assert server.body["spec"]["leaseTransitions"] == 2
+    # WHEN the leader lets go THEN the other one leads at once
+    b.release()
+    assert a.try_to_lead()
+
+
+def test_who_comes_too_late_does_not_lead(candidates):
+    """GIVEN two that see it free in the same moment THEN what the second one writes is refused."""
+    server, _, (a, b) = candidates
+    ask = server.ask
+
+    def overtaken(method, path, body=None):
+        if method != "GET":
+            server.ask = ask
+            assert a.try_to_lead()
+        return ask(method, path, body)
+
+    server.ask = overtaken
+    assert not b.try_to_lead()
+    assert server.body["spec"]["holderIdentity"] == "a"
+    # AND a server that is away is no reason to fail
+    server.away = True
+    assert not a.try_to_lead()

@@ -1,0 +1,408 @@
+"""Mirrors a job's run into its cluster: captures and report as objects, news as events; takes up requests of people.
+
+In threads of its own, and level-triggered: an event of the run, or a change in the cluster, only triggers a look. All
+objects are made of the run as it is now. A cluster that is away, refuses or is slow holds nothing up; what it lacks
+then is written later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sftriage.base.loops import Backoff, Loop
+from sftriage.base.notes import Note
+from sftriage.errors import ClusterError, SftriageError, UsageError
+from sftriage.kube.client import (
+    NOT_FOUND,
+    STALE,
+    AnsweredError,
+    ClusterObjects,
+    ObjectWatch,
+    ask_unless,
+    get_or_create,
+    path_of,
+)
+from sftriage.kube.jobs import JOB_LABEL, JobRef
+from sftriage.kube.objects import (
+    API_VERSION,
+    CAPTURES,
+    GROUP,
+    REPORTS,
+    Body,
+    CaptureTrigger,
+    Requester,
+    TraceCaptureSpec,
+    capture_of,
+    status_of,
+)
+from sftriage.kube.statuses import (
+    KnownCapture,
+    ReportNews,
+    capture_status,
+    event_body,
+    event_name,
+    news,
+    report_status,
+)
+from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Trigger
+from sftriage.model.events import (
+    CaptureChanged,
+    CauseFound,
+    Event,
+    FollowUpDecided,
+    ManualRequestDecided,
+    Sight,
+    WindowJudged,
+)
+from sftriage.model.verdicts import NAMING
+from sftriage.policy.fields import in_capture
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.following import RequestRow, WindowRow
+from sftriage.runs.requests import leave
+from sftriage.runs.source import RunSource, View
+from sftriage.sinks.stream import Sink
+from sftriage.traces.manifest import CONTROL, Manifest
+from sftriage.traces.stores import CaptureKey
+from sftriage.words.kube import CAPTURES as CAPTURE_WORDS
+
+CAPTURE_ANNOTATION, RUN_ANNOTATION = f"{GROUP}/capture-id", f"{GROUP}/run"
+"""On a TraceCapture that a job's controller made: which capture of which of its runs it is."""
+MAX_OBJECTS = 512
+"""Captures of a run that become objects; its report counts those beyond."""
+_REQUEST = "k8s-"
+_MAX_TEXT = 500
+_UNENDED = ("accepted", "armed", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """One run of a job as objects of a cluster, and the requests of people there. Pure."""
+
+    job: JobRef
+    view: View
+
+    @property
+    def run_id(self) -> str:
+        """The run's id; "" before there is one."""
+        return "" if self.view.info is None else self.view.info.run_id
+
+    def new(self, known: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The captures that are to become objects, each with its id: those of ``known`` have been.
+
+        A person's request is the object of its capture. A capture that was deleted does not come back.
+        """
+        requested = ((row, one) for row in self._rows() for one in row.asked)
+        for count, (row, one) in enumerate(requested):
+            if count < MAX_OBJECTS and one.capture_id not in known:
+                yield one.capture_id, self._body(row, one)
+
+    def statuses(self, bodies: Iterable[Body], now_s: float) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """The objects whose status is out of date, each with its status now."""
+        for body in bodies:
+            known = None if "deletionTimestamp" in body["metadata"] else self._known(body)
+            if known is None:
+                continue
+            status = capture_status(body, known, now_s).plain()
+            if status != dict(status_of(body)):
+                yield dict(body), status
+
+    def requests(self, bodies: Iterable[Body]) -> Iterator[ManualRequest]:
+        """The requests of people that this run has not answered yet."""
+        answered = {row.request_id for row in self.view.asks}
+        for body in bodies:
+            if _capture_id(body) or "deletionTimestamp" in body["metadata"]:
+                continue
+            if status_of(body).get("state", "requested") != "requested" or _request_id(body) in answered:
+                continue
+            spec, _ = capture_of(dict(body))
+            if spec is not None:
+                yield _request(spec, _request_id(body))
+
+    def _rows(self) -> Iterator[WindowRow | RequestRow]:
+        yield from self.view.rows
+        yield from (row for row in self.view.asks if not row.request_id.startswith(_REQUEST))
+
+    def _body(self, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[str, Any]:
+        name = re.sub(r"[^a-z0-9]+", "-", one.capture_id.lower()).strip("-")
+        digest = hashlib.sha256(f"{self.run_id}/{one.capture_id}".encode()).hexdigest()[:6]
+        annotations = {CAPTURE_ANNOTATION: one.capture_id, RUN_ANNOTATION: self.run_id}
+        about = self.job.metadata(name=f"{self.job.object_name}-{name}-{digest}", annotations=annotations)
+        spec = _spec(self.job.name, row, one)
+        return {"apiVersion": API_VERSION, "kind": CAPTURES.kind, "metadata": about, "spec": spec}
+
+    def _known(self, body: Body) -> KnownCapture | None:
+        capture_id, unended = _capture_id(body), status_of(body).get("state") in _UNENDED
+        if capture_id:
+            if body["metadata"]["annotations"].get(RUN_ANNOTATION) == self.run_id:
+                return self._of(capture_id, int(body.get("spec", {}).get("rank", 0)))
+            # (without a status, it was made in the last moment of its controller)
+            lost = unended or not status_of(body)
+        else:
+            row = next((row for row in reversed(self.view.asks) if row.request_id == _request_id(body)), None)
+            if row is not None and row.asked:
+                return self._of(row.asked[0].capture_id, row.asked[0].rank)
+            if row is not None:
+                return KnownCapture(CaptureResult("", 0, "refused", f"{row.words}. {row.resolves}".strip()))
+            lost = unended
+        return KnownCapture(CaptureResult(capture_id, 0, "failed", CAPTURE_WORDS["lost"])) if lost else None
+
+    def _of(self, capture_id: str, rank: int) -> KnownCapture:
+        view = self.view
+        result = view.states.get(capture_id) or CaptureResult(capture_id, rank, "accepted")
+        manifest = next((one for one in view.captures if one.capture_id == capture_id), None)
+        if not isinstance(manifest, Manifest):
+            return KnownCapture(result)
+        upload, info = view.uploads.get(capture_id), view.info
+        if upload is None or upload.state != "stored" or info is None or info.store is None:
+            return KnownCapture(result, manifest)
+        return KnownCapture(result, manifest, info.store, CaptureKey.of(manifest).key)
+
+
+def _capture_id(body: Body) -> str:
+    return str((body["metadata"].get("annotations") or {}).get(CAPTURE_ANNOTATION, ""))
+
+
+def _request_id(body: Body) -> str:
+    return f"{_REQUEST}{body['metadata'].get('uid', '')}"
+
+
+def _request(spec: TraceCaptureSpec, request_id: str) -> ManualRequest:
+    options = {of: getattr(spec, of).model_dump(exclude_unset=True) for of in ("torch", "nsys", "stacks")}
+    return ManualRequest(
+        request_id=request_id,
+        ranks=(spec.rank,),
+        who=_line("somebody" if spec.requested_by is None else spec.requested_by.username),
+        reason=_line(spec.reason),
+        profiler=spec.profiler,
+        steps=spec.steps,
+        warmup_steps=spec.warmup_steps,
+        max_seconds=float(spec.max_seconds),
+        max_bytes=spec.max_trace_bytes,
+        samples_per_second=spec.samples_per_second,
+        options={of: chosen for of, chosen in options.items() if chosen},
+    )
+
+
+def _line(text: str) -> str:
+    return CONTROL.sub(" ", " ".join(text.split()))[:_MAX_TEXT] or "(nothing)"
+
+
+def _spec(job: str, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[str, Any]:
+    why, by = row.triggers.get(one.capture_id), row.by if isinstance(row, RequestRow) else ""
+    trigger = _trigger(why)
+    spec: dict[str, Any] = {
+        "job": job,
+        "rank": one.rank,
+        "reason": ("" if why is None else why.why) or row.words or row.reason,
+        "profiler": one.profiler,
+        "steps": min(max(one.steps, 1), 1000),
+        "warmup_steps": min(max(one.warmup_steps, 0), 100),
+        "max_seconds": min(max(math.ceil(one.max_seconds), 1), 3600),
+        "max_bytes": f"{min(max(one.max_bytes // 2**20, 1), 2**16)}Mi",
+    }
+    if trigger is not None:
+        spec["trigger"] = trigger.model_dump(mode="json", exclude_none=True)
+    elif by:
+        spec["requested_by"] = Requester(username=by[:1024]).model_dump(mode="json", exclude_unset=True)
+    spec["reason"] = spec["reason"][:2000]
+    stalled = trigger is not None and trigger.label == "stalled"
+    # (of a rank that stands still, stacks are taken once: a number of steps would mean nothing)
+    idle = {where[-1] for where, _ in in_capture(spec, stalled=stalled)}
+    return {word: value for word, value in spec.items() if word not in idle}
+
+
+def _trigger(why: Trigger | None) -> CaptureTrigger | None:
+    if why is None or not why.rule or not why.policy or why.label not in NAMING:
+        return None
+    return CaptureTrigger(
+        policy=why.policy,
+        rule=why.rule,
+        label=why.label,
+        stage=why.stage,
+        first_step=max(0, why.first_step),
+        last_step=max(0, why.last_step),
+        gain_s=why.gain_s,
+    )
+
+
+log = logging.getLogger(__name__)
+
+MANAGER = "sftriage-controller"
+LOOK_S, AT_LEAST_S = 1.0, 10.0
+"""Shortest and longest time between two looks."""
+REPORT_S = 30.0
+"""How often a report is written of which only the counts differ."""
+EVENT_S = 60.0
+"""Between two events of one reason; the second counts how often it occurred meanwhile."""
+SHARE = 0.1
+"""The time between looks grows with the run, such that they take no more of the time."""
+_LONGEST_PAUSE_S = 20.0
+_CHANGES = (WindowJudged, CaptureChanged, ManualRequestDecided, FollowUpDecided, CauseFound)
+
+
+class Mirror(Sink):
+    """Mirrors the runs of a job into a cluster, one after another; a sink of each. ``now`` is since the epoch."""
+
+    name = "cluster"
+
+    def __init__(self, objects: ClusterObjects, job: JobRef, now: Callable[[], float] = time.time) -> None:
+        self._objects, self._job, self._now = objects, job, now
+        self._done = threading.Condition()
+        self._wanted = self._looked = 0
+        self._source = self._next = RunSource(lambda: None)
+        self._left: set[str] = set()
+        self._known: tuple[Path | None, set[str]] = (None, set())
+        self._written: tuple[Any, float] = (None, 0.0)
+        self._event_s: dict[str, float] = {}
+        self._news: dict[str, list[ReportNews]] = {}
+        self._problems: list[ClusterError] = []
+        self._captures_path = path_of(API_VERSION, CAPTURES.plural, job.namespace)
+        about = {"apiVersion": API_VERSION, "kind": CAPTURES.kind}
+        selector = {"labelSelector": f"{JOB_LABEL}={job.object_name}"}
+        self._captures: ObjectWatch[dict[str, Any]] = ObjectWatch(
+            objects,
+            self._captures_path,
+            lambda body: about | body,
+            lambda before, now: self._loop.wake(),
+            query=selector,
+        )
+        self._loop = Loop(
+            *("mirror", self._turn, AT_LEAST_S),
+            failing="the cluster lacks some of the job",
+            expected=(SftriageError, OSError),
+            backoff=Backoff(LOOK_S, _LONGEST_PAUSE_S),
+        )
+
+    def begin(self) -> None:
+        """Begin, in threads of its own."""
+        self._captures.start()
+        self._loop.start()
+
+    def follow(self, directory: RunDirectory) -> None:
+        """Show this run from now on; the one before it until there is something of this one to show."""
+        self._next = RunSource(lambda: directory)
+        self._loop.wake()
+
+    def take(self, seen: Event | Sight) -> None:
+        """Look soon, if there may be something new to show."""
+        if isinstance(seen, _CHANGES):
+            self._loop.wake()
+
+    def finish(self, patience_s: float) -> bool:
+        """Show the end, and stop; whether that was done in time."""
+        with self._done:
+            self._wanted = wanted = self._looked + 1
+            self._loop.wake()
+            # (a look may be under way that misses the end)
+            done = self._done.wait_for(lambda: self._looked > wanted, patience_s)
+        self._captures.end()
+        self._loop.stop(0.0)
+        return done
+
+    def _turn(self) -> None:
+        began_s = time.thread_time()
+        self._look()
+        # (what comes meanwhile is for the next look)
+        self._loop.least_s = max(LOOK_S, (time.thread_time() - began_s) / SHARE)
+        with self._done:
+            self._looked += 1
+            self._done.notify_all()
+            if self._looked <= self._wanted:
+                self._loop.wake()
+
+    def _look(self) -> None:
+        self._captures.listed.wait(AT_LEAST_S)
+        if self._next is not self._source:
+            view = self._next.view()
+            if self._source.directory is None or view.rows or view.telemetry.ranks:
+                self._source, self._written = self._next, (None, 0.0)
+        view, directory = self._source.view(), self._source.directory
+        run, self._problems = Mirrored(self._job, view), []
+        if directory is not None and self._captures.listed.is_set():
+            bodies = self._captures.kept()
+            if view.going and view.telemetry.ranks:
+                self._forward(run.requests(bodies), RunDirectory(directory))
+            self._make(run, directory)
+            for body, status in run.statuses(bodies, self._now()):
+                # (the watch reports whoever changed it, and the next look starts from that)
+                with self._noting(NOT_FOUND, STALE):
+                    self._objects.put_status(CAPTURES, body, status)
+        self._report(view)
+        self._write_events()
+        for problem in self._problems[:1]:
+            raise problem
+
+    @contextlib.contextmanager
+    def _noting(self, *expected: int) -> Iterator[None]:
+        """Go on after a refusal, and note it for the end of the look unless its status is expected."""
+        try:
+            yield
+        except AnsweredError as error:
+            if error.status not in expected:
+                self._problems.append(error)
+
+    def _forward(self, requests: Iterable[ManualRequest], directory: RunDirectory) -> None:
+        for request in requests:
+            # (the run takes up a request once; until then, there is no answer)
+            if request.request_id in self._left:
+                continue
+            self._left.add(request.request_id)
+            try:
+                leave(directory, request)
+            except UsageError as error:
+                log.warning("what %s asks for cannot be asked of the run: %s", request.who, error)
+
+    def _make(self, run: Mirrored, directory: Path) -> None:
+        note = Note(directory / "cluster.json", list[str])
+        if self._known[0] != directory:
+            self._known = directory, set(note.get() or ())
+        known = self._known[1]
+        for capture_id, body in list(run.new(known)):
+            with self._noting():
+                ask_unless(self._objects, STALE, "POST", self._captures_path, body)
+                known.add(capture_id)
+                note.save(sorted(known))
+
+    def _report(self, view: View) -> None:
+        now_s = self._now()
+        found = report_status(self._job.report(), view, now_s)
+        what = (found.run, found.health, found.suspect, found.captures, found.captures_total, view.going)
+        if what == self._written[0] and now_s < self._written[1] + REPORT_S and self._wanted < self._looked:
+            return
+        with self._noting(NOT_FOUND, STALE):
+            served = self._served_report()
+            before, status = dict(status_of(served)), report_status(served, view, now_s).plain()
+            if before != status:
+                self._objects.put_status(REPORTS, served, status)
+            self._written = what, now_s
+            for one in news(before, status):
+                self._news.setdefault(one.reason, []).append(one)
+        if self._written != (what, now_s):
+            self._loop.wake()
+
+    def _served_report(self) -> dict[str, Any]:
+        path = path_of(API_VERSION, REPORTS.plural, self._job.namespace)
+        return get_or_create(self._objects, path, self._job.report())
+
+    def _write_events(self) -> None:
+        now_s = self._now()
+        for reason, several in list(self._news.items()):
+            if self._event_s.get(reason, 0.0) + EVENT_S > now_s:
+                continue
+            with self._noting():
+                report = self._served_report()
+                path = path_of("v1", "events", self._job.namespace, event_name(self._job, reason))
+                before = ask_unless(self._objects, NOT_FOUND, "GET", path) or {}
+                self._objects.apply(event_body(self._job, report, several[-1], before, len(several), now_s), MANAGER)
+                self._event_s[reason] = now_s
+            del self._news[reason]

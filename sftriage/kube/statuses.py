@@ -1,0 +1,445 @@
+"""What the status of each object says: of a policy, of a capture and its removal, of a report and its events. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Literal, cast
+
+import yaml
+from pydantic import ValidationError
+
+from sftriage.kube.jobs import JobRef
+from sftriage.kube.objects import (
+    API_VERSION,
+    MAX_CAPTURES,
+    MAX_HOLDS,
+    POLICIES,
+    Answer,
+    Body,
+    Hold,
+    LastVerdict,
+    Now,
+    ReportedAdvice,
+    ReportedCapture,
+    ReportedRemedy,
+    RequestState,
+    StoredArtefact,
+    StoredTrace,
+    StragglerCost,
+    TraceCaptureSpec,
+    TraceCaptureStatus,
+    TriagePolicyStatus,
+    TriageReportStatus,
+    capture_of,
+    dated,
+    readable,
+    status_of,
+)
+from sftriage.model.captures import ENDED, CaptureResult
+from sftriage.model.events import RemedyChanged
+from sftriage.policy.loading import MAX_SHOWN, LoadedPolicy, PolicyError, PolicySet, Problem, parse
+from sftriage.runs.following import WindowRow
+from sftriage.runs.glance import Outlook, advice_of_run, captures_cost_s, glance_of, remedy_line, tried_in
+from sftriage.runs.source import View
+from sftriage.traces.manifest import Manifest, first_problem
+from sftriage.words.amounts import clock
+from sftriage.words.decisions import caused
+from sftriage.words.kube import NEWS, REPRODUCED, capture_sentence, removal_sentence
+from sftriage.words.kube import POLICIES as POLICY_WORDS
+from sftriage.words.kube import REPORTS as REPORT_WORDS
+from sftriage.words.run import NOTHING, link_name, remedy_told, reproduced_words
+from sftriage.words.verdicts import explained
+
+
+def policy_text(body: Body, metadata: Mapping[str, Any]) -> str:
+    """The policy of an object as the text of a file."""
+    document = {"apiVersion": API_VERSION, "kind": POLICIES.kind, **body, "metadata": metadata}
+    # (through JSON, for YAML would write what occurs twice as an alias, which no policy has)
+    kept = json.loads(json.dumps({word: document.get(word) for word in ("apiVersion", "kind", "metadata", "spec")}))
+    return yaml.safe_dump(kept, allow_unicode=True, sort_keys=False)
+
+
+def loaded(body: Body) -> LoadedPolicy:
+    """The policy of an object, checked as a file of the command line is; its source is its name.
+
+    Raises:
+        PolicyError: it is not valid; with every problem in it, and no places, since an object has no text.
+    """
+    name = str(body["metadata"]["name"])
+    try:
+        found = parse(policy_text(body, body["metadata"]), name)
+    except PolicyError as error:
+        raise PolicyError(name, [replace(one, line=0, column=0) for one in error.problems]) from None
+    return replace(found, places={})
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A policy, whether jobs of its namespace run under it (it is valid, and no older one forbids it), its status."""
+
+    body: Body
+    in_force: bool
+    status: TriagePolicyStatus
+
+    @property
+    def changed(self) -> bool:
+        """Whether its status says something else than is so."""
+        return dict(status_of(self.body)) != self.status.plain()
+
+
+def standings(bodies: Iterable[Body], now_s: float) -> list[Standing]:
+    """The standing of each policy of one namespace, the oldest first.
+
+    All of them are in force together. Of two that cannot be, the older one is, so that a policy that comes later never
+    takes another out of force; of the same age, the first by name.
+    """
+    found: list[Standing] = []
+    in_force: tuple[LoadedPolicy, ...] = ()
+
+    def age(body: Body) -> tuple[str, str]:
+        # (the server writes times such that the text of an older one is less)
+        return str(body["metadata"].get("creationTimestamp", "")), str(body["metadata"]["name"])
+
+    for body in sorted(bodies, key=age):
+        policy, problems = None, ""
+        try:
+            policy = loaded(body)
+            PolicySet((*in_force, policy))
+            in_force = (*in_force, policy)
+        except PolicyError as error:
+            problems = _lines(error.problems)
+        status = TriagePolicyStatus(
+            observedGeneration=body["metadata"].get("generation"),
+            conditions=dated(body, _policy_conditions(policy, problems), now_s),
+            rules=None if policy is None else len(policy.policy.spec.rules),
+        )
+        found.append(Standing(body, not problems, status))
+    return found
+
+
+def _lines(problems: Sequence[Problem]) -> str:
+    lines = [f"{one.path}: {one.message}" if one.path else one.message for one in problems[:MAX_SHOWN]]
+    more = len(problems) - MAX_SHOWN
+    return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
+
+
+def _policy_conditions(policy: LoadedPolicy | None, problems: str) -> Iterator[Now]:
+    if policy is None:
+        yield Now("Accepted", "False", "Invalid", problems)
+        yield Now("Conflicted", "Unknown", "Invalid", POLICY_WORDS["not_compared"])
+        return
+    yield Now("Accepted", "True", "Valid", POLICY_WORDS["valid"])
+    if problems:
+        yield Now("Conflicted", "True", "Conflicts", f"{POLICY_WORDS['conflicts']}\n{problems}")
+    else:
+        yield Now("Conflicted", "False", "InForce", POLICY_WORDS["in_force"])
+
+
+STORING_S = 600.0
+"""Past its time-box, how long a capture may take until its trace is in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCapture:
+    """How far a capture is, its manifest once it is stored, and where that is.
+
+    ``words`` describe a capture without an answer.
+    """
+
+    result: CaptureResult | None = None
+    manifest: Manifest | None = None
+    store: str = ""
+    reference: str = ""
+    words: str = ""
+
+
+def capture_status(body: Body, known: KnownCapture, now_s: float) -> TraceCaptureStatus:
+    """The status of a capture. An invalid object is refused, whatever is known of its capture."""
+    spec, wrong = capture_of(dict(body))
+    result, manifest = known.result, known.manifest
+    state: RequestState = "refused" if spec is None else "requested" if result is None else result.state
+    detail = wrong or (result.detail if result is not None else known.words)
+    found = (*_progress(state, detail, invalid=spec is None), _reproduced(state, manifest))
+    profiler = "auto" if spec is None else spec.profiler
+    return TraceCaptureStatus(
+        observedGeneration=body["metadata"].get("generation"),
+        conditions=dated(body, found, now_s),
+        state=state,
+        profiler=profiler if manifest is None else manifest.capture.profiler,
+        host=None if manifest is None else manifest.capture.host,
+        first_step=None if result is None else result.first_step,
+        last_step=None if result is None else result.last_step,
+        reproduced=None if manifest is None else manifest.holds_fault,
+        detail=detail or None,
+        cause=_cause(manifest),
+        cost_s=None if manifest is None or manifest.cost is None else manifest.cost.cost_s,
+        stored=_stored(known),
+    )
+
+
+def _cause(manifest: Manifest | None) -> str | None:
+    cause = manifest.cause if manifest is not None else None
+    return None if cause is None or cause.code == "unknown" else caused(cause)
+
+
+def _progress(state: RequestState, detail: str, *, invalid: bool) -> Iterator[Now]:
+    reason, words = "Invalid" if invalid else state.capitalize(), capture_sentence(state, detail)
+    accepted: Answer = "Unknown" if state == "requested" else "False" if state == "refused" else "True"
+    yield Now("Accepted", accepted, "Accepted" if accepted == "True" else reason, words)
+    stored: Answer = "True" if state == "stored" else "False" if state in ENDED else "Unknown"
+    yield Now("Stored", stored, reason, words)
+
+
+def _reproduced(state: RequestState, manifest: Manifest | None) -> Now:
+    if manifest is None:
+        never = state in ENDED and state != "stored"
+        return Now("Reproduced", "Unknown", "NoTrace" if never else "NotYet", REPRODUCED["never" if never else ""])
+    found = manifest.reproduced
+    if found is None:
+        return Now("Reproduced", "Unknown", "NotJudged", REPRODUCED["unjudged"])
+    words = reproduced_words(found.answer, manifest.capture.role)
+    message = f"{words[0].upper()}{words[1:]}."
+    if manifest.holds_fault is None:
+        return Now("Reproduced", "Unknown", "Control", message)
+    reason = {"yes": "Reproduced", "partly": "PartlyReproduced", "no": "NotReproduced"}[found.answer]
+    return Now("Reproduced", "False" if found.answer == "no" else "True", reason, message)
+
+
+def _stored(known: KnownCapture) -> StoredTrace | None:
+    if known.manifest is None or not known.store:
+        return None
+    files = known.manifest.artefacts
+    return StoredTrace(
+        store=known.store,
+        reference=known.reference,
+        size_bytes=sum(one.size_bytes for one in files),
+        artefacts=tuple(map(StoredArtefact.model_validate, files)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What to do with the trace of an object that is being deleted.
+
+    ``remove`` it from ``stored``; ``release`` the object, since there is nothing to remove; or ``wait`` up to
+    ``wait_s``, since a trace may still come.
+    """
+
+    action: Literal["remove", "release", "wait"]
+    words: str
+    stored: StoredTrace | None = None
+    wait_s: float = 0.0
+
+
+def removal(body: Body, now_s: float) -> Removal:
+    """What to do with the trace of a capture that is being deleted, by its object alone: its controller may be gone.
+
+    The trace of a running capture would come after its object has gone, and stay for ever: this waits for it, no longer
+    than it can take.
+    """
+    status = status_of(body)
+    if "stored" in status:
+        try:
+            stored = StoredTrace.model_validate(status["stored"])
+        except ValidationError as error:
+            return Removal("wait", removal_sentence("unreadable", problem=first_problem(error)), wait_s=STORING_S)
+        return Removal("remove", removal_sentence("stored", place=stored.store), stored)
+    if status.get("state") not in ("accepted", "armed", "running"):
+        return Removal("release", removal_sentence("nothing"))
+    spec, _ = capture_of(dict(body))
+    box_s = TraceCaptureSpec.model_fields["max_seconds"].default if spec is None else spec.max_seconds
+    deleted = datetime.fromisoformat(str(body["metadata"]["deletionTimestamp"]).replace("Z", "+00:00"))
+    wait_s = deleted.timestamp() + float(box_s) + STORING_S - now_s
+    if wait_s > 0:
+        return Removal("wait", removal_sentence("running", wait_s=wait_s), wait_s=wait_s)
+    return Removal("release", removal_sentence("unfinished"))
+
+
+_NOT_KNOWN = ("no_run", "warming_up", "unknown")
+
+
+def report_status(body: Body, view: View, now_s: float) -> TriageReportStatus:
+    """The status of the report on a job, from a view of its newest run; bounded, however long the run."""
+    stands = glance_of(view).outlook
+    held = [row for row in view.rows if row.outcome in ("hold", "throttle")]
+    captures = list(_captures(view))
+    return TriageReportStatus(
+        observedGeneration=body["metadata"].get("generation"),
+        conditions=dated(body, (_healthy(stands), _watched(view)), now_s, others=True),
+        run=None if view.info is None else view.info.run_id,
+        health=stands.face,
+        summary=stands.sentence or stands.headline,
+        since_step=stands.since_step,
+        suspect=stands.named or None,
+        verdict=LastVerdict.model_validate(view.rows[-1]) if view.rows else None,
+        windows=view.windows,
+        windows_held=len(held),
+        holds=tuple(_holds(held)),
+        captures=tuple(captures[:MAX_CAPTURES]),
+        captures_total=len(captures),
+        cost=_cost(view),
+        advice=_advice(view),
+        remedy=_remedy(view),
+    )
+
+
+def outdated(body: Body, now_s: float, keep_s: float) -> bool:
+    """Whether a report that no object owns, as that of plain pods, is older than ``keep_s`` and without news."""
+    about = body["metadata"]
+    changed = [one.lastTransitionTime for one in readable(status_of(body).get("conditions"))]
+    newest = max([*changed, str(about.get("creationTimestamp", ""))])
+    # (times of one form, in UTC, are in the order of their letters)
+    return not about.get("ownerReferences") and newest < clock(now_s - keep_s)
+
+
+def _healthy(stands: Outlook) -> Now:
+    status: Answer = "Unknown" if stands.face in _NOT_KNOWN else "True" if stands.face == "healthy" else "False"
+    reason = "".join(word.capitalize() for word in stands.face.split("_"))
+    words = f"{stands.headline}. {stands.sentence}".strip()
+    return Now("Healthy", status, reason, words)
+
+
+def _watched(view: View) -> Now:
+    if view.unwatched:
+        return Now("Watched", "False", "Unwatched", REPORT_WORDS["unwatched"])
+    if view.going:
+        return Now("Watched", "True", "Watched", REPORT_WORDS["watched"])
+    return Now("Watched", "False", "NoRun" if view.info is None else "Ended", REPORT_WORDS["over"])
+
+
+def _holds(held: Sequence[WindowRow]) -> Iterator[Hold]:
+    rows: dict[tuple[str, str, tuple[str, ...]], list[WindowRow]] = {}
+    for row in reversed(held):
+        rows.setdefault((row.outcome, row.reason, row.reasons), []).append(row)
+    for (outcome, reason, reasons), those in list(rows.items())[:MAX_HOLDS]:
+        yield Hold(
+            outcome=cast('Literal["hold", "throttle"]', outcome),
+            reason=cast("Any", reason),
+            reasons=reasons,
+            windows=len(those),
+            last_step=those[0].last_step,
+            words="; ".join(explained(reasons)) if reason in ("undecided", "standstill") else those[0].words,
+            resolves=those[0].resolves or None,
+        )
+
+
+def _captures(view: View) -> Iterator[ReportedCapture]:
+    stored = {one.capture_id: one for one in view.captures if isinstance(one, Manifest)}
+    for capture_id, result in reversed(list(view.states.items())):
+        manifest = stored.get(capture_id)
+        yield ReportedCapture(
+            capture_id=capture_id,
+            rank=result.rank,
+            state=result.state,
+            reproduced=None if manifest is None else manifest.holds_fault,
+            cause=_cause(manifest),
+        )
+
+
+def _advice(view: View) -> ReportedAdvice | None:
+    advice = advice_of_run(view)
+    if (straggler := advice.straggler) is not None:
+        about, late_s = f"{straggler.who} in {straggler.where}", straggler.late_s
+    elif advice.slow_link is not None:
+        about, late_s = link_name(advice.slow_link.link), None
+    else:
+        return None
+    if (best := advice.best) is None:
+        return ReportedAdvice(straggler=about, late_s=late_s, words=NOTHING)
+    return ReportedAdvice(
+        straggler=about,
+        late_s=late_s,
+        remedy=best.code,
+        saves_s=best.saves_s,
+        break_even_s=best.pays_from_s,
+        words=remedy_line(best),
+    )
+
+
+def _remedy(view: View) -> ReportedRemedy | None:
+    """The last remedy that is tried or kept, or else the last one mentioned."""
+    told = [one for one in view.notes if isinstance(one, RemedyChanged)]
+    told += [one for one in tried_in(view) if one.state != "undone"]
+    if not told:
+        return None
+    newest = told[-1]
+    return ReportedRemedy(
+        remedy=newest.remedy,
+        state=newest.state,
+        rank=newest.rank,
+        saves_s=newest.numbers.get("saves_s"),
+        words=remedy_told(newest),
+    )
+
+
+def _cost(view: View) -> StragglerCost:
+    if not view.rows:
+        return StragglerCost()
+    return StragglerCost(
+        stragglers_s=round(view.losses.lost_s, 3),
+        stragglers_rank_hours=round(view.losses.rank_s / 3600, 6),
+        captures_s=round(captures_cost_s(view.notes), 3),
+    )
+
+
+_TROUBLE = ("suspect", "captured", "held", "regressed", "throttled", "stalled", "unknown")
+_SILENT = (None, "no_run", "warming_up")
+_MAX_MESSAGE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ReportNews:
+    """A change of a report: ``reason`` is one of a few words, and a job has one event for each."""
+
+    reason: str
+    kind: Literal["Normal", "Warning"]
+    message: str
+
+
+def news(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ReportNews]:
+    """What the status of a report says that the one before did not."""
+    health, was = now.get("health"), before.get("health")
+    if health != was and health not in _SILENT and not (health == "healthy" and was in _SILENT):
+        reason = "".join(word.capitalize() for word in str(health).split("_"))
+        yield ReportNews(reason, "Warning" if health in _TROUBLE else "Normal", str(now.get("summary") or health))
+    remedy = now.get("remedy")
+    if isinstance(remedy, Mapping) and remedy != before.get("remedy"):
+        yield ReportNews(f"Remedy{str(remedy.get('state')).capitalize()}", "Normal", str(remedy.get("words")))
+    known = {one["capture_id"]: one["state"] for one in _reported(before)}
+    for state, reason in (("stored", "CaptureStored"), ("failed", "CaptureFailed"), ("expired", "CaptureFailed")):
+        new = [one for one in _reported(now) if one["state"] == state != known.get(one["capture_id"])]
+        if new:
+            words = NEWS[state].format(count=len(new), capture_id=new[0]["capture_id"], rank=new[0]["rank"])
+            message = f"{words} {new[0].get('cause') or ''}".strip()
+            yield ReportNews(reason, "Normal" if state == "stored" else "Warning", message)
+
+
+def _reported(status: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return [one for one in status.get("captures") or () if isinstance(one, Mapping) and "capture_id" in one]
+
+
+def event_name(job: JobRef, reason: str) -> str:
+    """The name of the one event of a job that has this reason."""
+    return f"{job.object_name}.{reason.lower()}"
+
+
+def event_body(job: JobRef, report: Body, one: ReportNews, before: Body, times: int, now_s: float) -> dict[str, Any]:
+    """The event of a change that occurred ``times`` more; ``before`` is the event as the server has it, or empty."""
+    about = {name: report["metadata"].get(name) for name in ("name", "namespace", "uid")}
+    count = before.get("count")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": job.metadata(name=event_name(job, one.reason)),
+        "involvedObject": {"apiVersion": report["apiVersion"], "kind": report["kind"], **about},
+        "reason": one.reason,
+        "type": one.kind,
+        "message": one.message[:_MAX_MESSAGE],
+        "count": (count if isinstance(count, int) else 0) + times,
+        "firstTimestamp": before.get("firstTimestamp") or clock(now_s),
+        "lastTimestamp": clock(now_s),
+        "source": {"component": "sftriage"},
+    }
