@@ -105,6 +105,9 @@ def test_a_trace_comes_to_the_laptop_verified(server, namespace, laptop, stored)
     told_by = laptop.json("get", "c", "--out", "trace.json", "--force", "--all")
     assert told_by["sha256"] == manifest.artefacts[0].sha256
     assert told_by["capture"]["reproduced"] == "yes"
+    # AND of its files the one that is named
+    for command in ("get", "open"):
+        assert "nope" in laptop(command, "c", "--artefact", "nope", code=2).stderr
 
 
 def test_a_trace_that_was_changed_is_not_given_out(server, namespace, laptop, stored, tmp_path):
@@ -158,6 +161,13 @@ def test_a_trace_is_opened(server, namespace, laptop, stored):
         with urllib.request.urlopen(shown["file_url"], timeout=30) as answer:
             assert json.loads(gzip.decompress(answer.read())) == {"traceEvents": []}
         assert process.wait(60) == 0
+    # AND on a machine that reaches no other host, or nowhere if nothing fetches it in time
+    with laptop.running("open", "c", "--no-browser", "--json", "--offline") as process:
+        assert process.stdout is not None
+        page = json.loads(process.stdout.readline())["url"]
+        with urllib.request.urlopen(page, timeout=30) as answer:
+            assert answer.headers.get_content_type() == "text/html"
+    assert laptop("open", "c", "--no-browser", "--json", "--port", port, "--wait", 1, code=1)
 
 
 def the_one(server: Cluster, namespace: str) -> Any:
@@ -192,8 +202,11 @@ def test_a_person_asks_for_a_capture_and_is_told_how_it_ended(server, namespace,
 
 
 def test_whoever_does_not_wait_is_told_its_name(server, namespace, laptop):
-    done = laptop("capture", "resnet", "--rank", 1, "--reason", "why?", "--no-wait")
-    assert done.stdout == f"{the_one(server, namespace)['metadata']['name']}\n"
+    limits = ("--warmup-steps", 2, "--max-seconds", 30)
+    done = laptop("capture", "resnet", "--rank", 1, "--reason", "why?", "--no-wait", *limits)
+    asked = the_one(server, namespace)
+    assert done.stdout == f"{asked['metadata']['name']}\n"
+    assert (asked["spec"]["warmup_steps"], asked["spec"]["max_seconds"]) == (2, 30)
     assert "no report on job resnet" in done.stderr
     waited = laptop("capture", "resnet", "--rank", 1, "--reason", "why?", "--timeout", 1, code=1)
     assert "is requested, and is waited for no longer" in waited.stderr

@@ -326,10 +326,11 @@ def test_a_certificate_of_its_own_is_made_with_the_rights_on_two_objects_alone(s
     """GIVEN the manifests as they are WHEN one is made THEN all webhooks trust it; a second time none is."""
     server.kubectl("apply", "-f", str(K8S / "webhook" / "webhook.yaml"))
     environment = {**os.environ, "KUBECONFIG": str(server.as_account(tmp_path, "sftriage-certificates"))}
-    command = [sys.executable, "-m", "sftriage", "webhook", "certificates"]
 
-    def run() -> str:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SOON_S, check=True)
+    def run(*options: str, code: int = 0) -> str:
+        command = [sys.executable, "-m", "sftriage", "webhook", "certificates", *options]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SOON_S, check=False)
+        assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
     try:
@@ -343,9 +344,12 @@ def test_a_certificate_of_its_own_is_made_with_the_rights_on_two_objects_alone(s
         # WHEN somebody applies the manifests anew, which may take the trust away
         server.kubectl("replace", "-f", str(K8S / "webhook" / "webhook.yaml"))
         assert "its authority is trusted now" in run()
+        # AND one for a Service of another name
+        assert "a new certificate is in the Secret" in run("--service", "hook")
     finally:
         server.kubectl("delete", "mutatingwebhookconfiguration", "sftriage")
-    other = [*command, "--secret", "another"]
-    refused = subprocess.run(other, env=environment, capture_output=True, text=True, timeout=SOON_S, check=False)
-    assert refused.returncode == 1
-    assert 'the cluster refuses: secrets "another" is forbidden' in refused.stderr
+    for option in ("--secret", "--configuration"):
+        refused = run(option, "another", code=1)
+        assert re.search(
+            'the cluster refuses: (secrets|mutatingwebhookconfigurations.*) "another" is forbidden', refused
+        )

@@ -41,6 +41,17 @@ def test_without_a_cluster_to_ask_it_is_said_in_a_line(sftriage, monkeypatch, tm
     assert len(outcome.err.splitlines()) == 1
 
 
+ASKING = ("status", "traces j", "get c", "open c", "capture j --rank 1 --reason why", "doctor", "policy")
+
+
+@pytest.mark.parametrize("command", ASKING)
+def test_a_context_that_is_not_in_the_kubeconfig_is_refused(sftriage, monkeypatch, tmp_path, command):
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(CONFIG))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    outcome = sftriage("kube", *command.split(), "--context", "away")
+    assert (outcome.code, "Expected object with name away" in outcome.err) == (2, True)
+
+
 def test_a_cluster_that_is_not_there_is_said_in_a_line(sftriage, monkeypatch, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
