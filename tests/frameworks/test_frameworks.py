@@ -1,12 +1,15 @@
 """Training with Hugging Face's Trainer, Lightning and Accelerate: unedited, with a line of ours, and with both."""
 
+import json
+import os
+import struct
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from sftriage.runs.recordings import load_recording
-from tests.frameworks import logged
 from tests.integration.processes import FORKED, TORCHRUN, slowed
 from tests.integration.runs import named, verdicts
 from tests.integration.test_auto_seams import POLICY
@@ -14,6 +17,70 @@ from tests.integration.test_auto_seams import POLICY
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 STEPS, SLOW_FROM = 150, 60
+
+
+BLOCK_BYTES, HEADER_BYTES = 32768, 7
+
+
+def _tensorboard(directory: Path) -> dict[str, dict[int, Any]]:
+    """Scalars and texts by name and step."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (place,) = {file.parent for file in directory.rglob("events.out.*")}
+    found = EventAccumulator(str(place), size_guidance={"tensors": 0, "scalars": 0})
+    found.Reload()
+    scalars = {name: {one.step: one.value for one in found.Scalars(name)} for name in found.Tags()["scalars"]}
+    texts = {
+        name.removesuffix("/text_summary"): {
+            one.step: one.tensor_proto.string_val[0].decode() for one in found.Tensors(name)
+        }
+        for name in found.Tags()["tensors"]
+    }
+    return scalars | texts
+
+
+def _wandb(directory: Path) -> list[dict[str, Any]]:
+    """The rows of an offline run."""
+    from wandb.proto import wandb_internal_pb2 as proto
+
+    (file,) = directory.rglob("offline-run-*/*.wandb")
+    rows = []
+    for content in _records(file.read_bytes()):
+        record = proto.Record()
+        record.ParseFromString(content)
+        if record.HasField("history"):
+            items = record.history.item
+            rows.append({one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in items})
+    return rows
+
+
+def _records(content: bytes) -> Iterator[bytes]:
+    """Those of a log as LevelDB writes it, after a header of W&B's own: in blocks, a record in one part or more."""
+    at, parts = HEADER_BYTES, b""
+    while at + HEADER_BYTES <= len(content):
+        room = BLOCK_BYTES - at % BLOCK_BYTES
+        if room < HEADER_BYTES:
+            at += room
+            continue
+        _, size, kind = struct.unpack_from("<IHB", content, at)
+        parts += content[at + HEADER_BYTES : at + HEADER_BYTES + size]
+        at += HEADER_BYTES + size
+        if kind in (1, 4):  # whole, or its last part
+            yield parts
+            parts = b""
+
+
+def _mlflow(directory: Path) -> tuple[dict[str, dict[int, float]], dict[str, str]]:
+    """Metrics by name and step, and tags."""
+    from mlflow import MlflowClient
+
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    client = MlflowClient(tracking_uri=directory.as_uri())
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    (run,) = client.search_runs(experiments)
+    names = run.data.metrics
+    history = {name: client.get_metric_history(run.info.run_id, name) for name in names}
+    return {name: {one.step: one.value for one in values} for name, values in history.items()}, run.data.tags
 
 
 class Framework(NamedTuple):
@@ -168,14 +235,14 @@ def test_with_a_line_of_ours_it_is_named_under_the_frameworks_own_step_numbers_a
     judged = {one["last_step"]: one for one in verdicts(run)}
     with_suspect = {step for step, one in judged.items() if named(one)}
     step_s = {step: one["numbers"].get("typical_step_s", one["exposed_s"]) for step, one in judged.items()}
-    board = logged.tensorboard(tmp_path / "out")
+    board = _tensorboard(tmp_path / "out")
     assert any("loss" in metric for metric in board)
     assert board["sftriage/step_time_s"] == pytest.approx(step_s)
     assert board["sftriage/exposed_s/data"].keys() == judged.keys()
     assert {step for step, rank in board["sftriage/suspect_rank"].items() if rank == 1} == with_suspect
     assert any("Rank 1 is slow in data" in text for text in board["sftriage/verdict"].values())
     assert set(board["sftriage/captured_rank"].values()) == {1}
-    rows = logged.wandb(tmp_path / "out")
+    rows = _wandb(tmp_path / "out")
     ours = {row["sftriage/step"]: row["sftriage/step_time_s"] for row in rows if "sftriage/step_time_s" in row}
     assert ours == pytest.approx(step_s)
     # (no row of the script's own went missing for ours)
@@ -183,7 +250,7 @@ def test_with_a_line_of_ours_it_is_named_under_the_frameworks_own_step_numbers_a
         any("loss" in metric and "eval" not in metric and "val" not in metric for metric in row) for row in rows
     )
     assert losses >= (STEPS if name == "accelerate" else STEPS // 10)
-    metrics, tags = logged.mlflow(tmp_path / "out" / "mlflow")
+    metrics, tags = _mlflow(tmp_path / "out" / "mlflow")
     assert metrics["sftriage/step_time_s"] == pytest.approx(board["sftriage/step_time_s"])
     assert "slow in data" in tags["sftriage.cause"]
 

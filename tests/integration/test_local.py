@@ -17,8 +17,7 @@ from tests.integration.processes import FORKED
 from tests.scenario import entries
 
 STUCK = Path(__file__).parent / "jobs" / "stuck.py"
-HANG = Path(__file__).parent / "jobs" / "hang_in_capture.py"
-OWN_PROFILER = Path(__file__).parent / "jobs" / "own_profiler.py"
+SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -52,10 +51,12 @@ def watch(tmp_path, monkeypatch):
     """Watch a job under a policy."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
-    def watch(watcher, script, *launcher, policy=POLICY):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+    def watch(watcher, *command, policy=POLICY):
         file = tmp_path / "hasty.yaml"
         file.write_text(policy, encoding="utf-8")
-        command = (sys.executable, *launcher, str(script), str(watcher.end))
+        command = (sys.executable, *map(str, command))
         return local.LocalRun(command, "job", [file], lambda _: [watcher], out=tmp_path / "run")
 
     return watch
@@ -72,7 +73,7 @@ def impatient(monkeypatch):
 def test_a_rank_that_never_answers_costs_a_capture_its_time_box_and_no_more(watch, tmp_path):
     # GIVEN a rank that takes no further step, so that it never sees the request
     watcher = Ending(tmp_path / "end")
-    started = watch(watcher, STUCK)
+    started = watch(watcher, STUCK, watcher.end)
     # WHEN the job is watched to its end
     assert started.execute() == 0
     # THEN the capture was given up after its time-box, with that reason, and nothing is in the store
@@ -101,19 +102,18 @@ class Releasing(Ending):
 
     def ended(self):
         if len(self.results) == 2:
-            (self.end / "release").touch()
+            self.end.with_name("go-on").touch()
         elif len(self.results) > 2:
-            (self.end / "end").touch()
+            self.end.touch()
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(watch, tmp_path, monkeypatch):
+def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(watch, tmp_path):
     # GIVEN a rank that hangs in forward as soon as it is profiled
     pytest.importorskip("torch")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     policy = POLICY.replace("max_seconds: 1", "max_seconds: 5") + "  limits: {overhead_budget: 100%}\n"
-    watcher = Releasing(tmp_path)
-    started = watch(watcher, HANG, *FORKED[1:], "2", policy=policy)
+    watcher = Releasing(tmp_path / "end")
+    started = watch(watcher, *FORKED[1:], 2, SLOW_DATA, watcher.end, 0.02, "hangs", policy=policy)
     # AND a person who asks for a capture of it once it goes on: a rule waits after a capture that failed
     again = ManualRequest("again", (1,), "me", "it goes on", steps=3)
     watcher.ask = lambda: requests.leave(started.directory, again)
@@ -151,14 +151,14 @@ def test_a_control_is_called_off_where_its_suspect_refuses(watch, tmp_path):
         + "  limits: {overhead_budget: 100%}\n"
     )
     watcher = Both(tmp_path / "end")
-    started = watch(watcher, OWN_PROFILER, policy=policy)
+    started = watch(watcher, *FORKED[1:], 3, SLOW_DATA, watcher.end, 0.02, "profiles", policy=policy)
     # WHEN the job is watched to its end
     assert started.execute() == 0
     # THEN the suspect was refused, and the control ended with that reason, long before its steps were over
     suspect, control = watcher.results[:2]
-    assert (suspect.rank, suspect.state) == (1, "refused")
-    assert control.rank != 1
-    assert "cancelled: nothing to compare it with, the capture of rank 1 was refused" in control.detail
+    assert (suspect.rank, suspect.state) == (2, "refused")
+    assert control.rank != 2
+    assert "cancelled: nothing to compare it with, the capture of rank 2 was refused" in control.detail
     # AND it is on record so, and nothing is stored
     decision = next(one for one in decisions_of(started.directory) if one["outcome"] == "capture")
     assert [one["detail"] for one in decision["results"]] == [suspect.detail, control.detail]
@@ -177,7 +177,7 @@ class Hasty(Ending):
 def test_a_trainer_that_ends_before_it_answers_is_a_failed_capture(watch, tmp_path):
     # GIVEN the job ends as soon as the capture is asked for
     watcher = Hasty(tmp_path / "end")
-    started = watch(watcher, STUCK)
+    started = watch(watcher, STUCK, watcher.end)
     assert started.execute() == 0
     result = watcher.results[0]
     # THEN that is what the record says; the rank may still have refused in words as it left

@@ -20,3 +20,18 @@ def descend(model: torch.nn.Module) -> None:
         for parameter in model.parameters():
             parameter -= 1e-3 * parameter.grad
             parameter.grad = None
+
+
+class Layers(torch.nn.Module):
+    """Two layers, between which the backward pass may be held up: by ``pause``, a hook, if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)
+        self.pause = None
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(batch)
+        if self.pause is not None:
+            hidden.register_hook(self.pause)
+        return self.second(hidden)

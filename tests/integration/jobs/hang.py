@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from averaging import average_gradients, descend
+from averaging import Layers, average_gradients, descend
 
 import sftriage
 
@@ -26,21 +26,6 @@ def hang(directory: Path, step: int) -> None:
     note.rename(directory / f"hung-{step}")
     while not (directory / f"release-{step}").exists():
         time.sleep(0.02)
-
-
-class Layers(torch.nn.Module):
-    """Two layers, between which the backward pass may hang."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)
-        self.pause = None
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        hidden = self.first(batch)
-        if self.pause is not None:
-            hidden.register_hook(self.pause)
-        return self.second(hidden)
 
 
 def main() -> None:
@@ -75,8 +60,6 @@ def main() -> None:
     if rank == 0:
         sys.stdout.write("trained\n")
     dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -5,32 +5,17 @@ healthy until DIRECTORY/next-0 is there, then has the first faults until DIRECTO
 last it ends.
 """
 
-import os
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from averaging import average_gradients, descend
+from averaging import Layers, average_gradients, descend
 
 import sftriage
 
 DELAY_S = 0.15
-
-
-class Layers(torch.nn.Module):
-    """Two layers, between which the backward pass may be slow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)
-
-    def forward(self, batch: torch.Tensor, slow: bool) -> torch.Tensor:
-        hidden = self.first(batch)
-        if slow:
-            hidden.register_hook(lambda _: time.sleep(DELAY_S))
-        return self.second(hidden)
 
 
 def main() -> None:
@@ -54,7 +39,8 @@ def main() -> None:
                     batch = torch.randn(4, 64)
                     pause_in("data")
                 with monitor.stage("forward"):
-                    loss = model(batch, f"backward:{rank}" in slow).square().mean()
+                    model.pause = (lambda _: time.sleep(DELAY_S)) if f"backward:{rank}" in slow else None
+                    loss = model(batch).square().mean()
                     pause_in("forward")
                 with monitor.stage("backward"):
                     # The ranks go on together, where they meet anyway: the first one says when.
@@ -69,8 +55,6 @@ def main() -> None:
                 pause_in("other")
                 time.sleep(0.01)
     dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ def become(rank: int, ranks: int, address: str, port: int, script: str) -> None:
     sys.argv = sys.argv[2:]
     sys.path[0] = str(Path(script).parent)
     runpy.run_path(script, run_name="__main__")
+    # Gloo's threads live on: they may crash what is ending, and hang a model that goes after its group.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def main() -> int:
@@ -39,7 +42,6 @@ def main() -> int:
         pid = os.fork()
         if pid == 0:
             become(rank, ranks, address, port, script)
-            os._exit(0)
         pids.add(pid)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     store = listening and dist.TCPStore(

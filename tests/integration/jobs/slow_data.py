@@ -1,5 +1,8 @@
-"""``slow_data.py RELEASE [SECONDS [opaque]]``: trains until RELEASE is there; from step 60 on the last rank is slow in
-data: it sleeps, or waits where no line says for what."""
+"""``slow_data.py RELEASE [SECONDS [HOW]]``: trains until RELEASE is there, the last rank slow in data from step 60 on.
+
+HOW: it sleeps; ``opaque``, waits where no line says for what; ``hangs`` in forward too, once it is profiled and until
+there is a file ``go-on`` beside RELEASE; ``profiles`` itself all the time, so that it refuses to be captured.
+"""
 
 import os
 import select
@@ -29,9 +32,14 @@ def rendezvous() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
 
 
+def hang_here(go_on: Path) -> None:
+    while not go_on.exists():
+        time.sleep(0.02)
+
+
 def main() -> None:
     release, slow_s = Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.02
-    opaque = len(sys.argv) > 3
+    how = sys.argv[3] if len(sys.argv) > 3 else ""
     poller = select.poll()
     torch.set_num_threads(1)
     distributed = any(name in os.environ for name in WHO[0])
@@ -40,16 +48,21 @@ def main() -> None:
     if distributed:
         rendezvous()
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+    last = rank == ranks - 1
+    if last and how == "profiles":
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]).start()
     with monitor:
         for step in range(MOST_STEPS):
             with monitor.step():
                 with monitor.stage("data"):
                     batch = torch.randn(8, 64)
-                    if rank == ranks - 1 and step >= SLOW_FROM and opaque:
+                    if last and step >= SLOW_FROM and how == "opaque":
                         poller.poll(1000 * slow_s)
-                    elif rank == ranks - 1 and step >= SLOW_FROM:
+                    elif last and step >= SLOW_FROM:
                         time.sleep(slow_s)
                 with monitor.stage("forward"):
+                    if last and how == "hangs" and torch._C._autograd._profiler_enabled():
+                        hang_here(release.with_name("go-on"))
                     loss = model(batch).square().mean()
                 with monitor.stage("backward"):
                     loss.backward()

@@ -260,15 +260,6 @@ def test_a_forked_child_records_nothing(tmp_path):
     monitor.close()
 
 
-def test_a_script_that_just_ends_closes_its_ring(tmp_path):
-    # GIVEN a script that neither closes nor drops its monitor
-    script = f"from sftriage import Monitor; m = Monitor(rings={str(tmp_path)!r})\nwith m.step(): pass"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-    with open_ring(tmp_path / "rank-0.0.ring") as reader:
-        status = reader.status()
-        assert (status.closed, status.alive, status.published) == (True, False, 1)
-
-
 def test_importing_the_recorder_needs_only_the_standard_library():
     # GIVEN an interpreter without site-packages WHEN it imports and uses the recorder
     root = str(Path(__file__).parents[3])
