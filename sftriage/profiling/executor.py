@@ -349,20 +349,20 @@ class CaptureExecutor:
                 return "no spool directory is set (SFTRIAGE_SPOOL)"
         return "cancelled" if self._requests.cancelled else None if stacks else self._guard.busy()
 
-    def _session(self, request: CaptureRequest) -> Session:
-        if request.profiler == "nsys":
-            return NvtxSession()
-        if request.profiler == "stacks":
-            return SampledSession(request.options)
-        sample = bool(request.options.get(SAMPLE_STACKS))
-        return TorchSession(self._subject, request.options, self._guard, sample=sample)
-
     def _begin(self, request: CaptureRequest, number: int) -> None:
         if (reason := self._refusal(request)) is not None:
             self._refuse(request.capture_id, reason)
             return
+        options = request.options
+        session: Session
         try:
-            session = self._session(request)
+            if request.profiler == "nsys":
+                session = NvtxSession()
+            elif request.profiler == "stacks":
+                session = SampledSession(options)
+            else:
+                sample = bool(options.get(SAMPLE_STACKS))
+                session = TorchSession(self._subject, options, self._guard, sample=sample)
         except CaptureError as error:
             self._refuse(request.capture_id, str(error), "no_nvtx" if request.profiler == "nsys" else "")
             return

@@ -16,7 +16,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from resource import RUSAGE_SELF, getrusage
 from time import monotonic_ns, thread_time_ns
@@ -87,7 +88,7 @@ class Stacks:
         self._rows: list[_Row] = []
         self._n_samples = 0
         self._names: dict[int, str] = {}
-        self._schedstats: dict[int, _Schedstat] = {}
+        self._schedstats: dict[int, _TaskFile] = {}
         self._wchan = _TaskFile(None, "wchan")
         self._own = 0
         self._collected_ns = self._collects_since_ns = 0
@@ -122,17 +123,17 @@ class Stacks:
 
     def samples(self) -> ProcessSamples:
         """All samples, once it has ended."""
-        frames, rows = _Frames(self._codes), self._rows
-        stacks = [frames.numbers(stack) for stack in self._stacks]
-        first: dict[str, list[Any]] = {name: [row.used[place] for row in rows] for place, name in enumerate(USED)}
-        first["waits_in"] = [row.waits_in for row in rows]
+        rows = self._rows
+        stacks, frames = _framed(self._codes, self._stacks)
+        first: dict[str, list[Any]] = {"waits_in": [row.waits_in for row in rows]}
+        first |= {name: [row.used[place] for row in rows] for place, name in enumerate(USED)}
         threads = dict.fromkeys((self._first, *(thread for row in rows for thread in row.stacks)))
         return {
             "pid": os.getpid(),
             "began_ns": self._began_ns,
             "period_s": self._period_s,
-            "frames": frames.listed(),
-            "source": frames.source(),
+            "frames": frames,
+            "source": _source_of(frames),
             "stacks": stacks,
             "time_ns": [row.time_ns for row in rows],
             "threads": [
@@ -155,7 +156,7 @@ class Stacks:
     def _take(self) -> None:
         at, now_ns = (0, "", 0) if self._at is None else self._at(), monotonic_ns()
         stacks = {thread: self._stack(frame) for thread, frame in sys._current_frames().items() if thread != self._own}
-        times_ns = {thread: self._schedstat(thread).times_ns() for thread in (*stacks, self._own)}
+        times_ns = {thread: _times_ns(self._schedstat(thread)) for thread in (*stacks, self._own)}
         # (while a sample is taken, a thread that runs Python waits for the interpreter: that says nothing)
         waits_in = self._wchan.read()
         waits_in = b"" if waits_in == b"0" or waits_in.startswith(b"futex") else waits_in
@@ -176,7 +177,7 @@ class Stacks:
                 self._collected_ns += monotonic_ns() - self._collects_since_ns
                 self._collects_since_ns = 0
 
-    def _schedstat(self, thread: int) -> _Schedstat:
+    def _schedstat(self, thread: int) -> _TaskFile:
         found = self._schedstats.get(thread)
         if found is None:
             known = next((one for one in threading.enumerate() if one.ident == thread), None)
@@ -185,7 +186,7 @@ class Stacks:
             its_id = None if known is None else known.native_id
             native_id = os.getpid() if known is threading.main_thread() else its_id
             with _forks.none:
-                found = self._schedstats[thread] = _Schedstat(native_id)
+                found = self._schedstats[thread] = _TaskFile(native_id, "schedstat")
                 if thread == self._first:
                     self._wchan = _TaskFile(native_id, "wchan")
         return found
@@ -207,50 +208,40 @@ class Stacks:
         return {"run_ns": [run_ns for run_ns, _ in times_ns], "waited_ns": [waited_ns for _, waited_ns in times_ns]}
 
 
-class _Frames:
-    """Frames as speedscope has them, numbered as they come: of code objects, and the instructions they stand at."""
+def _framed(
+    codes: Mapping[int, CodeType], stacks: Iterable[Sequence[int]]
+) -> tuple[list[list[int]], list[tuple[str, str, int]]]:
+    """Stacks as numbers of frames, the outermost first, and the frames as speedscope has them: function, file, line.
 
-    def __init__(self, codes: Mapping[int, CodeType]) -> None:
-        self._codes = codes
-        self._lines: dict[int, dict[int, int]] = {}
-        self._number: dict[tuple[str, str, int], int] = {}
-        self._of: dict[tuple[int, int], int] = {}
+    A stack is a code's id, the instruction that it stands at, and so on from the innermost.
+    """
+    frames: dict[tuple[str, str, int], int] = {}
 
-    def numbers(self, stack: Sequence[int]) -> list[int]:
-        """The frames of a stack (a code's id, an instruction, and so on from the innermost), the outermost first."""
-        return [self._one((code, at)) for code, at in zip(stack[-2::-2], stack[::-2], strict=True)]
+    @cache
+    def lines_of(code_id: int) -> dict[int, int]:
+        ranges = codes[code_id].co_lines()
+        return {at: line for start, end, line in ranges if line is not None for at in range(start, end, 2)}
 
-    def _one(self, frame: tuple[int, int]) -> int:
-        number = self._of.get(frame)
-        if number is None:
-            code = self._codes[frame[0]]
-            key = getattr(code, "co_qualname", code.co_name), code.co_filename, self._line(*frame)
-            number = self._of[frame] = self._number.setdefault(key, len(self._number))
-        return number
+    @cache
+    def number_of(code_id: int, at: int) -> int:
+        code = codes[code_id]
+        line = lines_of(code_id).get(at, code.co_firstlineno)
+        key = getattr(code, "co_qualname", code.co_name), code.co_filename, line
+        return frames.setdefault(key, len(frames))
 
-    def _line(self, code: int, at: int) -> int:
-        lines = self._lines.get(code)
-        if lines is None:
-            lines = self._lines[code] = {
-                offset: line
-                for start, end, line in self._codes[code].co_lines()
-                if line is not None
-                for offset in range(start, end, 2)
-            }
-        return lines.get(at, self._codes[code].co_firstlineno)
+    framed = [[number_of(*one) for one in zip(stack[-2::-2], stack[::-2], strict=True)] for stack in stacks]
+    return framed, list(frames)
 
-    def listed(self) -> list[tuple[str, str, int]]:
-        return list(self._number)
 
-    def source(self) -> list[str]:
-        """Of every frame the line of source, "" where that is not to be had."""
-        known = set(linecache.cache)
-        try:
-            return [linecache.getline(file, line).strip()[:MAX_SOURCE] for _, file, line in self._number]
-        finally:
-            # What was not the job's own is not left in its memory.
-            for file in set(linecache.cache) - known:
-                linecache.cache.pop(file, None)
+def _source_of(frames: Iterable[tuple[str, str, int]]) -> list[str]:
+    """Of every frame the line of source, "" where that is not to be had."""
+    known = set(linecache.cache)
+    try:
+        return [linecache.getline(file, line).strip()[:MAX_SOURCE] for _, file, line in frames]
+    finally:
+        # What was not the job's own is not left in its memory.
+        for file in set(linecache.cache) - known:
+            linecache.cache.pop(file, None)
 
 
 class _TaskFile:
@@ -274,18 +265,12 @@ class _TaskFile:
             self._descriptor = -1
 
 
-class _Schedstat(_TaskFile):
-    """How long a thread of this process has run, and has waited for a core."""
-
-    def __init__(self, native_id: int | None) -> None:
-        super().__init__(native_id, "schedstat")
-
-    def times_ns(self) -> Times:
-        try:
-            run, waited, _ = self.read().split()
-            return int(run), int(waited)
-        except ValueError:
-            return -1, -1
+def _times_ns(schedstat: _TaskFile) -> Times:
+    try:
+        run, waited, _ = schedstat.read().split()
+        return int(run), int(waited)
+    except ValueError:
+        return -1, -1
 
 
 def written(

@@ -71,11 +71,6 @@ def copiers() -> list[tuple[Any, str]]:
     return [(owner, name) for owner, name in found if hasattr(owner, name)]
 
 
-def on_device(models: Iterable[Any]) -> bool:
-    """Whether anything of these models is elsewhere than in the host's memory."""
-    return any(not parameter.is_cpu for model in models for parameter in model.parameters())
-
-
 def exchanged_in(models: Iterable[Any], *, clipping: bool) -> tuple[str, ...]:
     """The stages in which torch has every rank take part; ``clipping`` says that gradients are clipped across ranks."""
     parts = [part for model in models for part in model.modules()]

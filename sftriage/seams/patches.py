@@ -204,7 +204,8 @@ class Seams:
         found = models.outermost([one for one in living if isinstance(one, module)], trained)
         self.trained = tuple(type(one).__name__ for one in found)
         self.models.hook(found)
-        if H2D in self.on and (copiers := models.copiers()) and models.on_device(found):
+        on_device = any(not parameter.is_cpu for model in found for parameter in model.parameters())
+        if H2D in self.on and on_device and (copiers := models.copiers()):
             for owner, name in copiers:
                 self.replaced.stage(owner, name, H2D)
             self.steps.stages = ("data", H2D, *STAGES[1:])
