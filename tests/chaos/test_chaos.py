@@ -16,8 +16,8 @@ import pytest
 
 from sftriage.agent.reading import RankRings
 from sftriage.runtime.hub_server import HubServer, make_secret
-from tests.chaos.loop import play
-from tests.chaos.planning import actions
+from tests.chaos.checking import actions
+from tests.chaos.world import play
 from tests.integration.processes import DEADLINE_S, TORCHRUN, ended, wait_until
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")

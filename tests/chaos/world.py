@@ -1,4 +1,8 @@
-"""A job on two hosts with all that watches it, each part a process that a supervisor starts again when it has ended."""
+"""A round of chaos: a job on two hosts with all that watches it, what befalls its parts, and what was wrong in the end.
+
+The hosts' clocks are apart, and a link joins them that can be cut, or be slow. Each part is a process that a supervisor
+starts again when it has ended.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,119 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sftriage.errors import RingError
 from sftriage.runs.directory import RunDirectory
 from sftriage.runtime.hub_server import make_secret
-from tests.chaos.hosts import ApartHosts, SlowLink
-from tests.chaos.planning import WORLD_SIZE, Action, Fault, faults
-from tests.disks import SmallDisk
-from tests.integration.namespaces import BOTH
+from sftriage.windows.gather import Shape
+from tests.chaos.checking import WORLD_SIZE, Action, Fault, Outcome, attempts, checked, faults
+from tests.disks import SmallDisk, small_disk
+from tests.integration.namespaces import BOTH, Hosts
 from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.runs import verdicts
+from tests.needs import GCC
+
+MONOTONIC_APART_S, WALL_APART_S = 10 * 86400, 300
+START_S = 20.0
+
+
+class ApartHosts(Hosts):
+    """Host 1 booted ten days before host 0, and its wall clock is minutes ahead, where that can be built."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(2)
+        self._clock = directory / "wall_clock.so"
+        self.wall_apart_s = (0, WALL_APART_S if GCC else 0)
+        self._holders: list[subprocess.Popen] = []
+
+    def begin(self) -> None:
+        super().begin()
+        if GCC:
+            source = Path(__file__).with_name("wall_clock.c")
+            subprocess.run([GCC, "-shared", "-fPIC", "-O2", "-o", self._clock, source], check=True)
+        for number, name in enumerate(self.names):
+            apart = f"{number * MONOTONIC_APART_S}"
+            clocks = ["unshare", "--time", "--monotonic", apart, "--boottime", apart, "--uts", "--fork"]
+            command = ["ip", "netns", "exec", name, *clocks, "sh", "-c", f"hostname node-{number}; echo $$; sleep inf"]
+            holder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+            self._holders.append(holder)
+        # (the number is that of this PID namespace: there is no other)
+        self._inside = [
+            ["nsenter", "-t", holder.stdout.readline().strip(), "--net", "--time", "--uts"] for holder in self._holders
+        ]
+
+    def start(self, number: int, command: list[object], environment: dict[str, str], said: Path) -> subprocess.Popen:
+        """Start a command on a host; what it says goes into a file."""
+        if self.wall_apart_s[number]:
+            apart = {"WALL_APART_S": str(self.wall_apart_s[number]), "LD_PRELOAD": str(self._clock)}
+            environment = {**environment, **apart}
+        with said.open("ab") as file:
+            process = subprocess.Popen(
+                [*self._inside[number], *map(str, command)],
+                env={**environment, "NODE_RANK": str(number)},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        self.started.append(process)
+        return process
+
+    def left(self) -> list[int]:
+        """Processes that are still there, beside those that hold the hosts."""
+        of_holders = {str(one.pid) for one in (*self.inits, *self._holders)} | {words[2] for words in self._inside}
+        found = set[str]()
+        for name in self.names:
+            found |= set(subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split())
+        left = [int(pid) for pid in found - of_holders]
+        return [pid for pid in left if _parent(pid) not in of_holders]
+
+    def end(self) -> None:
+        super().end()
+        for holder in self._holders:
+            holder.wait(START_S)
+            holder.stdout.close()
+
+
+class SlowLink:
+    """What a host connects to as its hub: the hub, by a proxy of its own."""
+
+    def __init__(self, hosts: ApartHosts, number: int, port: int, hub_port: int, directory: Path) -> None:
+        self._control = directory / f"link-{number}"
+        self.slow(0.0, 1e9)
+        script = Path(__file__).with_name("proxy.py")
+        command = [sys.executable, script, port, f"{BOTH[0]}:{hub_port}", self._control]
+        self.process = hosts.start(number, command, dict(os.environ), directory / f"said-proxy-{number}")
+
+    def slow(self, delay_s: float, bytes_per_s: float) -> None:
+        """From now on, each way."""
+        partial = self._control.with_suffix(".new")
+        partial.write_text(f"{delay_s} {bytes_per_s}")
+        partial.rename(self._control)
+
+    def drop(self) -> None:
+        """Break all connections, with all that is on its way."""
+        self.process.send_signal(signal.SIGUSR1)
+
+
+def _parent(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    return ""
+
+
+@contextlib.contextmanager
+def apart_hosts(directory: Path) -> Iterator[ApartHosts]:
+    """Two hosts, gone with all that runs there when this ends."""
+    hosts = ApartHosts(directory)
+    try:
+        hosts.begin()
+        yield hosts
+    finally:
+        hosts.end()
+
 
 SIMULATED = Path(__file__).parents[1] / "integration" / "jobs" / "simulated.py"
 HUB_PORT, LINK_PORT = 7422, 7423
@@ -210,7 +316,7 @@ class World:
         script = Path(__file__).with_name("at_hub.py")
         said = self.directory / "said-at-hub-0"
         before = said.stat().st_size if said.exists() else 0
-        self._run(0, "at hub", sys.executable, script, self.url, self.secret, what).wait(DEADLINE_S)
+        self._run(0, "at hub", sys.executable, script, what, self.url, self.secret).wait(DEADLINE_S)
         return said.read_text()[before:]
 
     def settle(self) -> None:
@@ -275,9 +381,9 @@ class World:
         return self._run(number, name, sys.executable, "-m", "sftriage", name, *where, *options)
 
     def _hub(self) -> subprocess.Popen:
-        script = Path(__file__).with_name("hub.py")
+        script = Path(__file__).with_name("at_hub.py")
         where = (BOTH[0], HUB_PORT, self.directory / "nats", self.secret, self.directory / "hub.pid")
-        return self._run(0, "hub", sys.executable, script, *where)
+        return self._run(0, "hub", sys.executable, script, "serve", *where)
 
     def _controller(self) -> subprocess.Popen:
         if RunDirectory(self.run).info_file.exists():
@@ -331,3 +437,110 @@ def _size(path: Path) -> int:
     with contextlib.suppress(OSError):
         return path.stat().st_size
     return 0
+
+
+SHAPE = Shape(40, 20, 5)
+CATCH_UP_S = 120.0
+LOSES = ("lose hub's store",)
+"""What the hub had is lost by it, and steps with it."""
+
+
+@dataclass(slots=True)
+class Round:
+    """What was done, and what was found."""
+
+    actions: Sequence[Action]
+    outcome: Outcome = field(default_factory=Outcome)
+    log: Sequence[str] = ()
+    said: str = ""
+
+    @property
+    def text(self) -> str:
+        return "\n".join([*self.outcome.problems, "", *self.log, "", self.said])
+
+
+def play(directory: Path, environment: dict[str, str], actions: Sequence[Action], seed: int) -> Round:
+    """Let a job run on two hosts while the actions befall it, and end; what became of it."""
+    played = Round(actions)
+    with contextlib.ExitStack() as held:
+        hosts = held.enter_context(apart_hosts(directory))
+        (directory / "run").parent.mkdir(parents=True, exist_ok=True)
+        sizes = {"run": "96m", "host-0": "48m", "host-1": "48m"}
+        disks = {name: held.enter_context(small_disk(directory / name, size, 20_000)) for name, size in sizes.items()}
+        world = held.enter_context(contextlib.closing(World(directory, environment, hosts, disks, seed)))
+        played.log = world.log.lines
+        try:
+            _befall(world, actions)
+            _catch_up(world)
+            world.end()
+            streams = world.at_hub("streams").split()
+            played.outcome = checked(
+                world.run,
+                {start.pids: start.faults for start in world.starts},
+                SHAPE,
+                lossless=not any(one.kind in LOSES for one in actions),
+            )
+            if streams != ["KV_sft_job_lease"]:
+                played.outcome.problems.append(f"left on the hub: {streams}")
+            played.outcome.problems += _left(world)
+        except AssertionError as error:
+            played.outcome.problems.append(f"it did not end well: {error}")
+        played.said = world.said
+        if played.outcome.problems:
+            # (the disk that it is on goes)
+            shutil.copytree(world.run, directory / "failed", dirs_exist_ok=True)
+    return played
+
+
+def _befall(world: World, actions: Sequence[Action]) -> None:
+    """Each action at its time; what is so for a while is mended after it."""
+    begin_s = time.monotonic()
+    todo = [(one.at_s, number, one) for number, one in enumerate(actions)]
+    mending: list[tuple[float, int, Callable[[], None]]] = []
+    while todo or mending:
+        at_s = min([one[0] for one in (*todo, *mending)])
+        time.sleep(max(0.0, begin_s + at_s - time.monotonic()))
+        if todo and todo[0][0] <= at_s:
+            _, number, action = todo.pop(0)
+            mend = world.act(action)
+            if mend is not None:
+                mending.append((at_s + action.for_s, number, mend))
+                mending.sort(key=lambda one: one[:2])
+            continue
+        _, number, mend = mending.pop(0)
+        mend()
+        world.log.say(f"mended: {actions[number].kind}")
+
+
+def _catch_up(world: World) -> None:
+    """All is whole again: wait until the steps that the job takes now are judged."""
+    wanted = world.step() + SHAPE.window_steps
+    pids = world.starts[-1].pids
+    world.settle()
+
+    def judged() -> bool:
+        try:
+            found = attempts(world.run)
+        except (RingError, OSError):
+            # (just made)
+            return False
+        # (of a start of which a host was heard late there may be two)
+        newest = max((attempt for attempt, pid in found.items() if pid in pids), default=None)
+        return any(one["attempt"] == newest and one["last_step"] >= wanted for one in verdicts(world.run))
+
+    world.log.say("all is mended")
+    wait_until(judged, CATCH_UP_S)
+    world.log.say("it has caught up")
+
+
+def _left(world: World) -> list[str]:
+    """What is left behind by the parts of a run that has ended."""
+    found = [f"{path} is left in memory" for path in Path("/dev/shm/sftriage-0").glob("*") if _is_of(path, world)]
+    for number in range(2):
+        spool = world.host(number) / "spool"
+        found += [f"{path} is left" for path in spool.iterdir()]
+    return found
+
+
+def _is_of(rings: Path, world: World) -> bool:
+    return str(rings) in (world.run / "run.json").read_text()

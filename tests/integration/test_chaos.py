@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.chaos.loop import play
-from tests.chaos.planning import actions
+from tests.chaos.checking import actions
+from tests.chaos.world import play
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 SEED, SECONDS = 9, 10.0
