@@ -268,9 +268,7 @@ def request_of(capture_id: str, rank: int = 2, role: str = "suspect") -> Capture
     return CaptureRequest(capture_id, rank, "torch", 5, 1, 60.0, 2**29, role=role)
 
 
-def slots(
-    info: RingInfo, steps: Iterable[int], durations_ms: Callable[[int], Mapping[str, float]], *, flags: int = 0
-) -> bytes:
+def slots(info: RingInfo, steps: Iterable[int], durations_ms: Callable[[int], Mapping[str, float]]) -> bytes:
     """Steps as a rank writes them, one after the other on its clock."""
     written, at_ns = [], 0
     for number, step in enumerate(steps):
@@ -285,11 +283,9 @@ def slots(
     return b"".join(written)
 
 
-def steps_of(
-    info: RingInfo, steps: Iterable[int], durations_ms: Callable[[int], Mapping[str, float]], *, flags: int = 0
-) -> StepArrays:
+def steps_of(info: RingInfo, steps: Iterable[int], durations_ms: Callable[[int], Mapping[str, float]]) -> StepArrays:
     """The same as a log takes them."""
-    return decode([(info.rank, slots(info, steps, durations_ms, flags=flags))], info.schema)
+    return decode([(info.rank, slots(info, steps, durations_ms))], info.schema)
 
 
 @lru_cache(maxsize=32)

@@ -1,4 +1,4 @@
-"""Infos, and steps in slots, in which every number follows from the step's."""
+"""Infos of rings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from sftriage.base.process import start_ticks
-from sftriage.model.windows import StageSchema, StepRecord
+from sftriage.model.windows import StageSchema
 from sftriage.recorder.layout import RingInfo
-from tests.unit.windows.steps import raw as slots
 
 MakeInfo = Callable[..., RingInfo]
 
@@ -25,29 +24,3 @@ def make_info() -> MakeInfo:
         return replace(info, **changes)  # type: ignore[arg-type]
 
     return make
-
-
-@pytest.fixture(scope="session")
-def record_of() -> Callable[[RingInfo, int], StepRecord]:
-    """The step of sequence number ``seq``."""
-
-    def make(info: RingInfo, seq: int) -> StepRecord:
-        stages, sync = len(info.schema.stages), len(info.schema.sync)
-        return StepRecord(
-            rank=info.rank,
-            step=seq + 40,
-            start_ns=seq * 1000,
-            between_ns=seq * 10,
-            durations_ns=tuple(seq * 100 + index for index in range(stages)),
-            outside_ns=tuple(seq * 100 + stages + index for index in range(sync)),
-            complete=True,
-            capturing=False,
-        )
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def slot_of(record_of) -> Callable[[RingInfo, int], bytes]:
-    """The same as a whole slot."""
-    return lambda info, seq: slots(seq, record_of(info, seq))

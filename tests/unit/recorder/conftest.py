@@ -14,9 +14,9 @@ from sftriage.recorder import files, gradients, moments, monitor
 from sftriage.recorder.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
 from sftriage.windows import rings
 from sftriage.windows.rings import Ring, open_ring
-from tests.unit.slotted import make_info, record_of, slot_of
+from tests.unit.slotted import make_info
 
-__all__ = ["make_info", "record_of", "slot_of"]
+__all__ = ["make_info"]
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,11 @@
-"""Which clock a verdict stands on, where ranks run on devices: jobs whose hosts only launch (see `device_windows`)."""
+"""Which clock a verdict stands on, where ranks run on devices: jobs whose hosts only launch.
+
+Every rank has a host that launches and a device that works, each with a clock of its own. A host goes through its
+stages launching; a device does what was launched, in order, no sooner than it was launched and no faster than that. In
+the sync stage the devices wait for one another, and no host does. A host waits for its device at one place of the step
+(`loss.item()`), or only where it is too many steps ahead of it. Stage boundaries are taken on both clocks, as the
+recorder does: the device gets there when it is through with what was launched before.
+"""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,12 +18,115 @@ from hypothesis.extra import numpy as hnp
 
 from sftriage.frontier.accounting import anchored
 from sftriage.model.captures import Trigger
+from sftriage.model.windows import OTHER, StageSchema, Window
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.judging import reproduced
 from sftriage.words.verdicts import explain, verdict_sentence
-from tests.scenario import Fault, Job, classify
-from tests.unit.frontier.device_windows import MS, GpuJob
+from tests.scenario import CALM, Drawn, Fault, Job, Noise, classify
 from tests.unit.frontier.strategies import ORDINARY, windows
+
+MS = 1e-3
+
+
+@dataclass(frozen=True)
+class GpuJob:
+    """A step of 80 ms on the device: 30 forward, 40 backward (5 of exchange), 8 optimizer; of 18 ms on the host.
+
+    Args:
+        stages: of each its host's and its device's time.
+        waits_in: the stage at whose end each host waits for its device; None where it only keeps at most
+            ``ahead_steps`` ahead of it.
+        behind: there it waits for what its device had to do in the step before.
+    """
+
+    n_ranks: int = 4
+    n_steps: int = 50
+    stages: tuple[tuple[str, float, float], ...] = (
+        ("data", 2 * MS, 0.0),
+        ("forward", 5 * MS, 30 * MS),
+        ("backward", 8 * MS, 35 * MS),
+        ("optimizer", 2 * MS, 8 * MS),
+        (OTHER, 1 * MS, 0.0),
+    )
+    sync: tuple[str, ...] = ("backward",)
+    exchange_s: float = 5 * MS
+    waits_in: str | None = OTHER
+    behind: bool = False
+    ahead_steps: int = 2
+    noise: Noise = CALM
+
+    def run(self, *faults: Fault, kernels: tuple[Fault, ...] = (), seed=0, device=True, ready=False, warm_up=4):
+        """A window of the job with faults on hosts and in kernels; without ``device``, on the host's clock alone.
+
+        ``ready``: with the moment of the last gradient, on the device.
+        """
+        n_all, n_ranks, n_stages = self.n_steps + warm_up, self.n_ranks, len(self.stages)
+        host_R, device_R, through = np.zeros(n_ranks), np.zeros(n_ranks), []
+        host_NRB, device_NRB = (np.zeros((n_all, n_ranks, n_stages + 1)) for _ in range(2))
+        ready_NR = np.zeros((n_all, n_ranks))
+        n_times, n_exchanges = n_stages + sum(device_s > 0 for *_, device_s in self.stages), len(self.sync)
+        # Drawn at once, in the order in which the steps use it.
+        noise = Drawn(self.noise, seed, n_all, n_ranks * n_times + n_exchanges)
+
+        def own(stage, seconds, among):
+            own_NR = seconds * noise.next(n_ranks)
+            for fault in (one for one in among if one.stage == stage):
+                on_NR = np.zeros((n_all, n_ranks), dtype=bool)
+                on_NR[warm_up:] = fault.applies(self.n_steps, n_ranks)
+                own_NR = np.where(on_NR, own_NR * fault.factor + fault.seconds, own_NR)
+            return own_NR
+
+        times = []
+        for stage, host_s, device_s in self.stages:
+            launching_NR = own(stage, host_s, faults)
+            working_NR = own(stage, device_s, kernels) if device_s else None
+            exchange_N = self.exchange_s * noise.next(1)[:, 0] if stage in self.sync else None
+            times.append((stage, launching_NR, working_NR, exchange_N))
+
+        for n in range(n_all):
+            if self.waits_in is None and n >= self.ahead_steps:
+                host_R = np.maximum(host_R, through[n - self.ahead_steps])
+            for s, (stage, launching_NR, working_NR, exchange_N) in enumerate(times):
+                began_R = host_R
+                # The device gets to the boundary when it is through with what was launched before.
+                device_R = np.maximum(device_R, host_R)
+                host_NRB[n, :, s], device_NRB[n, :, s] = host_R, device_R
+                host_R = host_R + launching_NR[n]
+                if working_NR is not None:
+                    device_R = np.maximum(np.maximum(device_R, began_R) + working_NR[n], host_R)
+                if exchange_N is not None:
+                    ready_NR[n] = device_R - device_NRB[n, :, s]
+                    device_R = np.full(n_ranks, device_R.max() + exchange_N[n])
+                if stage == self.waits_in and not self.behind:
+                    host_R = np.maximum(host_R, device_R)
+                elif stage == self.waits_in and n:
+                    host_R = np.maximum(host_R, through[n - 1])
+            device_R = np.maximum(device_R, host_R)
+            host_NRB[n, :, -1], device_NRB[n, :, -1] = host_R, device_R
+            through.append(device_R)
+        host, on_device = (self._window(at_NRB[warm_up - 1 :]) for at_NRB in (host_NRB, device_NRB))
+        if not device:
+            return replace(host, on_device=True)
+        return replace(
+            host,
+            on_device=True,
+            device_NRS=on_device.durations_NRS,
+            device_outside_NRG=on_device.outside_NRG,
+            device_between_NR=on_device.between_NR,
+            device_ready_NR=ready_NR[warm_up:] if ready else None,
+        )
+
+    def _window(self, at_NRB):
+        """The window of these boundaries; the first step is only there for what passed after it."""
+        n_steps, n_ranks = at_NRB.shape[0] - 1, at_NRB.shape[1]
+        return Window(
+            StageSchema(tuple(name for name, *_ in self.stages), self.sync),
+            0,
+            np.diff(at_NRB[1:], axis=2),
+            outside_NRG=np.zeros((n_steps, n_ranks, len(self.sync))),
+            between_NR=at_NRB[1:, :, 0] - at_NRB[:-1, :, -1],
+        )
+
 
 SETTINGS = Settings()
 READS_LOSS = GpuJob()  # `loss.item()` after the optimizer: hosts wait for their devices there
@@ -32,78 +142,49 @@ LATE_DATA = Fault("data", 2, 30 * MS)
 LATE_DATA_EVERYWHERE = Fault("data", None, 30 * MS)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A situation, and what is said of it with device times and without: a label's reason, or (who, stage)."""
-
-    situation: str
-    job: GpuJob
-    device: str | tuple[int | str, str | None]
-    host: str | tuple[int | str, str | None]
-    hosts: tuple[Fault, ...] = ()
-    kernels: tuple[Fault, ...] = ()
-    known: bool = True
-
-
 HEALTHY, LIMITED = "healthy", "clock_limited"
+
+
+def case(situation, job, device, host, hosts=None, kernels=None, known=True):
+    """A situation, and what is said of it with device times and without: a label's reason, or (who, stage).
+
+    ``hosts`` and ``kernels``: what is slow on hosts, and on devices. ``known``: healthy windows went before.
+    """
+    faults = [() if fault is None else (fault,) for fault in (hosts, kernels)]
+    return pytest.param(job, device, host, *faults, known, id=situation)
+
+
+SLOW_OPTIMIZER, SLOW_BACKWARD = replace(SLOW_FORWARD, stage="optimizer"), replace(SLOW_FORWARD, stage="backward")
 
 TRUTH = [
     *(
-        Case(f"nothing happens, {name}", job, device=HEALTHY, host=HEALTHY, known=known)
+        case(f"nothing happens, {name}, {'' if known else 'not '}known", job, HEALTHY, HEALTHY, known=known)
         for name, job in (("reading losses", READS_LOSS), ("running ahead", RUNS_AHEAD), ("copying", COPIES_IN_DATA))
         for known in (False, True)
     ),
     # A slow kernel on one rank is everyone's wait, in whatever stage the hosts wait.
-    Case("a slow kernel", READS_LOSS, (2, "forward"), LIMITED, kernels=(SLOW_FORWARD,)),
-    Case(
-        "a slow kernel, hosts waiting in the sync", WAITS_IN_BACKWARD, (2, "forward"), LIMITED, kernels=(SLOW_FORWARD,)
-    ),
-    Case("a slow kernel, hosts ahead", RUNS_AHEAD, (2, "forward"), LIMITED, kernels=(SLOW_FORWARD,)),
-    Case("a slow kernel, and all wait in data", COPIES_IN_DATA, (2, "forward"), LIMITED, kernels=(SLOW_FORWARD,)),
-    Case(
-        "a slow kernel after the sync",
-        READS_LOSS,
-        (2, "optimizer"),
-        LIMITED,
-        kernels=(replace(SLOW_FORWARD, stage="optimizer"),),
-    ),
+    case("a slow kernel", READS_LOSS, (2, "forward"), LIMITED, kernels=SLOW_FORWARD),
+    case("a slow kernel, waiting in the sync", WAITS_IN_BACKWARD, (2, "forward"), LIMITED, kernels=SLOW_FORWARD),
+    case("a slow kernel, hosts ahead", RUNS_AHEAD, (2, "forward"), LIMITED, kernels=SLOW_FORWARD),
+    case("a slow kernel, and all wait in data", COPIES_IN_DATA, (2, "forward"), LIMITED, kernels=SLOW_FORWARD),
+    case("a slow kernel after the sync", READS_LOSS, (2, "optimizer"), LIMITED, kernels=SLOW_OPTIMIZER),
     # It was there from the first step on: on the host's clock all is as ever.
-    Case("a slow kernel, always", READS_LOSS, (2, "forward"), HEALTHY, kernels=(SLOW_FORWARD,), known=False),
+    case("a slow kernel, always", READS_LOSS, (2, "forward"), HEALTHY, kernels=SLOW_FORWARD, known=False),
     # In the sync stage the devices tie as hosts do without devices.
-    Case(
-        "a slow kernel in the sync",
-        READS_LOSS,
-        "sync_ambiguous",
-        LIMITED,
-        kernels=(replace(SLOW_FORWARD, stage="backward"),),
-    ),
+    case("a slow kernel in the sync", READS_LOSS, "sync_ambiguous", LIMITED, kernels=SLOW_BACKWARD),
     # Launch-bound: the device waits for what its host is late to launch.
-    Case("slow launches", READS_LOSS, (1, "forward"), LIMITED, hosts=(SLOW_LAUNCHES,)),
-    Case(
-        "slow launches, named by the host",
-        WAITS_IN_BACKWARD,
-        (1, "forward"),
-        LIMITED,
-        hosts=(SLOW_LAUNCHES,),
-        known=False,
-    ),
+    case("slow launches", READS_LOSS, (1, "forward"), LIMITED, SLOW_LAUNCHES),
+    case("launches, named by the host", WAITS_IN_BACKWARD, (1, "forward"), LIMITED, SLOW_LAUNCHES, known=False),
     # A late batch is the host's own work, and its clock tells where the hosts wait for each other in the sync stage.
-    Case("late data", READS_LOSS, (2, "data"), LIMITED, hosts=(LATE_DATA,)),
-    Case("late data, hosts waiting in the sync", WAITS_IN_BACKWARD, (2, "data"), (2, "data"), hosts=(LATE_DATA,)),
-    Case(
-        "late data, hosts waiting in the sync, always",
-        WAITS_IN_BACKWARD,
-        (2, "data"),
-        (2, "data"),
-        hosts=(LATE_DATA,),
-        known=False,
-    ),
+    case("late data", READS_LOSS, (2, "data"), LIMITED, LATE_DATA),
+    case("late data, waiting in the sync", WAITS_IN_BACKWARD, (2, "data"), (2, "data"), LATE_DATA),
+    case("late data, waiting, always", WAITS_IN_BACKWARD, (2, "data"), (2, "data"), LATE_DATA, known=False),
     # Devices that have enough to do meanwhile lose nothing.
-    Case("late data, hosts ahead", RUNS_AHEAD, HEALTHY, HEALTHY, hosts=(LATE_DATA,)),
-    Case("slow launches, hosts ahead", RUNS_AHEAD, HEALTHY, HEALTHY, hosts=(SLOW_LAUNCHES,)),
-    Case("late data, hosts ahead up to backward", QUEUE_FULL_IN_BACKWARD, HEALTHY, LIMITED, hosts=(LATE_DATA,)),
-    Case("late data everywhere", READS_LOSS, ("all", "data"), LIMITED, hosts=(LATE_DATA_EVERYWHERE,)),
-    Case("late data everywhere, hosts ahead", RUNS_AHEAD, HEALTHY, LIMITED, hosts=(LATE_DATA_EVERYWHERE,)),
+    case("late data, hosts ahead", RUNS_AHEAD, HEALTHY, HEALTHY, LATE_DATA),
+    case("slow launches, hosts ahead", RUNS_AHEAD, HEALTHY, HEALTHY, SLOW_LAUNCHES),
+    case("late data, hosts ahead up to backward", QUEUE_FULL_IN_BACKWARD, HEALTHY, LIMITED, LATE_DATA),
+    case("late data everywhere", READS_LOSS, ("all", "data"), LIMITED, LATE_DATA_EVERYWHERE),
+    case("late data everywhere, hosts ahead", RUNS_AHEAD, HEALTHY, LIMITED, LATE_DATA_EVERYWHERE),
 ]
 
 
@@ -116,21 +197,20 @@ def healthy_past(job, device):
     return past
 
 
-def judged(case, seed, device):
-    past = healthy_past(case.job, device) if case.known else None
-    window = case.job.run(*case.hosts, kernels=case.kernels, seed=seed, device=device)
-    return classify(window, past, SETTINGS)
+def judged(job, seed, device, hosts=(), kernels=(), known=True):
+    window = job.run(*hosts, kernels=kernels, seed=seed, device=device)
+    return classify(window, healthy_past(job, device) if known else None, SETTINGS)
 
 
-@pytest.mark.parametrize("device", [True, False], ids=["device", "host"])
-@pytest.mark.parametrize("case", TRUTH, ids=lambda case: case.situation)
-def test_the_truth_table(case, device):
+@pytest.mark.parametrize("on_device", [True, False], ids=["device", "host"])
+@pytest.mark.parametrize(("job", "device", "host", "hosts", "kernels", "known"), TRUTH)
+def test_the_truth_table(job, device, host, hosts, kernels, known, on_device):
     for seed in range(3):
         # GIVEN the situation, WHEN its window is classified with device times or without
-        verdict = judged(case, seed, device)
+        verdict = judged(job, seed, on_device, hosts, kernels, known)
         # THEN it says its clock, and the label is the one, and the reason, or the suspect
-        assert verdict.clock == ("device" if device else "host")
-        expected = case.device if device else case.host
+        assert verdict.clock == ("device" if on_device else "host")
+        expected = device if on_device else host
         if expected == HEALTHY:
             assert (verdict.label, verdict.reasons) == ("healthy", ()), dict(verdict.numbers)
         elif isinstance(expected, str):
@@ -253,7 +333,7 @@ def test_what_one_clock_has_taught_is_not_held_against_the_other():
 
 def test_a_verdict_says_its_clock_and_a_held_one_what_would_lift_it():
     # GIVEN the same fault with device times and without
-    seen, held = (judged(TRUTH_BY_NAME["a slow kernel"], 0, device) for device in (True, False))
+    seen, held = (judged(READS_LOSS, 0, device, kernels=(SLOW_FORWARD,)) for device in (True, False))
     # THEN the sentences say so
     assert verdict_sentence(seen).startswith("Rank 2 is slow in forward")
     assert verdict_sentence(seen).endswith(", by the devices' clock.")
@@ -263,12 +343,9 @@ def test_a_verdict_says_its_clock_and_a_held_one_what_would_lift_it():
     )
 
 
-TRUTH_BY_NAME = {case.situation: case for case in TRUTH}
-
-
 def test_whether_a_fault_was_reproduced_is_told_on_the_clock_that_named_it():
     # GIVEN a slow kernel that had led to a capture, and the captured steps on both clocks
-    suspect = judged(TRUTH_BY_NAME["a slow kernel"], 0, True).suspects[0]
+    suspect = judged(READS_LOSS, 0, True, kernels=(SLOW_FORWARD,)).suspects[0]
     trigger = Trigger(
         0, 49, "suspect", suspect.scope, suspect.ranks, suspect.stage, suspect.gain_s, suspect.share, 1.0, "p", "", "r"
     )

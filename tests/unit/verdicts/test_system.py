@@ -43,7 +43,6 @@ def counting(window, **known):
 
 
 always, half = from_step(0), from_step(25)
-EVERYBODYS = tuple((rank, always, 0.01) for rank in range(4))
 
 
 @pytest.mark.parametrize(
