@@ -1,6 +1,7 @@
 """Windows in, decisions out; what must not be forgotten survives the controller."""
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from sftriage.errors import InputError
 from sftriage.mitigate.switching import Request, SwitchStatus
 from sftriage.model.captures import CaptureResult, Reproduced
 from sftriage.model.events import RemedyChanged
-from sftriage.model.windows import StageSchema, Window
+from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.runs.journal import Journal, read_journal
+from sftriage.stalls.verdict import StallSettings
+from sftriage.windows.shipped import status_of
+from sftriage.words.decisions import reason_sentence, resolution
 
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
@@ -22,15 +26,15 @@ metadata: {name: test}
 spec:
   rules: [{name: any, match: {gain: ">= 5%"}, capture: {steps: 3}, cooldown: 10m}]
 """
-SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
+SCHEMA = StageSchema(("data", "save", "backward", "other"), ("backward",))
 
 
 def window(first_step: int, late_s: float = 0.0, attempt: int = 0) -> Window:
-    """Twenty steps of four ranks; rank 2 is late in data, and the others wait for it in backward."""
+    """Twenty steps of four ranks that save nothing; rank 2 is late in data, and the others wait for it in backward."""
     local_R = np.array([0.01, 0.01, 0.01 + late_s, 0.01])
-    durations_NRS = np.zeros((20, 4, 3))
+    durations_NRS = np.zeros((20, 4, 4))
     durations_NRS[:, :, 0] = local_R
-    durations_NRS[:, :, 1] = 0.02 + local_R.max() - local_R
+    durations_NRS[:, :, 2] = 0.02 + local_R.max() - local_R
     return Window(SCHEMA, first_step, durations_NRS, attempt=attempt)
 
 
@@ -155,3 +159,79 @@ def test_windows_without_the_straggler_do_not_say_that_there_is_none(tmp_path):
     assert told_after(*silent) == tried
     # AND that is said once it is heard again, and is late no more
     assert told_after(*(window(20 * number) for number in range(52, 62))) == [*tried, ("undone", "gone", 2)]
+
+
+S = 1_000_000_000
+STALLING = POLICY.replace("spec:\n", "spec:\n  detection: {stalled_after: 2s}\n").replace(
+    "steps: 3", "steps: 3, max_seconds: 60"
+)
+
+
+@dataclass(frozen=True)
+class Since:
+    """What the ranks are doing since some moment of the controller's clock, told in ages when it is looked at."""
+
+    stages: tuple[str | None, ...]
+    step: int
+    since_s: float
+
+    def at(self, now_ns: int) -> JobStatus:
+        age_ns = now_ns - int(self.since_s * S)
+        ranks = [
+            RankStatus(r, "h", stage, age_ns, self.step, age_ns, self.step, False, True)
+            for r, stage in enumerate(self.stages)
+        ]
+        return status_of(SCHEMA, len(ranks), tuple(ranks))
+
+
+@pytest.fixture
+def stepping(tmp_path):
+    """A controller that has seen the job's pace: a step each 0.1 s, the 9th from 0.9 s on."""
+    made = Controller(parse(STALLING, "test.yaml"), Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
+    for step in range(10):
+        now_ns = int((0.1 * step + 0.01) * S)
+        assert made.look(Since(("backward",) * 3, step, 0.1 * step).at(now_ns), now_ns, 100.0) is None
+    return made
+
+
+def looks(of, job, first_s, last_s, now_s=100.0):
+    """Look once a second; what was decided."""
+    found = [of.look(job.at(int(second * S)), int(second * S), now_s) for second in np.arange(first_s, last_s)]
+    return [one for one in found if one is not None]
+
+
+def test_a_stall_is_decided_once_and_on_record_with_who_where_and_why(stepping, tmp_path):
+    # WHEN rank 1 stays in data from the first second on, and the others wait
+    (judged,) = looks(stepping, Since(("backward", "data", "backward"), 10, 1.0), 1.1, 9.0)
+    # THEN it is held, for no rule is about stalls
+    decision = judged.decision
+    assert (decision.outcome, reason_sentence(decision)) == ("hold", "not_arrived: rank 1 in data")
+    assert "py-spy" in resolution(decision)
+    # AND the journal has it, once
+    (entry,) = read_journal(tmp_path / "decisions.jsonl")
+    assert (entry.verdict.label, entry.verdict.suspects[0].rank) == ("stalled", 1)
+    assert (entry.decision.first_step, entry.decision.last_step) == (10, 10)
+    assert entry.verdict.numbers["threshold_s"] == 2.0
+
+
+def test_a_rank_that_is_being_captured_is_no_stall_until_its_time_is_up(stepping):
+    # GIVEN rank 2 is being captured, for at most 60 s and 120 s of grace
+    (request,) = stepping.take(window(0, late_s=0.02), now_s=100.0).decision.requests
+    assert request.rank == 2
+    # WHEN it holds up the others
+    held_up = Since(("backward", "backward", "data"), 10, 1.0)
+    # THEN that is not a stall, and from the deadline on it is
+    assert looks(stepping, held_up, 1.1, 9.0, now_s=279.0) == []
+    assert len(looks(stepping, held_up, 9.1, 12.0, now_s=281.0)) == 1
+
+
+def test_a_stage_that_the_windows_show_unused_is_given_more_time(stepping):
+    saving = Since(("save", "backward", "backward"), 10, 1.0)
+    stepping.take(window(0), now_s=100.0)
+    assert looks(stepping, saving, 1.1, 10.9) == []
+    assert len(looks(stepping, saving, 11.0, 13.0)) == 1
+
+
+def test_the_policys_time_is_the_floor_and_never_above_the_others():
+    settings = StallSettings(floor_s=Detection(stalled_after="20m").stalled_after_s)
+    assert (settings.floor_of("step"), settings.floor_of("outside"), settings.floor_of("start")) == (1200, 1200, 1800)

@@ -189,7 +189,7 @@ def test_what_stragglers_have_cost_goes_on_with_the_next_controller(tmp_path):
 def test_what_is_learnt_goes_on_no_record_and_makes_the_next_verdict_what_it_would_have_been(tmp_path):
     # GIVEN one controller that saw a healthy job become slow on every rank, and one that took over between the two
     healthy = [window(20 * number) for number in range(4)]
-    slower = replace(window(80), durations_NRS=window(80).durations_NRS * (3.0, 1.0, 1.0))
+    slower = replace(window(80), durations_NRS=window(80).durations_NRS * (3.0, 1.0, 1.0, 1.0))
     (tmp_path / "whole").mkdir()
     (tmp_path / "taken").mkdir()
     whole, before = controller(tmp_path / "whole"), controller(tmp_path / "taken")

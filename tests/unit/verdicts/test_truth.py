@@ -1,4 +1,4 @@
-"""The truth table of the verdicts: what happened in a job, and who is named for it, or why nobody is.
+"""The truth table of the verdicts: what happened in a job, who is named for it, or why none is, and since when it was there.
 
 Each situation is a simulated job of 100 ms steps, most of them with 3 % of noise on every stage.
 """
@@ -6,6 +6,7 @@ Each situation is a simulated job of 100 ms steps, most of them with 3 % of nois
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from sftriage.verdicts import Settings, judge
@@ -192,3 +193,80 @@ def test_the_truth_table(expected, faults, job, known, split):
         if scope == "rank":
             assert who(first) == (f"rank {named} on {job.hosts[named]}" if several else f"rank {named}")
         assert first.host == (job.hosts[ranks[0]] if scope == "host" else None)
+
+
+def moment(situation, named, *faults, job=Job()):  # noqa: B008  # frozen
+    """What rank 1 does, and its (pattern, period, onset); None where it is not named."""
+    return pytest.param(named, faults, job, id=situation)
+
+
+def growing(seconds):
+    """A delay that grows from nothing to so many seconds over 50 steps, as ten faults that begin one after another."""
+    return tuple(Fault("data", 1, seconds / 10, from_step(5 * n)) for n in range(10))
+
+
+TICKS = (Fault("data", 1, 0.03, every(5)),)
+
+COURSES = [
+    moment("always", ("chronic", None, 0), Fault("data", 1, 0.02)),
+    moment("from step 15 on", ("chronic", None, 15), Fault("data", 1, 0.03, from_step(15))),
+    moment("from step 34 on", ("chronic", None, 34), Fault("forward", 1, 0.03, from_step(34))),
+    moment("after the sync, from step 30 on", ("chronic", None, 30), Fault("optimizer", 1, 0.03, from_step(30))),
+    moment("growing", ("chronic", None, 0), *growing(0.06)),
+    moment("from step 10 to 30", ("one-off", None, 10), Fault("data", 1, 0.03, from_step(10, 30))),
+    moment("from the start to step 16", ("one-off", None, 0), Fault("data", 1, 0.03, from_step(0, 16))),
+    moment(
+        "from the start to step 38, most of the window",
+        ("one-off", None, 0),
+        Fault("data", 1, 0.03, from_step(0, 38)),
+    ),
+    moment("every second step", ("recurring", 2, 0), Fault("data", 1, 0.03, every(2))),
+    moment("every fifth step", ("recurring", 5, 3), Fault("data", 1, 0.03, every(5, 3))),
+    moment("every twelfth step", ("recurring", 12, 0), Fault("data", 1, 0.05, every(12)), job=Job(n_steps=80)),
+    moment("every twelfth step, in few steps", None, Fault("data", 1, 0.05, every(12))),
+    moment("every fifth step, after the sync", ("recurring", 5, 3), Fault("other", 1, 0.03, every(5, 3))),
+    moment("every fifth step, by little", ("recurring", 5, 0), Fault("data", 1, 0.015, every(5))),
+    moment("every fifth step, and now and then", ("recurring", 5, 0), *TICKS, Fault("data", 1, 0.05, at(7, 29))),
+    moment("often, in no order", None, Fault("data", 1, 0.05, at(2, 3, 11, 20, 22, 36, 37, 47))),
+    moment("in three steps", None, Fault("data", 1, 0.05, at(2, 19, 22))),
+    moment("in one step", None, Fault("data", 1, 0.5, at(20))),
+]
+
+
+@pytest.mark.parametrize(("named", "faults", "job"), COURSES)
+def test_the_truth_table_of_time(named, faults, job):
+    for seed in range(3):
+        # GIVEN what one rank does, WHEN the window is classified
+        verdict = classify(job.run(*faults, seed=seed))
+        # THEN the rank is named from the steps it fills, and how they lie
+        assert (verdict.label == "suspect") == (named is not None), (verdict.label, verdict.reasons)
+        if named is not None:
+            first, (pattern, period, onset) = verdict.suspects[0], named
+            assert (first.rank, first.pattern, first.period_steps) == (1, pattern, period)
+            # AND since when is known to two steps, or it is said how unsure that is
+            earliest, latest = first.onset_range
+            assert earliest <= onset <= latest
+            assert first.onset_step == pytest.approx(onset, abs=max(2, (latest - earliest) / 2))
+
+
+def test_what_comes_back_is_not_averaged_away():
+    # GIVEN 30 ms in every tenth step: 3 % of the window
+    verdict = classify(Job(n_steps=100, noise=gaussian(0.01)).run(Fault("data", 1, 0.030, every(10))))
+    # THEN the gain is that of the steps it fills, of which there is a tenth
+    first = verdict.suspects[0]
+    assert first.gain_s == pytest.approx(0.030, rel=0.1)
+    assert first.share == pytest.approx(30 / 130, rel=0.1)
+    assert first.persistence == pytest.approx(0.1)
+
+
+def test_what_comes_back_at_longer_intervals_is_found_over_windows():
+    # GIVEN a delay in every 40th step, and windows of 50
+    past, found = None, []
+    for first in range(0, 400, 10):
+        fault = Fault("data", 1, 0.050, lambda n, first=first: (np.arange(n) + first) % 40 == 7)
+        verdict, past = judge(Job().run(fault, seed=first, first_step=first), past, SETTINGS)
+        if verdict.label == "suspect":
+            found.append((verdict.last_step, verdict.suspects[0].rank, verdict.suspects[0].period_steps))
+    # THEN it is named when it was there for the fourth time, with its period
+    assert found[0][0] < 4 * 40 + 20
+    assert {(rank, period) for _, rank, period in found} == {(1, 40)}
