@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.integration.processes import ended
 from tests.scenario import entries
 
 POLICY = """
@@ -37,3 +42,19 @@ def say(path: Path, text: str) -> None:
     new = path.with_suffix(".new")
     new.write_text(text)
     new.rename(path)
+
+
+@contextmanager
+def meeting_ranks(
+    n: int, environment: Mapping[str, str], directory: Path, *job: object
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Ranks of a job that no launcher watches, with their rings in a directory."""
+    about = {"WORLD_SIZE": str(n), "MEETING": str(directory / "meeting"), "SFTRIAGE_RINGS": str(directory)}
+    with ExitStack() as stack:
+        ranks = []
+        for rank in range(n):
+            place = {**environment, **about, "RANK": str(rank)}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            ranks.append(subprocess.Popen([sys.executable, *map(str, job)], env=place, **pipes))
+            stack.enter_context(ended(ranks[-1]))
+        yield ranks

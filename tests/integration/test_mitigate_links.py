@@ -2,16 +2,13 @@
 
 import json
 import signal
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from sftriage.mitigate.switching import Setting, SwitchFile, find_switches
-from tests.integration.processes import FORKED, ended, wait_until
-from tests.integration.remedies import POLICY, on_record, remedies, say, states
+from tests.integration.processes import FORKED, wait_until
+from tests.integration.remedies import POLICY, meeting_ranks, on_record, remedies, say, states
 
 JOB = Path(__file__).parent / "jobs" / "slow_link.py"
 SPEC = {"forward_s": 0.006, "backward_s": 0.012, "microbatches": 8, "most": 8, "steps": 2000}
@@ -122,14 +119,7 @@ def test_a_stage_that_is_killed_while_all_switch_ends_the_others(environment, tm
     # GIVEN the ranks of a pipeline, with nobody to end them but themselves, one of which is killed where all switch
     say(tmp_path / "delays", "[0.0, 0.0, 0.0]")
     spec = json.dumps(SPEC | {"delays": str(tmp_path / "delays"), "killed": {"rank": 1, "once": once}})
-    meeting = {"WORLD_SIZE": "4", "MEETING": str(tmp_path / "meeting"), "SFTRIAGE_RINGS": str(tmp_path)}
-    with ExitStack() as stack:
-        ranks = []
-        for rank in range(4):
-            place = {**environment, **meeting, "RANK": str(rank)}
-            process = subprocess.Popen([sys.executable, JOB, spec], env=place, stderr=subprocess.PIPE, text=True)
-            stack.enter_context(ended(process))
-            ranks.append(process)
+    with meeting_ranks(4, environment, tmp_path, JOB, spec) as ranks:
         wait_until(lambda: find_switches(tmp_path))
         (path,) = find_switches(tmp_path)
         ahead_S = (7, 5, 3, 1)

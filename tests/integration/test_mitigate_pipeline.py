@@ -18,49 +18,47 @@ JOB = Path(__file__).parent / "jobs" / "delayed_pipeline.py"
 FORWARD_S, BACKWARD_S, DELAY_S, MICROBATCHES = 0.004, 0.008, 0.01, 8
 
 
-def test_stages_run_as_far_ahead_as_planned_from_one_step_to_the_next(environment):
-    # GIVEN a pipeline whose middle link is delayed, and what is planned for it
-    delays = (0.0, DELAY_S, 0.0)
-    pipeline = Pipeline((FORWARD_S,) * 4, (BACKWARD_S,) * 4, delays, MICROBATCHES)
-    assert planned(pipeline) != one_f_one_b(pipeline)
-    plans = [one_f_one_b(pipeline), planned(pipeline), absorbing(pipeline), one_f_one_b(pipeline)]
-    spec = {"forward_s": FORWARD_S, "backward_s": BACKWARD_S, "delay_S": delays, "microbatches": MICROBATCHES}
-    # WHEN it is trained by torch's own 1F1B, and then by one plan after the other
-    command = [*FORKED, "4", JOB, json.dumps({**spec, "rounds": ["1F1B", *plans]})]
+DELAYS = (0.0, DELAY_S, 0.0)
+PIPELINE = Pipeline((FORWARD_S,) * 4, (BACKWARD_S,) * 4, DELAYS, MICROBATCHES)
+SPEC = {"forward_s": FORWARD_S, "backward_s": BACKWARD_S, "delay_S": DELAYS, "microbatches": MICROBATCHES}
+
+
+def trained(environment, **spec):
+    """What a pipeline whose middle link is delayed says of each of its rounds."""
+    command = [*FORKED, "4", JOB, json.dumps(SPEC | spec)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    own, *steps, refused = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def orders(ahead_S):
+    return [[f"{step.kind}{step.microbatch}" for step in order_of(ahead, MICROBATCHES)] for ahead in ahead_S]
+
+
+def test_stages_run_as_far_ahead_as_planned_from_one_step_to_the_next(environment):
+    # GIVEN what is planned for the pipeline
+    assert planned(PIPELINE) != one_f_one_b(PIPELINE)
+    plans = [one_f_one_b(PIPELINE), planned(PIPELINE), absorbing(PIPELINE), one_f_one_b(PIPELINE)]
+    # WHEN it is trained by torch's own 1F1B, and then by one plan after the other
+    own, *steps, refused = trained(environment, rounds=["1F1B", *plans])
     # THEN every stage computes in the planned order, gradients being the same (the job checks that)
-    for ahead_S, told in zip(plans, steps, strict=True):
-        assert told["orders"] == [
-            [f"{step.kind}{step.microbatch}" for step in order_of(ahead, MICROBATCHES)] for ahead in ahead_S
-        ]
+    assert [told["orders"] for told in steps] == [orders(ahead_S) for ahead_S in plans]
     # AND what is called 1F1B here is torch's
     assert own["orders"] == steps[0]["orders"]
     # AND stages that would wait for each other are refused before they do
     assert "4 stages ahead by [1, 1, 1, 2]" in refused["refused"]
 
 
-def test_what_leaves_from_the_host_holds_nothing_up_that_is_computed_next(environment):
-    # GIVEN a pipeline whose middle link holds its senders up, and stages as far ahead as is planned for it
-    delays = (0.0, DELAY_S, 0.0)
-    ahead = planned(Pipeline((FORWARD_S,) * 4, (BACKWARD_S,) * 4, delays, MICROBATCHES))
-    spec = {"forward_s": FORWARD_S, "backward_s": BACKWARD_S, "delay_S": delays, "microbatches": MICROBATCHES}
-    for transfers, thread in (("held", "MainThread"), ("host", "sftriage-transfers")):
-        # WHEN it is trained so, and with what is sent leaving from the host
-        rounds = ["1F1B", ahead, ahead]
-        command = [*FORKED, "4", JOB, json.dumps({**spec, "rounds": rounds, "transfers": transfers})]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr
-        own, *steps, _ = json.loads(done.stdout)
-        # THEN what is computed is the same (the job compares with torch's own schedule), in the planned order
-        for told in steps:
-            assert told["orders"] == [
-                [f"{step.kind}{step.microbatch}" for step in order_of(one, MICROBATCHES)] for one in ahead
-            ]
-            # AND what a stage sends leaves from the thread that computes, or from none such
-            assert told["sent_from"] == [[thread]] * 4
-        assert own["sent_from"] == [["MainThread"]] * 4
+@pytest.mark.parametrize(("transfers", "thread"), [("held", "MainThread"), ("host", "sftriage-transfers")])
+def test_what_leaves_from_the_host_holds_nothing_up_that_is_computed_next(environment, transfers, thread):
+    # GIVEN a link that holds its senders up WHEN stages run ahead so, and with what is sent leaving from the host
+    ahead = planned(PIPELINE)
+    own, *steps, _ = trained(environment, rounds=["1F1B", ahead, ahead], transfers=transfers)
+    # THEN what is computed is the same (the job compares with torch's own schedule), in the planned order
+    assert [told["orders"] for told in steps] == [orders(ahead)] * 2
+    # AND what a stage sends leaves from the thread that computes, or from none such
+    assert [told["sent_from"] for told in steps] == [[[thread]] * 4] * 2
+    assert own["sent_from"] == [["MainThread"]] * 4
 
 
 @pytest.mark.parametrize("name", ["get_fwd_send_ops", "get_bwd_recv_ops"])
@@ -76,12 +74,16 @@ def test_a_stage_on_a_device_is_refused():
         HostTransfers(SimpleNamespace(**calls, device=torch.device("cuda:0")))
 
 
-@pytest.mark.parametrize("name", ["_PipelineScheduleRuntime", "_Action"])
+@pytest.mark.parametrize("name", ["_PipelineScheduleRuntime", "_Action", "_ComputationType"])
 def test_a_torch_that_runs_pipelines_in_another_way_is_left_alone(monkeypatch, name):
-    # GIVEN a torch without something of its own that this stands on WHEN a schedule is asked for THEN that is said
+    # GIVEN a torch without something of its own that this stands on
+    assert is_known()
     monkeypatch.delattr(schedules, name)
-    with pytest.raises(UsageError, match="runs pipelines in another way"):
-        adapted_schedule(None, 4, lambda *_: None, (1,))
+    # THEN nothing is taken in, and where a schedule is asked for that is said
+    assert not is_known()
+    if name != "_ComputationType":
+        with pytest.raises(UsageError, match="runs pipelines in another way"):
+            adapted_schedule(None, 4, lambda *_: None, (1,))
 
 
 def test_a_runtime_of_another_shape_is_left_alone(monkeypatch):
@@ -101,10 +103,3 @@ def test_another_schedule_stays_as_it_is_and_that_is_said(monkeypatch, tmp_path,
     assert attach(schedule, most=4) is schedule
     assert "stages run as before" in caplog.text
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["_PipelineScheduleRuntime", "_Action", "_ComputationType"])
-def test_of_another_torch_nothing_is_taken_in(monkeypatch, name):
-    assert is_known()
-    monkeypatch.delattr(schedules, name)
-    assert not is_known()

@@ -1,9 +1,8 @@
 """Ranks that reduce gradients around a straggler, and say whether the sums are right. In as many ranks as launched.
 
-``stragglar_ranks.py sums|groups|ddp|hooked``, as a launcher starts them; ``killed|stopped``, which meet in MEETING,
-and ``voting``, where one is killed between its vote for a straggler and the round from which that one was to be known,
-and ``across`` and ``casting``, where each rank is a host: one is killed then, or once its vote is on its way.
-``before|later``: rank 1 has a release of another form than the others, from before there were forms, or a later one.
+``stragglar_ranks.py sums|groups|ddp|hooked|releases``, as a launcher starts them; ``killed|stopped``, which meet in
+MEETING, and ``voting``, where one is killed between its vote for a straggler and the round from which that one was to
+be known, and ``across`` and ``casting``, where each rank is a host: one is killed then, or once its vote is on its way.
 """
 
 from __future__ import annotations
@@ -14,11 +13,14 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from sftriage.errors import UsageError
 from sftriage.mitigate import switching
@@ -86,9 +88,6 @@ def groups() -> None:
 
 def ddp() -> None:
     """A model trained around a straggler that moves is the one trained as torch does."""
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-
     rank, n = dist.get_rank(), dist.get_world_size()
 
     def trained(*, around: bool) -> list[torch.Tensor]:
@@ -120,87 +119,53 @@ def ddp() -> None:
     assert torch.equal(flat, of_first)
 
 
-def lost(by: signal.Signals) -> None:
+def lost(how: str) -> None:
     """A rank is gone where the others switch: they fail, as in any collective of torch's, and do not wait for ever."""
     state = Stragglar(timeout=timedelta(seconds=LOST_TIMEOUT_S))
     state.switch(1)
     state.start(torch.ones(10)).wait()
     if dist.get_rank() == 1:
-        os.kill(os.getpid(), by)
-    try:
-        state.switch(2)
-        state.start(torch.ones(10)).wait()
-    except RuntimeError as error:
-        sys.stdout.write(f"failed: {error}\n")
-        raise
+        os.kill(os.getpid(), LOST[how])
+    state.switch(2)
+    state.start(torch.ones(10)).wait()
 
 
-def voting() -> None:
+def voting(how: str) -> None:
     """Rank 1 is killed once all have voted, before it switches: the others fail in their exchange, as without."""
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-
-    model = DistributedDataParallel(nn.Linear(8, 8))
-    state = attach(model, timedelta(seconds=LOST_TIMEOUT_S))
-    assert state is not None
-    (path,) = find_switches(Path(os.environ["SFTRIAGE_RINGS"]))
-    file, due, rounds = SwitchFile(path), None, 0
-    try:
-        while True:
-            rounds += 1
-            if rounds == 3 and dist.get_rank() == 0:
-                file.ask(file.status().next_request(3))
-            dist.barrier()
-            due = file.status().request.round if rounds == 3 else due
-            if rounds == due and dist.get_rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            model(torch.ones(8)).sum().backward()
-            assert (state.straggler == 2) == (due is not None and rounds >= due)
-    except RuntimeError as error:
-        sys.stdout.write(f"failed: {error}\n")
-        raise
-
-
-def across(how: str) -> None:
-    """The same where votes cross between hosts."""
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-
-    # (each rank is a host, with a directory of rings of its own, and votes in each round)
-    switching.VOTES_APART_NS = 0
     rings = Path(os.environ["SFTRIAGE_RINGS"])
-    mine = rings / os.environ["RANK"]
-    mine.mkdir()
-    os.environ["SFTRIAGE_RINGS"] = str(mine)
+    if how != "voting":
+        # (each rank is a host, with a directory of rings of its own, and votes in each round)
+        switching.VOTES_APART_NS = 0
+        rings /= os.environ["RANK"]
+        rings.mkdir()
+        os.environ["SFTRIAGE_RINGS"] = str(rings)
     model = DistributedDataParallel(nn.Linear(8, 8))
     state = attach(model, timedelta(seconds=LOST_TIMEOUT_S))
     assert state is not None
-    assert isinstance(state._switch, MultiHostSwitch)
-    cast, rounds = state._switch.cast, 0
+    assert isinstance(state._switch, MultiHostSwitch) == (how != "voting")
+    is_first, is_second = dist.get_rank() == 0, dist.get_rank() == 1
+    if how == "casting" and is_second:
+        cast = state._switch.cast
 
-    def then_killed(words: Sequence[int]) -> Callable[[], Sequence[int]]:
-        counted = cast(words)
-        if words[0] and how == "casting":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return counted
-
-    if dist.get_rank() == 1:
-        state._switch.cast = then_killed
-    (path,) = find_switches(mine)
-    file = SwitchFile(path)
-    try:
-        while True:
-            rounds += 1
-            if rounds == 3:
-                file.ask(file.status().next_request(3))
-            dist.barrier()
-            if rounds == 4 and dist.get_rank() == 1:
+        def then_killed(words: Sequence[int]) -> Callable[[], Sequence[int]]:
+            counted = cast(words)
+            if words[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
-            model(torch.ones(8)).sum().backward()
-            assert (state.straggler == 2) == (rounds >= 4)
-    except RuntimeError as error:
-        sys.stdout.write(f"failed: {error}\n")
-        raise
+            return counted
+
+        state._switch.cast = then_killed
+    (path,) = find_switches(rings)
+    file, due = SwitchFile(path), None
+    for rounds in count(1):
+        if rounds == 3 and (is_first or how != "voting"):
+            file.ask(file.status().next_request(3))
+        dist.barrier()
+        if rounds == 3:
+            due = file.status().request.round if how == "voting" else 4
+        if rounds == due and is_second:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(torch.ones(8)).sum().backward()
+        assert (state.straggler == 2) == (due is not None and rounds >= due)
 
 
 def warnings() -> list[str]:
@@ -214,10 +179,6 @@ def warnings() -> list[str]:
 
 def hooked() -> None:
     """What is no DDP, or has a hook of its own, stays as it is, and trains on."""
-    from torch import nn
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-    from torch.nn.parallel import DistributedDataParallel
-
     said = warnings()
     assert attach(nn.Linear(8, 8)) is None
     model = DistributedDataParallel(nn.Linear(8, 8))
@@ -231,9 +192,6 @@ def hooked() -> None:
 
 def releases() -> None:
     """A rank has another release: no rank takes the hook in, the first says so, training goes on."""
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-
     said, rank = warnings(), dist.get_rank()
     model = DistributedDataParallel(nn.Linear(8, 8))
     switching.__version__ += ".1" * (rank == 1)
@@ -250,12 +208,12 @@ if __name__ == "__main__":
     what = sys.argv[1]
     where = {"init_method": f"file://{os.environ['MEETING']}"} if "MEETING" in os.environ else {}
     dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), **where)
-    if what == "voting":
-        voting()
-    elif what in ("across", "casting"):
-        across(what)
-    elif what in LOST:
-        lost(LOST[what])
+    if what in (*LOST, "voting", "across", "casting"):
+        try:
+            (lost if what in LOST else voting)(what)
+        except RuntimeError as error:
+            sys.stdout.write(f"failed: {error}\n")
+            raise
     else:
         {"sums": sums, "groups": groups, "ddp": ddp, "hooked": hooked, "releases": releases}[what]()
         dist.barrier()
