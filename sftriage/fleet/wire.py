@@ -14,10 +14,11 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from sftriage import __version__
@@ -35,21 +36,7 @@ from sftriage.model.captures import CAPTURE_ID, Report, WantedCapture
 from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import GpuFindings, JobStatus, StageSchema
 from sftriage.recorder.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
-from sftriage.windows.decoding import (
-    FLAGS,
-    KIND,
-    KIND_REST,
-    READY,
-    SEQ,
-    START,
-    STEP,
-    UNKNOWN,
-    WORK,
-    FloatArray,
-    IntArray,
-    StepArrays,
-    slot_words,
-)
+from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, slot_bounds, slot_words
 from sftriage.windows.shipped import N_VALUES, RankLocation, ReadCounts, Rows, bounds
 
 VERSION = 1
@@ -64,13 +51,11 @@ MAX_RINGS = 1 << 12
 MAX_BLOCKS, MAX_TOLD, MAX_TEXT, MAX_NAME, MAX_DEPTH = 64, 1024, 2000, 100, 8
 MAX_KNOWN_BYTES = 8 << 10
 """Rings are remembered as they are packed, up to so many of one host."""
-MAX_NS = 1 << 56
 _MAGIC = b"SFT"
 _PRELUDE = struct.Struct("3sB")
-
-
 MAX_SECONDS = 1e12
 """Every time that is told is below."""
+MAX_VALUE, MAX_MOST = 1 << 16, 1 << 8
 
 
 class Incarnation(NamedTuple):
@@ -100,13 +85,10 @@ class Shipment:
     """What an agent tells. Without anything in it, that it is there.
 
     Attributes:
-        agent: who.
-        boot_id: of its host.
         process: of the agent itself: another one after each start of it.
         blocks: rows by the host's own count of starts.
         status: what its ranks are doing now, by that count; None where that was not looked at.
         counts: what this process has read so far.
-        reports: what has become of captures.
         over: the host's part of the job has ended, and this is the last there is to tell.
         mono_ns: what the host's monotonic clock shows as the message is sent.
         rings_id: which rings it reads: by others of the same host, starts are counted anew.
@@ -197,21 +179,10 @@ def unpacked(columns: Columns, schema: StageSchema, here: Set[int]) -> StepArray
     slots_BW = np.zeros((n_steps, n_words + 1), dtype=np.int64)
     slots_BW[:, :-1] = words_WB.T
     steps = StepArrays(schema, rank_B, slots_BW, _counted(columns, n_steps))
-    least_W, most_W = _bounds(schema)
+    least_W, most_W = slot_bounds(schema)
     if not (set(rank_B.tolist()) <= here and ((words_WB >= least_W) & (words_WB <= most_W)).all()):
         raise InputError("steps that cannot be")
     return steps
-
-
-@lru_cache(maxsize=64)
-def _bounds(schema: StageSchema) -> tuple[IntArray, IntArray]:
-    """The least and the most of each word of a slot (W, 1), except its checksum."""
-    least_W, most_W = np.zeros(slot_words(schema) - 1, np.int64), np.full(slot_words(schema) - 1, MAX_NS - 1)
-    least_W[SEQ], least_W[READY] = 1, UNKNOWN
-    least_W[STEP], most_W[[SEQ, STEP, START]] = 1 - MAX_COUNT, MAX_COUNT - 1
-    anything = np.iinfo(np.int64)
-    least_W[[FLAGS, KIND, KIND_REST]], most_W[[FLAGS, KIND, KIND_REST, WORK, READY]] = anything.min, anything.max
-    return least_W[:, None], most_W[:, None]
 
 
 def shuffled(values_VB: IntArray | FloatArray) -> bytes:
@@ -246,6 +217,13 @@ class VersionError(WireError):
     """A message of another version."""
 
 
+_Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
+_WorldSize = Annotated[int, Meta(gt=0, le=MAX_RANKS)]
+_Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+_Value = Annotated[int, Meta(ge=0, lt=MAX_VALUE)]
+_Name = Annotated[str, Meta(max_length=MAX_NAME)]
+
+
 class _Ring(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     local_rank: int
@@ -266,8 +244,8 @@ class _Block(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     stages: tuple[str, ...]
     sync: tuple[str, ...]
-    world_size: int
-    wall_ns: int
+    world_size: _WorldSize
+    wall_ns: Annotated[int, Meta(gt=-MAX_COUNT, lt=MAX_COUNT)]
     rings: msgspec.Raw
     steps: Columns
     device: Columns | None = None
@@ -279,13 +257,11 @@ class _Status(msgspec.Struct, frozen=True, array_like=True):
 
     stages: tuple[str, ...]
     sync: tuple[str, ...]
-    world_size: int
-    attempt: int
-    hosts: tuple[str, ...]
+    world_size: _WorldSize
+    attempt: _Count
+    hosts: tuple[Annotated[str, Meta(max_length=255)], ...]
     doing: bytes
 
-
-MAX_VALUE, MAX_MOST = 1 << 16, 1 << 8
 
 _Short = tuple[tuple[int, ...], bool]
 """Numbers as `as_range` makes them."""
@@ -294,18 +270,18 @@ _Short = tuple[tuple[int, ...], bool]
 class _Switch(msgspec.Struct, frozen=True, array_like=True):
     """A `SwitchStatus` as it crosses."""
 
-    name: str
+    name: _Name
     ranks: _Short
     here: _Short
-    round: int
-    all_begun: int
-    value: int | None
-    since_step: int
+    round: _Count
+    all_begun: _Count
+    value: _Value | None
+    since_step: Annotated[int, Meta(ge=-1, lt=MAX_COUNT)]
     request: Request
     exchange_s: float
-    exchanged_bytes: int
+    exchanged_bytes: _Count
     stages: tuple[StageTimes, ...]
-    microbatches: int
+    microbatches: _Count
 
 
 _SAME_IN_SWITCH = [name for name in _Switch.__struct_fields__ if name not in ("ranks", "here")]
@@ -319,13 +295,10 @@ def _plain_switch(status: SwitchStatus) -> _Switch:
 def _checked_switch(told: _Switch) -> SwitchStatus:
     ranks = numbers_of(*told.ranks, MAX_COUNT)
     here = numbers_of(*told.here, len(ranks))
-    counts = [told.round, told.all_begun, told.exchanged_bytes, told.microbatches, told.since_step + 1, *told.request]
     times_s = [told.exchange_s, *(took_s for stage in told.stages for took_s in stage[:-1])]
-    if not all(0 <= one < MAX_COUNT for one in counts) or not all(0 <= one < MAX_SECONDS for one in times_s):
+    if not all(0 <= one < MAX_COUNT for one in told.request) or not all(0 <= one < MAX_SECONDS for one in times_s):
         raise ValueError("a group with numbers that cannot be")
-    if not all(0 <= one < MAX_VALUE for one in (told.value or 0, told.request.value)):
-        raise ValueError("a group with a value that cannot be")
-    if not ranks or not told.name.isprintable() or len(told.name) > 100:
+    if not ranks or not told.name.isprintable() or told.request.value >= MAX_VALUE:
         raise ValueError("a group that cannot be")
     room = [stage.most for stage in told.stages]
     if len(room) != (len(ranks) if told.microbatches else 0) or not all(0 <= one < MAX_MOST for one in room):
@@ -339,24 +312,28 @@ def _is_possible(setting: Setting) -> bool:
 
 
 class _Shipment(msgspec.Struct, frozen=True, array_like=True):
-    agent: str
-    boot_id: str
-    process: str
-    blocks: tuple[_Block, ...] = ()
+    agent: _Name
+    boot_id: _Name
+    process: _Name
+    blocks: Annotated[tuple[_Block, ...], Meta(max_length=MAX_BLOCKS)] = ()
     status: _Status | None = None
-    counts: tuple[int, int, int] = (0, 0, 0)
-    problems: dict[str, str] = {}
-    reports: tuple[Report, ...] = ()
+    counts: tuple[_Count, _Count, _Count] = (0, 0, 0)
+    problems: Annotated[dict[str, str], Meta(max_length=MAX_TOLD)] = {}
+    reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_TOLD)] = ()
     over: bool = False
-    mono_ns: int = 0
-    rings_id: str = ""
-    switches: tuple[_Switch, ...] | None = None
+    mono_ns: _Count = 0
+    rings_id: _Name = ""
+    switches: Annotated[tuple[_Switch, ...], Meta(max_length=MAX_TOLD)] | None = None
 
 
 _SAME = ("agent", "boot_id", "process", "reports", "over", "mono_ns", "rings_id")
 """Fields of a `Shipment` that cross as they are."""
-_RANKS = msgspec.msgpack.Decoder(tuple[int, ...])
-_RINGS = msgspec.msgpack.Decoder(tuple[_Ring, ...])
+_RANKS: msgspec.msgpack.Decoder[tuple[int, ...]] = msgspec.msgpack.Decoder(
+    Annotated[tuple[_Rank, ...], Meta(max_length=MAX_RANKS)]
+)
+_RINGS: msgspec.msgpack.Decoder[tuple[_Ring, ...]] = msgspec.msgpack.Decoder(
+    Annotated[tuple[_Ring, ...], Meta(max_length=MAX_RINGS)]
+)
 _FINDINGS = msgspec.msgpack.Decoder(GpuFindings)
 _PACKER = msgspec.msgpack.Encoder()
 _SHIPMENTS = msgspec.msgpack.Decoder(_Shipment)
@@ -405,14 +382,7 @@ def decode_ranks(data: bytes) -> tuple[int, ...]:
     Raises:
         WireError: they are none.
     """
-
-    def checked(unpacked: bytes) -> tuple[int, ...]:
-        ranks = _RANKS.decode(unpacked)
-        if len(ranks) > MAX_RANKS or not all(0 <= rank < MAX_RANKS for rank in ranks):
-            raise WireError("ranks that cannot be")
-        return ranks
-
-    return _decoded(data, checked, MAX_UNPACKED_ANSWER_BYTES)
+    return _decoded(data, _RANKS.decode, MAX_UNPACKED_ANSWER_BYTES)
 
 
 def decode_findings(data: bytes) -> GpuFindings:
@@ -512,17 +482,11 @@ def _plain_block(block: Block) -> _Block:
 
 
 def _checked(found: _Shipment) -> Shipment:
-    told = found.reports, found.problems, found.switches or ()
-    if len(found.blocks) > MAX_BLOCKS or max(map(len, told)) > MAX_TOLD:
-        raise WireError("more than one message tells")
-    if not all(_is_name(name) for name in (found.agent, found.boot_id, found.process, found.rings_id)):
+    if not all(name.isprintable() for name in (found.agent, found.boot_id, found.process, found.rings_id)):
         raise WireError("names that cannot be")
-    if min(*found.counts, found.mono_ns) < 0 or max(*found.counts, found.mono_ns) >= MAX_COUNT:
-        raise WireError("counts that cannot be")
-    blocks = tuple(_checked_block(block) for block in found.blocks)
     return Shipment(
         **{name: getattr(found, name) for name in _SAME if name != "reports"},
-        blocks=blocks,
+        blocks=tuple(_checked_block(block) for block in found.blocks),
         status=None if found.status is None else _checked_status(found.status),
         counts=ReadCounts(*found.counts, {_printable(name): _printable(why) for name, why in found.problems.items()}),
         reports=tuple(_checked_report(one) for one in found.reports),
@@ -562,31 +526,25 @@ def _checked_report(report: Report) -> Report:
         raise WireError("a report with numbers that cannot be")
     if not all(0 <= took_s < MAX_SECONDS for took_s in result.timings_s.values()):
         raise WireError("a report with times that cannot be")
-    if not all(_is_name(name) for name in (*result.clock, *result.timings_s)):
+    if not all(len(name) <= MAX_NAME and name.isprintable() for name in (*result.clock, *result.timings_s)):
         raise WireError("a report with names that cannot be")
     return replace(report, result=replace(result, detail=_printable(result.detail)))
 
 
-def _is_name(text: str) -> bool:
-    return len(text) <= MAX_NAME and text.isprintable()
-
-
 def _checked_status(found: _Status) -> JobStatus:
-    if len(found.doing) % (8 * N_VALUES) or not (0 <= found.attempt < MAX_COUNT and 0 < found.world_size <= MAX_RANKS):
+    if len(found.doing) % (8 * N_VALUES):
         raise WireError("a status that cannot be")
     doing_VR = np.frombuffer(found.doing, "<i8").reshape(N_VALUES, -1)
     status = JobStatus(_schema(found.stages, found.sync), found.world_size, found.hosts, doing_VR, found.attempt)
     least_V, most_V = bounds(found.world_size, len(found.hosts), len(found.stages))
     if not ((doing_VR >= least_V) & (doing_VR <= most_V)).all() or len(set(status.rank_R.tolist())) < doing_VR.shape[1]:
         raise WireError("a status of ranks or with numbers that cannot be")
-    if any(len(host) > 255 or not host.isprintable() for host in found.hosts):
+    if not all(host.isprintable() for host in found.hosts):
         raise WireError("a status of a host with no name")
     return status
 
 
 def _checked_block(found: _Block) -> Block:
-    if not 0 < found.world_size <= MAX_RANKS or abs(found.wall_ns) >= MAX_COUNT:
-        raise WireError(f"a world of {found.world_size} ranks, or a time that cannot be")
     schema, as_sent = _schema(found.stages, found.sync), bytes(found.rings)
     of = _rings if len(as_sent) <= MAX_KNOWN_BYTES else _rings.__wrapped__
     infos, locations = of(as_sent, found.world_size, found.generation, schema)
@@ -611,10 +569,10 @@ def _rings(
     as_sent: bytes, world_size: int, generation: int, schema: StageSchema
 ) -> tuple[Mapping[int, RingInfo], Mapping[int, RankLocation]]:
     # (the same with every message, and much to check)
-    rings = _RINGS.decode(as_sent)
-    if len(rings) > MAX_RINGS:
-        raise WireError(f"{len(rings)} rings")
-    found = (RingInfo(world_size=world_size, attempt=generation, schema=schema, **_asdict(ring)) for ring in rings)
+    found = (
+        RingInfo(world_size=world_size, attempt=generation, schema=schema, **_asdict(ring))
+        for ring in _RINGS.decode(as_sent)
+    )
     infos = {info.rank: info for info in found}
     return infos, {rank: RankLocation(info.host, info.cohort) for rank, info in infos.items()}
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -42,6 +43,7 @@ CAPTURING = 2
 
 UNKNOWN = -1
 """``ready_ns`` of a step whose last gradient was not seen to become ready."""
+MAX_NS = 1 << 56
 
 _KIND = struct.Struct("=2q")
 
@@ -54,6 +56,17 @@ def slot_words(schema: StageSchema) -> int:
 def slot_bytes(schema: StageSchema) -> int:
     """Bytes in one slot."""
     return slot_words(schema) * WORD_BYTES
+
+
+@lru_cache(maxsize=64)
+def slot_bounds(schema: StageSchema) -> tuple[IntArray, IntArray]:
+    """The least and the most that each word of a slot but its checksum can be (W, 1); times are below `MAX_NS`."""
+    least_W, most_W = np.zeros(slot_words(schema) - 1, np.int64), np.full(slot_words(schema) - 1, MAX_NS - 1)
+    least_W[SEQ], least_W[READY] = 1, UNKNOWN
+    least_W[STEP], most_W[[SEQ, STEP, START]] = 1 - MAX_COUNT, MAX_COUNT - 1
+    anything = np.iinfo(np.int64)
+    least_W[[FLAGS, KIND, KIND_REST]], most_W[[FLAGS, KIND, KIND_REST, WORK, READY]] = anything.min, anything.max
+    return least_W[:, None], most_W[:, None]
 
 
 def kind_of(first: int, rest: int) -> str:
