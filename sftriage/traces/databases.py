@@ -45,7 +45,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool, Pool, StaticPool
+from sqlalchemy.pool import NullPool, StaticPool
 from sqlalchemy.types import TypeEngine
 
 from sftriage.base.files import refusing
@@ -309,20 +309,17 @@ def database_at(at: str | os.PathLike[str] | None) -> Database:
 
     Raises UsageError where the URL is not PostgreSQL's, or its driver is not installed.
     """
-    if at is None:
-        return SqliteInMemory()
-    return PostgresDatabase(at) if isinstance(at, str) else SqliteFile(Path(at))
+    return PostgresDatabase(at) if isinstance(at, str) else SqliteFile(None if at is None else Path(at))
 
 
 class SqliteFile(Database):
-    """A file of one store's."""
+    """A file of one store's; without a path it is in memory, for one thread of this process."""
 
-    # No pool: a connection kept open would go on reading a file that was set aside.
-    _pool: type[Pool] = NullPool
-
-    def __init__(self, path: Path) -> None:
-        self._path, self.name = path, str(path)
-        self._engine = create_engine("sqlite://", creator=self._connect, poolclass=self._pool)
+    def __init__(self, path: Path | None) -> None:
+        self._path, self.name = path, str(path or ":memory:")
+        # No pool for a file: a connection kept open would go on reading one that was set aside.
+        pool = StaticPool if path is None else NullPool
+        self._engine = create_engine("sqlite://", creator=self._connect, poolclass=pool)
 
         @event.listens_for(self._engine, "begin")
         def begin(connection: Connection) -> None:
@@ -332,11 +329,11 @@ class SqliteFile(Database):
 
     def _connect(self) -> sqlite3.Connection:
         # The file must be private from its first byte on, which SQLite leaves to the umask.
-        if not self._path.exists():
+        if self._path is not None and not self._path.exists():
             with refusing(str(self._path)):
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         # Without its own idea of transactions: it starts none before DDL.
-        return sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
+        return sqlite3.connect(self.name, timeout=BUSY_SECONDS, isolation_level=None)
 
     @contextmanager
     def transaction(self, *, write: bool = False) -> Iterator[Connection]:
@@ -372,28 +369,13 @@ class SqliteFile(Database):
 
     def set_aside(self, error: DBAPIError | Foreign) -> bool:
         """Rename rather than delete: whatever it is, somebody may want it back."""
-        if not _is_damage(error):
+        if self._path is None or not _is_damage(error):
             return False
         # Another process may have done it.
         with refusing(f"{self._path} cannot be set aside"), suppress(FileNotFoundError):
             # A journal may stay behind: SQLite drops one that it finds beside an empty file.
             self._path.replace(self._path.with_name(self._path.name + ".damaged"))
         return True
-
-
-class SqliteInMemory(SqliteFile):
-    """A store's, for one thread of this process."""
-
-    _pool = StaticPool
-
-    def __init__(self) -> None:
-        super().__init__(Path(":memory:"))
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(":memory:", isolation_level=None)
-
-    def set_aside(self, error: DBAPIError | Foreign) -> bool:
-        return False
 
 
 def _is_damage(error: DBAPIError | Foreign) -> bool:
@@ -531,9 +513,8 @@ def _postgres_url(text: str) -> URL:
 def _without_secrets(url: URL) -> str:
     host = url.host or url.query.get("host") or "localhost"
     port = f":{url.port}" if url.port else ""
-    return CONTROL.sub(
-        "?", f"postgresql://{host if isinstance(host, str) else ','.join(host)}{port}/{url.database or ''}"
-    )
+    hosts = host if isinstance(host, str) else ",".join(host)
+    return CONTROL.sub("?", f"postgresql://{hosts}{port}/{url.database or ''}")
 
 
 def reason(error: DBAPIError | Foreign) -> str:
@@ -547,5 +528,5 @@ def reason(error: DBAPIError | Foreign) -> str:
 
 
 def _line(error: DBAPIError) -> str:
-    said = [line.strip(" \t-") for line in str(error.orig).splitlines() if line.strip()]
-    return CONTROL.sub("?", "; ".join(said)[:500]) or type(error.orig).__name__
+    lines = [line.strip(" \t-") for line in str(error.orig).splitlines() if line.strip()]
+    return CONTROL.sub("?", "; ".join(lines)[:500]) or type(error.orig).__name__

@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, ValidationError
 
@@ -59,8 +59,10 @@ from sftriage.traces.stores import (
     gzipped,
 )
 
-UPLOAD_NAME: Final = "upload.json"
-_REMOVING: Final = ".removing-"
+log = logging.getLogger("sftriage")
+
+TRACE_NAME, UPLOAD_NAME = "trace.json.gz", "upload.json"
+_TEMPORARY, _REMOVING = ".tmp-", ".removing-"
 _LOCK_S = 0.1  # (somebody may only be asking whether it is held)
 
 UploadState = Literal["waiting", "uploading", "stored", "failed"]
@@ -101,13 +103,6 @@ def read_upload(directory: Path) -> Upload | None:
         return Upload.model_validate_json((directory / UPLOAD_NAME).read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-log = logging.getLogger("sftriage")
-
-TRACE_NAME = "trace.json.gz"
-
-_TEMPORARY = ".tmp-"
 
 
 @dataclass(frozen=True, slots=True)

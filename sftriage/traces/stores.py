@@ -164,10 +164,8 @@ def copy_verified(
     with replacing(copy_to) as target:
         size, sha256 = copy(source, target, progress)
         if (size, sha256) != (wanted.size_bytes, wanted.sha256):
-            raise IntegrityError(
-                f"{name}: sha256 {sha256}, {size} bytes; it was put as sha256 {wanted.sha256}, "
-                f"{wanted.size_bytes} bytes"
-            )
+            put = f"it was put as sha256 {wanted.sha256}, {wanted.size_bytes} bytes"
+            raise IntegrityError(f"{name}: sha256 {sha256}, {size} bytes; {put}")
 
 
 PIN_NAME = "pinned"
@@ -199,7 +197,7 @@ class StoreCondition:
 
     @property
     def whole(self) -> bool:
-        """Nothing is the matter with it."""
+        """Whether all of it is there."""
         return self.state == "whole"
 
     @property
@@ -237,15 +235,13 @@ class Listing:
     @classmethod
     def of(cls, found: Iterable[tuple[str, tuple[Manifest | None, StoreCondition] | None]]) -> Listing:
         """Of what lies under each reference: a manifest, where it can be read, and its condition; or nothing."""
-        listed = [(reference, *one) for reference, one in found if one is not None]
-        return cls(
-            tuple(manifest for _, manifest, condition in listed if manifest is not None and condition.whole),
-            {
-                reference: condition
-                for reference, manifest, condition in listed
-                if manifest is None or not condition.whole
-            },
-        )
+        manifests, unfit = [], {}
+        for reference, (manifest, condition) in ((reference, one) for reference, one in found if one is not None):
+            if manifest is not None and condition.whole:
+                manifests.append(manifest)
+            else:
+                unfit[reference] = condition
+        return cls(tuple(manifests), unfit)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -255,6 +251,8 @@ class Listing:
 
 Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | RecordedSteps | Remarks | FollowedInfo"
 """What becomes known of a capture once it is stored."""
+_KINDS = (CostInfo, ReproducedInfo, Findings, RecordedSteps, FollowedInfo)
+_FIELD_OF = dict(zip(_KINDS, ("cost", "reproduced", "findings", "recorded", "followed"), strict=True))
 
 
 class Store(ABC):
@@ -370,14 +368,7 @@ def noting(manifest: Manifest, noted: Noted) -> Manifest:
     """The manifest with what became known later."""
     if isinstance(noted, Remarks):
         return manifest.model_copy(update={"evidence": noted.lines})
-    names = {
-        CostInfo: "cost",
-        ReproducedInfo: "reproduced",
-        Findings: "findings",
-        RecordedSteps: "recorded",
-        FollowedInfo: "followed",
-    }
-    return manifest.model_copy(update={names[type(noted)]: noted})
+    return manifest.model_copy(update={_FIELD_OF[type(noted)]: noted})
 
 
 def check_id(capture_id: str) -> str:
@@ -462,10 +453,9 @@ def outlook(store: Store, retention: RetentionLimits, now_s: float, *, unfit: bo
     left = {one.capture_id: "it is pinned" for one in unpinned if one.capture_id in pinned}
     broken: list[Kept] = []
     for reference, condition in listing.unfit.items():
-        elsewhere = store.copy_elsewhere(reference)
         if reference in pinned:
             left[reference] = f"it is pinned, and {condition.words}"
-        elif elsewhere is not None:
+        elif (elsewhere := store.copy_elsewhere(reference)) is not None:
             left[reference] = f"it {condition.words}; but its copy in {elsewhere} was verified"
         elif unfit and condition.beyond_repair:
             broken.append(Kept(reference, 0.0, 0))

@@ -128,21 +128,21 @@ class Sender:
         self.remote.put_manifest(manifest)
 
     def _put(self, capture_id: str, artefact: Artefact) -> None:
+        def reported(file: BinaryIO) -> Iterator[bytes]:
+            size_bytes = 0
+            for piece in chunks(file):
+                size_bytes += len(piece)
+                self.told(capture_id, artefact, "sending", size_bytes)
+                yield piece
+
         with regular(self.store.file(capture_id, artefact.name), IntegrityError) as file:
             wrong = f"{artefact.name} of capture {capture_id} was changed here: not what was captured"
-            content = verified(self._reported(file, capture_id, artefact), artefact, wrong)
+            content = verified(reported(file), artefact, wrong)
             # (a small file goes in one request)
             whole = b"".join(content) if artefact.size_bytes <= PART_BYTES else content
             self.remote.put_artefact(capture_id, artefact, whole)
         if not self._holds(capture_id, artefact):
             raise IntegrityError(f"{self.remote.place}/{capture_id}/{artefact.name}: not what was sent there")
-
-    def _reported(self, file: BinaryIO, capture_id: str, artefact: Artefact) -> Iterator[bytes]:
-        size_bytes = 0
-        for piece in chunks(file):
-            size_bytes += len(piece)
-            self.told(capture_id, artefact, "sending", size_bytes)
-            yield piece
 
     def _holds(self, capture_id: str, artefact: Artefact) -> bool:
         return self.remote.holds(
@@ -264,10 +264,9 @@ class Uploader:
         """End the thread, in the middle of a file if need be; whether it has ended within that time."""
         self._stop.set()
         self._wake.set()
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
 
     def turn(self) -> None:
         """Check every capture once, and send what differs."""
