@@ -33,7 +33,6 @@ from sftriage.commands.output import (
 from sftriage.commands.ui import serve_page
 from sftriage.errors import CatalogueError, SftriageError, StoreError, UsageError
 from sftriage.model.captures import Profiler
-from sftriage.model.windows import plain
 from sftriage.policy import quantities
 from sftriage.reports.tables import captures_table, decisions_table
 from sftriage.reports.texts import manifest_lines
@@ -556,13 +555,13 @@ def reindex_traces(*, of: CapturesChoice, as_json: JsonOption = False) -> None:
     directory, meant = whole_store(of.run, of.store)
     built = Catalogue(catalogue_url(of.catalogue) or own_catalogue(directory, meant), meant)
     with counting("Reading manifests") as progress:
-        found = built.reindex(progress)
-    say(*found.problems)
+        number, problems = built.reindex(progress)
+    say(*problems)
     if as_json:
-        print_json({"store": meant.place, "catalogue": built.name, **plain(found)})
+        print_json({"store": meant.place, "catalogue": built.name, "captures": number, "problems": problems})
     else:
-        captures = "1 capture" if found.captures == 1 else f"{found.captures} captures"
-        odd = f", and {len(found.problems)} that cannot be used" if found.problems else ""
+        captures = "1 capture" if number == 1 else f"{number} captures"
+        odd = f", and {len(problems)} that cannot be used" if problems else ""
         tell(f"Indexed {captures} of {meant.place}{odd}.")
 
 

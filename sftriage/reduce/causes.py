@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sftriage.model.counters import MAJOR_FAULTS, Account, accounting, runs_for_faults
 from sftriage.reduce.samples import Frame, StackSamples
-from sftriage.reduce.spots import WORKS, Spot, WorkerSpot, code_of, how, in_workers, place, spots
+from sftriage.reduce.spots import WORKS, Spot, code_of, how, in_workers, place, spots
 from sftriage.traces.manifest import CauseCode, CauseInfo, Findings, PlaceInfo, StageProfile
 from sftriage.words.amounts import milliseconds
 from sftriage.words.decisions import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
@@ -116,6 +116,7 @@ class _Search:
             idle_s = findings.suspect.device_idle_s
             self.others_device_s = None if idle_s is None else max(0.0, self.device_s - max(0.0, over_s - idle_s))
             self.longer_s = over_s
+        self.beside_rank = None if beside is None or findings.beside == "steps" else beside.rank
         self.counted = findings.counted or {}
         self.account = accounting(self.counted, self.longer_s)
         self.spots = [] if suspect is None else spots(suspect, stage, steps)
@@ -245,7 +246,7 @@ class _Search:
             sure=more_s >= SURE_FRACTION * self.longer_s and self.findings.suspect.steps >= SURE_STEPS,
             sentence=f"{said}.",
             next_step=NEXT_STEP["kernel"],
-            compared_with=None if beside is None or self.findings.beside == "steps" else beside.rank,
+            compared_with=None if beside is None else self.beside_rank,
             took_s=first.device_s,
             control_s=first.control_device_s,
         )
@@ -269,7 +270,7 @@ class _Search:
         if code == "dataloader_workers" and self.sampled is not None:
             beside = None if self.findings.beside == "steps" else self.beside
             workers = in_workers(self.sampled, beside, self.findings.stage, self.steps)
-        said += "" if workers is None else self._in_workers(workers)
+        said += "" if workers is None else self._in_workers(*workers)
         # (a wait is counted when it ends, and may have begun before the stage)
         waited = min(spot.fraction("waited"), 1.0 - spot.fraction("run"))
         if waited >= MAIN_FRACTION:
@@ -277,7 +278,7 @@ class _Search:
         made = self._made(code, said, took_s, control_s, spot, "spends")
         if workers is not None:
             advice = "Look at what the workers do at that line, or give the loader more of them (num_workers)."
-            made = made.model_copy(update={"place": _place_info(workers.spot), "next_step": advice})
+            made = made.model_copy(update={"place": _place_info(workers[0]), "next_step": advice})
         # (of what nobody else was captured in, all that the others take may be there)
         theirs_s = (self.others_s or 0.0) if self.findings.control is None else 0.0
         if len(ranked) < 2 or more_s[1] - theirs_s < SECOND_FRACTION * self.longer_s:
@@ -303,13 +304,13 @@ class _Search:
             return "page_faults"
         return self.account.code if code == "blocked" and self.account is not None else code
 
-    def _in_workers(self, found: WorkerSpot) -> str:
+    def _in_workers(self, spot: Spot, step_s: float, control_s: float | None) -> str:
         control, others = self.findings.control, ""
-        if control is not None and found.control_s is not None:
-            others = f"; those of rank {control.rank}: {milliseconds(found.control_s)}"
-        code, has_core = code_of(found.spot), found.spot.fraction("waited") < MAIN_FRACTION
-        does = f"{DOES[code]}{how(code, found.spot)}" if has_core else "ready to run, and wait for a core"
-        return f", which are in {place(found.spot.frame)}, {does} ({milliseconds(found.step_s)} a step{others})"
+        if control is not None and control_s is not None:
+            others = f"; those of rank {control.rank}: {milliseconds(control_s)}"
+        code, has_core = code_of(spot), spot.fraction("waited") < MAIN_FRACTION
+        does = f"{DOES[code]}{how(code, spot)}" if has_core else "ready to run, and wait for a core"
+        return f", which are in {place(spot.frame)}, {does} ({milliseconds(step_s)} a step{others})"
 
     def _made(
         self,
@@ -342,7 +343,7 @@ class _Search:
             sentence=f"{said}.",
             next_step=NEXT_STEP[code],
             place=None if spot is None else _place_info(spot),
-            compared_with=None if beside is None or self.findings.beside == "steps" else beside.rank,
+            compared_with=None if beside is None else self.beside_rank,
             took_s=took_s,
             control_s=control_s,
         )

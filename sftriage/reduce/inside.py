@@ -53,32 +53,17 @@ Took = Mapping[Launcher, tuple[int, int]]
 """How long a device was at each, in nanoseconds, and how often."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """What the device did of what was launched in some steps.
+def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> tuple[Took, int | None, int | None]:
+    """What the device did of what some spans launched, whenever it came to it, collectives apart.
 
-    Attributes:
-        took: for each kernel and copy (no collectives), with its launcher, nanoseconds and how often it ran. What
-            overlaps on one stream counts once.
-        own_ns: how long the device was at any of these.
-        idle_ns: how long it waited for its host, from the end of what came before to the end of all of this. None, as
-            ``own_ns``, where nothing was launched, or too much.
-    """
-
-    took: Took
-    own_ns: int | None = None
-    idle_ns: int | None = None
-
-
-def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> Launched:
-    """What the device did of what some spans launched, whenever it came to it.
-
-    ``track`` is a thread of the launching process, ``start_N`` is when the steps began.
+    ``track`` is a thread of the launching process, ``start_N`` is when the steps began. Besides the times by kernel, in
+    which what overlaps on one stream counts once: how long the device was at any of these, and how long it waited for
+    its host, from the end of what came before to the end of all of this. None: nothing was launched, or too much.
     """
     calls = _calls(trace, track, spans)
     device = _device_events(trace)
     if not len(calls) or device is None:
-        return Launched({})
+        return {}, None, None
     inner_L, outer_L = _launchers(trace, track, spans, calls)
     order = np.argsort(calls.link_E, kind="stable")
     link_L = calls.link_E[order]
@@ -99,7 +84,7 @@ def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> Launc
         launcher = kernel_name(trace.names[kernel]), names[0], names[1] if names[1] != names[0] else ""
         before_ns, before = found.get(launcher, (0, 0))
         found[launcher] = before_ns + took_ns, before + n_calls
-    return Launched(found, union(its.start_E, its.end_E).total_ns, idle_ns)
+    return found, union(its.start_E, its.end_E).total_ns, idle_ns
 
 
 def _device_events(trace: Trace) -> Events | None:
@@ -314,7 +299,9 @@ def _traced(reduction: Reduction, stage: str, numbers: list[int]) -> tuple[Stage
     }
     looked_at = steps.number_N[chosen]
     n = len(looked_at)
-    device = launched(trace, steps.track, spans, steps.start_N) if counts["kernels"] else Launched({})
+    took, own_ns, idle_ns = (
+        launched(trace, steps.track, spans, steps.start_N) if counts["kernels"] else ({}, None, None)
+    )
     per_step = 1e-9 / n
     profile = StageProfile(
         source=CONTROL.sub("?", trace.source)[-2000:],
@@ -322,12 +309,12 @@ def _traced(reduction: Reduction, stage: str, numbers: list[int]) -> tuple[Stage
         first_step=int(looked_at[0]),
         last_step=int(looked_at[-1]),
         steps=n,
-        device_own_s=None if device.own_ns is None else device.own_ns * per_step,
-        device_idle_s=None if device.idle_ns is None else device.idle_ns * per_step,
+        device_own_s=None if own_ns is None else own_ns * per_step,
+        device_idle_s=None if idle_ns is None else idle_ns * per_step,
         **{name: count / n for name, count in counts.items()},
         **{name: time_ns * per_step for name, time_ns in times_ns.items()},
     )
-    return profile, tally, device.took
+    return profile, tally, took
 
 
 def _shares(tally: Tally, steps: int, control: Tally | None, control_steps: int) -> tuple[Share, ...]:

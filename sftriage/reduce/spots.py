@@ -315,29 +315,20 @@ MAIN_FRACTION = 0.5
 _WAITED_FOR = "waited for"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSpot:
-    """A place in the workers that the training thread waits for.
-
-    ``step_s`` is what all of them spend there a step, waited for or not; ``control_s`` the same of the control's.
-    """
-
-    spot: Spot
-    step_s: float
-    control_s: float | None
-
-
 def in_workers(
     sampled: StackSamples, control: StackSamples | None, stage: str, steps: Collection[int] | None = None
-) -> WorkerSpot | None:
-    """Where the workers are while a stage waits for them, in some steps or in all; None where no place stands out."""
+) -> tuple[Spot, float, float | None] | None:
+    """Where the workers are while a stage waits for them, in some steps or in all; None where no place stands out.
+
+    With what all of them spend there a step, waited for or not, in seconds, and the same of the control's.
+    """
     theirs = _as_one(sampled, stage)
     found = [] if theirs is None else spots(theirs, _WAITED_FOR, steps)
     if theirs is None or not found or found[0].weight_ns < MAIN_FRACTION * sum(one.weight_ns for one in found):
         return None
     beside = None if control is None else _as_one(control, stage)
     control_s = None if beside is None else _step_s(beside, found[0], None)
-    return WorkerSpot(found[0], _step_s(theirs, found[0], steps), control_s)
+    return found[0], _step_s(theirs, found[0], steps), control_s
 
 
 def _step_s(theirs: StackSamples, spot: Spot, steps: Collection[int] | None) -> float:

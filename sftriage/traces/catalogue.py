@@ -10,7 +10,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from importlib import import_module
@@ -47,14 +47,6 @@ _BATCH = 500
 _Result = TypeVar("_Result")
 _Value = TypeVar("_Value")
 _COLUMNS = tuple(field.name for field in dataclasses.fields(CaptureRow))
-
-
-@dataclass(frozen=True, slots=True)
-class Indexed:
-    """What was found in a store: how many captures, and what is no capture, and why."""
-
-    captures: int = 0
-    problems: tuple[str, ...] = ()
 
 
 class Catalogue:
@@ -104,7 +96,7 @@ class Catalogue:
         This makes good a crash between storing and indexing, or a catalogue that was away.
         """
         if not self.is_indexed():
-            return self.reindex(progress).problems
+            return self.reindex(progress)[1]
         # In this order: what is put and added between the two is in the store, and no leftover.
         known = self._run_query(self._references)
         there = self._own_store.ids()
@@ -113,8 +105,11 @@ class Catalogue:
         self._delete(known - there)
         return problems
 
-    def reindex(self, progress: Progress | None = None) -> Indexed:
-        """Build the index of the store again; what was found there. What is added meanwhile stays."""
+    def reindex(self, progress: Progress | None = None) -> tuple[int, tuple[str, ...]]:
+        """Build the index of the store again: the number of captures, and what is none, and why.
+
+        What is added meanwhile stays.
+        """
         # Before the store is read: what is added from now on is no leftover.
         known = self._run_query(self._references)
         found, problems = self._read(self._own_store.ids(), progress)
@@ -122,7 +117,7 @@ class Catalogue:
         self._delete(known - {reference for reference, _ in found})
         mark = {"key": key_of(self._own_name), "store": self._own_name}
         self._run_query(partial(_upsert, stores, [mark]), write=True)
-        return Indexed(len(found), (*problems, *self._own_store.leftovers()))
+        return len(found), (*problems, *self._own_store.leftovers())
 
     def _read(
         self, references: Collection[str], progress: Progress | None

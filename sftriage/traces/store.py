@@ -88,15 +88,6 @@ class Upload(DocumentModel):
         return self.model_copy(update={"state": "failed", "reason": CONTROL.sub(" ", reason)[:2000]})
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedRemoval:
-    """A capture that was removed here, and that the store elsewhere may still have."""
-
-    directory: Path
-    capture_id: str
-    upload: Upload
-
-
 def read_upload(directory: Path) -> Upload | None:
     """How far the capture in a directory is; None where nothing has begun, or what is noted makes no sense."""
     try:
@@ -334,13 +325,12 @@ class LocalStore(Store):
         for artefact in manifest.artefacts:
             self.file(manifest.capture_id, artefact.name).unlink(missing_ok=True)
 
-    def removals(self) -> list[QueuedRemoval]:
-        """What was removed here, and may still be in the store elsewhere."""
+    def removals(self) -> list[Path]:
+        """The directories, by id, of captures that were removed here and may still be in the store elsewhere."""
         return [
-            QueuedRemoval(hidden, directory.name, upload)
-            for hidden in sorted(self._captures.glob(f"{_REMOVING}*"))
-            for directory in hidden.iterdir()
-            if (upload := read_upload(directory)) is not None
+            one.parent
+            for one in sorted(self._captures.glob(f"{_REMOVING}*/*/{UPLOAD_NAME}"))
+            if read_upload(one.parent)
         ]
 
     def signature(self, capture_id: str, *names: str) -> tuple[object, ...]:

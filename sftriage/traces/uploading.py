@@ -24,7 +24,7 @@ from sftriage.base.loops import Backoff, start_thread
 from sftriage.errors import IntegrityError, SftriageError, UsageError
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.remote import PART_BYTES, RemoteStore
-from sftriage.traces.store import UPLOAD_NAME, LocalStore, QueuedRemoval, Upload
+from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload, read_upload
 from sftriage.traces.stores import PIN_NAME, chunks, verified
 
 log = logging.getLogger("sftriage")
@@ -97,13 +97,14 @@ class Sender:
             raise
         return self.store.note_upload(capture_id, wanted.model_copy(update={"verified_at": noted.verified_at or now}))
 
-    def remove(self, removal: QueuedRemoval) -> None:
+    def remove(self, hidden: Path) -> None:
         """Remove there what was removed here; raises StoreError, or UsageError where it is in another store."""
-        if removal.upload.url != self.url:
-            raise UsageError(f"capture {removal.capture_id} was removed here, and may still be in {removal.upload.url}")
-        if self.remote.names(removal.capture_id):
-            self.remote.remove(removal.capture_id)
-        shutil.rmtree(removal.directory, ignore_errors=True)
+        upload = read_upload(hidden)
+        if upload is not None and upload.url != self.url:
+            raise UsageError(f"capture {hidden.name} was removed here, and may still be in {upload.url}")
+        if self.remote.names(hidden.name):
+            self.remote.remove(hidden.name)
+        shutil.rmtree(hidden.parent, ignore_errors=True)
 
     def _send(self, manifest: Manifest, before: Upload, names: Mapping[str, int], *, pinned: bool) -> None:
         capture_id = manifest.capture_id
@@ -275,7 +276,7 @@ class Uploader:
         waits = before if pauses or self._over else {}
         self._answered = asked
         ids = sorted(self._store.ids())
-        todo = {f"removal of {one.capture_id}": partial(self._sender.remove, one) for one in self._store.removals()}
+        todo = {f"removal of {one.name}": partial(self._sender.remove, one) for one in self._store.removals()}
         todo |= {capture_id: partial(self._bring, capture_id) for capture_id in ids}
         failed = [name for name, act in todo.items() if name not in waits and not self._attempt(name, act)]
         self._failures = {name: reason for name, reason in self._failures.items() if name in todo}
@@ -358,13 +359,12 @@ class Uploader:
         self._set_progress(current=now, moved_bytes=self._progress.moved_bytes + max(0, moved))
 
     def _report(self, ids: list[str], asked: int) -> None:
-        removals = {f"removal of {one.capture_id}": one.capture_id for one in self._store.removals()}
         why = self._failures
         left = [name for name in ids if name not in self._settled and (name in why or not self._changes_only)]
         self._set_progress(
             stored=sum(name in self._settled for name in ids),
             left={name: why.get(name, "") for name in left},
-            removals={capture_id: why.get(name, "") for name, capture_id in removals.items()},
+            removals={one.name: why.get(f"removal of {one.name}", "") for one in self._store.removals()},
             current=None,
             looked=asked == self._asked,
             given_up=bool(why) and self._over,

@@ -600,7 +600,7 @@ def test_the_place_is_where_the_workers_are_that_do_something(workers, place):
     # GIVEN a training thread that waits for its workers WHEN it is asked where they are
     found = in_workers(rank(*workers), None, "data")
     # THEN it is the place that most of those are at that have something to do
-    assert (None if found is None else (FRAMES.index(found.spot.frame), round(found.step_s, 3))) == place
+    assert (found and (FRAMES.index(found[0].frame), round(found[1], 3))) == place
 
 
 def test_what_they_do_while_nobody_waits_for_them_is_not_why():
@@ -608,7 +608,7 @@ def test_what_they_do_while_nobody_waits_for_them_is_not_why():
     stacks = ((TRAIN,),) * 30 + (WAITING,) * 10
     its = worker(*(BUSY,) * 30, *(ASLEEP,) * 10)
     # WHEN it is asked where it is THEN that is where it was waited for; in another stage, nowhere
-    assert in_workers(rank(its, stacks=stacks), None, "data").spot.frame == FRAMES[SLEEPS]
+    assert in_workers(rank(its, stacks=stacks), None, "data")[0].frame == FRAMES[SLEEPS]
     assert in_workers(rank(its, stacks=stacks), None, "forward") is None
     # AND of other steps nothing is said
     assert in_workers(rank(its, stacks=stacks), None, "data", {7}) is None
