@@ -14,8 +14,7 @@ from sftriage.commands.output import results, write
 from sftriage.commands.traces import captures_of, complete_capture
 from sftriage.errors import UsageError
 from sftriage.runs.directory import RunDirectory, find_run
-from sftriage.runs.lanes import control_of
-from sftriage.runs.lateness import HeatMap
+from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.report import RunReport, capture_report, run_named, run_report
 from sftriage.runs.source import RunSource
 from sftriage.words.amounts import clock_time, place

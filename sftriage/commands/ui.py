@@ -197,11 +197,10 @@ def mcp(
     if not runs.is_dir():
         raise UsageError(f"{runs}: no such directory; --runs names the one that `sftriage run` keeps its runs in")
     try:
-        from sftriage.assistants.server import server
+        from sftriage.assistants.answers import RunLookup, server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "mcp":
             raise
         raise UsageError("an assistant's server needs the MCP SDK; install sftriage[mcp]") from error
-    from sftriage.assistants.answers import RunLookup
 
     server(RunLookup(runs.resolve(), store)).run("stdio")

@@ -79,11 +79,6 @@ class Picture:
         """How the job stands; None before it was judged."""
         return None if self.glance is None else self.glance.outlook
 
-    @property
-    def newest(self) -> WindowRow | None:
-        """The newest window."""
-        return self.view.rows[-1] if self.view.rows else None
-
 
 def picture(view: View, place: str) -> Picture:
     """What there is to show of a run."""
@@ -142,7 +137,8 @@ def _as_it_stands(view: View, one: CaptureView, stored: Manifest | Damaged | Non
 
 def picture_values(shown: Picture) -> dict[str, Any]:
     """A picture as JSON values."""
-    view, info, stands, newest = shown.view, shown.view.info, shown.outlook, shown.newest
+    view, info, stands = shown.view, shown.view.info, shown.outlook
+    newest = view.rows[-1] if view.rows else None
     return {
         "type": "picture",
         "state": shown.state,
@@ -295,7 +291,7 @@ def news(told: WatchPosition, view: View, now_s: float) -> tuple[WatchPosition, 
         said, is_news = said.after(row.news)
         said, refused = said.refusing(row.news, row.outcome) if row.label == "suspect" else (said, False)
         if is_news or refused or row.asked:
-            lines.append(f"{clock_time(row.time_s)}  {clean(_said(row))}")
+            lines.append(f"{clock_time(row.time_s)}  {clean(_window_said(row))}")
     lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
     lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
     lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in _notes(told, view) if (text := _note_said(one))]
@@ -338,14 +334,12 @@ def _note_said(one: _Told) -> str:
     return caused(one) if one.code != "unknown" else ""
 
 
-def _said(row: WindowRow) -> str:
+def _window_said(row: WindowRow) -> str:
     if row.outcome == "capture":
         return f"{row.sentence} Capturing {_captured(row.asked)}."
+    said = row.sentence
     if row.outcome == "throttle" or (row.outcome == "ignore" and row.reason != "healthy"):
-        said = "Throttled" if row.outcome == "throttle" else "Nothing was done"
-        said = f"{row.sentence} {said}: {row.words}."
-    else:
-        said = row.sentence
+        said += f" {'Throttled' if row.outcome == 'throttle' else 'Nothing was done'}: {row.words}."
     return f"{said} To resolve it: {row.resolves}" if row.resolves else said
 
 

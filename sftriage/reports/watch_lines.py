@@ -136,8 +136,7 @@ def _fit(parts: Sequence[_Part], height: int | None) -> tuple[list[int], bool]:
 
 
 def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part]:
-    head = _head(shown, width, now_s)
-    about = _about(shown, width)
+    head, about = _head(shown, width, now_s), _about(shown, width)
     parts = [
         _Part(len(head), len(head), lambda _: head),
         _Part(sum(map(len, about)), len(about), lambda count: _shortened(about, count, width)),
@@ -165,7 +164,6 @@ def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part
 
 
 def _listed(title: str, lines: list[Text], remark: Callable[[int], str]) -> _Part:
-
     def build(count: int) -> list[Text]:
         said = remark(count - 1)
         return [Text(title, style="bold") + Text(f"  {said}" if said else "", style="dim"), *lines]
@@ -266,7 +264,8 @@ def _frontier(frontier: Frontier, named: str | None, width: int, blocks: bool) -
         lines = [Text("Frontier", style="bold").append(steps, style="dim")]
         for n, stage in enumerate(stages):
             line = Text(f"  {set_cell_size(clean(stage), name_width)} ")
-            line.append(set_cell_size(_bar(bars[n], blocks), bar_width), style="red" if stage == named else "blue")
+            bar = "█" * (bars[n] // 8) + _EIGHTHS[bars[n] % 8].strip() if blocks else "#" * round(bars[n] / 8)
+            line.append(set_cell_size(bar, bar_width), style="red" if stage == named else "blue")
             line.append(f" {milliseconds(tenths[n] / 1e4):>11} {shares[n] / 10:5.1f}%")
             lines.append(line)
         if trend:
@@ -292,12 +291,6 @@ def together(advances_s: Mapping[str, float], most: int, named: str | None = Non
         **{stage: advances_s[stage] for stage in advances_s if stage in kept},
         f"{len(rest)} others": sum(advances_s[stage] for stage in rest),
     }
-
-
-def _bar(eighths: int, blocks: bool) -> str:
-    if not blocks:
-        return "#" * round(eighths / 8)
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def _trend(values_s: Sequence[float], blocks: bool) -> str:
@@ -350,7 +343,7 @@ def _capture(one: CaptureView) -> Text:
 
 
 def _telemetry(shown: Picture, now_s: float) -> list[Text]:
-    about, newest = shown.view.telemetry, shown.newest
+    about, newest = shown.view.telemetry, shown.view.rows[-1] if shown.view.rows else None
     recorded = f"{about.ranks} of {about.world_size} ranks record"
     facts = [recorded if about.world_size else "no rank has recorded a step"]
     lacking = about.ranks < about.world_size

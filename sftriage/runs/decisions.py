@@ -13,19 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import InputError, UsageError
+from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureResult, Decision
-from sftriage.model.events import (
-    CaptureChanged,
-    CauseFound,
-    CostMeasured,
-    Decided,
-    DiskRecovered,
-    Event,
-    JobPaused,
-    JournalCompacted,
-    RemedyChanged,
-    WindowJudged,
-)
 from sftriage.model.windows import plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import CaptureStatus, Note, RequestRow, WindowRow, note_kind, statuses
@@ -114,16 +103,16 @@ def _noted(note: Note, results: Mapping[str, CaptureResult], attempts: Mapping[s
     if isinstance(note, RequestRow):
         return Noted(note, note_kind(note), statuses(note.asked, results))
     ended: Iterable[CaptureResult] = ()
-    if isinstance(note, CauseFound):
+    if isinstance(note, events.CauseFound):
         ended = (one for one in results.values() if one.capture_id == note.capture_id)
-    elif isinstance(note, CostMeasured):
+    elif isinstance(note, events.CostMeasured):
         ended = captures_in(note, attempts, results.values())
     captures = tuple(CaptureStatus(one.capture_id, one.rank, "suspect", one) for one in ended)
     return Noted(note, note_kind(note), captures)
 
 
 def captures_in(
-    cost: CostMeasured, attempts: Mapping[str, int], results: Iterable[CaptureResult]
+    cost: events.CostMeasured, attempts: Mapping[str, int], results: Iterable[CaptureResult]
 ) -> Iterator[CaptureResult]:
     """The captures that a cost is of: those of its attempt that measured any of its steps."""
     for result in results:
@@ -150,14 +139,14 @@ MAX_DECISIONS = 8
 """How many decisions about one step are told."""
 
 
-def decided_in(events: Iterable[Event]) -> list[Decided]:
+def decided_in(record: Iterable[events.Event]) -> list[events.Decided]:
     """The events by which something was decided."""
-    return [one for one in events if isinstance(one, Decided)]
+    return [one for one in record if isinstance(one, events.Decided)]
 
 
-def states_in(events: Iterable[Event]) -> dict[str, CaptureResult]:
+def states_in(record: Iterable[events.Event]) -> dict[str, CaptureResult]:
     """How captures stand, by id."""
-    return {one.result.capture_id: one.result for one in events if isinstance(one, CaptureChanged)}
+    return {one.result.capture_id: one.result for one in record if isinstance(one, events.CaptureChanged)}
 
 
 def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
@@ -166,24 +155,24 @@ def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
     Raises:
         InputError: the journal cannot be read.
     """
-    events = list(read_journal(directory.decisions))
-    results = {capture_id: one for capture_id, one in states_in(events).items() if one.state in ENDED}
+    record = list(read_journal(directory.decisions))
+    results = {capture_id: one for capture_id, one in states_in(record).items() if one.state in ENDED}
     return [
         {
             **decision_values(one.decision),
             "results": [plain(results[it.capture_id]) for it in one.decision.requests if it.capture_id in results],
         }
-        for one in decided_in(events)
+        for one in decided_in(record)
     ]
 
 
-def pauses_of(directory: RunDirectory) -> list[JobPaused]:
+def pauses_of(directory: RunDirectory) -> list[events.JobPaused]:
     """The pauses of a run's job, in order.
 
     Raises:
         InputError: the journal cannot be read.
     """
-    return [event for event in read_journal(directory.decisions) if isinstance(event, JobPaused)]
+    return [event for event in read_journal(directory.decisions) if isinstance(event, events.JobPaused)]
 
 
 def decided_about(decisions: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
@@ -216,7 +205,7 @@ def faults_in(directory: RunDirectory | None) -> list[Named]:
     """
     found = []
     for event in [] if directory is None else read_journal(directory.decisions):
-        if isinstance(event, WindowJudged) and event.verdict.label == "suspect" and event.verdict.suspects:
+        if isinstance(event, events.WindowJudged) and event.verdict.label == "suspect" and event.verdict.suspects:
             first, verdict = event.verdict.suspects[0], event.verdict
             captured = tuple(one.capture_id for one in event.decision.requests)
             found.append(Named(first.identity, verdict.attempt, first.onset_step, verdict.last_step, captured))
@@ -244,7 +233,7 @@ def fault_at(step: int, rows: Sequence[CaptureRow], named: Sequence[Named]) -> C
     return min(found, key=lambda row: (row.cause is None, row.distance_from(step), row.first_step), default=None)
 
 
-def window_of(directory: RunDirectory, what: str) -> WindowJudged:
+def window_of(directory: RunDirectory, what: str) -> events.WindowJudged:
     """The last window that holds a step, is ``FIRST-LAST``, or led to a capture.
 
     Raises:
@@ -252,37 +241,37 @@ def window_of(directory: RunDirectory, what: str) -> WindowJudged:
         InputError: the journal cannot be read.
     """
     damaged: list[bytes] = []
-    events = list(read_journal(directory.decisions, damaged))
-    decided = decided_in(events)
+    record = list(read_journal(directory.decisions, damaged))
+    decided = decided_in(record)
     for event in reversed(decided):
-        if isinstance(event, WindowJudged) and _is(event.decision, what):
+        if isinstance(event, events.WindowJudged) and _is(event.decision, what):
             return event
     for event in decided:
         if any(one.capture_id == what for one in event.decision.requests):
             raise UsageError(f"{what} was not led to by a window: {reason_sentence(event.decision)}")
-    if what.isdecimal() and (missing := _unwritten(directory, events, int(what))) is not None:
+    if what.isdecimal() and (missing := _unwritten(directory, record, int(what))) is not None:
         raise UsageError(f"{directory.path}: no window of step {what} is on record. {missing}")
     lines = "1 line of its journal is" if len(damaged) == 1 else f"{len(damaged)} lines of its journal are"
     advice = "`sftriage decisions` lists its windows" + (f" ({lines} damaged)" if damaged else "")
     raise UsageError(f"{directory.path} has no window or capture {what}; {advice}")
 
 
-def remedies_by(directory: RunDirectory, window: WindowJudged) -> list[RemedyChanged]:
+def remedies_by(directory: RunDirectory, window: events.WindowJudged) -> list[events.RemedyChanged]:
     """What had been done about stragglers when a window was decided: of each group of ranks the last."""
-    told = [one for one in read_journal(directory.decisions) if isinstance(one, RemedyChanged)]
+    told = [one for one in read_journal(directory.decisions) if isinstance(one, events.RemedyChanged)]
     return list({one.switch: one for one in told if one.time_s <= window.decision.time_s}.values())
 
 
-def _unwritten(directory: RunDirectory, events: Sequence[Event], step: int) -> str | None:
+def _unwritten(directory: RunDirectory, record: Sequence[events.Event], step: int) -> str | None:
     """That windows of a step are lost, or may come, in words: the run directory could not be written, or cannot be."""
-    for event in events:
-        if isinstance(event, DiskRecovered) and event.lost_steps is not None:
+    for event in record:
+        if isinstance(event, events.DiskRecovered) and event.lost_steps is not None:
             first, last = event.lost_steps
             if first <= step <= last:
                 return disk_sentence(event)
-        if isinstance(event, JournalCompacted) and step <= event.dropped_step:
+        if isinstance(event, events.JournalCompacted) and step <= event.dropped_step:
             return compacted_sentence(event.dropped, event.dropped_step)
-    if step <= max((one.decision.last_step for one in decided_in(events)), default=-1):
+    if step <= max((one.decision.last_step for one in decided_in(record)), default=-1):
         return None
     rings = Path(read_info(directory).rings)
     if not rings.is_dir():
@@ -302,14 +291,14 @@ def _is(decision: Decision, what: str) -> bool:
 
 def why_none(directory: RunDirectory, step: int) -> str:
     """Why nothing was decided about a step, in words."""
-    events = list(read_journal(directory.decisions))
+    record = list(read_journal(directory.decisions))
     windows = [
         (one.decision.first_step, one.decision.last_step)
-        for one in decided_in(events)
-        if isinstance(one, WindowJudged) and one.verdict.label != "stalled"
+        for one in decided_in(record)
+        if isinstance(one, events.WindowJudged) and one.verdict.label != "stalled"
     ]
     try:
-        if (missing := _unwritten(directory, events, step)) is not None:
+        if (missing := _unwritten(directory, record, step)) is not None:
             return missing.rstrip(".")
         ended = not Path(read_info(directory).rings).is_dir()
     except InputError:

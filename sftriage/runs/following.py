@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sftriage.model import events
 from sftriage.model.captures import (
     ENDED,
     CaptureRequest,
@@ -20,23 +21,6 @@ from sftriage.model.captures import (
     ReasonCode,
     Role,
     Trigger,
-)
-from sftriage.model.events import (
-    CaptureChanged,
-    CauseFound,
-    CostMeasured,
-    DiskRecovered,
-    EvidenceGathered,
-    FollowUpDecided,
-    JobPaused,
-    JournalCompacted,
-    ManualRequestDecided,
-    PolicyChanged,
-    RemedyChanged,
-    RingGivenUp,
-    TakenOver,
-    WindowJudged,
-    decode,
 )
 from sftriage.model.verdicts import Clock, Label, Pattern, Regression, Suspect, Verdict
 from sftriage.policy.losses import Losses, same_trouble, suspect_key
@@ -84,15 +68,15 @@ class RequestRow(_DecisionRow):
 
 
 Other = (
-    CostMeasured
-    | PolicyChanged
-    | EvidenceGathered
-    | TakenOver
-    | DiskRecovered
-    | RingGivenUp
-    | CauseFound
-    | RemedyChanged
-    | JobPaused
+    events.CostMeasured
+    | events.PolicyChanged
+    | events.EvidenceGathered
+    | events.TakenOver
+    | events.DiskRecovered
+    | events.RingGivenUp
+    | events.CauseFound
+    | events.RemedyChanged
+    | events.JobPaused
 )
 Note = RequestRow | Other
 """What is on record beside windows and captures."""
@@ -219,24 +203,24 @@ class JournalTail:
 
     def _take(self, line: bytes) -> None:
         try:
-            event = decode(line)
+            event = events.decode(line)
         except (ValueError, RecursionError):
             self.skipped += bool(line.strip())
             return
         match event:
-            case None | EvidenceGathered(remarks=()):
+            case None | events.EvidenceGathered(remarks=()):
                 pass
-            case WindowJudged():
+            case events.WindowJudged():
                 before, self.losses = self.losses.lost_s, self.losses.after(event.verdict)
                 lost_s = self.losses.lost_s - before
                 self.rows.append(row_of(event.verdict, event.decision, event.triggers, lost_s))
-            case JournalCompacted():
+            case events.JournalCompacted():
                 self.losses, self.dropped = Losses.of_values(event.losses), event.dropped
-            case CaptureChanged():
+            case events.CaptureChanged():
                 self.states[event.result.capture_id] = event.result
                 if event.result.state in ENDED:
                     self.results[event.result.capture_id] = event.result
-            case ManualRequestDecided() | FollowUpDecided():
+            case events.ManualRequestDecided() | events.FollowUpDecided():
                 self.asks.append(request_row(event))
             case _:
                 self.notes.append(event)
@@ -303,10 +287,10 @@ def _named(suspect: Suspect) -> NamedSuspect:
     )
 
 
-def request_row(event: ManualRequestDecided | FollowUpDecided) -> RequestRow:
+def request_row(event: events.ManualRequestDecided | events.FollowUpDecided) -> RequestRow:
     """What is kept of captures that no window led to."""
     decided = _decided(event.decision, event.triggers)
-    if isinstance(event, FollowUpDecided):
+    if isinstance(event, events.FollowUpDecided):
         return RequestRow(**decided, by="", why=f"capture {event.capture_id}", beside=event.capture_id)
     asked = event.request
     return RequestRow(**decided, by=asked.who, why=asked.reason, request_id=asked.request_id)

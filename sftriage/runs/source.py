@@ -19,8 +19,7 @@ from sftriage.policy.losses import Losses
 from sftriage.runs.captures import CaptureShelf, Damaged
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs
 from sftriage.runs.following import JournalTail, Other, RequestRow, WindowRow
-from sftriage.runs.lanes import Lanes, lanes_of, steps_beside
-from sftriage.runs.lateness import HeatMap, HeatSource
+from sftriage.runs.lateness import HeatMap, HeatSource, Lanes, lanes_of, steps_beside
 from sftriage.runs.liveness import (
     DISK,
     FAILING,

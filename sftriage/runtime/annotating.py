@@ -22,8 +22,7 @@ from sftriage.reduce.samples import StackSamples, read_samples
 from sftriage.reduce.spots import in_torch, left_open
 from sftriage.reduce.stages import Reduction, reduce_trace
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.lanes import captured_steps, control_of, counted_beside, steps_beside
-from sftriage.runs.lateness import HeatSource
+from sftriage.runs.lateness import HeatSource, captured_steps, control_of, counted_beside, steps_beside
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.traces.manifest import CauseInfo, CostInfo, Findings, FollowedInfo, Manifest, Remarks, ReproducedInfo

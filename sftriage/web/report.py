@@ -10,8 +10,7 @@ import numpy as np
 
 from sftriage.model.captures import CaptureResult
 from sftriage.runs.following import RequestRow
-from sftriage.runs.lanes import Lanes
-from sftriage.runs.lateness import UNKNOWN, HeatMap
+from sftriage.runs.lateness import UNKNOWN, HeatMap, Lanes
 from sftriage.runs.report import RunReport
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.stores import Store, beside

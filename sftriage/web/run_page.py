@@ -23,8 +23,7 @@ from sftriage.runs.decisions import log_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.following import CaptureStatus, RequestRow, WindowRow, statuses
 from sftriage.runs.glance import captures_cost_s, glance_of
-from sftriage.runs.lanes import control_of
-from sftriage.runs.lateness import HeatMap
+from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.source import Drawing, RunSource, StartedRun, StartedRuns, View
 from sftriage.runs.whatif import HOTTEST, WhatIf, heat_of, operations_in, timelines_of, trace_events, whatif_of
 from sftriage.sampling.sampler import FOLDED_NAME

@@ -33,7 +33,7 @@ from sftriage.errors import InputError, IntegrityError, SftriageError, StoreErro
 from sftriage.reduce.opening import Copying
 from sftriage.runs.captures import since_of
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.lanes import lanes_of
+from sftriage.runs.lateness import lanes_of
 from sftriage.runs.source import RunSource
 from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.traces.catalogue import Catalogue

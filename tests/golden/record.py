@@ -418,8 +418,7 @@ def assistants(root: Path) -> Iterator[str]:
 
     from mcp.server.mcpserver.exceptions import ToolError
 
-    from sftriage.assistants.answers import RunLookup
-    from sftriage.assistants.server import server
+    from sftriage.assistants.answers import RunLookup, server
 
     made = server(RunLookup(root))
     for tool in asyncio.run(made.list_tools()):

@@ -143,7 +143,7 @@ def test_a_place_that_is_none_is_said(sftriage, tmp_path, runs):
 
 
 def test_without_the_sdk_it_is_said_what_to_install(sftriage, tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "sftriage.assistants.server", raising=False)
+    monkeypatch.delitem(sys.modules, "sftriage.assistants.answers", raising=False)
     # (what another test has imported of it is there under its own name)
     for name in ("mcp", *(name for name in sys.modules if name.startswith("mcp."))):
         monkeypatch.setitem(sys.modules, name, None)

@@ -6,7 +6,7 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.model.windows import StageSchema, StepRecord
-from sftriage.runs.lanes import WIDTH, lanes_of, peers_of, recorded_of
+from sftriage.runs.lateness import WIDTH, lanes_of, peers_of, recorded_of
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest
 from tests.scenario import info_of
 from tests.unit.conftest import manifest_of
