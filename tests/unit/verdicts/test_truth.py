@@ -1,4 +1,4 @@
-"""The truth table of the verdicts: what happened in a job, who is named for it, or why none is, and since when it was there.
+"""The truth table of the verdicts: what happened in a job, who is named for it or why none is, and since when.
 
 Each situation is a simulated job of 100 ms steps, most of them with 3 % of noise on every stage.
 """
