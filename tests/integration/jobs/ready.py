@@ -1,8 +1,8 @@
 """A DDP rank over Gloo that watches its gradients; rank 1 is slow in the middle of its backward pass.
 
 ``ready.py DIRECTORY ROW...``: each ROW is one of `ROWS`, whose rings, and the files by which the ranks hear each other,
-lie in DIRECTORY/ROW. RANK and WORLD_SIZE are in the environment. Rank 1 pauses for PAUSE_S *after* rank 0 has all its
-gradients of that step, so that their order is certain whatever the machine is doing.
+lie in DIRECTORY/ROW. Rank 1 pauses for PAUSE_S *after* rank 0 has all its gradients of that step, so that their order
+is certain whatever the machine is doing.
 """
 
 from __future__ import annotations
@@ -108,16 +108,12 @@ def train(row: str, directory: Path) -> None:
 def main() -> None:
     directory, rows = Path(sys.argv[1]), sys.argv[2:]
     torch.set_num_threads(1)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank, world_size=world_size)
+    dist.init_process_group("gloo")
     for row in rows:
         (directory / row).mkdir(exist_ok=True)
         if row != "compile" or compiles():
             train(row, directory / row)
         dist.barrier()
-    # Gloo's threads live on; see the demo.
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

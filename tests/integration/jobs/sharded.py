@@ -1,6 +1,6 @@
 """What a hook on a parameter sees under FSDP2: a rank under fully_shard over Gloo; rank 1 pauses inside its backward.
 
-``sharded.py DIRECTORY``: RANK and WORLD_SIZE are in the environment. Prints a line of JSON: what `Monitor.watch` made
+``sharded.py DIRECTORY [PAUSE_S]``: prints a line of JSON: what `Monitor.watch` made
 of the model, and, of the same steps, when a hook of this script's own saw the last gradient accumulated (``last_ns``,
 and ``last_ms`` from the start of backward, as a median), how long backward took, and when the pauses were over. Without
 arguments it runs both ranks, with the pause and without, and prints what the documentation cites.
@@ -84,6 +84,7 @@ def train(directory: Path, pause_s: float) -> dict[str, object]:
         with open_ring(directory / f"rank-{rank}.0.ring") as ring:
             ready_ns = [record.ready_ns for record in ring.read().steps.records()]
     return {
+        "rank": rank,
         "hooks": hooks,
         "warnings": warnings.said,
         "ready_ns": ready_ns,
@@ -95,25 +96,18 @@ def train(directory: Path, pause_s: float) -> dict[str, object]:
 
 
 def both() -> None:
+    launcher = str(Path(__file__).with_name("launch.py"))
     for pause_s in (0.0, 0.2):
         with tempfile.TemporaryDirectory() as directory:
-            ranks = [
-                subprocess.Popen(
-                    [sys.executable, __file__, directory, str(pause_s)],
-                    env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                )
-                for rank in range(2)
-            ]
-            for rank, process in enumerate(ranks):
-                found = json.loads(process.communicate(timeout=120)[0])
-                pause_ms = pause_s * 1e3 if rank == SLOW else 0.0
-                sys.stdout.write(
-                    f"rank {rank}, pausing {pause_ms:.0f} ms in its backward: backward {found['backward_ms']} ms,"
-                    f" last gradient after {found['last_ms']} ms\n"
-                )
+            command = [sys.executable, launcher, "2", __file__, directory, str(pause_s)]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+        for found in sorted(map(json.loads, done.stdout.splitlines()), key=lambda found: found["rank"]):
+            pause_ms = pause_s * 1e3 if found["rank"] == SLOW else 0.0
+            sys.stdout.write(
+                f"rank {found['rank']}, pausing {pause_ms:.0f} ms in its backward: backward {found['backward_ms']} ms,"
+                f" last gradient after {found['last_ms']} ms\n"
+            )
 
 
 def main() -> None:
@@ -122,13 +116,9 @@ def main() -> None:
         return
     directory, pause_s = Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.01
     torch.set_num_threads(1)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank, world_size=world_size)
+    dist.init_process_group("gloo")
     sys.stdout.write(json.dumps(train(directory, pause_s)) + "\n")
     dist.barrier()
-    # Gloo's threads live on; see the demo.
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,36 +13,23 @@ from sftriage.model.windows import StepRecord
 from sftriage.windows.rings import open_ring
 from tests.integration.jobs import bits
 from tests.integration.jobs.ready import PAUSE_S, ROWS, SLOW, STEPS, THAWED_AT
+from tests.integration.processes import DEADLINE_S, FORKED, ended
 
 JOBS = Path(__file__).parents[1] / "jobs"
-DEADLINE_S = 240.0
 
 
-def run_ranks(job: str, *arguments: object) -> list[str]:
-    """Run a job of two ranks to its end; what each has printed. They are gone afterwards, whatever happens."""
-    command = [sys.executable, str(JOBS / job), *map(str, arguments)]
+def run_ranks(job: str, *arguments: object) -> str:
+    """Run a job of two ranks to its end; what they have printed."""
+    command = [*FORKED, "2", str(JOBS / job), *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SFTRIAGE_")}
-    environment |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment["PYTHONPATH"] = str(JOBS.parents[2])
-    started = [
-        subprocess.Popen(
-            command,
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=DEADLINE_S) for process in started]
-        for process, (_, errors) in zip(started, said, strict=True):
-            assert process.returncode == 0, errors
-        return [out for out, _ in said]
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate(timeout=DEADLINE_S)
+    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(JOBS.parents[2])}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        with ended(process):
+            said, errors = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, errors
+    return said
 
 
 def ready_at_ns(record: StepRecord) -> int:
@@ -54,9 +40,9 @@ def ready_at_ns(record: StepRecord) -> int:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> tuple[Path, str]:
-    """A job of two ranks, one of which pauses in its backward once the other has all its gradients; what one says."""
+    """A job of two ranks, one of which pauses in its backward once the other has all its gradients; what they say."""
     directory = tmp_path_factory.mktemp("ready")
-    return directory, run_ranks("ready.py", directory, *ROWS)[0]
+    return directory, run_ranks("ready.py", directory, *ROWS)
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -97,8 +83,10 @@ def check_moments(rings: Path, row: str, said: str) -> None:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory) -> list[dict[str, dict[str, int]]]:
     """What each of two ranks found when it trained every case twice, plain and watched."""
-    out = run_ranks("bits.py", tmp_path_factory.mktemp("bits"), *bits.CASES)
-    return [{line["case"]: line for line in map(json.loads, text.splitlines())} for text in out]
+    lines = [
+        json.loads(line) for line in run_ranks("bits.py", tmp_path_factory.mktemp("bits"), *bits.CASES).splitlines()
+    ]
+    return [{line["case"]: line for line in lines if line["rank"] == rank} for rank in range(2)]
 
 
 @pytest.mark.parametrize("case", bits.CASES)
@@ -117,7 +105,7 @@ def test_watching_changes_no_bit_of_any_gradient(compared, case):
 
 def test_under_fsdp2_no_moment_is_made_up(rings):
     # GIVEN two ranks under fully_shard, one of which pauses in its backward
-    ranks_found = [json.loads(line) for line in run_ranks("sharded.py", rings)]
+    ranks_found = sorted(map(json.loads, run_ranks("sharded.py", rings).splitlines()), key=lambda found: found["rank"])
     for found in ranks_found:
         # THEN watch() leaves the model alone, says so once, and no step has a moment
         assert (found["hooks"], len(found["warnings"]), set(found["ready_ns"])) == (0, 1, {None})
