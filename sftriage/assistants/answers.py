@@ -29,7 +29,7 @@ from sftriage.runs.report import run_report
 from sftriage.runs.source import RunSource, View
 from sftriage.runs.whatif import operations_in, whatif_of, whatif_values
 from sftriage.runtime.catalogues import CatalogueCaptures, captures_of
-from sftriage.traces.databases import CaptureQuery, CaptureRow
+from sftriage.traces.catalogue import CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.stores import shown
 from sftriage.words.decisions import caused

@@ -53,8 +53,7 @@ from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
 from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.sampling.sampler import NAME as STACKS_NAME
-from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.databases import CaptureQuery, CaptureRow
+from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Kept, RetentionLimits, Store, StoreCondition, copy, destination_of, outlook, remove

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sftriage.reduce.stages import Reduction
     from sftriage.reduce.together import Agreement
     from sftriage.runtime.reducing import Confirmation
-    from sftriage.traces.databases import CaptureRow
+    from sftriage.traces.catalogue import CaptureRow
     from sftriage.traces.stores import StoreCondition
 
 LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red", "needs_evidence": "yellow"}

@@ -17,7 +17,7 @@ from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload
 
 if TYPE_CHECKING:
-    from sftriage.traces.databases import CaptureRow
+    from sftriage.traces.catalogue import CaptureRow
     from sftriage.traces.stores import StoreCondition
 
 

@@ -24,7 +24,7 @@ from sftriage.words.decisions import decision_values, reason_sentence
 from sftriage.words.run import compacted_sentence, disk_now, disk_sentence
 
 if TYPE_CHECKING:
-    from sftriage.traces.databases import CaptureRow
+    from sftriage.traces.catalogue import CaptureRow
 
 PAGE_SIZE = 50
 

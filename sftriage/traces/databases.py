@@ -6,243 +6,32 @@ others, which are left alone, and may be away or slow, which makes no caller wai
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import math
 import os
 import socket
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from sqlalchemy import (
-    URL,
-    BigInteger,
-    Column,
-    ColumnElement,
-    Connection,
-    Double,
-    MetaData,
-    String,
-    Table,
-    Text,
-    and_,
-    create_engine,
-    event,
-    false,
-    func,
-    insert,
-    inspect,
-    make_url,
-    or_,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, StaticPool
-from sqlalchemy.types import TypeEngine
 
 from sftriage.base.files import refusing
 from sftriage.errors import CatalogueError, UsageError
-from sftriage.model.captures import CAPTURE_ID
-from sftriage.traces.manifest import CONTROL, CauseInfo, Manifest
+from sftriage.traces.manifest import CONTROL
 
 # Compared byte by byte, as SQLite does and Python: another order than that of the database's language.
-TEXT = Text().with_variant(Text(collation="C"), "postgresql")
-
-
-CONTROL_LABEL = "control"
-"""In place of what led to a capture, where the rank was captured to compare with."""
-FOLLOW_UP_LABEL = "follow-up"
-"""The same, where an earlier capture of the suspect left it open why it is slow; its manifest names that."""
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureRow:
-    """A capture in the catalogue; the size and sha256 are those of the trace, ``created_at`` is in UTC.
-
-    An id is unique in its run. ``label`` is what led to the capture, or `CONTROL_LABEL`, or `FOLLOW_UP_LABEL`.
-    ``cause`` is why its rank was slow, as JSON, where known. ``reference`` is its name in its ``store``.
-    """
-
-    capture_id: str
-    job: str
-    run: str
-    rank: int
-    stage: str | None
-    label: str
-    scope: str
-    window_first_step: int
-    window_last_step: int
-    first_step: int
-    last_step: int
-    gain_s: float
-    size_bytes: int
-    sha256: str
-    profiler: str
-    rule: str
-    policy: str
-    why: str
-    created_at: str
-    host: str
-    reproduced: str | None
-    store: str
-    reference: str
-    onset_step: int | None = None
-    cause: str | None = None
-
-    @property
-    def why_slow(self) -> CauseInfo | None:
-        """Why its rank was slow; None where that is not known, or another sftriage wrote it."""
-        try:
-            return None if self.cause is None else CauseInfo.model_validate_json(self.cause)
-        except ValueError:
-            return None
-
-    @property
-    def role(self) -> str:
-        """Whether the rank was suspected, or captured to compare with."""
-        return "control" if self.label == CONTROL_LABEL else "suspect"
-
-    @property
-    def follows_up(self) -> bool:
-        """Whether an earlier capture of the suspect led to it."""
-        return self.label == FOLLOW_UP_LABEL
-
-    def distance_from(self, step: int) -> int:
-        """How many steps the capture is from a step; 0 where it recorded it, or its window holds it."""
-        spans = ((self.first_step, self.last_step), (self.window_first_step, self.window_last_step))
-        return min(max(first - step, step - last, 0) for first, last in spans)
-
-    @classmethod
-    def of(cls, manifest: Manifest, store: str, reference: str) -> CaptureRow:
-        """The row of a manifest that a store has under a reference."""
-        window, reproduced = manifest.trigger.window, manifest.reproduced
-        # A field that is not given here is called as in the part of the manifest that has it.
-        values = {
-            **dict(manifest.artefacts[0]),
-            **dict(manifest.trigger),
-            **dict(manifest.capture),
-            **dict(manifest),
-            "label": _label(manifest),
-            "window_first_step": window.first_step,
-            "window_last_step": window.last_step,
-            "created_at": written(manifest.created_at),
-            "reproduced": None if reproduced is None else reproduced.answer,
-            "cause": None if manifest.cause is None else manifest.cause.model_dump_json(),
-            "store": store,
-            "reference": reference,
-        }
-        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
-
-    @classmethod
-    def read(cls, values: Sequence[Any]) -> CaptureRow | None:
-        """A row as a database has it, or None where no manifest gave it: others may write there, and it is printed."""
-        safe: list[Any] = [CONTROL.sub("?", value) if isinstance(value, str) else value for value in values]
-        row = cls(*safe)
-        return row if CAPTURE_ID.fullmatch(row.capture_id) and math.isfinite(row.gain_s) else None
-
-
-def _label(manifest: Manifest) -> str:
-    if manifest.capture.role == "control":
-        return CONTROL_LABEL
-    return FOLLOW_UP_LABEL if manifest.trigger.follows else manifest.trigger.label
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureQuery:
-    """Selects captures that meet every condition given, mostly the value of the row's field of that name.
-
-    ``prefix`` is how the id begins, ``since`` the earliest time of capture. ``steps`` (first and last): captures that
-    measured one of them, or whose triggering window holds one.
-    """
-
-    job: str | None = None
-    run: str | None = None
-    rank: int | None = None
-    stage: str | None = None
-    label: str | None = None
-    rule: str | None = None
-    profiler: str | None = None
-    host: str | None = None
-    reproduced: str | None = None
-    prefix: str | None = None
-    steps: tuple[int, int] | None = None
-    since: datetime | None = None
-
-
-METADATA = MetaData()
-
-# One list of fields, that of the row: a column is named and typed as its field.
-_TYPES: Mapping[str, TypeEngine[Any]] = {"str": TEXT, "int": BigInteger(), "float": Double()}
-captures = Table(
-    "sftriage_captures",
-    METADATA,
-    Column("key", TEXT, primary_key=True),
-    *(
-        Column(
-            field.name,
-            _TYPES[str(field.type).removesuffix(" | None")],
-            nullable=str(field.type).endswith("None"),
-            index=field.name == "created_at",
-        )
-        for field in dataclasses.fields(CaptureRow)
-    ),
-)
-# The stores whose captures are all here. Forgetting one has it indexed again.
-stores = Table(
-    "sftriage_stores", METADATA, Column("key", TEXT, primary_key=True), Column("store", TEXT, nullable=False)
-)
-
+TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+METADATA = sa.MetaData()
 VERSION = "0001"
 """Version of these tables; raise it with every change to them."""
-schema = Table("sftriage_schema", METADATA, Column("version_num", String(32), primary_key=True))
 
-_EQUAL = ("job", "run", "rank", "stage", "label", "rule", "profiler", "host", "reproduced")
-
-
-def conditions(wanted: CaptureQuery, store: str | None) -> Iterator[ColumnElement[bool]]:
-    """What is asked for, of one store or of all, as a database is asked: all of it has to be true."""
-    if store is not None:
-        yield captures.c.store == store
-    for name in _EQUAL:
-        if (value := getattr(wanted, name)) is not None:
-            yield captures.c[name] == value if _storable(value) else false()
-    if wanted.prefix is not None:
-        prefix = wanted.prefix
-        yield func.substr(captures.c.capture_id, 1, len(prefix)) == prefix if _storable(prefix) else false()
-    if wanted.steps is not None:
-        spans = (("first_step", "last_step"), ("window_first_step", "window_last_step"))
-        begin, end = wanted.steps
-        yield or_(*(and_(captures.c[first] <= end, captures.c[last] >= begin) for first, last in spans))
-    if wanted.since is not None:
-        yield captures.c.created_at >= written(wanted.since)
-
-
-def _storable(value: str | int) -> bool:
-    """Whether a database can be asked for it: what is no text (of another encoding), or too large, is nowhere."""
-    if isinstance(value, int):
-        return abs(value) < 2**63
-    return "\0" not in value and value == value.encode(errors="replace").decode()
-
-
-def written(moment: datetime) -> str:
-    """A moment as rows have it: of one width, so that the order of the text is the order of time."""
-    # Not by strftime: it writes the year 999 with three digits.
-    return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-
-
-def key_of(store: str, reference: str = "") -> str:
-    """What one row of a table is known by; a digest, since names may be too long for a database's index."""
-    return hashlib.sha256(f"{store}\0{reference}".encode()).hexdigest()
-
-
+schema = sa.Table("sftriage_schema", METADATA, sa.Column("version_num", sa.String(32), primary_key=True))
 CONNECT_S = 5
 STATEMENT_S = 10
 TRANSACTION_S = 20
@@ -255,6 +44,7 @@ BUSY_SECONDS = 10.0
 _APPLICATION_ID = 0x53465452
 _DAMAGE = ("no such", "has no column", "decode to UTF-8", "malformed", "unsupported file format")
 """What SQLite says of a file that is damaged or has other tables."""
+
 _ADVISORY_LOCK = 0x5346_5452_4941_4745
 _UNDEFINED = {"42P01", "42703", "42P07"}
 
@@ -270,26 +60,26 @@ class Database(ABC):
     """Said in messages: no user and no password in it."""
 
     @abstractmethod
-    def transaction(self, *, write: bool = False) -> AbstractContextManager[Connection]:
+    def transaction(self, *, write: bool = False) -> AbstractContextManager[sa.Connection]:
         """A connection that commits when the block ends well."""
 
-    def is_current(self, connection: Connection) -> bool:
+    def is_current(self, connection: sa.Connection) -> bool:
         """Whether the tables are there; raises `Foreign`, or UsageError if they are of another version."""
-        return inspect(connection).has_table(schema.name) and self._is_of_this_version(connection)
+        return sa.inspect(connection).has_table(schema.name) and self._is_of_this_version(connection)
 
-    def _is_of_this_version(self, connection: Connection) -> bool:
-        found = connection.execute(select(schema.c.version_num)).scalar()
+    def _is_of_this_version(self, connection: sa.Connection) -> bool:
+        found = connection.execute(sa.select(schema.c.version_num)).scalar()
         if found is not None and found != VERSION:
             raise UsageError(f"{self.name}: schema {found}; this sftriage reads {VERSION}: name another catalogue")
         return found is not None
 
-    def make(self, connection: Connection) -> None:
+    def make(self, connection: sa.Connection) -> None:
         """Make the tables, unless another process was first."""
         if self.is_current(connection):
             return
         # A table that is there all the same is somebody else's: that is an error.
         METADATA.create_all(connection, checkfirst=False)
-        connection.execute(insert(schema).values(version_num=VERSION))
+        connection.execute(sa.insert(schema).values(version_num=VERSION))
 
     @abstractmethod
     def store_name(self, place: str) -> str:
@@ -319,10 +109,10 @@ class SqliteFile(Database):
         self._path, self.name = path, str(path or ":memory:")
         # No pool for a file: a connection kept open would go on reading one that was set aside.
         pool = StaticPool if path is None else NullPool
-        self._engine = create_engine("sqlite://", creator=self._connect, poolclass=pool)
+        self._engine = sa.create_engine("sqlite://", creator=self._connect, poolclass=pool)
 
-        @event.listens_for(self._engine, "begin")
-        def begin(connection: Connection) -> None:
+        @sa.event.listens_for(self._engine, "begin")
+        def begin(connection: sa.Connection) -> None:
             write = connection.get_execution_options().get("sftriage_write")
             # A writer takes its lock at once: two readers that both want to write later would wait for each other.
             connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -336,7 +126,7 @@ class SqliteFile(Database):
         return sqlite3.connect(self.name, timeout=BUSY_SECONDS, isolation_level=None)
 
     @contextmanager
-    def transaction(self, *, write: bool = False) -> Iterator[Connection]:
+    def transaction(self, *, write: bool = False) -> Iterator[sa.Connection]:
         try:
             with self._engine.connect().execution_options(sftriage_write=write) as connection, connection.begin():
                 yield connection
@@ -344,7 +134,7 @@ class SqliteFile(Database):
             # sqlite3 raises it for a damaged schema, whose text it puts into its message.
             raise Foreign("it holds text that is not UTF-8") from error
 
-    def is_current(self, connection: Connection) -> bool:
+    def is_current(self, connection: sa.Connection) -> bool:
         mark = connection.exec_driver_sql("PRAGMA application_id").scalar()
         tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
         if mark == _APPLICATION_ID and schema.name in tables:
@@ -353,7 +143,7 @@ class SqliteFile(Database):
             raise Foreign("not a catalogue")
         return False
 
-    def make(self, connection: Connection) -> None:
+    def make(self, connection: sa.Connection) -> None:
         super().make(connection)
         connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
 
@@ -400,7 +190,7 @@ class PostgresDatabase(Database):
             "tcp_user_timeout": STATEMENT_S * 1000,
         }
         try:
-            self._engine = create_engine(
+            self._engine = sa.create_engine(
                 parsed,
                 poolclass=NullPool,
                 # Prepared statements do not survive a pooler between us and the server.
@@ -411,7 +201,7 @@ class PostgresDatabase(Database):
             raise UsageError("a catalogue in PostgreSQL needs psycopg; install sftriage[postgres]") from error
 
     @contextmanager
-    def transaction(self, *, write: bool = False) -> Iterator[Connection]:
+    def transaction(self, *, write: bool = False) -> Iterator[sa.Connection]:
         with self._engine.connect() as connection, self._in_time(connection), connection.begin():
             connection.exec_driver_sql(
                 f"SET LOCAL statement_timeout = '{STATEMENT_S}s'; SET LOCAL lock_timeout = '{STATEMENT_S}s'"
@@ -419,7 +209,7 @@ class PostgresDatabase(Database):
             yield connection
 
     @contextmanager
-    def _in_time(self, connection: Connection) -> Iterator[None]:
+    def _in_time(self, connection: sa.Connection) -> Iterator[None]:
         """Hang up on a server that has gone silent: one that is stopped keeps its connections and never answers."""
         late = threading.Event()
         driver: Any = connection.connection.driver_connection  # psycopg's, whose type SQLAlchemy does not know
@@ -443,7 +233,7 @@ class PostgresDatabase(Database):
                 timer.cancel()
                 timer.join()
 
-    def make(self, connection: Connection) -> None:
+    def make(self, connection: sa.Connection) -> None:
         # To the end of the transaction: who comes second finds it done.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
         super().make(connection)
@@ -490,15 +280,15 @@ def _on_this_host() -> str:
 def has_password(url: str) -> bool:
     """Whether a secret is written into a URL. What is no URL is refused by whoever opens it."""
     try:
-        parsed = make_url(url)
+        parsed = sa.make_url(url)
     except (ArgumentError, ValueError):
         return False
     return parsed.password is not None or not {"password", "sslpassword"}.isdisjoint(parsed.query)
 
 
-def _postgres_url(text: str) -> URL:
+def _postgres_url(text: str) -> sa.URL:
     try:
-        url = make_url(text)
+        url = sa.make_url(text)
     except (ArgumentError, ValueError):
         # Not repeated: what cannot be told apart may be a password.
         raise UsageError("the catalogue is not a URL such as postgresql+psycopg://USER@HOST/DATABASE") from None
@@ -510,7 +300,7 @@ def _postgres_url(text: str) -> URL:
     return url.set(drivername="postgresql+psycopg")
 
 
-def _without_secrets(url: URL) -> str:
+def _without_secrets(url: sa.URL) -> str:
     host = url.host or url.query.get("host") or "localhost"
     port = f":{url.port}" if url.port else ""
     hosts = host if isinstance(host, str) else ",".join(host)

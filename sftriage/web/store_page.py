@@ -36,8 +36,7 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import lanes_of
 from sftriage.runs.source import RunSource
 from sftriage.sampling.sampler import FOLDED_NAME
-from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.databases import CaptureQuery, CaptureRow
+from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import CaptureKey, Store, destination_of

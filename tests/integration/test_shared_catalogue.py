@@ -21,8 +21,7 @@ from sftriage.model.events import CaptureChanged
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.copies import SharedIndexing
 from sftriage.traces import databases
-from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.databases import CaptureQuery
+from sftriage.traces.catalogue import CaptureQuery, Catalogue
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import Uploader

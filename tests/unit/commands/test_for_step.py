@@ -11,7 +11,7 @@ from sftriage.model.captures import CaptureRequest, Decision
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.runs.decisions import MAX_DECISIONS, Named, decided_about, fault_at, why_undecided
 from sftriage.runs.lateness import UNKNOWN, HeatSource
-from sftriage.traces.databases import CaptureRow
+from sftriage.traces.catalogue import CaptureRow
 from sftriage.traces.manifest import CauseInfo, Findings, PlaceInfo, StageProfile, Steps
 from sftriage.traces.store import LocalStore
 from sftriage.windows.logs import StepLogs

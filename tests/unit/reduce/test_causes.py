@@ -195,8 +195,6 @@ def test_who_is_waited_for_is_said_by_where_it_is_meanwhile():
 
 
 TWO = Frame("parse", "/job/text.py", 9, "total += table[byte]")
-
-
 TWICE = {
     # (samples at the one and the other place, and at several more) -> what is said of them
     "both are much of it": (
@@ -322,8 +320,6 @@ def test_of_what_comes_back_the_other_steps_are_compared_with():
 
 
 EVERYWHERE = ((LOOP, GET), 20), ((LOOP, SPIN), 20)
-
-
 WHOLE_RANK = {
     "it waits for a core": (samples(*EVERYWHERE, runs=0.4, waits=0.5), "descheduled"),
     "it is stopped": (samples(*EVERYWHERE, every_ms=40), "stopped"),
@@ -558,11 +554,7 @@ FRAMES = (
     Frame("Images.__getitem__", "/job/data.py", 57, "time.sleep(0.1)"),
     Frame("decode", "/job/data.py", 80, "total += byte"),
 )
-
-
 TRAIN, POLLS, FETCHES, GETS, SLEEPS, DECODES = range(6)
-
-
 WAITING, IDLE, ASLEEP, BUSY = (TRAIN, POLLS), (FETCHES, GETS), (FETCHES, SLEEPS), (FETCHES, DECODES)
 
 

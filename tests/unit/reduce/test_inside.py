@@ -299,11 +299,7 @@ def test_names_that_would_harm_a_terminal_are_made_harmless(tmp_path):
 
 
 SLOW = {"data": 0.040, "forward": 0.010, "other": 0.0}
-
-
 QUICK = {"data": 0.004, "forward": 0.010, "other": 0.0}
-
-
 SLEEPS = samples(((LOOP, GET), 8))
 
 

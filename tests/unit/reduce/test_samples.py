@@ -23,17 +23,9 @@ from sftriage.reduce.samples import (
 from sftriage.reduce.spots import spots
 
 MS = 1_000_000
-
-
 LOOP = Frame("main", "/job/train.py", 12, "batch = next(batches)")
-
-
 GET = Frame("Images.__getitem__", "/job/data.py", 57, "time.sleep(0.04)")
-
-
 SPIN = Frame("spin", "/job/statistics.py", 4, "total += 1")
-
-
 LIB = "/venv/lib/python3.11/site-packages/"
 
 
@@ -103,8 +95,6 @@ def read(tmp_path, stack):
 
 
 RUN = ("_run_module_as_main", "<frozen runpy>")
-
-
 OWNS = {
     "a script": ([("<module>", "/job/train.py"), ("fit", f"{LIB}trainer/loop.py")], [True, False]),
     "an installed program": (
@@ -181,25 +171,15 @@ def test_a_file_has_each_worker_with_its_own_times(tmp_path):
 
 
 OPEN = Frame("Images.__getitem__", "/job/data.py", 60, "image = Image.open(path)")
-
-
 DECODE = Frame("decode;all", "/job/data.py", 80, "total += 1")
-
-
 MAIN = Frame("main", "/job/train.py", 14, "loss.backward()")
-
-
 frames = st.builds(Frame, st.sampled_from("abc"), st.sampled_from(["x.py", "y.py"]), st.integers(1, 3))
-
-
 folds = st.builds(
     Folded,
     st.lists(st.tuples(st.lists(frames, min_size=1, max_size=6).map(tuple), st.integers(0, 10**9)), max_size=12),
     st.just(1),
     st.integers(1, 20),
 )
-
-
 measured = st.none() | st.floats(0.0, 10.0)
 
 

@@ -7,8 +7,7 @@ from hypothesis import Phase
 from hypothesis import strategies as st
 
 from sftriage.model.captures import CaptureRequest, CaptureResult, Trigger
-from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.databases import CaptureQuery
+from sftriage.traces.catalogue import CaptureQuery, Catalogue
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, ReproducedInfo, TriggerInfo
 from sftriage.traces.stores import CaptureKey
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import CatalogueError, UsageError
-from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.databases import VERSION, CaptureQuery, CaptureRow
+from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
+from sftriage.traces.databases import VERSION
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import TRACE_NAME, LocalStore
