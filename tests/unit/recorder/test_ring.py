@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
-import sys
 import tempfile
 import threading
 from functools import cache
@@ -20,7 +18,7 @@ from hypothesis import strategies as st
 
 from sftriage.base.files import GROUP_ENV, MODE_ENV
 from sftriage.errors import RingError
-from sftriage.recorder import Monitor, files, moments
+from sftriage.recorder import Monitor, files
 from sftriage.recorder.files import KEPT_RINGS, RingFile, claim, find_rings
 from sftriage.recorder.layout import (
     ADDITIONS_AT,
@@ -274,15 +272,6 @@ def test_a_ring_truncated_under_the_reader_is_an_error_not_a_signal(written, rea
             reader.read()
 
 
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
-    # GIVEN a pipe that nobody writes to, a link, a directory, and nothing
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(tmp_path / "pipe")
-    for name in ("pipe", "link", "missing", "."):
-        with pytest.raises(RingError):
-            open_ring(tmp_path / name)
-
-
 @pytest.fixture
 def ring_file(tmp_path):
     """Make rings, which are closed in the end."""
@@ -464,11 +453,3 @@ def test_more_stages_than_are_recorded_are_misuse(tmp_path, form):
             monitor.declare(f"stage-{number}")
         reader.status()
         assert (len(reader.info.schema.stages), reader.misuse, monitor.active) == (32, 13, True)
-
-
-def test_the_form_can_be_chosen_and_is_said(tmp_path):
-    code = "from sftriage.recorder import Monitor; import sys; print(Monitor(rings=sys.argv[1]).info.writer)"
-    environment = {**os.environ, moments.FORM_ENV: "python"}
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "Python\n"

@@ -1,6 +1,7 @@
 """The seams in real loops of torch, in this process: what is recorded of them, and what they leave as it was."""
 
 import copy
+import gc
 import io
 import logging
 import pickle
@@ -27,6 +28,13 @@ from sftriage.windows.rings import open_ring
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 c_form = pytest.mark.skipif(FORM.seam is None, reason=WHY_NOT_C)
 SEAMS = Path(monitor.__file__).parents[1] / "seams"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_already_is_no_model_of_the_tests():
+    """The seams look for models through all objects that there are: those of other tests take longer than all else."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
