@@ -122,26 +122,19 @@ GUARD = ProfilerGuard()
 
 
 class Session(ABC):
-    """One capture's marks in the trainer, the steps it covers, and what it cost. Called on the training thread.
-
-    Attributes:
-        steps: how many steps have been recorded.
-        first_step: the first step that was recorded.
-        last_step: the last one.
-        timings_s: seconds that ``import``, ``prepare``, ``start``, ``run`` and ``stop`` took, as far as they take any.
-        clock: ``mono_ns`` and ``wall_ns``, read together when recording started.
-        at: the step and the innermost stage that the rank is in, and since when (monotonic clock, ns).
-    """
+    """One capture's marks in the trainer, the steps it covers, and what it cost. Called on the training thread."""
 
     def __init__(self) -> None:
         # What closes the marks that are open: a step's, and in it its stages', outermost first.
         self._marks: list[Callable[[], object]] = []
         self._started_s = 0.0
-        self.steps = 0
+        self.steps = 0  # recorded so far
         self.first_step: int | None = None
         self.last_step: int | None = None
+        # Seconds that ``import``, ``prepare``, ``start``, ``run`` and ``stop`` took, as far as they take any.
         self.timings_s: dict[str, float] = {}
-        self.clock: dict[str, int] = {}
+        self.clock: dict[str, int] = {}  # ``mono_ns`` and ``wall_ns``, read together when recording started
+        # The step and the innermost stage that the rank is in, and since when (monotonic clock, ns).
         self.at = (0, OTHER, 0)
 
     def prepare(self) -> None:
@@ -199,12 +192,7 @@ class Session(ABC):
 
 
 class TorchSession(Session):
-    """torch's profiler, from preparing it to a trace in memory, with those of `OPTIONS` that are wanted.
-
-    Attributes:
-        stall_s: seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
-        sampler: what samples the stacks of its steps; None where not requested, or the profiler has them itself.
-    """
+    """torch's profiler, from preparing it to a trace in memory, with those of `OPTIONS` that are wanted."""
 
     def __init__(
         self, subject: RingInfo, options: Mapping[str, int], guard: ProfilerGuard, *, sample: bool = False
@@ -221,10 +209,11 @@ class TorchSession(Session):
         # The class under torch.profiler.profile: without a schedule, and without the step counter that the job may use.
         self._profile = profiler._KinetoProfile(activities=activities, **options)
         self._options, self._subject, self._guard = options, subject, guard
+        # Seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
         self.stall_s = 0.0
         self._prepared = False
         self._broken: Exception | None = None
-        # Beside the profiler's own stacks, which trace every thread, it would only be traced.
+        # Samples the stacks of its steps. Beside the profiler's own, which trace every thread, it would only be traced.
         self.sampler = StackSampler(lambda: self.at, period_s) if sample and not options.get("with_stack") else None
 
     def prepare(self) -> None:

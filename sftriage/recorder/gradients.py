@@ -57,20 +57,15 @@ _SHARDED = (
 
 
 class GradientOrder:
-    """With which gradients a model's steps end, as seen so far, and when to look at all of them. No torch, no clock.
-
-    Attributes:
-        learning: every parameter is to have a hook; otherwise those of ``kept``.
-        finals: the parameters of which one came last in each visit of a step, as far as is known.
-    """
+    """With which gradients a model's steps end, as far as known, and when to look at all of them. No torch, no clock."""
 
     __slots__ = ("_budget", "_endings", "_left", "_since", "finals", "learning")
 
     def __init__(self) -> None:
-        self.learning = True
+        self.learning = True  # every parameter is to have a hook; otherwise those of ``kept``
         # The last parameter of the last visit, and those of the visits before: all that had hooks in the end.
         self._endings: dict[tuple[int, frozenset[int]], frozenset[int]] = {}
-        self.finals: frozenset[int] = frozenset()
+        self.finals: frozenset[int] = frozenset()  # those of which one came last in each visit of a step
         self._left = LEARNING_STEPS
         self._since = 0
         self._budget = MAX_LOOKS * STEPS_A_LOOK
@@ -119,9 +114,6 @@ class GradientWatch:
     It holds neither the model nor a parameter, and no weak reference to one: ``torch.utils.swap_tensors`` refuses a
     tensor that has any. The recording needs a sync stage, the model ``parameters()``.
 
-    Attributes:
-        due: `settle` is wanted after this step.
-
     Raises:
         Exception: whatever the model's own ``parameters()`` raises.
     """
@@ -139,7 +131,7 @@ class GradientWatch:
         self._notes: list[Any] = []
         self._ready = recording.form.ready(self._stage, recording, self._order, self._notes)
         self._error: Exception | None = None
-        self.due = False
+        self.due = False  # `settle` is wanted after this step
         try:
             self._hook_all(model)
         except BaseException:

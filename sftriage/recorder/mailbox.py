@@ -74,9 +74,6 @@ class Mailbox:
 
     It replaces a mailbox left over from an earlier process.
 
-    Attributes:
-        live: the header's live words.
-
     Raises:
         OSError: the directory is missing or full, or may not be written.
     """

@@ -159,11 +159,7 @@ class Log:
 
 
 class Stage:
-    """One stage, as a context manager: one for the life of its log.
-
-    Attributes:
-        entered, left: how often it was.
-    """
+    """One stage, as a context manager: one for the life of its log. It counts how often it was entered and left."""
 
     def __init__(self, log: Log, number: int) -> None:
         self._log, self._entering = log, 2 * number

@@ -36,21 +36,14 @@ class Recording:
     """One rank's steps as they happen. None of its methods raises into training.
 
     It drives, and closes, its ``hook``, which carries out captures at step boundaries, and, where they are set,
-    ``answering``, the ``watch`` for the last gradient and the ``device`` time.
-
-    Attributes:
-        info: whose steps these are, with stages that were declared later.
-        form: which form of the recorder writes.
-        log: what writes.
-        step: the context manager of the next step.
-        stages: those of the stages, by name.
-        off: nothing is recorded any more.
+    ``answering``, the ``watch`` for the last gradient and the ``device`` time. ``step`` is the context manager of the
+    next step, and ``stages`` has those of the stages by name; nothing is recorded any more once it is ``off``.
     """
 
     def __init__(
         self, ring: RingFile, hook: CaptureExecutor, answering: Answering | None = None, *, device_time: bool = True
     ) -> None:
-        self.info = ring.info
+        self.info = ring.info  # with stages that are declared later
         self.off = False
         self._ring = ring
         self._answering = answering

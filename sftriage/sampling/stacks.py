@@ -344,15 +344,10 @@ FORK_WAITS_S = 1.0
 
 
 class _Forks(threading.local):
-    """Keeps forks from falling between the opening of a file and the note of it: their child could not close it.
+    """Keeps forks from falling between the opening of a file and the note of it: their child could not close it."""
 
-    Attributes:
-        none: held while there is to be none; of all threads.
-        waited: this thread forks, and holds it.
-    """
-
-    none = threading.Lock()
-    waited = False
+    none = threading.Lock()  # held while there is to be no fork; of all threads
+    waited = False  # this thread forks, and holds it
 
     def before(self) -> None:
         self.waited = self.none.acquire(timeout=FORK_WAITS_S)

@@ -230,17 +230,12 @@ class _Hook:
 
 
 class Optimizers:
-    """What says that an optimizer steps, which ends a step: hooks, ``GradScaler.step``, and clipping by norm.
-
-    Attributes:
-        seen: optimizers that have stepped in the first round, by id.
-        clip_across_ranks: gradients that are spread over the ranks are clipped.
-    """
+    """What says that an optimizer steps, which ends a step: hooks, ``GradScaler.step``, and clipping by norm."""
 
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
-        self.seen: dict[int, weakref.ref[Any]] = {}
-        self.clip_across_ranks = False
+        self.seen: dict[int, weakref.ref[Any]] = {}  # those that have stepped in the first round, by id
+        self.clip_across_ranks = False  # gradients that are spread over the ranks are clipped
         self._handles: list[Any] = []
         self._slow: tuple[Callable[..., object], ...] = ()
 

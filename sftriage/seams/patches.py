@@ -53,26 +53,17 @@ LOOK_ROUNDS = 4
 
 
 class Seams:
-    """All seams of this process, but those that are ``off``.
-
-    Attributes:
-        on: their names.
-        fired: how often each seam that is no stage was at work.
-        sync: the stages that wait for other ranks, once that is known.
-        cohort: the ranks that do the same work as this one, once that is known; "" where all do.
-        trained: the types of the models that are trained, once they are known.
-        failed: why seams were switched off.
-        counters: what the compiler counts, once it is imported.
-        compiled: frames that it had compiled at the end of the last step.
-    """
+    """All seams of this process, but those that are ``off``."""
 
     def __init__(self, off: frozenset[str] = frozenset()) -> None:
         self.on = set(NAMES) - off
-        self.fired = dict.fromkeys(NAMES, 0)
+        self.fired = dict.fromkeys(NAMES, 0)  # how often each seam that is no stage was at work
+        # Once they are known: the stages that wait for other ranks, the ranks that do the same work as this one (""
+        # where all do), and the types of the models that are trained.
         self.sync: tuple[str, ...] = ()
         self.cohort = ""
         self.trained: tuple[str, ...] = ()
-        self.failed: dict[str, str] = {}
+        self.failed: dict[str, str] = {}  # why seams were switched off
         self.steps = StageSteps(self._begin, self._step_ends)
         self._torch = torch = sys.modules["torch"]
         # (whether the compiler reads what it is in, rather than that it is run; it takes the answer for a constant)
@@ -80,8 +71,8 @@ class Seams:
         self.gradients: Callable[[], bool] = torch.is_grad_enabled
         self.replaced = Replaced(self.steps, self.on, self.fail, self.tracing)
         self.models, self.optimizers, self.exchanges = Models(self), Optimizers(self), Exchanges(self)
-        self.counters: dict[str, dict[str, int]] = {}
-        self.compiled = 0
+        self.counters: dict[str, dict[str, int]] = {}  # what the compiler counts, once it is imported
+        self.compiled = 0  # frames that it had compiled at the end of the last step
 
     def install(self) -> None:
         """Put them in; what this torch does not have is left out, with a warning."""

@@ -50,15 +50,13 @@ class Replaced:
         on: names of the seams that are not switched off.
         fail: gets what a seam has raised.
         tracing: whether the compiler reads the code that calls it, rather than that it runs.
-
-    Attributes:
-        stages: the functions that are stages: whose, their names there, the stage, the original, and what replaces it.
     """
 
     def __init__(
         self, steps: StageSteps, on: set[str], fail: Callable[[str, Exception], None], tracing: Callable[[], bool]
     ) -> None:
         self._steps, self._on, self._fail, self._tracing = steps, on, fail, tracing
+        # Functions that are stages: whose, their names there, the stage, the original, and what replaces it.
         self.stages: list[tuple[Any, str, str, Callable[..., Any], Callable[..., Any]]] = []
         self._undo: list[Callable[[], object]] = []
 
@@ -162,19 +160,14 @@ def uncompiled(*functions: Any) -> None:
 
 
 class Exchanges:
-    """The collectives of this process.
-
-    Attributes:
-        seen: how often each was called, by its name and the stage that was open.
-        within: stages that wait for other ranks as a whole: what is inside them is not timed by itself.
-        in_backward: some were called in backward, in a thread of autograd's, where no time can be noted.
-    """
+    """The collectives of this process."""
 
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
-        self.seen: dict[tuple[str, str], int] = {}
+        self.seen: dict[tuple[str, str], int] = {}  # how often each was called, by its name and the open stage
+        # Stages that wait for other ranks as a whole: what is inside them is not timed by itself.
         self.within: frozenset[str] = frozenset()
-        self.in_backward = False
+        self.in_backward = False  # some were called there, in a thread of autograd's, where no time can be noted
         self._wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def put_in(self) -> None:

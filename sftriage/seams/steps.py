@@ -66,39 +66,25 @@ class StageSteps:
     Args:
         begin: makes the monitor when the first round has ended; None where there is to be none, or not yet.
         ends: is called as a step ends.
-
-    Attributes:
-        monitor: records the steps, from the second round on.
-        stages: the stages to record.
-        first: the number of the loop's first step, by default.
-        led: a framework says where steps end (`ended`), and no optimizer does.
-        opened: stages that are open, outermost first.
-        steady: by stage, a list that is not empty once a seam in C may enter and leave it without `enter` and `leave`.
-        stepping: optimizers whose step is under way, outermost first.
-        stepped_in_backward: one of them has stepped while gradients were accumulated.
-        kinds: what is done in this step that ordinary steps do not.
-        turns: which optimizer ends a step.
-        spans: by stage, what enters and leaves it in the monitor.
     """
 
     def __init__(self, begin: Callable[[], Monitor | None], ends: Callable[[], object]) -> None:
-        self.monitor: Monitor | None = None
-        self.opened: list[str] = []
-        self.stages: tuple[str, ...] = STAGES
-        self.steady: dict[str, list[bool]] = {stage: [] for stage in ALL_STAGES}
-        self.stepping: list[int] = []
-        self.stepped_in_backward = False
-        self.kinds: set[str] = set()
-        self._entered = dict.fromkeys(ALL_STAGES, 0)
-        self._rounds = 0
-        # What counts the steps that it ends itself.
-        self.counting: Any = None
-        self.led = False
-        self.first = 0
         self._begin, self._ends = begin, ends
-        self._thread = 0
+        self.monitor: Monitor | None = None  # records the steps, from the second round on
+        self.stages: tuple[str, ...] = STAGES
+        self.opened: list[str] = []  # stages, outermost first
+        # By stage: not empty once a seam in C may enter and leave it without `enter` and `leave`.
+        self.steady: dict[str, list[bool]] = {stage: [] for stage in ALL_STAGES}
+        self.stepping: list[int] = []  # optimizers whose step is under way, outermost first
+        self.stepped_in_backward = False  # one of them has stepped while gradients were accumulated
+        self.kinds: set[str] = set()  # what is done in this step that ordinary steps do not
+        self.counting: Any = None  # counts the steps that it ends itself
+        self.led = False  # a framework says where steps end (`ended`), and no optimizer does
+        self.first = 0  # the number of the loop's first step, by default
         self.turns = Rounds()
-        self.spans: dict[str, AbstractContextManager[None]] = {}
+        self.spans: dict[str, AbstractContextManager[None]] = {}  # what enters and leaves each stage in the monitor
+        self._entered = dict.fromkeys(ALL_STAGES, 0)
+        self._rounds = self._thread = 0
         self._step: AbstractContextManager[None] | None = None
 
     @property
