@@ -149,7 +149,6 @@ class Probe:
         self.took_s = 0.0
 
     def start(self, number: int) -> None:
-        """Record from this step on."""
         began_s = time.monotonic()
         for _ in range(_BLANKS):
             blank = self._started(number)
@@ -174,7 +173,6 @@ class Probe:
         return TraceCost(1, size_bytes, session.stall_s, self._fixed_s)
 
     def stop(self) -> None:
-        """Stop the profiler, wherever it is."""
         if self._session is not None:
             self._session.stop()
 

@@ -181,7 +181,6 @@ class DeviceTime:
             opened.visits = tuple(visit for visit in visits if visit in opened.ready)
 
     def end(self, incomplete: bool) -> None:
-        """The step ends."""
         self.mark(layout.OTHER_STAGE)
         opened, self._open = self._open, None
         if opened is None:

@@ -159,7 +159,6 @@ class OpenFile:
         return b"".join(parts)
 
     def write_at(self, data: bytes, offset: int) -> None:
-        """Write bytes."""
         written = 0
         try:
             while written < len(data):
@@ -172,7 +171,6 @@ class OpenFile:
         return decode_header(magic, self.read_at(HEADER_BYTES, 0), str(self.path))
 
     def length_bytes(self) -> int:
-        """How many bytes it has just now."""
         return os.fstat(self._descriptor).st_size
 
     def is_writer_alive(self, info: RingInfo) -> bool | None:
@@ -213,7 +211,6 @@ class RingFile:
         self.descriptor = create_whole(self.path, size_bytes, header, lock=True)
 
     def open_log(self, recording: Recording) -> Log:
-        """Map it for writing."""
         # One that somebody has put in the place of the machine's clock is the one to read; else a form reads it itself.
         clock = None if isinstance(monotonic_ns, BuiltinFunctionType) else monotonic_ns
         return self.form.log(self.descriptor, self.log_words, self.info.started_mono_ns, recording, clock)

@@ -57,7 +57,7 @@ _SHARDED = (
 
 
 class GradientOrder:
-    """With which gradients a model's steps end, as far as known, and when to look at all of them. No torch, no clock."""
+    """With which gradients a model's steps end, and when to look at all of them again. No torch, no clock."""
 
     __slots__ = ("_budget", "_endings", "_left", "_since", "finals", "learning")
 

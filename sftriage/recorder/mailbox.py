@@ -126,12 +126,10 @@ class Mailbox:
         return bool(self.live[ALLOW_SEQ] == self._taken)
 
     def show(self, state: State, steps: int = 0) -> None:
-        """Say how far the capture is."""
         self.live[STEPS] = steps
         self.live[STATE] = STATES.index(state)
 
     def answer(self, result: CaptureResult) -> None:
-        """Publish the result of the request taken last."""
         message = plain(result) | {"detail": result.detail[:MAX_DETAIL_CHARS]}
         body = json.dumps(message).encode("ascii")
         self._bytes[RESULT_AT : RESULT_AT + len(body)] = body

@@ -120,7 +120,6 @@ class Log:
         return now_ns
 
     def put(self, code: int, value: int, /) -> None:
-        """Put a code with its value."""
         # This calls nothing: a signal's handler writes its words before this one or after it.
         if self._next == self._opened:
             first = self._opened % self._log_words
@@ -147,7 +146,6 @@ class Log:
             return
 
     def set_live(self, word: int, value: int, /) -> None:
-        """Store a live word."""
         self._live[word] = value
 
     def close(self) -> None:
@@ -196,7 +194,6 @@ class Ready:
         self._stage, self._recording, self._order, self._notes = stage, recording, order, notes
 
     def __call__(self, parameter: object) -> None:
-        """A gradient has been accumulated."""
         try:
             stage, recording, order = self._stage, self._recording, self._order
             entered = stage.entered

@@ -219,7 +219,6 @@ class Workers:
         return self._number
 
     def end(self, number: int) -> None:
-        """Have them sample no more."""
         if self._sampling is not None and self._sampling[0] == number:
             self._sampling = None
             for channel in list(self._channels):

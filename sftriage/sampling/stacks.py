@@ -113,7 +113,6 @@ class Stacks:
             self.close()
 
     def close(self) -> None:
-        """Close what is read with each sample."""
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collects)
         with _forks.none:

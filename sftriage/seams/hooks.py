@@ -39,7 +39,6 @@ class Models:
                 self._seams.replaced.wrap(owner, name, self._compiling)
 
     def take_out(self) -> None:
-        """Leave them as they were."""
         for model in self._hooked:
             model.unhook()
         self._hooked.clear()
@@ -240,7 +239,6 @@ class Optimizers:
         self._slow: tuple[Callable[..., object], ...] = ()
 
     def put_in(self) -> None:
-        """Put the seam in."""
         replaced, torch = self._seams.replaced, sys.modules["torch"]
         self._slow = self._hooks()
         self._hook(*self._slow)
@@ -252,7 +250,6 @@ class Optimizers:
             replaced.put(torch.nn.utils, "clip_grad_norm_", clipping.clip_grad_norm_)
 
     def take_out(self) -> None:
-        """Take the hooks off."""
         for handle in self._handles:
             with contextlib.suppress(Exception):
                 handle.remove()

@@ -61,7 +61,6 @@ class Replaced:
         self._undo: list[Callable[[], object]] = []
 
     def undo(self) -> None:
-        """Put back what there was."""
         undo, self._undo = self._undo, []
         for one in reversed(undo):
             with contextlib.suppress(Exception):
@@ -83,7 +82,6 @@ class Replaced:
         self.stages.append((owner, name, stage, original, staged))
 
     def wrap(self, owner: Any, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put what is made of a function in its place."""
         self.put(owner, name, made(getattr(owner, name)))
 
     def put(self, owner: Any, name: str, new: Callable[..., Any]) -> None:
@@ -171,7 +169,6 @@ class Exchanges:
         self._wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def put_in(self) -> None:
-        """Put the seam in."""
         distributed = sys.modules["torch.distributed"]
         for name in _COLLECTIVES if distributed.is_available() else ():
             owners = [owner for owner in (sys.modules[C10D], distributed) if hasattr(owner, name)]

@@ -89,12 +89,10 @@ class StageSteps:
 
     @property
     def rounds(self) -> int:
-        """Steps that have ended."""
         return self._rounds + getattr(self.counting, "rounds", 0)
 
     @property
     def entered(self) -> dict[str, int]:
-        """How often each stage was entered."""
         return {stage: n + getattr(self.spans.get(stage), "entered", 0) for stage, n in self._entered.items()}
 
     def settle(self, *stages: str) -> None:
