@@ -88,17 +88,16 @@ def loader(steps):
     return DataLoader(TensorDataset(torch.randn(4 * steps, 8)), batch_size=4)
 
 
-def train(steps=6, model=None, *, batches=1, optimizer=None, after=lambda step: None):
+def train(steps=6, model=None, *, optimizer=None, after=lambda step: None):
     """An ordinary loop; the loss of each step."""
     model = network() if model is None else model
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
-    taken = iter(loader(steps * batches))
+    taken = iter(loader(steps))
     for step in range(steps):
-        for _ in range(batches):
-            (batch,) = next(taken)
-            loss = model(batch).square().mean()
-            loss.backward()
+        (batch,) = next(taken)
+        loss = model(batch).square().mean()
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
