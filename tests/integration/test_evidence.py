@@ -184,17 +184,12 @@ def test_an_older_driver_names_its_reasons_too(driver, trainer, tmp_path, monkey
     assert gather([info_of(0, trainer())], deadline_s=DEADLINE_S).of(0).clock_reasons == {"sw_power_cap": 1.0}
 
 
-def test_the_gpu_that_a_ranks_process_is_on_is_its_gpu(driver, trainer):
-    pid = trainer()
+def test_the_gpu_that_a_ranks_process_is_on_is_its_gpu_and_ranks_that_share_one_are_remarked_on(driver, trainer):
+    pid, other = trainer(), trainer(CUDA_VISIBLE_DEVICES="0")
     driver(HOST, FIRST | {"0.pid": str(pid), "0.pid2": str(os.getpid())}, SECOND)
-    found = gather([info_of(1, pid)], deadline_s=DEADLINE_S)
+    found = gather([info_of(2, pid), info_of(3, other)], deadline_s=DEADLINE_S)
     assert (found.ranks[0].gpu, found.ranks[0].how) == ("GPU-aaaa", "its process is on it")
-
-
-def test_ranks_that_share_a_gpu_are_told(driver, trainer):
-    driver(HOST, FIRST, SECOND)
-    ranks = [info_of(rank, trainer(CUDA_VISIBLE_DEVICES="1")) for rank in (2, 3)]
-    assert gather(ranks, deadline_s=DEADLINE_S).remarks == ("ranks 2, 3 share one GPU: GPU-bbbb",)
+    assert found.remarks[-1] == "ranks 2, 3 share one GPU: GPU-aaaa"
 
 
 def test_a_host_without_a_driver_says_so(monkeypatch, tmp_path):
@@ -208,16 +203,14 @@ def test_a_host_without_a_driver_says_so(monkeypatch, tmp_path):
         pytest.skip("this host has an NVIDIA driver")
 
 
-def test_without_the_module_it_says_how_to_get_it(monkeypatch, tmp_path):
-    (tmp_path / "pynvml.py").write_text("raise ImportError")
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [("raise ImportError", "install sftriage[nvml]"), ("import os; os.abort()", "NVML's process died")],
+)
+def test_a_module_that_is_not_there_or_kills_its_process_is_the_reason(monkeypatch, tmp_path, module, problem):
+    (tmp_path / "pynvml.py").write_text(module)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert "install sftriage[nvml]" in gather([info_of(0)], deadline_s=DEADLINE_S).problem
-
-
-def test_a_child_that_dies_is_told_from_one_that_hangs(monkeypatch, tmp_path):
-    (tmp_path / "pynvml.py").write_text("import os; os.abort()")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert gather([info_of(0)], deadline_s=DEADLINE_S).problem == "NVML's process died"
+    assert problem in gather([info_of(0)], deadline_s=DEADLINE_S).problem
 
 
 @pytest.mark.parametrize(

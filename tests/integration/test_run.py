@@ -40,6 +40,8 @@ def test_the_job_is_recorded_judged_and_can_be_analysed_afterwards(start, tmp_pa
     # THEN its windows have been decided, one every 10 steps from the 20th on
     decided = json.loads(start("decisions", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
     assert [d["first_step"] for d in decided] == list(range(20, 151, 10))
+    # AND its rings are gone
+    assert not Path(json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["rings"]).exists()
     # AND analysing the run offline gives the same windows and verdicts
     lines = start("analyze", tmp_path / "run", "--json").communicate(timeout=60)[0].splitlines()
     offline = [json.loads(line) for line in lines]
@@ -67,19 +69,6 @@ def test_a_job_longer_than_its_steps_are_kept_for_is_judged_to_its_end_and_says_
     judged = [json.loads(line)["first_step"] for line in lines.splitlines()]
     assert judged == [d["first_step"] for d in decided][-len(judged) :]
     assert 1 < len(judged) < len(decided)
-
-
-def test_the_rings_are_gone_when_the_job_is(start, tmp_path):
-    run = start("run", "--out", tmp_path / "run", *launcher())
-    rings = Path(json.loads(wait_for_text(tmp_path / "run" / "run.json"))["rings"])
-    wait_until(lambda: list(rings.glob("*.ring")))
-    run.communicate(timeout=120)
-    assert not rings.exists()
-
-
-def wait_for_text(path: Path) -> str:
-    wait_until(path.exists)
-    return path.read_text(encoding="utf-8")
 
 
 def test_a_job_killed_by_a_signal_ends_as_a_shell_would_say(start, tmp_path):
