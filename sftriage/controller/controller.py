@@ -179,7 +179,12 @@ class Controller:
         """Judge a window, decide, and put both on record; ``spans`` says from when to when each of its steps was."""
         self._follow(now_s)
         self._publish(WindowSeen(window, spans or {}))
-        costs = self._charge(window, now_s)
+        self._ledgers[window.attempt], costs = self._ledgers.get(window.attempt, Ledger()).after(window, now_s)
+        for cost in costs:
+            if cost.cost_s:
+                self._state = charged(self._state, cost.cost_s)
+                self._remember()
+            self.record(cost)
         verdict = self._judged(window)
         self._any = replace(self._any, clock=verdict.clock)
         if verdict.label == "needs_evidence" and "bucket_ready" in self.policies.gathers:
@@ -291,16 +296,6 @@ class Controller:
     def answered(self, ask: ManualRequest) -> bool:
         """Whether an earlier controller has decided about what a person asks for."""
         return ask.request_id in self._left.request_ids
-
-    def _charge(self, window: Window, now_s: float) -> list[CostMeasured]:
-        ledger, costs = self._ledgers.get(window.attempt, Ledger()).after(window, now_s)
-        self._ledgers[window.attempt] = ledger
-        for cost in costs:
-            if cost.cost_s:
-                self._state = charged(self._state, cost.cost_s)
-                self._remember()
-            self.record(cost)
-        return costs
 
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Judged:
         known = self._state

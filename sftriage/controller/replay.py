@@ -103,7 +103,12 @@ class _Replay:
     def take(self, window: Window) -> ReplayedDecision:
         self._pass(window)
         self._end_captures(window, self.now_s)
-        window = self._marked(window)
+        step_N = window.first_step + np.arange(len(window.durations_NRS))
+        capturing_N = np.zeros(len(step_N), dtype=bool) if window.capturing_N is None else window.capturing_N.copy()
+        for one in self.captured:
+            # The profiler's own warm-up slows a step as well.
+            capturing_N |= (step_N >= one.begins) & (step_N <= one.last_step)
+        window = replace(window, capturing_N=capturing_N) if capturing_N.any() else window
         verdict, self.pasts[window.attempt] = judge(
             window, self.pasts.get(window.attempt), settings_of(self.policies.detection)
         )
@@ -164,11 +169,3 @@ class _Replay:
             return one
         reached = [step for step, end_s in self.ends_s.items() if end_s >= one.until_s]
         return replace(one, last_step=max(one.begins, min(reached, default=window.last_step)))
-
-    def _marked(self, window: Window) -> Window:
-        step_N = window.first_step + np.arange(len(window.durations_NRS))
-        capturing_N = np.zeros(len(step_N), dtype=bool) if window.capturing_N is None else window.capturing_N.copy()
-        for one in self.captured:
-            # The profiler's own warm-up slows a step as well.
-            capturing_N |= (step_N >= one.begins) & (step_N <= one.last_step)
-        return replace(window, capturing_N=capturing_N) if capturing_N.any() else window

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sftriage.frontier.accounting import known_medians
 from sftriage.model.events import Span
@@ -72,7 +71,12 @@ class WindowAssembly:
             windows += gatherer.ready(ended=ended or over)
             if over:
                 del self._gatherers[generation]
-        self._hold(windows if hold else None)
+        if not hold:
+            self._held.clear()
+            return windows
+        self._held += windows
+        while len(self._held) > 1 and sum(one.durations_NRS.nbytes for one in self._held) > HELD_BYTES:
+            self._held.popleft()
         return windows
 
     def settled(self, window: Window) -> Mapping[str, int]:
@@ -109,14 +113,6 @@ class WindowAssembly:
         if gatherer is None or generation in self._on_device:
             return None
         return self._kept(generation, first_step, last_step)
-
-    def _hold(self, windows: Sequence[Window] | None) -> None:
-        if windows is None:
-            self._held.clear()
-            return
-        self._held += windows
-        while len(self._held) > 1 and sum(one.durations_NRS.nbytes for one in self._held) > HELD_BYTES:
-            self._held.popleft()
 
     def _take(self, sent: Sequence[Rows]) -> None:
         """Take rows of one generation, of all hosts at once: no window is given up for steps that are there."""
@@ -172,7 +168,12 @@ def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ())
     suspected = {rank for suspect in verdict.suspects for rank in suspect.ranks}
     if window is None:
         return tuple(sorted(set(ranks) - suspected))
-    local_R = _local_s(window)
+    # What each rank takes by itself in a step, in the median; NaN for one that has no step.
+    local = [at for at, stage in enumerate(window.schema.stages) if stage not in window.schema.sync]
+    total_NR = window.durations_NRS[:, :, local].sum(axis=2)
+    if window.ready_NR is not None:
+        total_NR = total_NR + np.nan_to_num(window.ready_NR, nan=0.0)
+    local_R = known_medians(total_NR.T)
     roles = window.cohorts or ("",) * len(local_R)
     wanted = {roles[rank] for rank in verdict.suspects[0].ranks if rank < len(roles)}
     able = [
@@ -186,12 +187,3 @@ def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ())
     apart = np.abs(local_R[able] - np.median(local_R[healthy]))
     order = sorted(range(len(able)), key=lambda at: (able[at] in suspected, apart[at]))
     return tuple(able[at] for at in order)
-
-
-def _local_s(window: Window) -> NDArray[np.float64]:
-    """What each rank (R) takes by itself in a step, in the median; NaN for one that has no step."""
-    local = [at for at, stage in enumerate(window.schema.stages) if stage not in window.schema.sync]
-    total_NR = window.durations_NRS[:, :, local].sum(axis=2)
-    if window.ready_NR is not None:
-        total_NR = total_NR + np.nan_to_num(window.ready_NR, nan=0.0)
-    return known_medians(total_NR.T)

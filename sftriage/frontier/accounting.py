@@ -158,7 +158,7 @@ def segments(window: Window, valid_N: BoolArray | None = None) -> list[Segment]:
 
 def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
     """The columns of each sync stage's segment, the sync stage's own last; and in the last list those of the tail."""
-    schema, outside_NRG = window.schema, window.outside_NRG
+    schema, outside_NRG, ready_NR = window.schema, window.outside_NRG, _ready(window)
     groups: list[list[SegmentColumn]] = [[]]
     if window.between_NR is not None:
         groups[0].append(SegmentColumn(schema.stages.index(OTHER), window.between_NR))
@@ -171,7 +171,10 @@ def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
         if stage not in schema.sync:
             groups[-1].append(column)
             continue
-        parts = _split_when_ready(column, window)
+        parts = [column]
+        if ready_NR is not None and stage == schema.split_sync:
+            # Split at the moment of the last ready gradient into local and waiting.
+            parts = [replace(column, up_to_NR=ready_NR), replace(column, over_NR=ready_NR)]
         if outside_NRG is not None:
             parts.insert(0, SegmentColumn(schema.stages.index(OTHER), outside_NRG[:, :, n_sync]))
         n_sync += 1
@@ -185,18 +188,6 @@ def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
         groups[-1].extend(parts)
         groups.append([])
     return groups
-
-
-def _split_when_ready(column: SegmentColumn, window: Window) -> list[SegmentColumn]:
-    """The columns of a sync stage: split at the moment of the last ready gradient, if known, into local and waiting."""
-    ready_NR = _ready(window)
-    if ready_NR is None or window.schema.stages[column.stage] != window.schema.split_sync:
-        return [column]
-    values_NR = column.values_NR
-    return [
-        SegmentColumn(column.stage, values_NR, up_to_NR=ready_NR),
-        SegmentColumn(column.stage, values_NR, over_NR=ready_NR),
-    ]
 
 
 def _ready(window: Window) -> FloatArray | None:

@@ -395,7 +395,10 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
             slower = test is not None and test.onset is not None
             best = best.after(int(steps_N[-1]), learned, slower, settings)
             if not slower and (blocks := best.way.climb(settings)):
-                level = _before_climb(blocks[0], settings)
+                # The best of a job that has climbed is where it began to.
+                first_Q = blocks[0][BLOCK_TIMES:BLOCK_WORK]
+                line_Q = np.append(np.full(len(first_Q) - 1, settings.slower_fraction), np.inf)
+                level = BestLevel(first_Q, line_Q, np.ones(len(first_Q)), float(blocks[0][BLOCK_WORK]))
                 best = replace(best, level=level, lowest_s=float(level.best_Q[STEP]), way=Way(0))
                 test = test or _no_evidence(regime[0], before.stages, int(steps_N[0]))
                 test = _climbed(test, np.array(blocks), level, settings)
@@ -408,14 +411,6 @@ def _no_evidence(kind: str, stages: tuple[str, ...], step: int) -> SpeedTest:
     none_Q = np.zeros(STAGES + 2 * len(stages) + 1)
     step_Q = np.full(len(none_Q), step, dtype=np.int64)
     return SpeedTest(kind, stages, none_Q, step_Q, step_Q, step_Q, step_Q, none_Q > 0.0)
-
-
-def _before_climb(first: FloatArray, settings: Settings) -> BestLevel:
-    """The best of a job that has climbed since such a block."""
-    best_Q = first[BLOCK_TIMES:BLOCK_WORK]
-    line_Q = np.full(len(best_Q), settings.slower_fraction)
-    line_Q[QUEUED] = np.inf
-    return BestLevel(best_Q, line_Q, np.ones(len(best_Q)), float(first[BLOCK_WORK]))
 
 
 def _climbed(test: SpeedTest, since_NK: FloatArray, level: BestLevel, settings: Settings) -> SpeedTest:

@@ -76,7 +76,11 @@ class StepRows:
         """Take steps, numbered ``step_B`` where that is not None; those left half-way have a kind and no times."""
         row_B = (steps.step_B if step_B is None else step_B) % self.n_rows
         self._capturing_C[row_B[steps.capturing_B]] = True
-        self._put_kinds(steps, row_B)
+        noted_B = steps.kind_B2.any(axis=1)
+        if noted_B.any():
+            if not len(self._kind_CR2):
+                self._kind_CR2 = np.zeros((self.n_rows, self._n_ranks, 2), dtype=np.int64)
+            self._kind_CR2[row_B[noted_B], steps.rank_B[noted_B]] = steps.kind_B2[noted_B]
         complete_B = steps.complete_B
         if not complete_B.all():
             steps, row_B = steps[complete_B], row_B[complete_B]
@@ -148,14 +152,6 @@ class StepRows:
         if name not in self._refined:
             self._refined[name] = np.full((n_values, self.n_rows, self._n_ranks), np.nan, dtype=kind)
         return self._refined[name]
-
-    def _put_kinds(self, steps: StepArrays, row_B: IntArray) -> None:
-        kind_B2 = steps.kind_B2
-        noted_B = kind_B2.any(axis=1)
-        if noted_B.any():
-            if not len(self._kind_CR2):
-                self._kind_CR2 = np.zeros((self.n_rows, self._n_ranks, 2), dtype=np.int64)
-            self._kind_CR2[row_B[noted_B], steps.rank_B[noted_B]] = kind_B2[noted_B]
 
     def _kinds(self, rows: IntArray) -> dict[str, Any]:
         """The kinds of steps on which the ranks agree, and what only some of them note.
