@@ -1,38 +1,52 @@
-"""A job of some ranks, with faults, for some steps: as windows, a run directory, a journal, a store and a page.
+"""A job of some ranks, with faults, for some steps: as windows, steps, a run directory, a journal, a store and a page.
 
 `Job` makes windows as a synchronous job makes them, with a clock for every rank: a local stage moves its rank's clock
 alone; a sync stage computes on its own rank first (`ready`), then waits for the last rank and exchanges (`exchange`),
 and all leave together. What comes after the last sync stage carries over into the next step.
 `run_at` makes a run directory, in which a `Run` records steps and decisions; `verdict`, `decision` and `request_of` are
-what it decides.
+what it decides. `raw` has steps as rings and step logs hold them, `batch` as they are taken from these.
 """
 
-import array
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from struct import unpack
+from typing import Any, NamedTuple, get_args
 from zlib import crc32
 
 import numpy as np
 import pytest
 
+from sftriage.agent.reading import RankRings
+from sftriage.controller.windows import WindowAssembly
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ReasonCode, Trigger
 from sftriage.model.events import CaptureChanged, Event, WindowJudged, encode
 from sftriage.model.verdicts import Lost, Regression, Suspect, Verdict
-from sftriage.model.windows import OTHER, StageSchema, Window
+from sftriage.model.windows import OTHER, StageSchema, StepRecord, Window
 from sftriage.recorder import RingInfo
-from sftriage.recorder.layout import WORD_BYTES
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.following import WindowRow, row_of
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore
 from sftriage.verdicts import Settings, judge
-from sftriage.windows.decoding import DURATIONS, READY, SEQ, START, STEP, StepArrays, decode, slot_words
-from sftriage.windows.steplog import KeptSteps, StepLog
+from sftriage.windows.counting import KIND, KeptReadings, kept_readings
+from sftriage.windows.decoding import (
+    CAPTURING,
+    INCOMPLETE,
+    UNKNOWN,
+    StepArrays,
+    decode,
+)
+from sftriage.windows.gather import Shape
+from sftriage.windows.logs import LogReader
+from sftriage.windows.rings import Ring
+from sftriage.windows.shipped import ReadCounts
+from sftriage.windows.steplog import KeptSteps, StepLog, find_logs
 
 SCHEMA = StageSchema(("data", "forward", "backward", "other"), ("backward",))
 NOW_S = 1_800_000_600.0
@@ -270,17 +284,13 @@ def request_of(capture_id: str, rank: int = 2, role: str = "suspect") -> Capture
 
 def slots(info: RingInfo, steps: Iterable[int], durations_ms: Callable[[int], Mapping[str, float]]) -> bytes:
     """Steps as a rank writes them, one after the other on its clock."""
-    written, at_ns = [], 0
-    for number, step in enumerate(steps):
-        words = array.array("q", [0] * slot_words(info.schema))
-        durations = durations_ms(step)
-        words[SEQ], words[STEP], words[START], words[READY] = number + 1, step, at_ns, -1
-        for index, stage in enumerate(info.schema.stages):
-            words[DURATIONS + index] = int(durations.get(stage, 0.0) * 1e6)
-        at_ns += sum(words[DURATIONS : DURATIONS + len(info.schema.stages)])
-        words[-1] = crc32(words.tobytes()[:-WORD_BYTES])
-        written.append(words.tobytes())
-    return b"".join(written)
+    records, at_ns = [], 0
+    for step in steps:
+        took = durations_ms(step)
+        took_ns = tuple(int(took.get(stage, 0.0) * 1e6) for stage in info.schema.stages)
+        records.append(StepRecord(info.rank, step, at_ns, 0, took_ns, (0,) * len(info.schema.sync), True, False))
+        at_ns += sum(took_ns)
+    return raw(1, *records)
 
 
 def steps_of(info: RingInfo, steps: Iterable[int], durations_ms: Callable[[int], Mapping[str, float]]) -> StepArrays:
@@ -377,3 +387,84 @@ def captured(run, store, trace, make_manifest):
     store.put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
     run.ended(CaptureResult("c-1", 2, "stored", first_step=160, last_step=164))
     return run
+
+
+def raw(first_seq: int, *records: StepRecord) -> bytes:
+    """Whole slots, as a rank publishes them, numbered from ``first_seq`` on."""
+    slots = []
+    for seq, record in enumerate(records, start=first_seq):
+        slot_W = np.array(
+            (
+                *(seq, record.step, record.start_ns, record.between_ns),
+                (0 if record.complete else INCOMPLETE) | (CAPTURING if record.capturing else 0),
+                *unpack("=2q", record.kind.encode()[:16].ljust(16, b"\0")),
+                record.work,
+                UNKNOWN if record.ready_ns is None else record.ready_ns,
+                *record.durations_ns,
+                *record.outside_ns,
+                0,
+            ),
+            dtype=np.int64,
+        )
+        slot_W[-1] = crc32(slot_W[:-1].tobytes())
+        slots.append(slot_W.tobytes())
+    return b"".join(slots)
+
+
+def of_rank(first_seq: int, *records: StepRecord, schema: StageSchema) -> StepArrays:
+    """Steps of one rank, at least one, as they are taken from its ring."""
+    return decode([(records[0].rank, raw(first_seq, *records))], schema)
+
+
+def batch(*records: StepRecord, schema: StageSchema | None = None) -> StepArrays:
+    """Steps of any ranks; of as many stages as they have durations, without a schema."""
+    if schema is None:
+        n_stages, n_sync = (len(records[0].durations_ns), len(records[0].outside_ns)) if records else (1, 0)
+        stages = tuple(f"s{n}" for n in range(n_stages))
+        schema = StageSchema(stages, stages[:n_sync])
+    return decode([(record.rank, raw(1, record)) for record in records] or [(0, b"")], schema)
+
+
+def new_records(ring: Ring) -> list[StepRecord]:
+    """The steps that a ring has since it was last read."""
+    return ring.read().steps.records()
+
+
+class Logged(NamedTuple):
+    info: RingInfo
+    records: list[StepRecord]
+    skipped: int
+
+
+def read_log(path: Path) -> Logged:
+    """Every step of a log that can be read, and how many slots could not."""
+    reader = LogReader(path)
+    records: list[StepRecord] = []
+    while steps := reader.read(3):
+        records += steps.records()
+    return Logged(reader.info, records, reader.skipped)
+
+
+def kept_of(steps: Path, info: RingInfo) -> KeptReadings | None:
+    """The readings of a rank's scheduling that are kept in a directory."""
+    logs = {(log.rank, log.attempt): log for log in find_logs(steps, KIND)}
+    return kept_readings(logs.get((info.rank, info.attempt)), info)
+
+
+class Windows:
+    """The windows of the ranks of one host, put together as an agent and a controller do."""
+
+    def __init__(self, rings: Path, steps: Path, shape: Shape) -> None:
+        self.rings = RankRings(rings, steps)
+        self._gathering = WindowAssembly(shape)
+
+    def poll(self, *, ended: bool = False) -> list[Window]:
+        """Windows that have become ready since the last call."""
+        return self._gathering.add(self.rings.rows(), ended=ended)
+
+    @property
+    def telemetry(self) -> ReadCounts:
+        return self.rings.telemetry()
+
+    def close(self) -> None:
+        self.rings.close()

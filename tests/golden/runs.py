@@ -37,9 +37,8 @@ from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInf
 from sftriage.traces.store import FileToStore
 from sftriage.windows.shipped import status_of
 from sftriage.windows.steplog import StepLog
-from tests.scenario import Fault, Job, every, from_step
+from tests.scenario import Fault, Job, every, from_step, of_rank
 from tests.unit.reduce.heavy import document, job_events, write
-from tests.unit.windows.steps import of_rank
 
 T0_S = 1_800_000_000.0
 NOW_S = T0_S + 3600.0

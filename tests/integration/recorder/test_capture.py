@@ -11,7 +11,7 @@ import pytest
 from sftriage.capture.mailbox import MailboxClient
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.windows.rings import open_ring
-from tests.recorded import new_records
+from tests.scenario import new_records
 
 pytest.importorskip("torch")
 

@@ -18,7 +18,7 @@ from sftriage.windows.rings import open_ring
 from sftriage.windows.steplog import StepLog
 from tests import needs
 from tests.disks import small_disk
-from tests.recorded import read_log
+from tests.scenario import read_log
 
 TRAIN_FOR_EVER = """
     import sys

@@ -23,7 +23,7 @@ from sftriage.traces.store import LocalStore
 from sftriage.windows.logs import LogReader
 from sftriage.windows.steplog import StepLog, find_logs
 from tests.disks import small_disk
-from tests.recorded import kept_of, read_log
+from tests.scenario import kept_of, read_log
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
 

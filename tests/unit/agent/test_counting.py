@@ -36,8 +36,7 @@ from sftriage.runs.recordings import load_recording
 from sftriage.windows.counting import UNKNOWN, CountersLog
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.rings import open_ring
-from tests.recorded import kept_of
-from tests.scenario import info_of, run_at
+from tests.scenario import info_of, kept_of, run_at
 from tests.unit.agent.test_agent import train
 
 STATUS = b"Name:\tpython\nvoluntary_ctxt_switches:\t150\nnonvoluntary_ctxt_switches:\t12\n"

@@ -12,7 +12,7 @@ from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import DEVICE_LAG_STEPS, Shape
 from sftriage.windows.logs import LogReader
-from tests.recorded import Windows
+from tests.scenario import Windows
 from tests.unit.recorder.fake_cuda import FakeDevice
 
 STAGES, SYNC = ("data", "forward", "backward"), ("backward",)

@@ -14,9 +14,9 @@ from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.store import LocalStore
 from sftriage.windows.logs import LogReader
 from sftriage.windows.steplog import StepLog
+from tests.scenario import of_rank
 from tests.unit.conftest import run_in
 from tests.unit.reduce.heavy import document, event, job_events, mark, recurring_events, reduced, write
-from tests.unit.windows.steps import of_rank
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward", "optimizer"), ("backward",))
 STEPS = range(100, 108)

@@ -25,7 +25,7 @@ from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.monitor import Monitor
 from sftriage.recorder.recording import Recording
 from sftriage.windows.rings import open_ring
-from tests.recorded import new_records
+from tests.scenario import new_records
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 30.0, 1000)
 

@@ -35,8 +35,8 @@ from sftriage.recorder.layout import (
     NUMBER,
 )
 from sftriage.windows.rings import open_ring
-from tests.recorded import new_records
 from tests.rings import word
+from tests.scenario import new_records
 
 CLAIMED, OPENED = 0, 1
 

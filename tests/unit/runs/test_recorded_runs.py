@@ -14,8 +14,7 @@ from sftriage.windows.decoding import slot_bytes
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.steplog import StepLog
 from tests.rings import write_ring
-from tests.scenario import info_of, run_at
-from tests.unit.windows.steps import batch, of_rank
+from tests.scenario import batch, info_of, of_rank, run_at
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 SHAPE = Shape(window_steps=4, stride_steps=2, warmup_steps=0)

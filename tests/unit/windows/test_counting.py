@@ -22,9 +22,7 @@ from sftriage.windows.counting import (
     spread,
 )
 from sftriage.windows.decoding import StepArrays, together
-from tests.recorded import kept_of
-from tests.scenario import info_of
-from tests.unit.windows.steps import batch
+from tests.scenario import batch, info_of, kept_of
 
 MS = 1_000_000
 READING_BYTES = 8 * (2 + len(COUNTERS))

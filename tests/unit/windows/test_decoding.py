@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.windows.decoding import checked, decode, slot_bytes, together
-from tests.unit.windows.steps import batch, raw
+from tests.scenario import batch, raw
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("forward", "backward"))
 

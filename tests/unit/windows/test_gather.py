@@ -13,7 +13,7 @@ from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.model.windows import StageSchema, StepRecord, Window
 from sftriage.windows import gather as module
 from sftriage.windows.gather import DEVICE_LAG_STEPS, MAX_GAP_STEPS, Gatherer, Shape, Span, StepTimes
-from tests.unit.windows.steps import batch
+from tests.scenario import batch
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 MS = 1_000_000
@@ -136,25 +136,6 @@ def test_where_steps_are_long_the_first_verdict_comes_after_fewer(step_s, shrink
 def test_where_steps_are_quick_more_of_them_are_judged_at_a_time(step_s, shrinks, from_step, found):
     cut = Shape(50, 10, 20, shrinks).at(step_s, from_step)
     assert (cut.window_steps, cut.stride_steps, cut.warmup_steps) == (*found, 20)
-
-
-def test_of_quick_steps_every_one_is_judged_once_in_two_windows_a_second():
-    # GIVEN ten seconds of steps of half a millisecond, which come every quarter of a second
-    took, n_steps, each = (MS // 2, 0, 0), 20_000, 500
-    target, windows = Gatherer(SCHEMA, 2, Shape(50, 10, 20, SHRINKS)), []
-    for first in range(0, n_steps, each):
-        target.add(batch(*[step(rank, n, durations_ns=took) for n in range(first, first + each) for rank in (0, 1)]))
-        windows += target.ready()
-    windows += target.ready(ended=True)
-    # THEN the first window comes as soon as any job's
-    found = [(window.first_step, window.last_step) for window in windows]
-    assert found[0] == (20, 69)
-    # AND soon each begins where the one before it ended, down to the last step
-    quick = [one for one in found if one[0] > 100]
-    assert all(later[0] == before[1] + 1 for before, later in pairwise(quick))
-    assert n_steps - 1 - quick[-1][1] < 50
-    assert len(found) < 2 * 10 + 12
-    assert all(np.isfinite(window.durations_NRS).all() for window in windows)
 
 
 @given(st.integers(100, 3000), st.lists(st.integers(1, 900), max_size=6))

@@ -28,8 +28,7 @@ from sftriage.windows.steplog import (
     segment_name,
     stay,
 )
-from tests.recorded import kept_of
-from tests.scenario import info_of, slots
+from tests.scenario import info_of, kept_of, slots
 from tests.scenario import steps_of as recorded
 
 INFO = info_of(0, 1)
