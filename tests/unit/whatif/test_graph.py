@@ -1,5 +1,7 @@
 """The replay engine, against a simulator that is slow and obvious."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,28 @@ from hypothesis import strategies as st
 from sftriage.errors import InputError
 from sftriage.whatif import graph as graphs
 from sftriage.whatif.graph import graph_of, latest_begins, spans, timeline
-from tests.unit.whatif.obvious import simulate
+
+
+def simulate(n_ops, dependencies, groups, joined, work):
+    """When each operation begins and ends, by (operation, column): by recursion, without levels, arrays or blocks."""
+    n_columns = len(work[0])
+    group_of = {op: group for group, ops in enumerate(groups) for op in ops}
+
+    @cache
+    def begin(op, column):
+        return max((end(earlier, column) for earlier, later in dependencies if later == op), default=0.0)
+
+    @cache
+    def end(op, column):
+        if op not in group_of:
+            return begin(op, column) + work[op][column]
+        group = group_of[op]
+        columns = range(n_columns) if joined[group] else [column]
+        together = max(begin(peer, at) for peer in groups[group] for at in columns)
+        return together + work[op][column]
+
+    every = [(op, column) for op in range(n_ops) for column in range(n_columns)]
+    return {one: begin(*one) for one in every}, {one: end(*one) for one in every}
 
 
 @st.composite
