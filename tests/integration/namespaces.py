@@ -4,7 +4,8 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,33 @@ class Hosts:
     def cut(self, whole: bool) -> None:
         """Cut the second host off, or mend that."""
         ip("-n", self.names[1], "link", "set", DEVICE, "up" if whole else "down")
+
+    def torchrun(
+        self,
+        directory: Path,
+        environment: dict[str, str],
+        options: Sequence[object],
+        *script: object,
+        ranks: int,
+        port: int,
+    ) -> list[subprocess.Popen]:
+        """`sftriage run` of a job by torchrun on two hosts, each with a working directory of its own.
+
+        Its policy is ``policy.yaml`` in ``directory``, where its run goes, and what each host says: ``said-0``, ...
+        """
+        started = []
+        for number in range(2):
+            place = directory / f"host-{number}"
+            place.mkdir(exist_ok=True)
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--node-rank", number]
+            launcher += ["--nproc-per-node", ranks, "--master-addr", BOTH[0], "--master-port", port]
+            run = [sys.executable, "-m", "sftriage", "run", *options, "--hub", BOTH[0], "--out", directory / "run"]
+            run += ["--creds", directory / "secret", "--policy", directory / "policy.yaml"]
+            # (each host may have a driver of its own)
+            command = ["env", "-C", place, f"NVML_STUB={place / 'nvml'}", *run, "--", *launcher, *script]
+            own = {**environment, "PYTHONPATH": str(Path(__file__).parents[2])}
+            started.append(self.start(number, command, own, directory / f"said-{number}"))
+        return started
 
     def inside(self, number: int, command: list[object]) -> list[str]:
         """A command, as it is run on a host."""

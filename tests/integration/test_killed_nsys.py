@@ -26,7 +26,6 @@ from tests.integration.killing import (
     Job,
     attached,
     capture_again,
-    check_record,
     come_to,
     end,
     jobs,
@@ -132,14 +131,6 @@ def check_goes_on(job: Job, trainer: int) -> None:
     assert job.trainer() == trainer
 
 
-def check_ends(job: Job, process: subprocess.Popen[str]) -> None:
-    """The job ends as it would have, and so does whoever looks after it."""
-    job.release.touch()
-    _, said = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, said
-    check_record(job)
-
-
 def check_gone(job: Job) -> None:
     """Nothing that was temporary is left, and no process of nsys."""
     assert not tmp_of(job).exists()
@@ -202,10 +193,10 @@ def test_where_nobody_takes_over_nsys_is_stopped_all_the_same_soon_after_the_tim
     # AND training goes on
     check_goes_on(running, running.trainer())
     # AND where somebody takes over after all, the next capture works
-    successor = attached(running, environment)
+    running.process = attached(running, environment)
     wait_until(lambda: running.entries("capture"))
     assert capture_again(running, environment, "nsys")["state"] == "stored"
-    check_ends(running, successor)
+    end(running)
     check_gone(running)
 
 
@@ -286,7 +277,7 @@ def test_nsys_killed_while_it_collects_costs_the_capture_and_its_reason_is_said_
     assert "session" in again["detail"]
     assert capture_again(running, environment)["state"] == "stored"
     # AND the job ends as it would have
-    check_ends(running, running.process)
+    end(running)
     check_gone(running)
 
 
@@ -317,8 +308,8 @@ def test_sftriage_killed_while_stacks_are_taken_is_taken_over_by_the_next(plain,
     check_goes_on(running, trainer)
     running.whole()
     # AND whoever takes over says that it was lost, and the next one works
-    successor = attached(running, environment)
+    running.process = attached(running, environment)
     wait_until(lambda: running.entries("capture"))
     assert result_of(running, ask.request_id)["state"] == "failed"
     assert capture_again(running, environment, "stacks")["state"] == "stored"
-    check_ends(running, successor)
+    end(running)

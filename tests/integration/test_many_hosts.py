@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,13 @@ import pytest
 
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Shape
-from tests.integration.namespaces import BOTH, two_hosts
+from tests.integration.namespaces import two_hosts
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures, named, verdicts
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 JOB = f"job/{os.getpid()}"
 SLOW = 3
 POLICY = """
@@ -41,22 +39,11 @@ def hosts():
         yield found
 
 
-def job(hosts, tmp_path, environment, *options):
+def job(hosts, tmp_path, environment):
     """A job of two ranks a host, the last of which becomes slow in data."""
-    (tmp_path / "input.yaml").write_text(POLICY, encoding="utf-8")
-    environment = {**environment, "PYTHONPATH": str(Path(__file__).parents[2])}
-    started = []
-    for number in range(2):
-        launcher = [*TORCHRUN, "--nnodes", 2, "--node-rank", number, "--nproc-per-node", 2, *options]
-        launcher += ["--master-addr", BOTH[0], "--master-port", 29511, SLOW_DATA, tmp_path / "release", 0.05]
-        run = [sys.executable, "-m", "sftriage", "run", "--job-id", JOB, "--hub", BOTH[0]]
-        run += ["--out", tmp_path / "run", "--creds", tmp_path / "secret", "--policy", tmp_path / "input.yaml"]
-        # (each host has a working directory of its own)
-        place = tmp_path / f"host-{number}"
-        place.mkdir()
-        command = ["env", "-C", place, *run, "--", *launcher]
-        started.append(hosts.start(number, command, environment, tmp_path / f"said-{number}"))
-    return started
+    (tmp_path / "policy.yaml").write_text(POLICY, encoding="utf-8")
+    script = SLOW_DATA, tmp_path / "release", 0.05
+    return hosts.torchrun(tmp_path, environment, ("--job-id", JOB), *script, ranks=2, port=29511)
 
 
 def said(tmp_path):

@@ -1,12 +1,10 @@
 """`sftriage run --auto --hub` on two hosts: an unedited training script, with a slow rank on the second one."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.integration.namespaces import BOTH, two_hosts
+from tests.integration.namespaces import two_hosts
 from tests.integration.processes import DEADLINE_S, slowed
 from tests.integration.runs import captures, named, verdicts
 from tests.integration.test_auto_seams import POLICY, SLOW_FROM, UNEDITED
@@ -21,19 +19,10 @@ EPOCHS = 8
 def test_the_stages_of_an_unedited_script_are_found_on_every_host(tmp_path, environment):
     # GIVEN two hosts, and a script that knows nothing of sftriage, whose data set becomes slow on the second one
     (tmp_path / "policy.yaml").write_text(POLICY)
-    environment = {**environment, **slowed(SLOW, A_STEP, SLOW_FROM), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**environment, **slowed(SLOW, A_STEP, SLOW_FROM)}
+    options, script = ("--auto", "--job-id", f"auto/{os.getpid()}"), (UNEDITED / "ddp.py", tmp_path, EPOCHS)
     with two_hosts() as hosts:
-        both = []
-        for number in range(2):
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--node-rank", number]
-            torchrun += ["--nproc-per-node", 1, "--master-addr", BOTH[0], "--master-port", 29513]
-            run = [sys.executable, "-m", "sftriage", "run", "--auto", "--job-id", f"auto/{os.getpid()}"]
-            run += ["--hub", BOTH[0], "--out", tmp_path / "run", "--creds", tmp_path / "secret"]
-            run += ["--policy", tmp_path / "policy.yaml"]
-            place = tmp_path / f"host-{number}"
-            place.mkdir()
-            command = ["env", "-C", place, *run, "--", *torchrun, UNEDITED / "ddp.py", tmp_path, EPOCHS]
-            both.append(hosts.start(number, command, environment, tmp_path / f"said-{number}"))
+        both = hosts.torchrun(tmp_path, environment, options, *script, ranks=1, port=29513)
         # WHEN the job has run
         codes = [one.wait(DEADLINE_S) for one in both]
     said = "\n".join((tmp_path / f"said-{number}").read_text() for number in range(2))

@@ -23,7 +23,6 @@ pytest.importorskip("torch")
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: sftriage[nvml]")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 SLOW, SLOW_HOST = 3, "node-b"
 STORE_PORT = 5055
 STORE = f"s3://{BUCKET}/kept"
@@ -58,29 +57,22 @@ class Job:
 
     def __init__(self, hosts, directory: Path, environment: dict[str, str], drivers: Path) -> None:
         self.hosts, self.directory, self.run = hosts, directory, directory / "run"
-        root = str(Path(__file__).parents[2])
         served = environment_of(f"http://{BOTH[0]}:{STORE_PORT}")
-        self.environment = {**environment, **served, "PYTHONPATH": root, "LD_LIBRARY_PATH": str(drivers)}
+        root = {"PYTHONPATH": str(Path(__file__).parents[2]), "LD_LIBRARY_PATH": str(drivers)}
+        self.environment = {**environment, **served, **root}
         ready = directory / "served"
         hosts.start(0, [sys.executable, "-c", SERVED, ready], self.environment, directory / "said-store")
-        (directory / "input.yaml").write_text(POLICY, encoding="utf-8")
+        (directory / "policy.yaml").write_text(POLICY, encoding="utf-8")
+        for number in range(2):
+            # (each host has a driver of its own, with two GPUs)
+            facts = HOST | FIRST | SECOND | {"1.uuid": f"GPU-of-{number}"}
+            says = directory / f"host-{number}" / "nvml"
+            says.parent.mkdir()
+            says.write_text("".join(f"{key} {value}\n" for key, value in facts.items()), encoding="utf-8")
         wait_until(ready.exists, 60.0)
-        self.hosts_run = [self._start(number) for number in range(2)]
-
-    def _start(self, number: int) -> subprocess.Popen:
-        launcher = [*TORCHRUN, "--nnodes", 2, "--node-rank", number, "--nproc-per-node", 2]
-        launcher += ["--master-addr", BOTH[0], "--master-port", 29512]
-        launcher += [SLOW_DATA, self.directory / "release", 0.05, "opaque"]
-        run = [sys.executable, "-m", "sftriage", "run", "--job-id", "captured", "--hub", BOTH[0], "--store", STORE]
-        run += ["--nsys", "--nsys-trace", "nvtx,osrt"]
-        run += ["--out", self.run, "--creds", self.directory / "secret", "--policy", self.directory / "input.yaml"]
-        place = self.directory / f"host-{number}"
-        place.mkdir()
-        # (each host has a driver of its own, with two GPUs)
-        facts = HOST | FIRST | SECOND | {"1.uuid": f"GPU-of-{number}"}
-        (place / "nvml").write_text("".join(f"{key} {value}\n" for key, value in facts.items()), encoding="utf-8")
-        command = ["env", "-C", place, f"NVML_STUB={place / 'nvml'}", *run, "--", *launcher]
-        return self.hosts.start(number, command, self.environment, self.directory / f"said-{number}")
+        options = ("--job-id", "captured", "--store", STORE, "--nsys", "--nsys-trace", "nvtx,osrt")
+        script = SLOW_DATA, directory / "release", 0.05, "opaque"
+        self.hosts_run = hosts.torchrun(directory, self.environment, options, *script, ranks=2, port=29512)
 
     @property
     def said(self) -> str:
