@@ -290,7 +290,10 @@ class RankRings:
 
     def look(self) -> None:
         """Take up rings that have appeared."""
-        changed_ns = self._changed_ns()
+        try:
+            changed_ns = self._rings.stat().st_mtime_ns
+        except OSError:
+            changed_ns = 0
         if changed_ns == self._looked_ns:
             return
         # A directory that has just changed may do so again within the same tick of its clock.
@@ -323,12 +326,6 @@ class RankRings:
             ring.close()
             raise
         return ring, kept
-
-    def _changed_ns(self) -> int:
-        try:
-            return self._rings.stat().st_mtime_ns
-        except OSError:
-            return 0
 
     @contextmanager
     def _giving_up(self, path: Path) -> Iterator[None]:

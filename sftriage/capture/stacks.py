@@ -46,51 +46,44 @@ def place_of(environment: Mapping[str, str], rank: int) -> tuple[Path, Path] | s
     return Path(f"{pipe}{rank}.pipe"), Path(f"{prefix or '/tmp/nccl_trace_rank_'}{rank}")
 
 
-class FlightRecorder:
-    """The dump of one rank."""
+def flight_recorder(info: RingInfo, target: Path, max_bytes: int, end_s: float) -> Generator[None, None, str]:
+    """Have a rank dump its flight recorder, and copy that, turn by turn; what became of it, in words. Never raises."""
+    try:
+        return (yield from _flight_recorder(info, target, max_bytes, min(end_s, time.monotonic() + PATIENCE_S)))
+    except OSError as error:
+        return f"none: {error.filename or 'its pipe'}: {error.strerror}"
 
-    def __init__(self, info: RingInfo, target: Path, max_bytes: int) -> None:
-        self._info, self._target, self._max_bytes = info, target, max_bytes
 
-    def take(self, end_s: float) -> Generator[None, None, str]:
-        """Ask for a dump and copy it, turn by turn; what became of it, in words. Raises nothing."""
-        try:
-            return (yield from self._take(min(end_s, time.monotonic() + PATIENCE_S)))
-        except OSError as error:
-            return f"none: {error.filename or 'its pipe'}: {error.strerror}"
-
-    def _take(self, end_s: float) -> Generator[None, None, str]:
-        place = place_of(environment_of(self._info.pid), self._info.rank)
-        if isinstance(place, str):
-            return place
-        pipe, dump = place
-        if not pipe.exists():
-            return f"none: {pipe} is not there{_GLOO}"
-        if not pipe.is_fifo():
-            return f"none: {pipe} is no pipe"
-        before = _seen(dump)
-        # Without O_NONBLOCK this would wait for a reader, for ever.
-        with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as trigger:
-            trigger.write(b"1\n")
-        last, since_s = before, time.monotonic()
-        while time.monotonic() < end_s:
-            now = _seen(dump)
-            if now != last:
-                last, since_s = now, time.monotonic()
-            elif now != before and time.monotonic() - since_s >= SETTLED_S:
-                return self._copy(dump)
-            yield
+def _flight_recorder(info: RingInfo, target: Path, max_bytes: int, end_s: float) -> Generator[None, None, str]:
+    place = place_of(environment_of(info.pid), info.rank)
+    if isinstance(place, str):
+        return place
+    pipe, dump = place
+    if not pipe.exists():
+        return f"none: {pipe} is not there{_GLOO}"
+    if not pipe.is_fifo():
+        return f"none: {pipe} is no pipe"
+    before = _seen(dump)
+    # Without O_NONBLOCK this would wait for a reader, for ever.
+    with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as trigger:
+        trigger.write(b"1\n")
+    last, since_s = before, time.monotonic()
+    while time.monotonic() < end_s:
+        now = _seen(dump)
+        if now != last:
+            last, since_s = now, time.monotonic()
+        elif now != before and time.monotonic() - since_s >= SETTLED_S:
+            break
+        yield
+    else:
         return f"none: {dump} was not written"
-
-    def _copy(self, dump: Path) -> str:
-        descriptor = os.open(dump, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as source:
-            data = source.read(self._max_bytes + 1)
-        if len(data) > self._max_bytes:
-            return f"none: {dump} has more than {self._max_bytes} bytes"
-        with os.fdopen(os.open(self._target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as target:
-            target.write(data)
-        return f"{len(data)} bytes"
+    with os.fdopen(os.open(dump, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as source:
+        data = source.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        return f"none: {dump} has more than {max_bytes} bytes"
+    with private(target) as copy:
+        copy.write(data)
+    return f"{len(data)} bytes"
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -190,7 +183,7 @@ class StacksCapture(InTurns):
         self._timings_s["run"] = time.monotonic() - began_s
         recorder = "not asked for"
         if self.request.options.get("flight_recorder", False):
-            recorder = yield from FlightRecorder(self._info, self._recorder_dump, self.request.max_bytes).take(end_s)
+            recorder = yield from flight_recorder(self._info, self._recorder_dump, self.request.max_bytes, end_s)
         document = {
             "schema_version": SCHEMA_VERSION,
             "rank": self._info.rank,

@@ -13,7 +13,7 @@ import pytest
 from sftriage.base.children import Finished
 from sftriage.base.process import start_ticks
 from sftriage.capture import stacks
-from sftriage.capture.stacks import FlightRecorder, StacksCapture, place_of
+from sftriage.capture.stacks import StacksCapture, flight_recorder, place_of
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest
 from sftriage.model.windows import RankStatus, StageSchema
@@ -199,8 +199,8 @@ def test_where_the_flight_recorder_is_comes_from_the_environment(environment, pl
     assert found.startswith(place) if isinstance(place, str) else tuple(map(str, found)) == place
 
 
-def taken(recorder, end_s=30.0):
-    turns = recorder.take(time.monotonic() + end_s)
+def taken(info, directory, end_s=30.0):
+    turns = flight_recorder(info, directory / "copy", 1000, time.monotonic() + end_s)
     try:
         while True:
             next(turns)
@@ -219,7 +219,7 @@ def recorder(tmp_path):
     }
     process = subprocess.Popen([sys.executable, "-c", WAITS], env=environment, stdin=-1, stdout=-1)
     process.stdout.readline()
-    yield FlightRecorder(info(process.pid), tmp_path / "copy", 1000)
+    yield info(process.pid)
     process.kill()
     process.communicate(timeout=30)
 
@@ -239,7 +239,7 @@ def test_a_dump_of_the_flight_recorder_is_asked_for_and_copied(recorder, tmp_pat
     thread = threading.Thread(target=dumps)
     thread.start()
     assert ready.wait(30)
-    assert taken(recorder) == "7 bytes"
+    assert taken(recorder, tmp_path) == "7 bytes"
     thread.join(30)
     assert (tmp_path / "copy").read_bytes() == b"pickled"
 
@@ -254,7 +254,7 @@ def test_a_dump_of_the_flight_recorder_is_asked_for_and_copied(recorder, tmp_pat
 )
 def test_without_anybody_at_the_pipe_there_is_no_dump_and_nobody_waits(recorder, tmp_path, prepare, reason):
     prepare(tmp_path / "pipe_1.pipe")
-    said = taken(recorder)
+    said = taken(recorder, tmp_path)
     assert said.startswith("none: ")
     assert reason in said
 
@@ -262,10 +262,9 @@ def test_without_anybody_at_the_pipe_there_is_no_dump_and_nobody_waits(recorder,
 def test_a_dump_that_never_comes_is_not_waited_for_beyond_the_time_box(recorder, tmp_path):
     os.mkfifo(tmp_path / "pipe_1.pipe")
     descriptor = os.open(tmp_path / "pipe_1.pipe", os.O_RDWR)
-    assert taken(recorder, 0.2).endswith("was not written")
+    assert taken(recorder, tmp_path, 0.2).endswith("was not written")
     os.close(descriptor)
 
 
 def test_a_process_that_has_gone_has_no_flight_recorder(recorder, tmp_path):
-    recorder._info = replace(recorder._info, pid=2**22 - 1)
-    assert taken(recorder).startswith("none: ")
+    assert taken(replace(recorder, pid=2**22 - 1), tmp_path).startswith("none: ")
