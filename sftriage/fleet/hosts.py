@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sftriage.fleet.generations import KEPT_GENERATIONS, Generations
-from sftriage.fleet.incoming import Message
+from sftriage.fleet.incoming import AgentMessage
 from sftriage.fleet.wire import Block, Incarnation, Shipment
 from sftriage.mitigate.switching import UNLIKE, Setting, SwitchStatus, whole_groups
 from sftriage.model.windows import JobStatus
@@ -49,7 +49,7 @@ class Host:
     counts: ReadCounts = field(default_factory=ReadCounts)
     over: bool = False
     silent: bool = False
-    waiting: deque[Message] = field(default_factory=deque)
+    waiting: deque[AgentMessage] = field(default_factory=deque)
     # By start, the members that its rings come to, and of what: neither they nor the generations have changed since.
     _known: dict[int, tuple[tuple[object, ...], Sequence[Members]]] = field(default_factory=dict)
     # Ranks that take no more steps, by the newest status.

@@ -62,7 +62,7 @@ class Refusals:
 
 
 @dataclass(slots=True, eq=False)
-class Message:
+class AgentMessage:
     """A message of an agent that is not acknowledged yet, because of its ``rows`` or the number of ``reports`` in it.
 
     It was sent at ``sent_s`` by the hub's clock, and came at ``at_s`` by ours. ``reply`` acknowledges it to the
@@ -97,13 +97,13 @@ class Incoming:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._lost_all, self._refusals, self.ended = lost_all, refusals, False
         # As they came: two threads that decode and judge in turns wait for each other with every message.
-        self._waiting: deque[tuple[Message, bytes]] = deque()
+        self._waiting: deque[tuple[AgentMessage, bytes]] = deque()
         self._waiting_bytes = 0
         # Positions go on where those of a stream that the hub has lost ended; and which stream, and consumer, it is.
         self._delivered = self._before = self._consumer = 0
         self._stream: object = None
         # Those that are not settled.
-        self._open: dict[int, Message] = {}
+        self._open: dict[int, AgentMessage] = {}
         hub.start(self._consume())
 
     @property
@@ -111,14 +111,14 @@ class Incoming:
         """Those of which something waits."""
         return {message.agent for message, _ in list(self._waiting)}
 
-    def taken(self) -> Iterator[tuple[Message, Shipment | None]]:
+    def taken(self) -> Iterator[tuple[AgentMessage, Shipment | None]]:
         """What has come by now, in the order of the stream; no shipment where it is nothing that its agent sends."""
         for _ in range(len(self._waiting)):
             message, data = self._waiting.popleft()
             self._waiting_bytes -= len(data)
             yield message, self._shipment(message.agent, data)
 
-    def settle(self, messages: Sequence[Message]) -> None:
+    def settle(self, messages: Sequence[AgentMessage]) -> None:
         """All that came of these, which are in the order of the stream, is on record: tell the hub so."""
         for message in messages:
             self._open.pop(message.sequence, None)
@@ -184,7 +184,7 @@ class Incoming:
             return
         self._delivered = sequence
         agent = received.subject.rpartition(".")[2]
-        message = Message(agent, sequence, received.reply, self._consumer, sent_s, self._clock())
+        message = AgentMessage(agent, sequence, received.reply, self._consumer, sent_s, self._clock())
         self._open[sequence] = message
         self._waiting_bytes += len(received.data)
         self._waiting.append((message, received.data))

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from sftriage.fleet.hub import Hub, Subjects
-from sftriage.fleet.incoming import Message, Refusals
+from sftriage.fleet.incoming import AgentMessage, Refusals
 from sftriage.fleet.lease import Lease
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import Incarnation, Order, Orders, encode
@@ -66,7 +66,7 @@ class CaptureOrders:
         places: Subjects,
         lease: Lease,
         place: Place,
-        holds: Callable[[Message], bool],
+        holds: Callable[[AgentMessage], bool],
         fetching: Fetching,
         gone: Callable[[str, Incarnation | None], bool],
         clock: Callable[[], float],
@@ -84,9 +84,9 @@ class CaptureOrders:
         # Agents of which nothing is wanted.
         self._idle: set[str] = set()
         # Reports with their messages, which are settled once what was told is on record.
-        self._reports: deque[tuple[Report, Message | None, bool]] = deque()
-        self._told: list[Message] = []
-        self._told_before: list[Message] = []
+        self._reports: deque[tuple[Report, AgentMessage | None, bool]] = deque()
+        self._told: list[AgentMessage] = []
+        self._told_before: list[AgentMessage] = []
         # Captures that are on their way here, and those that have come.
         self._under_way: set[str] = set()
         self._fetched: set[str] = set()
@@ -141,7 +141,7 @@ class CaptureOrders:
             self._document(agent, some, switches.get(agent, {}))
         self._idle = {agent for agent in over if not (orders.get(agent) or agent in switches)}
 
-    def heard(self, report: Report, message: Message) -> None:
+    def heard(self, report: Report, message: AgentMessage) -> None:
         """A report has come."""
         message.reports += 1
         # (before the first look it is not known what an earlier controller has asked for)
@@ -207,7 +207,7 @@ class CaptureOrders:
         told = any(report.result.capture_id == capture_id for report, *_ in list(self._reports))
         return told or capture_id in self._under_way
 
-    def _fetch_once(self, report: Report, message: Message | None) -> None:
+    def _fetch_once(self, report: Report, message: AgentMessage | None) -> None:
         capture_id = report.result.capture_id
         if capture_id not in self._under_way:
             self._under_way.add(capture_id)
@@ -217,7 +217,7 @@ class CaptureOrders:
         if message is not None:
             self._told.append(message)
 
-    async def _fetch(self, report: Report, message: Message | None) -> None:
+    async def _fetch(self, report: Report, message: AgentMessage | None) -> None:
         report = await self._fetching.fetched(
             *(self._hub, self._places.traces, report),
             tell=lambda progress: self._reports.append((progress, None, True)),

@@ -19,7 +19,7 @@ import numpy as np
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.hosts import Groups, Host, Members, status_of_all
 from sftriage.fleet.hub import Hub, Subjects
-from sftriage.fleet.incoming import FETCH_S, Deduplicator, Incoming, Message, Refusals, RowBuffer
+from sftriage.fleet.incoming import FETCH_S, AgentMessage, Deduplicator, Incoming, Refusals, RowBuffer
 from sftriage.fleet.lease import Lease
 from sftriage.fleet.orders import CaptureOrders
 from sftriage.fleet.transfers import Fetching
@@ -81,7 +81,7 @@ class NatsFleet:
         )
         self._hosts: dict[str, Host] = {}
         self._incoming = Incoming(hub, places, lease, self._orders.write_again, clock, self._refusals)
-        self._unsettled: deque[Message] = deque()
+        self._unsettled: deque[AgentMessage] = deque()
         self._rows = RowBuffer(SILENT_S + FETCH_S)
         self._dedup = Deduplicator()
         self._groups = Groups(
@@ -242,7 +242,7 @@ class NatsFleet:
         self._keep.turn()
         self._acknowledge()
 
-    def _take_rows(self, host: Host, agent: str, block: Block, message: Message) -> None:
+    def _take_rows(self, host: Host, agent: str, block: Block, message: AgentMessage) -> None:
         members = host.take(agent, block, self._generations)
         if sum(len(some.of) for some in members) < len(block.infos):
             # (of a start of the job that is long over, or that never was)
@@ -251,7 +251,7 @@ class NatsFleet:
         for some in members:
             self._add(agent, block, some, message)
 
-    def _add(self, agent: str, block: Block, members: Members, message: Message) -> None:
+    def _add(self, agent: str, block: Block, members: Members, message: AgentMessage) -> None:
         rows, of = block.rows, members.of
         steps, device = self._dedup.new(rows.steps, of), rows.device_steps
         whole = len(of) == len(rows.ranks)
@@ -274,7 +274,7 @@ class NatsFleet:
         )
         self._rows.add(mine, self._clock())
 
-    def _holds(self, message: Message) -> bool:
+    def _holds(self, message: AgentMessage) -> bool:
         return self._rows.holds(message.agent, message.sequence)
 
     def _place(self, wanted: WantedCapture) -> tuple[str, Incarnation | None]:

@@ -8,11 +8,8 @@ from sftriage.fleet.generations import Generations
 from sftriage.fleet.hosts import AWAY_S, SETTLE_S, Groups, Host, RollCall, status_of_all
 from sftriage.fleet.over_nats import GONE_S, all_over, of_all
 from sftriage.fleet.wire import Incarnation
-from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switching import UNLIKE, Request, Setting
-from sftriage.model.events import RemedyChanged
 from sftriage.model.windows import GpuFindings, StageSchema
-from sftriage.policy.schema import Mitigate
 from sftriage.windows.shipped import status_of
 from tests.unit.fleet.shipments import SCHEMA, block, group, info, shipment, status
 
@@ -285,36 +282,6 @@ def test_of_a_group_on_a_host_that_is_silent_nothing_more_is_known(told):
     assert told.wanted(Setting(), ALONE.name) == {}
     told.silent = {"host-0"}
     assert told.wanted(Setting(), ALONE.name) == {"host-0": {ALONE.name: Setting()}}
-
-
-def test_a_controller_that_takes_over_while_a_host_is_silent_leaves_in_force_what_is_kept(told):
-    # GIVEN a remedy that is kept on ranks of two hosts, beside a group on one of them
-    kept = RemedyChanged(100.0, 1, 70, "stragglar", "kept", "helps", 2, "rank 2", "data", NAME, {"ring_ranks": 4})
-    policy = Mitigate(remedies=("stragglar",))
-    now = JobNow(200.0, 0, 80, {}, (), None, is_known=False, allowed=policy)
-    # WHEN another controller takes over, which hears of one host, and no window yet, as of the job's second start
-    told.begin()
-    told.says(0, group((0, 1), value=3, request=3), ALONE)
-
-    def turn(attempt, loop):
-        switches = told.groups.statuses()
-        loop, said = loop.after(replace(now, attempt=attempt, switches=switches))
-        told.groups.want(loop.wanted(switches))
-        return loop, said, told.groups.wanted
-
-    loop, said, wanted = turn(0, RemedyLoop.resumed([kept]))
-    # THEN nothing is said, and nobody asked for anything else; neither once windows come, of the host that speaks
-    assert (said, wanted) == (None, {})
-    loop, said, wanted = turn(1, loop)
-    assert (said, wanted) == (None, {})
-    # WHEN the other host speaks again THEN it is gone on with: that one is asked again, if it has heard otherwise
-    told.says(1, group((2, 3), value=3, request=0))
-    loop, said, wanted = turn(1, loop)
-    assert (said, wanted) == (None, {"host-0": {NAME: ON}, "host-1": {NAME: ON}})
-    told.says(1, group((2, 3), value=3, request=3))
-    assert turn(1, loop) == (loop, None, {})
-    # AND if the ranks have begun anew meanwhile, that goes on record
-    assert turn(2, loop)[1].reason == "restarted"
 
 
 def test_a_host_that_the_job_goes_on_without_tells_of_nothing(told):

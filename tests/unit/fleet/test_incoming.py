@@ -108,15 +108,6 @@ def passed_on(seen, ranks, first, count):
     return sorted(seen.new(steps(ranks, first, count), OF).step_B.tolist())
 
 
-def test_what_has_been_told_is_not_told_again():
-    seen = Deduplicator()
-    assert passed_on(seen, (0, 1), 0, 3) == [0, 0, 1, 1, 2, 2]
-    # WHEN the agent is started again, and reads its rings from their beginning
-    assert passed_on(seen, (0, 1), 0, 5) == [3, 3, 4, 4]
-    assert passed_on(seen, (0, 1), 0, 5) == []
-    assert (seen.steps, seen.missed) == (10, 0)
-
-
 def test_what_is_missing_between_two_messages_is_counted():
     seen = Deduplicator()
     # GIVEN ranks that had taken steps before anybody listened

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sftriage.fleet.hub import Subjects
-from sftriage.fleet.incoming import Message, Refusals
+from sftriage.fleet.incoming import AgentMessage, Refusals
 from sftriage.fleet.orders import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, CaptureOrders
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import decode_orders
@@ -56,7 +56,7 @@ class Asked(CaptureOrders):
 
     def says(self, state, detail="", agent="node-b", capture_id="c-1", rank=3):
         """The host says so."""
-        message = Message(agent, 1, "")
+        message = AgentMessage(agent, 1, "")
         self.heard(Report(CaptureResult(capture_id, rank, state, detail)), message)
         return message
 
