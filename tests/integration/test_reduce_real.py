@@ -97,24 +97,6 @@ def test_a_job_that_waited_for_its_data_beside_its_repaired_twin():
     assert "SingleProcessDataLoaderIter" in findings.shares[0].name
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("tracelens/b200_eager_trace.json.gz", "no steps in it"),
-        ("tracelens/mi300_train_resnet18.json.gz", "'Optimizer.step#SGD.step' (5 times)"),
-        ("hta/large_integer_trace/rank-70.Mar_25_20_48_12.2861.pt.trace.json.gz", "no steps in it"),
-        ("hta/trace_file_list/inference_rank_1.json.gz", "no steps in it"),
-        ("nsys-ai/h100_2gpu_1s.sqlite", "no steps in it"),
-        ("pipit-nsys/saxpy-mpi-cuda_nsys_perlmutter0.sqlite", "'MPI_Send' (10 times)"),
-        ("straggler-analysis/trace-ST.parquet", "a Parquet file"),
-    ],
-)
-def test_real_traces_without_steps_are_turned_down_in_words(name, said):
-    found = read_all([real(name)], Names(), {})
-    assert found.reductions == ()
-    assert all(said in refusal.reason for refusal in found.refused)
-
-
 def test_a_real_trace_without_steps_can_be_cut_by_what_repeats():
     # GIVEN five iterations that only their optimiser marks
     (one,) = reduced("tracelens/mi300_train_resnet18.json.gz", Names(step_end="Optimizer.step#*"))

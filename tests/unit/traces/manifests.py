@@ -6,10 +6,10 @@ from datetime import datetime, timedelta, timezone
 from hypothesis import Phase
 from hypothesis import strategies as st
 
-from sftriage.model.captures import CaptureRequest, CaptureResult, Trigger
 from sftriage.traces.catalogue import CaptureQuery, Catalogue
-from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, ReproducedInfo, TriggerInfo
+from sftriage.traces.manifest import Artefact, Manifest, ReproducedInfo
 from sftriage.traces.stores import CaptureKey
+from tests.unit.conftest import manifest_of
 
 # Without making a failure smaller, which takes minutes against a database.
 QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)
@@ -41,33 +41,22 @@ def _spans(steps: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, int]]:
 SPANS = _spans(st.integers(0, 5)) | _spans(st.integers(LAST - 3, LAST))
 
 
-def _captured(capture_id: str, rank: int, profiler: str, span: tuple[int, int], host: str) -> CaptureInfo:
-    request = CaptureRequest(capture_id, rank, profiler, 5, 1, 60.0, 2**29)
-    result = CaptureResult(capture_id, rank, "stored", first_step=span[0], last_step=span[1])
-    return CaptureInfo.of(request, result, world_size=2**31, host=host)
-
-
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     """Any manifest."""
-    capture_id, rank = draw(IDS), draw(RANKS)
-    window, gain_s = draw(SPANS), draw(st.floats(allow_nan=False, allow_infinity=False))
-    trigger = Trigger(
-        *window, draw(LABELS), "rank", (rank,), draw(STAGES), gain_s, 0.3, 0.9, "default", "cd" * 32, draw(RULES)
-    )
-    answer = draw(st.none() | ANSWERS)
-    size_bytes = draw(st.integers(0, LAST))
-    return Manifest(
-        capture_id=capture_id,
-        job=draw(JOBS),
-        run=draw(RUNS),
-        created_at=draw(MOMENTS),
-        trigger=TriggerInfo.of(trigger),
-        capture=_captured(capture_id, rank, draw(PROFILERS), draw(SPANS), draw(HOSTS)),
-        artefacts=(Artefact(name="t", role="trace", media_type="x", size_bytes=size_bytes, sha256="ab" * 32),),
-        may_contain="",
-        reproduced=answer and ReproducedInfo(answer=answer, steps=5, steps_with=2, over_s=0.1, expected_s=0.1),
-    )
+    (first, last), size_bytes = draw(SPANS), draw(st.integers(0, LAST))
+    artefact = Artefact(name="t", role="trace", media_type="x", size_bytes=size_bytes, sha256="ab" * 32)
+    drawn = {"stage": draw(STAGES), "window": draw(SPANS), "rule": draw(RULES), "profiler": draw(PROFILERS)}
+    made = manifest_of(draw(IDS), artefact, first_step=first, steps=last - first + 1, **drawn)
+    answer, label = draw(st.none() | ANSWERS), draw(LABELS)
+    found = answer and ReproducedInfo(answer=answer, steps=5, steps_with=2, over_s=0.1, expected_s=0.1)
+    gain_s = draw(st.floats(allow_nan=False, allow_infinity=False))
+    changed = {
+        "trigger": made.trigger.model_copy(update={"label": label, "gain_s": gain_s}),
+        "capture": made.capture.model_copy(update={"rank": draw(RANKS), "host": draw(HOSTS), "world_size": 2**31}),
+    }
+    names = {"job": draw(JOBS), "run": draw(RUNS), "created_at": draw(MOMENTS), "reproduced": found}
+    return made.model_copy(update=changed | names)
 
 
 def sets_of_manifests() -> st.SearchStrategy[list[Manifest]]:
@@ -100,18 +89,11 @@ def questions() -> st.SearchStrategy[CaptureQuery]:
 def meets(manifest: Manifest, wanted: CaptureQuery) -> bool:
     """Whether a manifest is one that is wanted."""
     trigger, capture = manifest.trigger, manifest.capture
-    said = {
-        "job": manifest.job,
-        "run": manifest.run,
-        "rank": capture.rank,
-        "stage": trigger.stage,
-        "label": trigger.label,
-        "rule": trigger.rule,
-        "profiler": capture.profiler,
-        "host": capture.host,
-        "reproduced": manifest.reproduced and manifest.reproduced.answer,
-    }
-    if any(getattr(wanted, name) not in (None, value) for name, value in said.items()):
+    known = dict(trigger) | dict(capture) | dict(manifest)
+    known["reproduced"] = manifest.reproduced and manifest.reproduced.answer
+    if any(
+        getattr(wanted, name) not in (None, known[name]) for name in CONDITIONS.keys() - {"prefix", "steps", "since"}
+    ):
         return False
     if wanted.prefix is not None and not manifest.capture_id.startswith(wanted.prefix):
         return False

@@ -92,8 +92,8 @@ CLEAR = (*'"{}[],:\\', "\\u12", "C:\\new\\x.py", "\t", "\x01", "é", "\udce9", "
 LIKE_KEYS = (
     '", "n": 3',
     '", "pid": 3',
-    '"}, {"ph": "X", "cat"',
     '", "args": {"x": "',
+    '"}, {"ph": "X", "cat"',
     '"},{"name":"b"',
     '"],"x":"',
     '"}',
@@ -187,25 +187,20 @@ def test_what_is_beside_the_events_is_mended_too(odd):
 
 
 def test_a_capture_with_awkward_names_is_stored_as_valid_json(tmp_path):
+    # GIVEN a trace without damage THEN it is left as it is
+    (path := tmp_path / "c-1.json").write_bytes(document({}))
+    before = path.stat().st_ino
+    assert verify_trace(path, REQUEST, RESULT) == ""
+    assert (path.stat().st_ino, path.read_bytes()) == (before, document({}))
     # GIVEN a trace as torch has left it
     names = {9: 'gen {"device": "cpu", "n" 3(1): run', 12: "C:\\x\\y.py", 30: 'a " b'}
-    path = tmp_path / "c-1.json"
     path.write_bytes(document(names, path='/a "b"/c-1.json'))
-    # WHEN it is verified
     said = verify_trace(path, REQUEST, RESULT)
     # THEN what is there now is JSON with all its events, privately, and what was damaged is said
     events = json.loads(path.read_bytes())["traceEvents"]
     assert [event["name"] for event in events[8:13]] == ["good8", names[9], "good10", "good11", names[12]]
     assert said.startswith("4 names repaired, the first at byte ")
     assert (path.stat().st_mode & 0o777, list(tmp_path.iterdir())) == (0o600, [path])
-
-
-def test_a_trace_without_damage_is_left_as_it_is(tmp_path):
-    path = tmp_path / "c-1.json"
-    path.write_bytes(document({}))
-    before = path.stat().st_ino
-    assert verify_trace(path, REQUEST, RESULT) == ""
-    assert (path.stat().st_ino, path.read_bytes()) == (before, document({}))
 
 
 def test_much_damage_takes_no_more_memory_and_no_unbounded_time(monkeypatch):
