@@ -123,12 +123,7 @@ def _idle_ns(device: Events, step_D: Ints) -> int:
     return idle_ns
 
 
-def kernel_shares(
-    suspect: Took,
-    steps: int,
-    control: Took | None,
-    control_steps: int,
-) -> tuple[KernelShare, ...]:
+def kernel_shares(suspect: Took, steps: int, control: Took | None, control_steps: int) -> tuple[KernelShare, ...]:
     """Those that took the most, a step; against a control, those that took the most more."""
     shares = [
         KernelShare(
@@ -369,12 +364,7 @@ def _summary(
 
 
 def _took(
-    stage: str,
-    profile: StageProfile,
-    control: StageProfile | None,
-    how: str,
-    parts: Mapping[str, float],
-    than: str,
+    stage: str, profile: StageProfile, control: StageProfile | None, how: str, parts: Mapping[str, float], than: str
 ) -> str:
     split = ", ".join(f"{seconds * 1e3:.1f} ms {what}" for what, seconds in parts.items()) or "no sample"
     took = f"{stage} took {profile.stage_s * 1e3:.1f} of the {profile.step_s * 1e3:.1f} ms of a step{how}: {split}"

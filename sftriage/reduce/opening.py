@@ -189,6 +189,38 @@ class StackTracks:
     tracks: tuple[StackTrack, ...]
     marks: tuple[StackSlice, ...]
 
+    def document(self, ahead_ns: int) -> dict[str, Any]:
+        """A trace of the steps and the stages alone, by a clock that is so far ahead of the samples'."""
+        base_ns = min((one.start_ns for one in self.marks), default=0)
+        marks = [
+            {"ph": "X", "cat": "user_annotation", "name": one.name, "pid": 1, "tid": 1, "args": {}}
+            | {"ts": (one.start_ns - base_ns) / 1000, "dur": one.length_ns / 1000}
+            for one in self.marks
+        ]
+        return {
+            "baseTimeNanoseconds": base_ns + ahead_ns,
+            "traceEvents": [*marks, _named("thread_name", 1, 1, "")],
+        }
+
+    def events(
+        self, whose: tuple[int, str], process: object, later_ns: int, numbers: Iterator[int]
+    ) -> Iterable[Mapping[str, Any]]:
+        """The events of a rank in its role, as they stand beside those of its profiler, so much later."""
+        rank, role = whose
+        processes = {"": process}
+        for order, track in enumerate(self.tracks):
+            thread = next(numbers)
+            if track.process not in processes:
+                processes[track.process] = next(numbers)
+                called = f"rank {rank} ({role}) {track.process}"
+                yield _named("process_name", processes[track.process], 0, called)
+            pid = processes[track.process]
+            called = f"stacks {track.name}".strip() if order else f"rank {rank} {role} stacks"
+            yield _named("thread_name", pid, thread, called)
+            for one in track.slices:
+                about = {"ph": "X", "cat": "stack", "name": one.name, "pid": pid, "tid": thread, "args": one.args}
+                yield about | {"ts": (one.start_ns + later_ns) / 1000, "dur": one.length_ns / 1000}
+
 
 def lay_out(
     traces: Sequence[tuple[Manifest, Path]], target: Path, stacks: Mapping[str, StackTracks] = MappingProxyType({})
@@ -200,13 +232,13 @@ def lay_out(
     ranks = []
     for manifest, path in traces:
         found, clock = stacks.get(manifest.capture_id), manifest.capture.clock
-        sampled = None
-        if found is not None and found.tracks and {"mono_ns", "wall_ns"} <= clock.keys():
-            sampled = _Stacks(found, clock["wall_ns"] - clock["mono_ns"])
-        document = _document(path) or (None if sampled is None else sampled.document())
+        if found is not None and not (found.tracks and {"mono_ns", "wall_ns"} <= clock.keys()):
+            found = None
+        ahead_ns = clock.get("wall_ns", 0) - clock.get("mono_ns", 0)
+        document = _document(path) or (None if found is None else found.document(ahead_ns))
         if document is None:
             return None
-        ranks.append(_Rank(manifest, document, sampled))
+        ranks.append(_Rank(manifest, document, found, ahead_ns))
     if not ranks or not all(rank.steps for rank in ranks):
         return None
     origin_ns = min(rank.first_ns for rank in ranks)
@@ -235,48 +267,9 @@ def _document(path: Path) -> dict[str, Any] | None:
     return found if isinstance(events, list) and all(isinstance(one, dict) for one in events) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Stacks:
-    found: StackTracks
-    ahead_ns: int  # of the host's clock over that of the samples
-
-    def document(self) -> dict[str, Any]:
-        """A trace of the steps and the stages alone."""
-        base_ns = min((one.start_ns for one in self.found.marks), default=0)
-        marks = [
-            {"ph": "X", "cat": "user_annotation", "name": one.name, "pid": 1, "tid": 1, "args": {}}
-            | {"ts": (one.start_ns - base_ns) / 1000, "dur": one.length_ns / 1000}
-            for one in self.found.marks
-        ]
-        return {
-            "baseTimeNanoseconds": base_ns + self.ahead_ns,
-            "traceEvents": [*marks, _named("thread_name", 1, 1, "")],
-        }
-
-    def events(
-        self, rank: int, role: str, process: object, origin_ns: int, numbers: Iterator[int]
-    ) -> Iterable[Mapping[str, Any]]:
-        processes = {"": process}
-        for order, track in enumerate(self.found.tracks):
-            thread = next(numbers)
-            if track.process not in processes:
-                processes[track.process] = next(numbers)
-                called = f"rank {rank} ({role}) {track.process}"
-                yield _named("process_name", processes[track.process], 0, called)
-            pid = processes[track.process]
-            called = f"stacks {track.name}".strip() if order else f"rank {rank} {role} stacks"
-            yield _named("thread_name", pid, thread, called)
-            for one in track.slices:
-                since_ns = one.start_ns + self.ahead_ns - origin_ns
-                yield {"ph": "X", "cat": "stack", "name": one.name, "pid": pid, "tid": thread, "args": one.args} | {
-                    "ts": since_ns / 1000,
-                    "dur": one.length_ns / 1000,
-                }
-
-
 class _Rank:
-    def __init__(self, manifest: Manifest, document: dict[str, Any], stacks: _Stacks | None = None) -> None:
-        self._manifest, self._stacks = manifest, stacks
+    def __init__(self, manifest: Manifest, document: dict[str, Any], stacks: StackTracks | None, ahead_ns: int) -> None:
+        self._manifest, self._stacks, self._ahead_ns = manifest, stacks, ahead_ns
         base = document.get("baseTimeNanoseconds", 0)
         self._base_ns = base if isinstance(base, int) else 0
         self._events: list[dict[str, Any]] = [event for event in document["traceEvents"] if _placed(event)]
@@ -336,7 +329,8 @@ class _Rank:
             yield changed
         taken.update(processes.values())
         if self._stacks is not None and self.steps:
-            yield from self._stacks.events(rank, role, processes[self.steps[0].track[0]], origin_ns, numbers)
+            process = processes[self.steps[0].track[0]]
+            yield from self._stacks.events((rank, role), process, self._ahead_ns - origin_ns, numbers)
 
     def _ns(self, event: Mapping[str, Any]) -> int:
         return int(self._base_ns + round(event["ts"] * 1000))

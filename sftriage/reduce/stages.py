@@ -41,45 +41,22 @@ from sftriage.traces.manifest import first_problem
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)")
 
 # Before 2022 the engine's functions had no prefix.
-ENGINE: Final = (
-    "autograd::engine::evaluate_function*",
-    "torch::autograd::AccumulateGrad",
-    "*Backward",
-    "*Backward[0-9]",
-)
+_ENGINES = "autograd::engine::evaluate_function*", "torch::autograd::AccumulateGrad"
+ENGINE: Final = (*_ENGINES, "*Backward", "*Backward[0-9]")
+_BACKENDS = ("nccl", "gloo", "mpi", "ucc")
 COLLECTIVES: Final = (
-    "nccl:*",
-    "gloo:*",
-    "mpi:*",
-    "ucc:*",
-    "c10d::*",
-    "record_param_comms",
-    "ncclKernel*",
-    "ncclDevKernel*",
+    *(f"{one}:*" for one in _BACKENDS),
+    *("c10d::*", "record_param_comms", "ncclKernel*", "ncclDevKernel*"),
 )
 WAITS: Final = (*COLLECTIVES, "MPI_[BRW]*", "cuda*Synchronize*", "hip*Synchronize*", "*_MultiProcessingDataLoaderIter*")
 """What waits for the device or for other processes, in whatever thread it does."""
 
 IDLES: Final = (
-    "*run_backward*",
-    "<built-in * sleep>",
-    "<built-in * acquire of*",
-    "<built-in * poll of*",
-    "<built-in * select*",
-    "<built-in * recv*",
-    "<built-in * wait of*",
-    "threading.py(*): wait*",
-    "queue.py(*): get",
+    *("*run_backward*", "<built-in * sleep>", "threading.py(*): wait*", "queue.py(*): get"),
+    *(f"<built-in * {call}*" for call in ("acquire of", "poll of", "select", "recv", "wait of")),
     # The operating system's own, as nsys names them.
-    "*sleep",
-    "*poll",
-    "epoll_wait*",
-    "futex*",
-    "select",
-    "sem_*wait",
-    "pthread_cond_*wait*",
-    "pthread_mutex_lock",
-    "pthread_join*",
+    *("*sleep", "*poll", "epoll_wait*", "futex*", "select", "sem_*wait"),
+    *("pthread_cond_*wait*", "pthread_mutex_lock", "pthread_join*"),
 )
 """What waits for something of this process or of the system. Threads that have nothing to do spend their time so: it
 counts in the steps' own thread alone."""

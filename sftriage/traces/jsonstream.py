@@ -389,10 +389,7 @@ _KEY: Final = re.compile(rf"[ \t\r\n]*{_KEY_TEXT}")
 _WORD: Final = re.compile(r'[^\s"{}\[\],:]+')
 _SCALAR: Final = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _CLOSES: Final = {"{": "}", "[": "]"}
-_FOLLOWS: Final = {
-    "{": re.compile(rf"[ \t\r\n]*(?:\}}|,[ \t\r\n]*{_KEY_TEXT})"),
-    "[": re.compile(r"[ \t\r\n]*[,\]]"),
-}
+_FOLLOWS: Final = {"{": re.compile(rf"[ \t\r\n]*(?:\}}|,[ \t\r\n]*{_KEY_TEXT})"), "[": re.compile(r"[ \t\r\n]*[,\]]")}
 """What is behind the last quote of a string, by what the string is in."""
 
 

@@ -141,32 +141,10 @@ class KernelShare(DocumentModel):
         return self.device_s - (self.control_device_s or 0.0)
 
 
-CauseCode = Literal[
-    "sleep",
-    "dataloader_workers",
-    "lock",
-    "subprocess",
-    "output",
-    "database",
-    "network",
-    "disk",
-    "checkpoint",
-    "garbage_collection",
-    "recompilation",
-    "collective",
-    "python",
-    "operator",
-    "kernel",
-    "blocked",
-    "gil",
-    "descheduled",
-    "stopped",
-    "cgroup_throttled",
-    "page_faults",
-    "memory_pressure",
-    "gpu_throttled",
-    "unknown",
-]
+_Waits = Literal["sleep", "dataloader_workers", "lock", "subprocess", "output", "database", "network", "disk"]
+_Works = Literal["checkpoint", "garbage_collection", "recompilation", "collective", "python", "operator", "kernel"]
+_Kept = Literal["blocked", "gil", "descheduled", "stopped", "cgroup_throttled", "page_faults", "memory_pressure"]
+CauseCode = Literal[_Waits, _Works, _Kept, "gpu_throttled", "unknown"]
 
 
 class PlaceInfo(DocumentModel):

@@ -86,8 +86,7 @@ def test_ranges_calls_and_kernels_come_to_the_same_stages(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "drop",
-    [[one for one in TABLES if "CUPTI" in one], ["TARGET_INFO_SESSION_START_TIME"], ["StringIds"]],
+    "drop", [[one for one in TABLES if "CUPTI" in one], ["TARGET_INFO_SESSION_START_TIME"], ["StringIds"]]
 )
 def test_tables_that_are_not_there(tmp_path, drop):
     (trace,) = read_traces(export(tmp_path / "x.sqlite", drop=drop))
