@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -397,14 +398,13 @@ def _show_page(store: Store, reference: str, how: Showing, start: Starter) -> No
 
     # A run's own captures are not copied: nothing is left behind.
     ending = contextlib.nullcontext() if isinstance(store, LocalStore) else ending_on_sigterm()
-    with ending, capture_page(store, reference, how.out, copying) as page:
+    stopping = threading.Event()
+    with ending, capture_page(store, reference, how.out, stopping, copying) as (app, where, name, trace):
 
         def about(link: str) -> dict[str, str]:
-            return {"file_url": f"{link}/files/{page.trace}", "path": str(page.file)}
+            return {"file_url": f"{link}/files/{name}", "path": str(trace)}
 
-        serve_page(
-            page.app, page.stopping, HOST, how.port or 0, about, as_json=how.as_json, where=page.where, start=start
-        )
+        serve_page(app, stopping, HOST, how.port or 0, about, as_json=how.as_json, where=where, start=start)
 
 
 def _hand_over(trace: StoredFile, how: Showing, start: Starter) -> None:

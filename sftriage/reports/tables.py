@@ -61,13 +61,17 @@ def windows_table(verdicts: Iterable[Verdict]) -> Table:
     for column in (*started_again, "steps", "verdict", "a step", "suspect", "gain", "how often"):
         table.add_column(column, justify="right" if column in ("a step", "gain", "how often") else "left")
     for verdict in seen:
-        label = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons))))
+        label, suspected = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons)))), list[str]()
+        for suspect in verdict.suspects[:1]:
+            how_often = every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
+            named = f"{who(suspect)}, {where(suspect)}{'' if verdict.named else ' (candidate)'}"
+            suspected = [named, f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})", how_often]
         table.add_row(
             *(str(verdict.attempt + 1) for _ in started_again),
             numbers(verdict.first_step, verdict.last_step),
             Text(label, LABEL_STYLES[verdict.label]),
             milliseconds(verdict.step_s),
-            *(_suspected(verdict) if verdict.suspects else ()),
+            *suspected,
         )
     return table
 
@@ -75,13 +79,6 @@ def windows_table(verdicts: Iterable[Verdict]) -> Table:
 def _started_again(attempts: Iterable[int]) -> tuple[str, ...]:
     """The column that says which attempt of its job a row is of: where there are others than the first."""
     return ("attempt",) if any(attempts) else ()
-
-
-def _suspected(verdict: Verdict) -> tuple[str, str, str]:
-    suspect, role = verdict.suspects[0], "" if verdict.named else " (candidate)"
-    how_often = every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
-    gain = f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})"
-    return f"{who(suspect)}, {where(suspect)}{role}", gain, how_often
 
 
 _Cell = Callable[["CaptureRow"], str]
@@ -94,19 +91,19 @@ def decisions_table(decisions: Sequence[dict[str, Any]]) -> Table:
     started_again = _started_again(one["attempt"] for one in decisions)
     table = titled("Decisions", ["time (UTC)", *started_again, "steps", "label", "outcome", "reason"])
     for decision in decisions:
+        became = [
+            f"rank {one['rank']}: {one['state']}" + (f", {one['detail']}" if one["detail"] else "")
+            for one in decision["results"]
+        ]
         table.add_row(
             f"{moment(decision['time_s']):%H:%M:%S}",
             *(str(decision["attempt"] + 1) for _ in started_again),
             numbers(decision["first_step"], decision["last_step"]),
             Text(decision["label"], LABEL_STYLES.get(decision["label"], "")),
             Text(decision["outcome"], OUTCOME_STYLES[decision["outcome"]]),
-            "; ".join([decision["words"], *map(_became, decision["results"])]),
+            "; ".join([decision["words"], *became]),
         )
     return table
-
-
-def _became(result: dict[str, Any]) -> str:
-    return f"rank {result['rank']}: {result['state']}" + (f", {result['detail']}" if result["detail"] else "")
 
 
 def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[StoreCondition | None], width: int) -> Table:

@@ -84,7 +84,12 @@ def manifest_lines(manifest: Manifest) -> list[str]:
     timings = ", ".join(
         f"{_TIMES.get(name, name)} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items()
     )
+    once = capture.profiler == "stacks" and not manifest.sampled
+    program = "one look at its stacks" if once else PROFILERS[capture.profiler]
     rule = f"{trigger.rule} of policy" if trigger.rule else "none, a person asked; under the limits of policy"
+    cost = "not known: it is measured once the steps just after the capture have been judged"
+    if (found := manifest.cost) is not None:
+        cost = cost_sentence(found.cost_s, found.before_s, found.first_step, found.last_step, found.captures)
     return [
         f"capture     {manifest.capture_id}",
         f"job, run    {manifest.job}, {manifest.run}",
@@ -92,24 +97,19 @@ def manifest_lines(manifest: Manifest) -> list[str]:
         f"because     {trigger.why or _why(manifest)}",
         f"rule        {rule} {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
         f"captured    {span(capture.first_step, capture.last_step)} of rank {capture.rank} on {capture.host}, "
-        f"with {_program(manifest)}" + (f" ({capture.detail})" if capture.detail else ""),
+        f"with {program}" + (f" ({capture.detail})" if capture.detail else ""),
         *([f"profiler    {choice_words(trigger.chosen, capture.profiler, trigger.stage)}"] if trigger.chosen else []),
         *([f"follows     {trigger.follows}, the first capture of this suspect"] if trigger.follows else []),
         *([f"followed by {manifest.followed.capture_id}"] if manifest.followed is not None else []),
         *([f"its part    {CONTROL_PART}"] if capture.role == "control" else []),
         f"reproduced  {_reproduced(manifest)}",
         *(f"its GPU     {remark}" for remark in manifest.evidence),
-        f"cost        to the job: {_cost(manifest)}",
+        f"cost        to the job: {cost}",
         f"its time    on rank {capture.rank}: {timings or 'not measured'}",
         *(f"trace       {one.name}, {size(one.size_bytes)}, sha256 {one.sha256}" for one in manifest.artefacts),
         f"may contain {manifest.may_contain}",
         *_found(manifest),
     ]
-
-
-def _program(manifest: Manifest) -> str:
-    once = manifest.capture.profiler == "stacks" and not manifest.sampled
-    return "one look at its stacks" if once else PROFILERS[manifest.capture.profiler]
 
 
 def _reproduced(manifest: Manifest) -> str:
@@ -122,13 +122,6 @@ def _reproduced(manifest: Manifest) -> str:
     before = f"before, it cost the job {milliseconds(found.expected_s)} a step"
     over = f"{milliseconds(abs(found.over_s))} {'longer' if found.over_s >= 0 else 'less'}"
     return f"{there}; the suspect took {over} than its peers ({before})"
-
-
-def _cost(manifest: Manifest) -> str:
-    cost = manifest.cost
-    if cost is None:
-        return "not known: it is measured once the steps just after the capture have been judged"
-    return cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step, cost.captures)
 
 
 def _why(manifest: Manifest) -> str:

@@ -153,12 +153,24 @@ def capture_note(manifest: Manifest, uploads: Mapping[str, Upload], where: str) 
         # The copy that more people reach.
         where = f"--store {upload.url.removesuffix(f'/{manifest.job}/{manifest.run}/{manifest.capture_id}')}"
     rule = f"rule {trigger.rule} of policy {trigger.policy}" if trigger.rule else "a person asked for it"
+    fault = cost = why = ""
+    if (found := manifest.reproduced) is not None:
+        there = f"in {found.steps_with} of {found.steps} captured steps"
+        over = f"{milliseconds(found.over_s)} over its peers a step"
+        fault = f"{reproduced_words(found.answer, capture.role)}: {there}, {over}"
+    if manifest.cause is not None and manifest.cause.code != "unknown":
+        why = f"{caused(manifest.cause)} {manifest.cause.next_step}"
+    elif manifest.findings is not None:
+        why = manifest.findings.summary
+    if manifest.cost is not None and manifest.cost.cost_s is not None:
+        shared = "" if manifest.cost.captures == 1 else f", shared by {manifest.cost.captures} captures"
+        cost = f"{lasted(max(0.0, manifest.cost.cost_s))} of the job's time{shared}"
     facts = [
         ("decided by", f"{rule} (sha256 {trigger.policy_sha256[:12]})"),
         ("recorded", f"{span(capture.first_step, capture.last_step)} of rank {capture.rank} on {capture.host}"),
-        ("fault", _reproduced(manifest)),
-        ("cause", _cause(manifest)),
-        ("cost", _cost(manifest)),
+        ("fault", fault),
+        ("cause", why),
+        ("cost", cost),
         ("trace", f"{manifest.artefacts[0].name}, {size(manifest.artefacts[0].size_bytes)}, {capture.profiler}"),
         ("may contain", manifest.may_contain),
     ]
@@ -170,27 +182,3 @@ def capture_note(manifest: Manifest, uploads: Mapping[str, Upload], where: str) 
         fetch=f"sftriage traces get {manifest.capture_id} {where}",
         manifest=manifest,
     )
-
-
-def _reproduced(manifest: Manifest) -> str:
-    found = manifest.reproduced
-    if found is None:
-        return ""
-    over = f"{milliseconds(found.over_s)} over its peers a step"
-    there = reproduced_words(found.answer, manifest.capture.role)
-    return f"{there}: in {found.steps_with} of {found.steps} captured steps, {over}"
-
-
-def _cause(manifest: Manifest) -> str:
-    cause = manifest.cause
-    if cause is None or cause.code == "unknown":
-        return "" if manifest.findings is None else manifest.findings.summary
-    return f"{caused(cause)} {cause.next_step}"
-
-
-def _cost(manifest: Manifest) -> str:
-    cost = manifest.cost
-    if cost is None or cost.cost_s is None:
-        return ""
-    shared = "" if cost.captures == 1 else f", shared by {cost.captures} captures"
-    return f"{lasted(max(0.0, cost.cost_s))} of the job's time{shared}"

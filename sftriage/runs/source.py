@@ -322,10 +322,6 @@ class StartedRuns:
                 self._due_s = time.monotonic() + LOOK_S
             return self._found
 
-    def named(self, run_id: str) -> StartedRun | None:
-        """The newest run of that name."""
-        return next((run for run in self.look().runs if run.info.run_id == run_id), None)
-
     def _started(self, run: RunDirectory) -> StartedRun | None:
         try:
             about = run.path, run.info_file.stat().st_mtime_ns

@@ -227,7 +227,11 @@ class StepRange:
     @classmethod
     def of(cls, query: Mapping[str, str]) -> StepRange:
         """What an address asks for; what was left empty is not asked for."""
-        asked = {name: _whole(text) for name in _WORDS if (text := query.get(name, "").strip())}
+        asked = {
+            name: int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else None
+            for name in _WORDS
+            if (text := query.get(name, "").strip())
+        }
         problems = tuple(
             _WORDS[name] for name, number in asked.items() if number is None or (name, number) == ("last", 0)
         )
@@ -266,10 +270,6 @@ class StepRange:
             return newest - self.last + 1, newest
         first = -(2**62) if self.first_step is None else self.first_step
         return first, 2**62 if self.last_step is None else self.last_step
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,9 @@ def flame_graph(its: Sampled, control: Sampled | None, query: Mapping[str, str])
         query: ``stage``, ``thread``, ``frame`` (a `Flame.path`).
     """
     stacks, manifest = its.stacks, its.manifest
-    found, stages = manifest.findings, _stages(its)
+    found, met = manifest.findings, dict.fromkeys(stacks.stage_N)
+    order = manifest.recorded.stages if manifest.recorded is not None else ()
+    stages = (*(one for one in order if one in met), *(one for one in met if one not in order), WHOLE_STEP)
     usual = found.stage if found is not None else manifest.trigger.stage
     stage = next((one for one in (query.get("stage"), usual) if one in stages), WHOLE_STEP)
     threads = _threads(stacks)
@@ -217,12 +219,6 @@ def _threads(stacks: StackSamples) -> dict[str, tuple[StackSamples, ThreadSample
     for one in sorted(stacks.others, key=lambda one: one.name)[:MAX_THREADS]:
         found.setdefault(one.name, (stacks, one))
     return found
-
-
-def _stages(its: Sampled) -> tuple[str, ...]:
-    met = dict.fromkeys(its.stacks.stage_N)
-    order = its.manifest.recorded.stages if its.manifest.recorded is not None else ()
-    return (*(one for one in order if one in met), *(one for one in met if one not in order), WHOLE_STEP)
 
 
 def _measured_s(
@@ -305,17 +301,18 @@ class _Drawing:
 
     def _box(self, one: Flame, side: int, x: float, row: int) -> Box:
         took = milliseconds(one.seconds(side))
-        compared = len(self.names) > 1
-        told = _compared(one, self.names) if compared else f"{milliseconds(one.took_s)} a step"
-        title = f"{_where(one)}\n{told}"
-        more = f" ({_signed(one.more_s)})" if compared and side == 0 else ""
-        place = self.place
+        compared, place = len(self.names) > 1, self.place
+        told, more, other = f"{milliseconds(one.took_s)} a step", "", milliseconds(abs(one.more_s))
+        if compared:
+            told = f"{told} {self.names[0]}, {milliseconds(one.beside_s)} {self.names[1]}: {other} "
+            told += "more" if one.more_s >= 0.0 else "less"
+            more = f" ({'-' if one.more_s < 0.0 else '+'}{other})" if side == 0 else ""
         return Box(
             x=round(x, 3),
             width=round(one.seconds(side) * self._scale, 3),
             row=row,
             label=f"{_name(one) or self.stage or 'whole step'} {took}{more}",
-            title=title,
+            title=f"{_where(one)}\n{told}",
             path=one.path if one.kind == "function" else "",
             level=self._level(one) if compared else 0,
             marked=place is not None
@@ -324,24 +321,15 @@ class _Drawing:
         )
 
     def _level(self, one: Flame) -> int:
-        variance = sum(_variance(one.seconds(side), *whole) for side, whole in enumerate(self.whole))
+        # Of a part of a whole that is known, in so many samples of it.
+        variance = sum(
+            one.seconds(side) * max(0.0, whole_s - one.seconds(side)) / samples
+            for side, (whole_s, samples) in enumerate(self.whole)
+            if samples
+        )
         part = abs(one.more_s) * self._scale / 100.0
         level = sum(part >= least for least in LEVELS) if abs(one.more_s) > CHANCE * sqrt(variance) else 0
         return level if one.more_s > 0.0 else -level
-
-
-def _variance(seconds: float, whole_s: float, samples: int) -> float:
-    """Of a part of a whole that is known, in so many samples of it."""
-    return seconds * max(0.0, whole_s - seconds) / samples if samples else 0.0
-
-
-def _compared(one: Flame, names: Sequence[str]) -> str:
-    more = f"{milliseconds(abs(one.more_s))} {'more' if one.more_s >= 0.0 else 'less'}"
-    return f"{milliseconds(one.took_s)} a step {names[0]}, {milliseconds(one.beside_s)} {names[1]}: {more}"
-
-
-def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0.0 else '+'}{milliseconds(abs(seconds))}"
 
 
 def _name(one: Flame) -> str:

@@ -85,8 +85,14 @@ class RunPage(Page[RunSource]):
             Route("/whatif", self._whatif),
             Route("/whatif.json", self._whatif_timeline),
             Route("/captures/{capture_id}", self._capture),
-            Route("/captures/{capture_id}/files/{name}", self._artefact),
-            Route(f"/captures/{{capture_id}}/{FOLDED_NAME}", self._folded),
+            Route(
+                "/captures/{capture_id}/files/{name}",
+                lambda request: file_of(request, self._stored(request), self._source.store),
+            ),
+            Route(
+                f"/captures/{{capture_id}}/{FOLDED_NAME}",
+                lambda request: self._stacks.folded(self._stored(request), self._source.store),
+            ),
         ]
 
     def change(self) -> dict[str, Any]:
@@ -112,12 +118,13 @@ class RunPage(Page[RunSource]):
         map_ = heat if isinstance(heat, HeatMap) else None
         chart = timeline(rows, axis, view.became, view.asks, map_)
         stages = [] if chart is None else [one.stage for one in chart.series]
+        n_steps = view.rows[-1].last_step - min(row.first_step for row in view.rows) + 1 if view.rows else 0
         return self.html(
             "overview.html",
             view,
             glance=glance_of(view),
             span=span,
-            choices=_choices(view.rows),
+            choices=[choice for choice in CHOICES if choice < n_steps],
             chart=chart,
             chart_data=[] if chart is None else [_column_values(one) for one in chart.columns],
             chart_stages=stages,
@@ -215,12 +222,6 @@ class RunPage(Page[RunSource]):
             beside=(),
         )
 
-    def _artefact(self, request: Request) -> Response:
-        return file_of(request, self._stored(request), self._source.store)
-
-    def _folded(self, request: Request) -> Response:
-        return self._stacks.folded(self._stored(request), self._source.store)
-
     def _stored(self, request: Request) -> Manifest:
         _, _, manifest = self._found(request)
         if not isinstance(manifest, Manifest):
@@ -262,16 +263,9 @@ def heat_steps(axis: Axis | None, rows: Sequence[WindowRow]) -> tuple[int, int, 
     return (newest.attempt, newest.first_step, last_step, axis.column_steps) if last_step >= newest.first_step else None
 
 
-def _choices(rows: Sequence[WindowRow]) -> tuple[int, ...]:
-    steps = rows[-1].last_step - min(row.first_step for row in rows) + 1 if rows else 0
-    return tuple(choice for choice in CHOICES if choice < steps)
-
-
 def _column_values(column: TimelineColumn) -> list[Any]:
-    advances = [round(advance_s, 6) for advance_s in column.advances_s]
-    label = LABEL_WORDS[column.label]
-    steps = [column.at, column.width, column.first_step, column.last_step]
-    return [*steps, label, column.named, round(column.exposed_s, 6), advances]
+    where = column.at, column.width, column.first_step, column.last_step, LABEL_WORDS[column.label], column.named
+    return [*where, round(column.exposed_s, 6), [round(advance_s, 6) for advance_s in column.advances_s]]
 
 
 def _unfinished(view: View) -> tuple[CaptureStatus, ...]:

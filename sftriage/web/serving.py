@@ -191,23 +191,19 @@ READING = ("GET", "HEAD")
 """Nobody can change anything by a request."""
 
 
-def _plain(_: Request, status: int, detail: str) -> Response:
-    return PlainTextResponse(f"{detail}\n", status)
-
-
 def application(
     routes: Sequence[BaseRoute],
     access: Access,
-    refused: Callable[[Request, int, str], Response] = _plain,
+    refused: Callable[[Request, int, str], Response] | None = None,
     methods: Collection[str] = READING,
 ) -> ASGIApp:
-    """The application that answers on some routes; ``refused`` makes the answer that says what is the matter."""
+    """The application that answers on some routes; ``refused`` makes the answer to what is refused, or plain text."""
 
     def failed(request: Request, error: Exception) -> Response:
         status, detail, headers = 500, "This could not be made.", None
         if isinstance(error, HTTPException):
             status, detail, headers = error.status_code, error.detail, error.headers
-        answer = refused(request, status, detail)
+        answer = refused(request, status, detail) if refused else PlainTextResponse(f"{detail}\n", status)
         answer.headers.update(headers or {})
         return answer
 

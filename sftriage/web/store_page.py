@@ -165,13 +165,16 @@ class StoreSource:
             log.exception("the store could not be read; trying again")
             found = replace(self._view, away="it could not be read")
         with self._lock:
-            self._view = replace(found, version=_version(found))
+            seen = [(row.store, row.reference, row.sha256, row.reproduced) for row in found.rows]
+            # A message may say how long it took to fail, which is another time each time.
+            about = repr((found.known, found.problems, re.sub(r"[0-9.]+", "", found.away), seen))
+            version = hashlib.sha256(about.encode(errors="surrogatepass")).hexdigest()[:16]
+            self._view = replace(found, version=version)
             self._busy = False
             self._due_s = time.monotonic() + (RETRY_S if found.away else REFRESH_S)
 
     def _looked(self) -> StoreView:
-        problems: tuple[str, ...] = ()
-        away = ""
+        problems, away = tuple[str, ...](), ""
         if self._store is not None:
             try:
                 problems = self._catalogue.refresh(self._told)
@@ -188,13 +191,6 @@ class StoreSource:
         if not self._view.known and (done % _TOLD_EVERY == 0 or done == total):
             with self._lock:
                 self._view = replace(self._view, read=(done, total), version=f"reading-{done}-{total}")
-
-
-def _version(view: StoreView) -> str:
-    seen = [(row.store, row.reference, row.sha256, row.reproduced) for row in view.rows]
-    # A message may say how long it took to fail, which is another time each time.
-    about = (view.known, view.problems, re.sub(r"[0-9.]+", "", view.away), seen)
-    return hashlib.sha256(repr(about).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 NAMES = ("job", "run", "rank", "stage", "since", "reproduced", "profiler")
@@ -361,36 +357,20 @@ def _link(row: CaptureRow) -> str:
         return "/"
 
 
-@dataclass(frozen=True, slots=True)
-class CapturePage:
-    """A page that shows a capture.
-
-    Attributes:
-        app: what answers, on this machine alone.
-        stopping: is set at the end.
-        where: the capture's part of the page.
-        trace: the name of its trace.
-        file: the trace, verified.
-    """
-
-    app: ASGIApp
-    stopping: threading.Event
-    where: str
-    trace: str
-    file: Path
-
-
 @contextlib.contextmanager
-def capture_page(store: Store, reference: str, out: Path | None, copying: Copying) -> Iterator[CapturePage]:
-    """A page of a capture. One of a store elsewhere is fetched first, and verified; it is gone after the block.
+def capture_page(
+    store: Store, reference: str, out: Path | None, stopping: threading.Event, copying: Copying
+) -> Iterator[tuple[ASGIApp, str, str, Path]]:
+    """A page on this machine about a capture; the capture's address on it, its trace's name, and the verified trace.
 
-    A copy of its trace is left at ``out``.
+    A capture of a store elsewhere is fetched first; it is gone after the block. A copy of its trace is left at ``out``.
+    ``stopping`` ends event streams.
 
     Raises:
         IntegrityError: a file of the capture is not what was put.
         StoreError: the store cannot be reached.
     """
-    access, stopping = Access.to(HOST, None, ""), threading.Event()
+    access = Access.to(HOST, None, "")
     manifest, condition = store.look(reference)
     if not condition.whole:
         raise IntegrityError(condition.problem)
@@ -401,15 +381,14 @@ def capture_page(store: Store, reference: str, out: Path | None, copying: Copyin
             store.get(reference, name, target)
         directory = RunDirectory(Path(store.place).parent)
         app = RunPage(RunSource(lambda: directory), access, stopping=stopping).app
-        file = target or store.path(reference, name)
-        yield CapturePage(app, stopping, f"captures/{manifest.capture_id}", name, file)
+        yield app, f"captures/{manifest.capture_id}", name, target or store.path(reference, name)
         return
     with _fetched(store, reference, manifest, copying) as (copy, root):
         if target is not None:
             copy.get(key, name, target)
         source = StoreSource(Catalogue(root / "catalogue.db", copy), copy, lambda _: copy, place=store.place)
         app = StorePage(source, access, stopping=stopping).app
-        yield CapturePage(app, stopping, f"captures/{key}", name, target or root / key / name)
+        yield app, f"captures/{key}", name, target or root / key / name
 
 
 @contextlib.contextmanager
