@@ -27,7 +27,7 @@ from sftriage.runs.following import WindowRow
 from sftriage.runs.glance import advice_lines, advice_of_run, advice_values, glance_of, losses_words, on_devices
 from sftriage.runs.report import run_report
 from sftriage.runs.source import RunSource, View
-from sftriage.runs.whatif import operations_in, whatif_of, whatif_values
+from sftriage.runs.whatif import operations_in, whatif_of
 from sftriage.runtime.catalogues import CatalogueCaptures, captures_of
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Manifest
@@ -233,14 +233,14 @@ class Answers:
         """
         of = self.places.run(run)
         shown = whatif_of(operations_in(of.path))
-        values = whatif_values(shown.operations, shown.found, shown.kinds)
+        values = shown.values()
         slow = sorted((one for one in values["workers"] if one["slowdown"]), key=lambda one: -one["slowdown"])
         kept = {key: values[key] for key in ("S", "M_W", "M_S", "step_s", "ideal_step_s", "unexplained", "notes")}
         steps = [one["step"] for one in values["steps"]]
         ranks = [one["rank"] for one in slow[:MOST_NAMED] if one["rank"] is not None]
         return _fitting(
             {
-                "says": shown.lines,
+                "says": list(shown.lines()),
                 **kept,
                 "kinds": [{key: one[key] for key in ("kind", "share", "hidden_by")} for one in values["kinds"]],
                 "slowest_workers": slow[:MOST_LISTED],

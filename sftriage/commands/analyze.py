@@ -25,18 +25,9 @@ from sftriage.runs.directory import find_run
 from sftriage.runs.glance import advice_lines, advice_of_run, advice_values, losses_words
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.runs.source import RunSource
-from sftriage.runs.whatif import (
-    HOTTEST,
-    heat_of,
-    step,
-    timelines_of,
-    trace_events,
-    whatif_of,
-    whatif_values,
-)
+from sftriage.runs.whatif import HOTTEST, WhatIf, step, trace_events, whatif_of
 from sftriage.runtime.reducing import load_operations
-from sftriage.whatif.graph import Operations
-from sftriage.whatif.slowdown import MIN_SLOWDOWN, Slowdown
+from sftriage.whatif.slowdown import MIN_SLOWDOWN
 from sftriage.words.run import pause_sentence
 from sftriage.words.verdicts import verdict_sentence
 
@@ -113,29 +104,29 @@ def whatif(
     except InputError as error:
         raise InputError(f"{paths[0]}: {error}") from error
     if timeline is not None:
-        events = json.dumps(trace_events(timelines_of(shown.operations, shown.found))).encode()
+        events = json.dumps(trace_events(shown.timelines())).encode()
         with refusing(str(timeline)):
             timeline.write_bytes(gzip.compress(events) if timeline.suffix == ".gz" else events)
     if as_json:
-        print_json(whatif_values(operations, shown.found, shown.kinds))
+        print_json(shown.values())
         return
-    write(*shown.lines)
+    write(*shown.lines())
     console = results()
-    for table in _whatif_tables(operations, shown.found):
+    for table in _whatif_tables(shown):
         console.print(table)
 
 
 MAX_PARTS = 5
 
 
-def _whatif_tables(operations: Operations, found: Slowdown) -> Iterator[Table]:
-    heat = heat_of(operations, found)
+def _whatif_tables(shown: WhatIf) -> Iterator[Table]:
+    heat, found = shown.heat(), shown.found
     if heat is None:
         return
     some = f", the slowest {heat.shown} of {heat.there}" if heat.shown < heat.there else ""
     table = titled(f"Slowdown by worker{some}", ["stage"], [f"dp {dp}" for dp in heat.dps])
-    for row in heat.rows:
-        table.add_row(f"pp {row.pp}", *map(_cell, row.slowdowns))
+    for pp, slowdowns in heat.rows.items():
+        table.add_row(f"pp {pp}", *map(_cell, slowdowns))
     yield table
     slowest = sorted(found.by_part.items(), key=lambda one: -one[1])[:MAX_PARTS]
     table = titled("Slowdown by operation, all others at their ideal", ["operations"], ["slowdown", "a step"])

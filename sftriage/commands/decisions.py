@@ -14,7 +14,9 @@ def decisions(
     run: RunOption = None, as_json: Annotated[bool, option("--json", "One array on stdout.")] = False
 ) -> None:
     """List the decision taken on each window, captures and hold-offs alike, with its reason."""
-    from sftriage.runs.decisions import decisions_of, pauses_of
+    from sftriage.model.events import JobPaused
+    from sftriage.runs.decisions import decisions_of
+    from sftriage.runs.journal import read_journal
     from sftriage.words.run import pause_sentence
 
     directory = find_run(run)
@@ -23,8 +25,9 @@ def decisions(
         print_json(taken)
     elif taken:
         lists().print(decisions_table(taken))
-        for pause in pauses_of(directory):
-            lists().print(pause_sentence(pause))
+        for event in read_journal(directory.decisions):
+            if isinstance(event, JobPaused):
+                lists().print(pause_sentence(event))
     else:
         notices().print(f"No window of {directory.path} has been decided yet.")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import InputError, UsageError
 from sftriage.model import events
-from sftriage.model.captures import ENDED, CaptureResult, Decision
+from sftriage.model.captures import ENDED, CaptureResult
 from sftriage.model.windows import plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import CaptureStatus, Note, RequestRow, WindowRow, note_kind, statuses
@@ -166,15 +166,6 @@ def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
     ]
 
 
-def pauses_of(directory: RunDirectory) -> list[events.JobPaused]:
-    """The pauses of a run's job, in order.
-
-    Raises:
-        InputError: the journal cannot be read.
-    """
-    return [event for event in read_journal(directory.decisions) if isinstance(event, events.JobPaused)]
-
-
 def decided_about(decisions: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
     """The decisions on windows that hold a step, the newest of them."""
     return [one for one in decisions if one["first_step"] <= step <= one["last_step"]][-MAX_DECISIONS:]
@@ -244,7 +235,10 @@ def window_of(directory: RunDirectory, what: str) -> events.WindowJudged:
     record = list(read_journal(directory.decisions, damaged))
     decided = decided_in(record)
     for event in reversed(decided):
-        if isinstance(event, events.WindowJudged) and _is(event.decision, what):
+        first, last = event.decision.first_step, event.decision.last_step
+        is_it = what == f"{first}-{last}" or (what.isdecimal() and first <= int(what) <= last)
+        asked = any(one.capture_id == what for one in event.decision.requests)
+        if isinstance(event, events.WindowJudged) and (is_it or asked):
             return event
     for event in decided:
         if any(one.capture_id == what for one in event.decision.requests):
@@ -280,13 +274,6 @@ def _unwritten(directory: RunDirectory, record: Sequence[events.Event], step: in
 
     problem = noted_problem(rings / DISK)
     return disk_now(problem) if problem else None
-
-
-def _is(decision: Decision, what: str) -> bool:
-    first, last = decision.first_step, decision.last_step
-    if what == f"{first}-{last}" or (what.isdecimal() and first <= int(what) <= last):
-        return True
-    return any(one.capture_id == what for one in decision.requests)
 
 
 def why_none(directory: RunDirectory, step: int) -> str:

@@ -33,9 +33,9 @@ LOOK_S = 2.0
 
 
 def note_launcher(rings: Path, pid: int) -> None:
-    """Leave word which process started the trainers, for whoever has to know that without having started it."""
+    """Note which process started the trainers, for processes that have not started it."""
     with contextlib.suppress(OSError):
-        note_process(rings / _LAUNCHER, pid)
+        Note(rings / _LAUNCHER, Process).save(Process.of(pid))
 
 
 def launcher_of(rings: Path) -> int | None:
@@ -43,25 +43,14 @@ def launcher_of(rings: Path) -> int | None:
     return noted_process(rings / _LAUNCHER)
 
 
-def note_process(path: Path, pid: int) -> None:
-    """Leave word of a process, such that another one to which its pid is given later does not pass for it.
-
-    Raises:
-        OSError: the note cannot be written.
-    """
-    Note(path, Process).save(Process.of(pid))
-
-
 def noted_process(path: Path) -> int | None:
-    """The process of which there is word, while it is there."""
+    """The process that is noted there, while it is alive."""
     process = Note(path, Process).get()
     return process.pid if process is not None and process.alive else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """What does not work, for as long as the process that noted it is there."""
-
     process: Process
     text: str
 

@@ -99,7 +99,9 @@ class RecordedRun:
         for attempt, ranks in sorted(self.ranks.items()):
             thinned = self.thinned.get(attempt)
             for window in self._of_attempt(attempt, ranks, shape):
-                if thinned is None or window.first_step >= thinned.whole_from_step or _is_kept(window):
+                steps_N = window.first_step + np.arange(len(window.durations_NRS))
+                whole = thinned is None or window.first_step >= thinned.whole_from_step
+                if whole or stay(steps_N).all() or np.isfinite(window.durations_NRS).all():
                     yield window
 
     def _of_attempt(self, attempt: int, ranks: Mapping[int, RankSteps], shape: Shape) -> Iterator[Window]:
@@ -126,12 +128,6 @@ class RecordedRun:
         except RingError as error:
             raise InputError(str(error)) from error
         yield from gatherer.ready(ended=True)
-
-
-def _is_kept(window: Window) -> bool:
-    """Whether thinning leaves the steps of a window, or has left them."""
-    steps_N = window.first_step + np.arange(len(window.durations_NRS))
-    return bool(stay(steps_N).all() or np.isfinite(window.durations_NRS).all())
 
 
 def detection_of(path: Path) -> Detection:

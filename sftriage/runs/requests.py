@@ -150,7 +150,7 @@ def ended(
     Raises:
         UsageError: nobody is there any more who could bring them to their end.
     """
-    ids, told = _capture_ids(decision), set[str]()
+    ids, told = [request["capture_id"] for request in decision["requests"]], set[str]()
 
     def found() -> list[dict[str, Any]] | None:
         states = states_in(read_journal(directory.decisions))
@@ -170,10 +170,9 @@ def ended(
 def left_alone(directory: RunDirectory, ask: ManualRequest) -> str:
     """What becomes of a capture that is waited for no longer."""
     decision, where = _decision(directory, ask), f"--run {place(directory.path)}"
-    ids = [] if decision is None else _capture_ids(decision)
-    if not ids:
+    if decision is None or not decision["requests"]:
         return f"withdrawn before it was answered; `sftriage decisions {where}` shows it if it was taken up just now"
-    shown = ", ".join(f"`sftriage traces show {capture_id} {where}`" for capture_id in ids)
+    shown = ", ".join(f"`sftriage traces show {request['capture_id']} {where}`" for request in decision["requests"])
     return f"the capture goes on by itself, and is stored once it has ended: {shown}"
 
 
@@ -183,10 +182,6 @@ def follow_ups(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str
     decided = decided_in(read_journal(directory.decisions))
     led = (one.decision for one in decided if isinstance(one, FollowUpDecided) and one.capture_id in ids)
     return [request.capture_id for decision in led for request in decision.requests]
-
-
-def _capture_ids(decision: dict[str, Any]) -> list[str]:
-    return [request["capture_id"] for request in decision["requests"]]
 
 
 def _decision(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any] | None:

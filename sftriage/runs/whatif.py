@@ -76,160 +76,18 @@ HOTTEST = 1.5
 """From here on a worker is as red as it gets, as in the paper's maps."""
 
 
-def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[OperationKind]) -> dict[str, Any]:
-    """All figures as JSON values; None for what is not shared out, as S is too small."""
-    by_worker = found.by_worker()
-    return {
-        "S": found.s,
-        "M_W": None if found.m_w is None else found.m_w.share,
-        "M_S": None if found.m_s is None else found.m_s.share,
-        "step_s": float(found.replayed_N.mean()),
-        "ideal_step_s": found.ideal_s,
-        "measured_step_s": float(found.measured_N.mean()),
-        "unexplained": found.unexplained,
-        "steps": [
-            {"step": number, "measured_s": float(measured_s), "replayed_s": float(replayed_s), "slowdown": slowdown}
-            for number, measured_s, replayed_s in zip(found.steps, found.measured_N, found.replayed_N, strict=True)
-            for slowdown in [float(replayed_s) / found.ideal_s]
-        ],
-        "workers": [
-            {"dp": dp, "pp": pp, "rank": operations.ranks.get((dp, pp)), "slowdown": by_worker.get((dp, pp))}
-            for pp in operations.pp_ranks
-            for dp in operations.dp_ranks
-        ],
-        "worst_workers": [{"dp": dp, "pp": pp} for dp, pp in found.worst],
-        "dp_ranks": [{"dp": dp, "slowdown": slowdown} for dp, slowdown in found.by_dp.items()],
-        "stages": [{"pp": pp, "slowdown": slowdown} for pp, slowdown in found.by_pp.items()],
-        "operations": [{"type": part, "slowdown": slowdown} for part, slowdown in found.by_part.items()],
-        "kinds": [
-            {
-                "kind": kind.code,
-                "share": kind.share,
-                "saves_s": _saves_s(operations, found, kind),
-                "numbers": dict(kind.numbers),
-                "workers": [{"dp": dp, "pp": pp} for dp, pp in kind.workers],
-                "hidden_by": list(kind.hidden_by),
-                "operation": kind.part or None,
-                "says": _sentence(operations, found, kind),
-                "remedy": REMEDIES[kind.code],
-            }
-            for kind in kinds
-        ],
-        "notes": list(operations.notes),
-    }
-
-
-def _saves_s(operations: Operations, found: Slowdown, kind: OperationKind) -> float:
-    """What mending a kind would save in a step: of whom a verdict names, what that says."""
-    named = operations.named if kind.code == "slow_worker" else None
-    return kind.share * found.lost_s if named is None else named.saves_s
-
-
-def _sentence(operations: Operations, found: Slowdown, kind: OperationKind) -> str:
-    said = _kind_sentence(operations, found, kind)
-    if kind.code in OF_PLACES and len(operations.dp_ranks) == 1 and len(operations.pp_ranks) > 1:
-        said = f"{said} {ONE_RANK}"
-    return f"{BEHIND} {said}" if kind.hidden_by else said
-
-
-def _kind_sentence(operations: Operations, found: Slowdown, kind: OperationKind) -> str:
-    """Which kind of stragglers it is, and what shows that."""
-    # Mending a place may win more than stragglers cost, as it may be better than ideal.
-    of_it = "all" if kind.share >= 0.995 else f"{kind.share:.0%}"
-    if kind.code == "slow_worker":
-        who = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers]
-        more = len(who) - SHOWN_WORKERS
-        named = ", ".join(who[:SHOWN_WORKERS]) + (f" and {more} more" if more > 0 else "")
-        who_it_is, them = ("One slow worker", "it") if len(who) == 1 else ("Few slow workers", "them")
-        most = f"most of all in {kind.part}" if kind.part else "in all they do"
-        saved = f"{step(_saves_s(operations, found, kind))} a step, {of_it} of that"
-        return f"{who_it_is}: {named}, {most}. Mending {them} would save {saved}."
-    if kind.code == "in_sync":
-        return (
-            f"Inside the sync stage, {kind.part}: at its median it would win back {of_it} of that. What ranks compute, "
-            "or wait for a CPU for, and what they exchange cannot be told apart there."
-        )
-    if kind.code == "last_stage":
-        return f"Last stage: all its workers take longer than the others'. Mending it would win back {of_it} of that."
-    if kind.code == "sequence_lengths":
-        return (
-            f"Sequence lengths: microbatches of one worker differ, forward and backward alike (correlation "
-            f"{kind.numbers['forward_backward_correlation']:.2f}). Evening them out would win back {of_it} of that."
-        )
-    if kind.code == "garbage_collection":
-        return (
-            f"Stalls in forward alone, now on one worker, now on another ({kind.numbers['of_workers']:.0%} of the "
-            f"workers, in {kind.numbers['of_steps']:.0%} of the steps), as garbage collection makes them. Without them "
-            f"{of_it} of that would be won back."
-        )
-    return f"Communication, most of all {kind.part}: at its median it would win back {of_it} of that."
-
-
-def _whatif_lines(operations: Operations, found: Slowdown, kinds: Sequence[OperationKind]) -> Iterator[str]:
-    shared_out, named = found.m_w is not None, operations.named
-    if named is not None:
-        ranks = some_ranks([operations.ranks[worker] for worker in named.workers])
-        saved = f"{step(named.saves_s)} of the {step(named.step_s)} of a slow step"
-        yield (
-            f"The verdict on these steps: mending {ranks} in {named.part or 'all its local stages'} would save "
-            f"{saved}, which would take {step(max(0.0, named.step_s - named.saves_s))} without."
-        )
-    step_now, ideal = step(float(found.replayed_N.mean())), step(found.ideal_s)
-    if not shared_out:
-        yield f"Stragglers cost next to nothing: {step_now} a step, {ideal} without (S = {found.s:.3f})."
-    elif named is not None:
-        every = "If every rank took what its peers mostly take, a step would take"
-        yield f"{every} {ideal}, and not {step_now} (S = {found.s:.3f})."
-    else:
-        yield (
-            f"Without stragglers a step would take {ideal}, and not {step_now}: they cost {1.0 - 1.0 / found.s:.0%} of "
-            f"the time (S = {found.s:.3f})."
-        )
-    if abs(found.unexplained) >= MIN_UNEXPLAINED:
-        way = "longer" if found.unexplained >= 0 else "shorter"
-        off = f"{abs(found.unexplained):.1%} {way} than replayed"
-        yield f"As recorded, steps are {off}: launches, data and what no operation has."
-    for kind in kinds:
-        yield _sentence(operations, found, kind)
-        yield f"  {REMEDIES[kind.code]}"
-    if shared_out and not kinds:
-        yield NO_KIND
-
-
-@dataclass(frozen=True, slots=True)
-class HeatRow:
-    """A stage of the heat map: the slowdown of each of its workers, by data-parallel rank."""
-
-    pp: int
-    slowdowns: tuple[float, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerHeat:
-    """Whose the slowdown is: S_w of the slowest stages and data-parallel ranks, of so many workers (``there``)."""
+    """Whose the slowdown is: S_w by stage (``rows``) and data-parallel rank; of ``there`` workers the slowest."""
 
     dps: tuple[int, ...]
-    rows: tuple[HeatRow, ...]
+    rows: Mapping[int, tuple[float, ...]]
     there: int
 
     @property
     def shown(self) -> int:
         """How many workers it has."""
         return len(self.dps) * len(self.rows)
-
-
-def heat_of(operations: Operations, found: Slowdown) -> WorkerHeat | None:
-    """The heat map; None where there is no slowdown to share out."""
-    if found.m_w is None:
-        return None
-    by_worker = found.by_worker()
-    dps, pps = _slowest(found.by_dp, MAX_DP), _slowest(found.by_pp, MAX_STAGES)
-    rows = tuple(HeatRow(pp, tuple(by_worker[dp, pp] for dp in dps)) for pp in pps)
-    return WorkerHeat(tuple(dps), rows, len(operations.dp_ranks) * len(operations.pp_ranks))
-
-
-def _slowest(slowdowns: dict[int, float], most: int) -> list[int]:
-    return sorted(sorted(slowdowns, key=lambda one: -slowdowns[one])[:most])
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,24 +120,167 @@ class StepTimelines:
     lanes: tuple[TimelineLane, ...]
 
 
-def timelines_of(operations: Operations, found: Slowdown, most_workers: int | None = None) -> StepTimelines:
-    """The step whose slowdown is nearest to the mean one, worker by worker; of many workers the slowest."""
-    n = int(np.abs(found.replayed_N - found.replayed_N.mean()).argmin())
-    work_TW = operations.work_TNW[:, n]
-    parts = tuple(dict.fromkeys(one.part for one in operations.types))
-    both = [
-        _boxes(operations, parts, work_T1W)
-        for work_T1W in (work_TW, np.broadcast_to(operations.ideal_T[:, None], work_TW.shape))
-    ]
-    workers = [(dp, pp) for pp in operations.pp_ranks for dp in operations.dp_ranks]
-    slowdowns = found.by_worker() if found.m_w is not None else {}
-    shown = sorted(workers, key=lambda one: -slowdowns.get(one, 0.0))[:most_workers]
-    lanes = tuple(
-        TimelineLane(worker(*one, operations.ranks.get(one)), *(tuple(boxes[one]) for boxes in both))
-        for one in workers
-        if one in shown
-    )
-    return StepTimelines(operations.steps[n], float(found.replayed_N[n]), found.ideal_s, parts, lanes)
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """All of it: what is replayed, its figures, and the kinds of stragglers."""
+
+    operations: Operations
+    found: Slowdown
+    kinds: tuple[OperationKind, ...]
+
+    def values(self) -> dict[str, Any]:
+        """All figures as JSON values; None for what is not shared out, as S is too small."""
+        found, operations = self.found, self.operations
+        by_worker = found.by_worker()
+        return {
+            "S": found.s,
+            "M_W": None if found.m_w is None else found.m_w.share,
+            "M_S": None if found.m_s is None else found.m_s.share,
+            "step_s": float(found.replayed_N.mean()),
+            "ideal_step_s": found.ideal_s,
+            "measured_step_s": float(found.measured_N.mean()),
+            "unexplained": found.unexplained,
+            "steps": [
+                {"step": number, "measured_s": float(measured_s), "replayed_s": float(replayed_s), "slowdown": slowdown}
+                for number, measured_s, replayed_s in zip(found.steps, found.measured_N, found.replayed_N, strict=True)
+                for slowdown in [float(replayed_s) / found.ideal_s]
+            ],
+            "workers": [
+                {"dp": dp, "pp": pp, "rank": operations.ranks.get((dp, pp)), "slowdown": by_worker.get((dp, pp))}
+                for pp in operations.pp_ranks
+                for dp in operations.dp_ranks
+            ],
+            "worst_workers": [{"dp": dp, "pp": pp} for dp, pp in found.worst],
+            "dp_ranks": [{"dp": dp, "slowdown": slowdown} for dp, slowdown in found.by_dp.items()],
+            "stages": [{"pp": pp, "slowdown": slowdown} for pp, slowdown in found.by_pp.items()],
+            "operations": [{"type": part, "slowdown": slowdown} for part, slowdown in found.by_part.items()],
+            "kinds": [
+                {
+                    "kind": kind.code,
+                    "share": kind.share,
+                    "saves_s": self._saves_s(kind),
+                    "numbers": dict(kind.numbers),
+                    "workers": [{"dp": dp, "pp": pp} for dp, pp in kind.workers],
+                    "hidden_by": list(kind.hidden_by),
+                    "operation": kind.part or None,
+                    "says": self._sentence(kind),
+                    "remedy": REMEDIES[kind.code],
+                }
+                for kind in self.kinds
+            ],
+            "notes": list(operations.notes),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """What a person reads first."""
+        found, operations = self.found, self.operations
+        shared_out, named = found.m_w is not None, operations.named
+        if named is not None:
+            ranks = some_ranks([operations.ranks[worker] for worker in named.workers])
+            saved = f"{step(named.saves_s)} of the {step(named.step_s)} of a slow step"
+            yield (
+                f"The verdict on these steps: mending {ranks} in {named.part or 'all its local stages'} would save "
+                f"{saved}, which would take {step(max(0.0, named.step_s - named.saves_s))} without."
+            )
+        step_now, ideal = step(float(found.replayed_N.mean())), step(found.ideal_s)
+        if not shared_out:
+            yield f"Stragglers cost next to nothing: {step_now} a step, {ideal} without (S = {found.s:.3f})."
+        elif named is not None:
+            every = "If every rank took what its peers mostly take, a step would take"
+            yield f"{every} {ideal}, and not {step_now} (S = {found.s:.3f})."
+        else:
+            yield (
+                f"Without stragglers a step would take {ideal}, and not {step_now}: they cost "
+                f"{1.0 - 1.0 / found.s:.0%} of the time (S = {found.s:.3f})."
+            )
+        if abs(found.unexplained) >= MIN_UNEXPLAINED:
+            way = "longer" if found.unexplained >= 0 else "shorter"
+            off = f"{abs(found.unexplained):.1%} {way} than replayed"
+            yield f"As recorded, steps are {off}: launches, data and what no operation has."
+        for kind in self.kinds:
+            yield self._sentence(kind)
+            yield f"  {REMEDIES[kind.code]}"
+        if shared_out and not self.kinds:
+            yield NO_KIND
+
+    def _sentence(self, kind: OperationKind) -> str:
+        said, operations = self._kind_sentence(kind), self.operations
+        if kind.code in OF_PLACES and len(operations.dp_ranks) == 1 and len(operations.pp_ranks) > 1:
+            said = f"{said} {ONE_RANK}"
+        return f"{BEHIND} {said}" if kind.hidden_by else said
+
+    def _kind_sentence(self, kind: OperationKind) -> str:
+        """Which kind of stragglers it is, and what shows that."""
+        # Mending a place may win more than stragglers cost, as it may be better than ideal.
+        of_it = "all" if kind.share >= 0.995 else f"{kind.share:.0%}"
+        if kind.code == "slow_worker":
+            who = [worker(dp, pp, self.operations.ranks.get((dp, pp))) for dp, pp in kind.workers]
+            more = len(who) - SHOWN_WORKERS
+            named = ", ".join(who[:SHOWN_WORKERS]) + (f" and {more} more" if more > 0 else "")
+            who_it_is, them = ("One slow worker", "it") if len(who) == 1 else ("Few slow workers", "them")
+            most = f"most of all in {kind.part}" if kind.part else "in all they do"
+            saved = f"{step(self._saves_s(kind))} a step, {of_it} of that"
+            return f"{who_it_is}: {named}, {most}. Mending {them} would save {saved}."
+        if kind.code == "in_sync":
+            return (
+                f"Inside the sync stage, {kind.part}: at its median it would win back {of_it} of that. What ranks "
+                "compute, or wait for a CPU for, and what they exchange cannot be told apart there."
+            )
+        if kind.code == "last_stage":
+            return (
+                f"Last stage: all its workers take longer than the others'. Mending it would win back {of_it} of that."
+            )
+        if kind.code == "sequence_lengths":
+            return (
+                f"Sequence lengths: microbatches of one worker differ, forward and backward alike (correlation "
+                f"{kind.numbers['forward_backward_correlation']:.2f}). Evening them out would win back {of_it} of that."
+            )
+        if kind.code == "garbage_collection":
+            return (
+                f"Stalls in forward alone, now on one worker, now on another ({kind.numbers['of_workers']:.0%} of the "
+                f"workers, in {kind.numbers['of_steps']:.0%} of the steps), as garbage collection makes them. Without "
+                f"them {of_it} of that would be won back."
+            )
+        return f"Communication, most of all {kind.part}: at its median it would win back {of_it} of that."
+
+    def _saves_s(self, kind: OperationKind) -> float:
+        """What mending a kind would save in a step: of whom a verdict names, what that says."""
+        named = self.operations.named if kind.code == "slow_worker" else None
+        return kind.share * self.found.lost_s if named is None else named.saves_s
+
+    def heat(self) -> WorkerHeat | None:
+        """The heat map; None where there is no slowdown to share out."""
+        found, operations = self.found, self.operations
+        if found.m_w is None:
+            return None
+        by_worker = found.by_worker()
+        dps, pps = _slowest(found.by_dp, MAX_DP), _slowest(found.by_pp, MAX_STAGES)
+        rows = {pp: tuple(by_worker[dp, pp] for dp in dps) for pp in pps}
+        return WorkerHeat(tuple(dps), rows, len(operations.dp_ranks) * len(operations.pp_ranks))
+
+    def timelines(self, most_workers: int | None = None) -> StepTimelines:
+        """The step whose slowdown is nearest to the mean one, worker by worker; of many workers the slowest."""
+        found, operations = self.found, self.operations
+        n = int(np.abs(found.replayed_N - found.replayed_N.mean()).argmin())
+        work_TW = operations.work_TNW[:, n]
+        parts = tuple(dict.fromkeys(one.part for one in operations.types))
+        both = [
+            _boxes(operations, parts, work_T1W)
+            for work_T1W in (work_TW, np.broadcast_to(operations.ideal_T[:, None], work_TW.shape))
+        ]
+        workers = [(dp, pp) for pp in operations.pp_ranks for dp in operations.dp_ranks]
+        slowdowns = found.by_worker() if found.m_w is not None else {}
+        shown = sorted(workers, key=lambda one: -slowdowns.get(one, 0.0))[:most_workers]
+        lanes = tuple(
+            TimelineLane(worker(*one, operations.ranks.get(one)), *(tuple(boxes[one]) for boxes in both))
+            for one in workers
+            if one in shown
+        )
+        return StepTimelines(operations.steps[n], float(found.replayed_N[n]), found.ideal_s, parts, lanes)
+
+
+def _slowest(slowdowns: dict[int, float], most: int) -> list[int]:
+    return sorted(sorted(slowdowns, key=lambda one: -slowdowns[one])[:most])
 
 
 def _boxes(operations: Operations, parts: Sequence[str], work_TW: AnyFloat) -> dict[tuple[int, int], list[TimelineBox]]:
@@ -310,20 +311,6 @@ def trace_events(shown: StepTimelines) -> dict[str, Any]:
                 times = {"ts": 1e6 * box.start_s, "dur": 1e6 * (box.end_s - box.start_s)}
                 events.append({"ph": "X", "pid": pid, "tid": tid, "name": what, **times})
     return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIf:
-    """All of it: what is replayed, its figures, and the kinds of stragglers."""
-
-    operations: Operations
-    found: Slowdown
-    kinds: tuple[OperationKind, ...]
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """What a person reads first."""
-        return tuple(_whatif_lines(self.operations, self.found, self.kinds))
 
 
 def whatif_of(operations: Operations) -> WhatIf:

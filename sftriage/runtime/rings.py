@@ -15,11 +15,12 @@ from pathlib import Path
 
 from sftriage.agent.reading import RankRings
 from sftriage.base.files import refusing, regular
-from sftriage.base.process import locked_file
+from sftriage.base.notes import Note
+from sftriage.base.process import Process, locked_file
 from sftriage.errors import InputError, UsageError
 from sftriage.profiling.session import SPOOL
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.liveness import launcher_of, note_process, noted_process, trainers_alive
+from sftriage.runs.liveness import launcher_of, noted_process, trainers_alive
 from sftriage.runtime.nsys_launch import place_in, remove_place
 
 log = logging.getLogger("sftriage")
@@ -63,7 +64,7 @@ def _home() -> str:
 def own(rings: Path) -> None:
     """Note that this process takes care of a directory of rings."""
     with refusing(f"{rings} cannot be written"):
-        note_process(rings / _OWNER, os.getpid())
+        Note(rings / _OWNER, Process).save(Process.of(os.getpid()))
 
 
 def note_steps(rings: Path, steps: Path) -> None:

@@ -25,7 +25,7 @@ from sftriage.runs.following import CaptureStatus, RequestRow, WindowRow, status
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.source import Drawing, RunSource, StartedRun, StartedRuns, View
-from sftriage.runs.whatif import HOTTEST, WhatIf, heat_of, operations_in, timelines_of, trace_events, whatif_of
+from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
 from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.traces.manifest import Manifest
 from sftriage.web.charts import CHOICES, Axis, StepRange, TimelineColumn, bars_of, table_of, timeline
@@ -161,14 +161,13 @@ class RunPage(Page[RunSource]):
     def _whatif(self, request: Request) -> Response:
         """What the run would take without its stragglers, and whose they are; worked out on request."""
         view, shown = self._source.view(), self._replayed()
-        heat = heat_of(shown.operations, shown.found)
-        drawn = timelines_of(shown.operations, shown.found, MAX_LANES)
+        drawn = shown.timelines(MAX_LANES)
         boxes = sum(len(lane.measured) + len(lane.ideal) for lane in drawn.lanes)
         return self.html(
             "whatif.html",
             view,
             shown=shown,
-            heat=heat,
+            heat=shown.heat(),
             heat_level=heat_level,
             drawn=drawn if boxes <= MAX_BOXES else None,
             parts=sorted(shown.found.by_part.items(), key=lambda one: -one[1]),
@@ -178,7 +177,7 @@ class RunPage(Page[RunSource]):
         """A step as measured and without stragglers, for Perfetto's viewer."""
         shown = self._replayed()
         name = {"Content-Disposition": 'attachment; filename="without-stragglers.json"'}
-        return JSONResponse(trace_events(timelines_of(shown.operations, shown.found)), headers=name)
+        return JSONResponse(trace_events(shown.timelines()), headers=name)
 
     def _replayed(self) -> WhatIf:
         """The replay of what there is now. One at a time is worked out, and the last one kept."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sftriage.frontier.accounting import anchored
-from sftriage.runs.whatif import operations_of, whatif_of, whatif_values
+from sftriage.runs.whatif import operations_of, whatif_of
 from sftriage.verdicts import Settings, judge
 from sftriage.whatif.pipeline import COLUMNS
 from sftriage.windows.counting import counted_of
@@ -167,7 +167,7 @@ def test_whom_a_verdict_names_saves_what_the_verdict_says(split):
     shown = whatif_of(operations_of(window, verdict))
     # THEN that is the first thing said, and the first kind, and nobody looks at the network
     (first, *_), gain_s = verdict.suspects, verdict.suspects[0].gain_s
-    values = whatif_values(shown.operations, shown.found, shown.kinds)
+    values = shown.values()
     (kind,) = values["kinds"]
     assert (first.ranks, kind["kind"], kind["workers"], kind["operation"]) == (
         (2,),
@@ -176,7 +176,7 @@ def test_whom_a_verdict_names_saves_what_the_verdict_says(split):
         "data",
     )
     assert kind["saves_s"] == gain_s
-    assert shown.lines[0].startswith(
+    assert next(shown.lines()).startswith(
         f"The verdict on these steps: mending rank 2 in data would save {1000 * gain_s:.1f} ms"
     )
     # AND the replay comes to the same by itself

@@ -14,7 +14,7 @@ from sftriage.controller.desired import resume_state
 from sftriage.errors import InputError, UsageError
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.model.events import CaptureChanged, DiskRecovered, JournalCompacted, WindowJudged
-from sftriage.model.verdicts import Lost, Regression, Suspect, Verdict
+from sftriage.model.verdicts import Lost, Suspect, Verdict
 from sftriage.runs.decisions import window_of
 from sftriage.runs.following import JournalTail
 from sftriage.runs.journal import Journal, read_journal
@@ -67,19 +67,6 @@ def test_a_journal_that_cannot_be_read_is_said(path):
     path.mkdir()
     with pytest.raises(InputError, match="decisions"):
         list(read_journal(path))
-
-
-def test_a_verdict_says_since_when_the_job_is_slower_than_its_best(path):
-    # GIVEN a verdict with a regression, and one as it was written before there were any
-    found = Regression(640, 632, 655, 0.21, "all", ("backward",), 0.05)
-    journal = Journal(path)
-    journal.append(WindowJudged(replace(VERDICT, regression=found), DECISION))
-    journal.append(WindowJudged(VERDICT, DECISION))
-    journal.close()
-    path.write_text(path.read_text(encoding="utf-8").replace(',"regression":null', ""), encoding="utf-8")
-    assert path.read_text(encoding="utf-8").count("regression") == 1
-    # THEN both are read
-    assert [entry.verdict.regression for entry in read_journal(path)] == [found, None]
 
 
 def test_a_line_that_lacks_only_its_end_is_kept(path):

@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
+from sftriage.base.notes import Note
+from sftriage.base.process import Process
 from sftriage.errors import UsageError
 from sftriage.recorder import Monitor
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.liveness import note_process
 from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
 from sftriage.windows.logs import LogReader
 
@@ -78,7 +79,7 @@ def test_a_run_is_known_to_live_by_who_watches_it_and_by_what_started_its_traine
     # GIVEN a run whose trainers are yet to make their rings, of which one of these two is there
     left = make_rings_directory("run-1", tmp_path)
     (left / "owner").write_text(str(dead_pid))
-    note_process(left / of, os.getpid())
+    Note(left / of, Process).save(Process.of(os.getpid()))
     # WHEN the next run sweeps THEN it is left alone
     make_rings_directory("run-2", tmp_path)
     assert left.exists()
