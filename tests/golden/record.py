@@ -116,7 +116,7 @@ def normal(text: str, root: Path) -> str:
 
 def record(root: Path) -> Iterator[tuple[str, str]]:
     """Every text by its name."""
-    from tests.golden import runs, states
+    from tests.golden import clusters, runs, states
 
     with mock.patch("time.time", return_value=runs.NOW_S):
         yield "help.txt", "\n".join(helps(()))
@@ -136,6 +136,7 @@ def record(root: Path) -> Iterator[tuple[str, str]]:
         yield "windows.txt", "\n".join(windows(root))
         yield "policies.txt", "\n".join(policies(root))
         yield "kube.txt", "\n".join(kube())
+        yield "clusters.txt", "\n".join(clusters.texts())
         yield "assistants.txt", "\n".join(assistants(root))
         yield "store.txt", "\n".join(store(root))
 

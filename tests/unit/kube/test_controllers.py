@@ -1,15 +1,37 @@
-"""How a job's pods stand, and what that comes to. `test_kube_jobs` has a real server."""
+"""The objects of a job's controller, and when they come and go. `test_kube_jobs` has a real server."""
 
 from __future__ import annotations
 
 import threading
+from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sftriage.kube.controllers import Controllers, ControllerSettings, Deployed, JobPods, PodState
+from sftriage.kube.client import plural_of
+from sftriage.kube.controllers import (
+    WANTED_ANNOTATION,
+    Controllers,
+    ControllerSettings,
+    Deployed,
+    JobPods,
+    PodState,
+    policy_files,
+    removed,
+    secret,
+    wanted,
+)
+from sftriage.kube.injecting import injection
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.sidecar import InjectionSettings
+from sftriage.kube.sidecar import InjectionSettings, pod_parts
+from sftriage.kube.statuses import standings
+from sftriage.kube.webhook import good_until
+from sftriage.policy.loading import parse
 from tests.unit.kube.objects import KeptObjects
+from tests.unit.kube.test_statuses import RULE, body
 
 JOB = JobRef("job", "pretraining", "ml")
 INJECTED = {"sftriage.dev/job-id": JOB.job_id, "sftriage.dev/status": "injected"}
@@ -137,3 +159,118 @@ def test_pods_that_were_missed_get_a_report_and_no_controller(looked):
     assert report["metadata"]["ownerReferences"][0]["uid"] == "7d"
     (one,) = report["status"]["conditions"]
     assert (one["type"], one["reason"]) == ("Injected", "NotInjected")
+
+
+SETTINGS = ControllerSettings(InjectionSettings(image="sftriage@sha256:12"))
+OWNER = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "pretraining", "uid": "7d"}
+
+
+def made(settings=SETTINGS, policies=None, owners=(OWNER,)):
+    return {one["kind"]: one for one in wanted(JOB, settings, policies or {"a.yaml": "a"}, owners)}
+
+
+NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
+
+
+def digest(found):
+    return found["Deployment"]["metadata"]["annotations"][WANTED_ANNOTATION]
+
+
+def test_all_of_it_is_the_job_s():
+    found = made()
+    assert set(found) == {"ServiceAccount", "RoleBinding", "ConfigMap", "Service", "NetworkPolicy", "Deployment"}
+    for one in found.values():
+        about = one["metadata"]
+        assert (about["name"], about["namespace"], about["ownerReferences"]) == (JOB.object_name, "ml", [OWNER])
+        assert about["labels"]["sftriage.dev/job"] == JOB.object_name
+    # AND all that is made is removed, the Deployment last: by it the others are found
+    secrets = [secret(JOB, InjectionSettings(hub_tls=one), "x", NOW) for one in (False, True)]
+    made_ = (*wanted(JOB, SETTINGS, {}), *secrets)
+    assert {(one["apiVersion"], plural_of(one["kind"]), one["metadata"]["name"]) for one in made_} == set(removed(JOB))
+    assert removed(JOB)[-1] == ("apps/v1", "deployments", JOB.object_name)
+
+
+def test_a_hub_that_is_encrypted_has_its_certificate_beside_its_password():
+    """GIVEN hub_tls THEN one Secret, made once, has what the controller serves by; agents get less of it"""
+    said = InjectionSettings(hub_tls=True)
+    found = secret(JOB, said, "x", NOW)
+    data = found["stringData"]
+    assert set(data) == {"hub", "ca.pem", "cert.pem", "key.pem"}
+    names = {f"{JOB.object_name}.ml.svc", "127.0.0.1"}
+    files = {"ca.crt": data["ca.pem"], "tls.crt": data["cert.pem"], "tls.key": data["key.pem"]}
+    until = good_until({name: text.encode() for name, text in files.items()}, tuple(names))
+    assert until is not None
+    assert until.year >= 2036
+    spec = made(ControllerSettings(said))["Deployment"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["command"][-2:] == ["--tls", "/hub"]
+    (hub,) = (one for one in pod_parts(JOB, said)["volumes"] if one["name"] == "sftriage-hub")
+    assert {one["key"] for one in hub["secret"]["items"]} == {"hub", "ca.pem"}
+    (served,) = (one for one in spec["volumes"] if one["name"] == "hub")
+    assert served["secret"]["secretName"] == hub["secret"]["secretName"] == found["metadata"]["name"]
+    # AND a job whose Secret was made without is not left with that
+    assert found["metadata"]["name"] != secret(JOB, InjectionSettings(), "x", NOW)["metadata"]["name"]
+
+
+def test_it_is_known_by_what_it_was_made_of_and_policies_start_no_pod_anew():
+    first, again, other = made(), made(), made(policies={"a.yaml": "b"})
+    assert digest(first) == digest(again) != digest(other)
+    assert first["Deployment"]["spec"] == other["Deployment"]["spec"]
+    assert digest(made(owners=())) != digest(first)
+
+
+def test_the_policies_in_force_are_files_in_their_order_and_of_none_the_default():
+    old = body("z-old", {**RULE, "name": "one"}, created="2027-01-15T07:00:00Z")
+    new = body("a-new", {**RULE, "name": "two"}, created="2027-01-15T08:00:00Z")
+    conflicting = body("b", {**RULE, "name": "one"}, created="2027-01-15T09:00:00Z")
+    found = policy_files(standings([conflicting, new, old], 0.0))
+    assert list(found) == ["000-z-old.yaml", "001-a-new.yaml"]
+    assert [parse(text, name).policy.metadata.name for name, text in found.items()] == ["z-old", "a-new"]
+    default = policy_files(standings([], 0.0))
+    assert [parse(text, name).policy.metadata.name for name, text in default.items()] == ["default"]
+
+
+@given(st.text(st.characters(categories=("Ll", "Nd"), include_characters="-."), min_size=1, max_size=253))
+def test_whatever_a_job_is_called_its_objects_are_names_that_a_server_takes(name):
+    job = JobRef("job", name, "ml")
+    assert len(job.object_name) <= 63
+    assert all(one["metadata"]["name"] == job.object_name for one in wanted(job, SETTINGS, {}))
+
+
+NEXT = InjectionSettings(image="registry.example.com/sftriage:next", store="s3://traces", store_secret="s3")
+RELEASED = sorted(Path(__file__).parent.glob("injected-*.yaml"))
+"""One of each release; the next one adds its own."""
+
+
+@pytest.fixture(params=RELEASED, ids=lambda path: path.stem)
+def released(request):
+    return yaml.safe_load(request.param.read_text())
+
+
+def test_its_pods_are_known(released):
+    seen = PodState.of(released)
+    assert (seen.job, seen.injected) == (JOB, True)
+
+
+def test_its_agents_find_the_hub_that_the_operator_has_made_now(released):
+    """GIVEN a pod of before WHEN the controller is one of now THEN address, Secret and key are those its agent has"""
+    made = {one["kind"]: one for one in wanted(JOB, ControllerSettings(NEXT), {})}
+    held = secret(JOB, NEXT, "x", datetime(2027, 1, 15, tzinfo=timezone.utc))
+    (agent,) = (one for one in released["spec"]["initContainers"] if one["name"] == "sftriage-agent")
+    command = agent["command"]
+    name, _, port = command[command.index("--hub") + 1].partition(":")
+    about = made["Service"]["metadata"]
+    assert (name, int(port)) == (f"{about['name']}.ml.svc", made["Service"]["spec"]["ports"][0]["port"])
+    (volume,) = (one for one in released["spec"]["volumes"] if one["name"] == "sftriage-hub")
+    assert volume["secret"]["secretName"] == held["metadata"]["name"]
+    assert command[command.index("--creds") + 1].rpartition("/")[2] in held["stringData"]
+    assert command[command.index("--job-id") + 1] == JOB.job_id
+
+    (rule,) = made["NetworkPolicy"]["spec"]["ingress"]
+    labels = rule["from"][0]["podSelector"]["matchLabels"]
+    assert labels.items() <= released["metadata"]["labels"].items()
+
+
+def test_a_pod_of_before_that_comes_by_the_webhook_stays_as_it_is(released):
+    """GIVEN a job that `sftriage kube inject` of before has changed THEN the webhook of now adds nothing to its pods"""
+    assert injection(released, JOB, NEXT, (1, 31)).patch == ()

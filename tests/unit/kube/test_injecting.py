@@ -1,46 +1,96 @@
-"""From a pod to what makes it one that sftriage watches."""
+"""From a pod to its job, and to a pod that sftriage watches; `sftriage kube inject` and `carry`."""
 
 from __future__ import annotations
 
 import copy
+import io
+import re
+import sys
 from typing import Any
 
 import jsonpatch
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.kube.injecting import Injection, applied, injection, version_of
-from sftriage.kube.jobs import JobRef, job_of
-from sftriage.kube.sidecar import SITE, InjectionSettings
+from sftriage.errors import InputError
+from sftriage.kube.injecting import Injection, applied, injected, injection, version_of
+from sftriage.kube.jobs import JobPod, JobRef, job_of
+from sftriage.kube.sidecar import SITE, InjectionSettings, read_settings
 from sftriage.words.kube import MAX_CHARS
 from tests.unit.kube.pods import JOBS, pod
+
+
+@pytest.mark.parametrize(("body", "found"), JOBS.values(), ids=JOBS)
+def test_a_pod_is_of_the_job_that_its_labels_name(body, found):
+    expected = None if found is None else JobPod(JobRef(found[0], found[1], "ml"), *found[2:])
+    assert job_of(body, "ml") == expected
+    # AND where its own metadata says the namespace, that is it
+    body = {**body, "metadata": {**body["metadata"], "namespace": "ml"}}
+    assert job_of(body, "elsewhere") == expected
+
+
+def test_a_pod_that_does_not_ask_for_it_itself_is_no_job_by_itself():
+    """GIVEN a namespace that is labelled WHEN somebody starts a shell in it THEN that is no training job."""
+    body = pod(name="shell")
+    del body["metadata"]["labels"]
+    assert job_of(body, "ml") is None
+
+
+@given(st.text(min_size=1, max_size=300), st.sampled_from(["ml", "n" * 63]))
+def test_the_name_of_its_objects_is_one_that_any_object_may_have(name, namespace):
+    job = JobRef("pod", name, namespace)
+    assert re.fullmatch(r"[a-z][a-z0-9-]{0,61}[a-z0-9]", job.object_name)
+    assert job.object_name == JobRef("pod", name, namespace).object_name
+
+
+def test_two_jobs_do_not_share_objects():
+    jobs = [JobRef(system, name, where) for system in ("job", "jobset") for name in ("a", "A", "a-") for where in "xy"]
+    assert len({job.object_name for job in jobs}) == len({job.job_id for job in jobs}) == len(jobs)
+
+
+def test_the_names_of_a_job_stay_as_they_are():
+    """GIVEN a job of an earlier release THEN its objects are found under the same name."""
+    job = JobRef("jobset", "resnet", "ml")
+    assert (job.job_id, job.object_name) == ("ml/jobset/resnet", "sftriage-resnet-08813de0")
+
+
+def test_a_job_is_owned_by_the_object_that_it_is():
+    assert JobRef("trainjob", "resnet", "ml").owner == ("trainer.kubeflow.org/v1alpha1", "TrainJob", "resnet")
+    assert JobRef("leaderworkerset", "resnet-2", "ml").owner == (
+        "leaderworkerset.x-k8s.io/v1",
+        "LeaderWorkerSet",
+        "resnet",
+    )
+    assert JobRef("pod", "resnet", "ml").owner is None
+
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(_ANY, _ANY, _ANY, _ANY)
+def test_whatever_a_client_writes_into_a_pod_nothing_is_raised(metadata, labels, spec, containers):
+    job_of({"metadata": metadata, "spec": spec})
+    job_of({"metadata": {"labels": labels, "annotations": labels}, "spec": {"containers": containers}})
+
 
 NEW, SETTINGS = (1, 31), InjectionSettings(image="registry.example.com/sftriage:1")
 JOB = JobRef("jobset", "resnet", "ml")
 PODS = {name: body for name, (body, found) in JOBS.items() if found is not None}
-USERS: dict[str, dict[str, Any]] = {
-    "any user": {},
-    "root": {"securityContext": {"runAsUser": 0}},
-    "not root": {"securityContext": {"runAsUser": 1000, "runAsNonRoot": True, "fsGroup": 1000}},
-}
-
-
-def injected(body: dict[str, Any], settings: InjectionSettings = SETTINGS, job: JobRef = JOB) -> dict[str, Any]:
-    """A pod as it comes out."""
-    return applied(body, injection(body, job, settings, NEW).patch)
 
 
 def env(container: dict[str, Any]) -> dict[str, Any]:
     return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
 
 
-@pytest.mark.parametrize("user", USERS.values(), ids=USERS)
 @pytest.mark.parametrize("body", PODS.values(), ids=PODS)
-def test_a_pod_of_any_job_is_injected_once(body, user):
+def test_a_pod_of_any_job_is_injected_once(body):
     """GIVEN a pod as its controller makes it WHEN it goes through twice THEN it is as after once, and complete."""
-    body = copy.deepcopy(body)
-    body["spec"] |= user
     found = job_of(body, "ml")
     once = injection(body, found.job, SETTINGS, NEW)
     assert once.warnings == ()
@@ -64,209 +114,12 @@ def test_a_pod_of_any_job_is_injected_once(body, user):
     assert f"{found.job.object_name}.ml.svc:7422" in agent["command"]
 
 
-@pytest.mark.parametrize(
-    ("of_pod", "of_settings", "expected"),
-    [(None, None, None), (0, None, 65532), (1000, None, None), (0, 7, 7), (1000, 7, 7)],
-)
-def test_our_containers_are_restricted_whoever_the_trainer_is(of_pod, of_settings, expected):
-    """GIVEN a pod whose user is root THEN ours are not, and where it is not, ours are the same or the image's."""
-    context = {} if of_pod is None else {"securityContext": {"runAsUser": of_pod}}
-    out = injected(pod(**context), SETTINGS.model_copy(update={"run_as_user": of_settings}))
-    for container in out["spec"]["initContainers"]:
-        security = container["securityContext"]
-        assert security.get("runAsUser") == expected
-        assert security["runAsNonRoot"] is security["readOnlyRootFilesystem"] is True
-        assert security["allowPrivilegeEscalation"] is False
-        assert security["capabilities"] == {"drop": ["ALL"]}
-        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-    # AND what the pod says of its own users stays
-    assert out["spec"].get("securityContext") == context.get("securityContext")
-    assert "securityContext" not in out["spec"]["containers"][0]
-    assert env(out["spec"]["containers"][0])["SFTRIAGE_FILE_MODE"] == "0666"
-
-
-PATHS = {
-    "none": ({}, SITE),
-    "one of its own": ({"env": [{"name": "PYTHONPATH", "value": "/app:/lib"}]}, f"{SITE}:/app:/lib"),
-    "an empty one": ({"env": [{"name": "PYTHONPATH", "value": ""}]}, SITE),
-    "one without a value": ({"env": [{"name": "PYTHONPATH"}]}, SITE),
-    "the later of two": (
-        {"env": [{"name": "PYTHONPATH", "value": "/a"}, {"name": "PYTHONPATH", "value": "/b"}]},
-        f"{SITE}:/b",
-    ),
-    "ours": ({"env": [{"name": "PYTHONPATH", "value": f"/mine:{SITE}"}]}, f"/mine:{SITE}"),
-    "perhaps one of a ConfigMap": ({"envFrom": [{"configMapRef": {"name": "c"}}]}, f"{SITE}:$(PYTHONPATH)"),
-    "no list": ({"env": None}, SITE),
-}
-
-
-@pytest.mark.parametrize(("said", "expected"), PATHS.values(), ids=PATHS)
-def test_our_folder_comes_first_on_the_path_and_the_others_stay(said, expected):
-    body = pod()
-    body["spec"]["containers"][0] |= copy.deepcopy(said)
-    out = injected(body)
-    assert env(out["spec"]["containers"][0])["PYTHONPATH"] == expected
-    assert injection(out, JOB, SETTINGS, NEW).patch == ()
-
-
-def test_the_path_of_an_image_is_kept_where_a_person_says_what_it_is():
-    out = injected(pod(annotations={"sftriage.dev/image-pythonpath": "/workspace"}))
-    assert env(out["spec"]["containers"][0])["PYTHONPATH"] == f"{SITE}:/workspace"
-
-
-def test_containers_that_are_named_are_watched_and_the_others_left():
-    body = pod(annotations={"sftriage.dev/containers": "train, second"})
-    body["spec"]["containers"] += [{"name": "proxy"}, {"name": "second"}]
-    before = copy.deepcopy(body["spec"]["containers"][1])
-    out = injected(body)
-    assert out["spec"]["containers"][1] == before
-    assert all(env(out["spec"]["containers"][index])["SFTRIAGE_RINGS"] == "/sftriage-rings" for index in (0, 2))
-
-
 def test_a_container_that_another_webhook_adds_later_is_watched_too():
-    out = injected(pod())
+    out = applied(pod(), injection(pod(), JOB, SETTINGS, NEW).patch)
     out["spec"]["containers"].append({"name": "late"})
-    again = injected(out)
+    again = applied(out, injection(out, JOB, SETTINGS, NEW).patch)
     assert env(again["spec"]["containers"][1])["PYTHONPATH"] == SITE
     assert [one["name"] for one in again["spec"]["initContainers"]] == ["sftriage-carry", "sftriage-agent"]
-
-
-def test_what_init_containers_there_are_come_first():
-    out = injected(pod(initContainers=[{"name": "fetch", "image": "x"}]))
-    assert [one["name"] for one in out["spec"]["initContainers"]] == ["fetch", "sftriage-carry", "sftriage-agent"]
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_pod_with_cores_of_its_own_keeps_them(whole):
-    """GIVEN containers that ask for all that they may take THEN so do ours; else the node may not pin its cores."""
-    body = pod()
-    limits = {"cpu": "8", "memory": "64Gi"}
-    body["spec"]["containers"][0]["resources"] = {"limits": limits, "requests": limits if whole else {"cpu": "1"}}
-    for container in injected(body)["spec"]["initContainers"]:
-        resources = container["resources"]
-        assert (resources["requests"] == resources["limits"]) is whole
-        assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory"}
-
-
-def test_stacks_from_outside_are_for_those_who_ask_for_them():
-    out = injected(pod(annotations={"sftriage.dev/share-process-namespace": "true"}))
-    assert out["spec"]["shareProcessNamespace"] is True
-    carry, agent = (one["securityContext"] for one in out["spec"]["initContainers"])
-    assert agent["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
-    assert carry["capabilities"] == {"drop": ["ALL"]}
-    assert "shareProcessNamespace" not in injected(pod())["spec"]
-
-
-@pytest.mark.parametrize(("of_pod", "expected"), [(None, 65532), (0, 65532), (1000, None)])
-def test_ranks_start_under_nsys_in_pods_that_ask_for_it(of_pod, expected):
-    """GIVEN an image with nsys, which may be root's THEN it is copied from by somebody else, and ranks start armed."""
-    context = {} if of_pod is None else {"securityContext": {"runAsUser": of_pod}}
-    out = injected(pod(annotations={"sftriage.dev/nsys": "example.com/nsys:1"}, **context))
-    nsys, carry, agent = out["spec"]["initContainers"]
-    assert (nsys["name"], nsys["image"]) == ("sftriage-nsys", "example.com/nsys:1")
-    assert nsys["securityContext"].get("runAsUser") == expected
-    assert {"--nsys", "--nsys-armed", "/sftriage-spool/nsys/range"} <= set(carry["command"])
-    (trains,) = out["spec"]["containers"]
-    for container in (trains, agent):
-        assert {"name": "sftriage-nsys", "mountPath": "/sftriage-nsys", "readOnly": True} in container["volumeMounts"]
-    assert env(trains)["PYTHON_EXEC"] == env(trains)["SFTRIAGE_NSYS_RANK"] == "/sftriage/nsys-rank"
-    assert injection(out, JOB, SETTINGS, NEW) == Injection()
-    assert "sftriage-nsys" not in {one["name"] for one in injected(pod())["spec"]["volumes"]}
-
-
-def test_a_python_of_its_own_that_torchrun_is_told_of_stays_and_is_said():
-    body = pod(None, {"PYTHON_EXEC": "/opt/python"}, annotations={"sftriage.dev/nsys": "example.com/nsys:1"})
-    found = injection(body, JOB, SETTINGS, NEW)
-    assert found.warnings == ("sftriage: container train: PYTHON_EXEC is set already, and stays",)
-    assert env(applied(body, found.patch)["spec"]["containers"][0])["PYTHON_EXEC"] == "/opt/python"
-
-
-def test_a_store_and_a_hub_of_the_cluster_are_taken_by_reference():
-    settings = SETTINGS.model_copy(
-        update={"store": "s3://traces", "store_secret": "s3", "nats": "tls://nats:4222", "nats_secret": "keys"}
-    )
-    out = injected(pod(), settings)
-    agent = out["spec"]["initContainers"][1]
-    assert agent["envFrom"] == [{"secretRef": {"name": "s3", "optional": True}}]
-    assert {"--store", "s3://traces", "--nats", "tls://nats:4222", "/sftriage-hub/agents.nk"} <= set(agent["command"])
-    (hub,) = [one for one in out["spec"]["volumes"] if one["name"] == "sftriage-hub"]
-    keys = [{"key": "agents.nk", "path": "agents.nk"}]
-    assert hub["secret"] == {"secretName": "keys", "items": keys, "optional": True}
-
-
-ALONE = {
-    "a job that nobody knows": (pod(), None, NEW, "sftriage.dev/job-name"),
-    "a server that has not told its version": (pod(), JOB, None, "version is not known yet"),
-    "a server without sidecars": (pod(), JOB, (1, 28), "Kubernetes 1.28 has no sidecars that end with their pod"),
-    "Windows, by its system": (pod(os={"name": "windows"}), JOB, NEW, "Windows"),
-    "Windows, by its node": (pod(nodeSelector={"kubernetes.io/os": "windows"}), JOB, NEW, "Windows"),
-    "no containers": ({"spec": {"containers": None}}, JOB, NEW, "no containers"),
-    "nothing at all": ({}, JOB, NEW, "no containers"),
-    "a container that is not there": (
-        pod(annotations={"sftriage.dev/containers": "trainer"}),
-        JOB,
-        NEW,
-        "names trainer, and there is no such container",
-    ),
-    "a path from elsewhere": (
-        {
-            "spec": {
-                "containers": [{"name": "a", "env": [{"name": "PYTHONPATH", "valueFrom": {"configMapKeyRef": {}}}]}]
-            }
-        },
-        JOB,
-        NEW,
-        "PYTHONPATH of a comes from elsewhere",
-    ),
-    "a volume of somebody else's of that name": (
-        pod(volumes=[{"name": "sftriage", "hostPath": {"path": "/"}}]),
-        JOB,
-        NEW,
-        "sftriage is there already",
-    ),
-    "a place that is taken": (
-        {"spec": {"containers": [{"name": "a", "volumeMounts": [{"name": "v", "mountPath": "/sftriage-rings/"}]}]}},
-        JOB,
-        NEW,
-        "/sftriage-rings is there already",
-    ),
-    "a container of that name": ({"spec": {"containers": [{"name": "sftriage-agent"}]}}, JOB, NEW, "sftriage-agent is"),
-}
-
-
-@pytest.mark.parametrize(("body", "job", "server", "said"), ALONE.values(), ids=ALONE)
-def test_a_pod_that_cannot_be_handled_is_left_alone_with_a_warning(body, job, server, said):
-    found = injection(body, job, SETTINGS, server)
-    assert found.patch == ()
-    (warning,) = found.warnings
-    assert warning.startswith("sftriage: not injected: ")
-    assert said in warning
-
-
-def test_a_container_whose_path_comes_from_elsewhere_is_left_and_the_others_are_watched():
-    body = pod()
-    body["spec"]["containers"].append({"name": "b", "env": [{"name": "PYTHONPATH", "valueFrom": {"secretKeyRef": {}}}]})
-    found = injection(body, JOB, SETTINGS, NEW)
-    assert found.warnings == (
-        "sftriage: container b: PYTHONPATH comes from elsewhere, and cannot be added to; not watched",
-    )
-    out = applied(body, found.patch)
-    assert out["spec"]["containers"][1] == body["spec"]["containers"][1]
-
-
-WARNED = {
-    "rings of its own": ({"SFTRIAGE_RINGS": "/dev/shm/mine"}, {}, "SFTRIAGE_RINGS is set already"),
-    "a node's network without the cluster's names": ({}, {"hostNetwork": True}, "ClusterFirstWithHostNet"),
-    "a node's network with them": ({}, {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}, None),
-}
-
-
-@pytest.mark.parametrize(("variables", "spec", "said"), WARNED.values(), ids=WARNED)
-def test_what_will_not_work_is_said(variables, spec, said):
-    found = injection(pod(None, variables, **spec), JOB, SETTINGS, NEW)
-    assert found.patch
-    assert (said is None) == (found.warnings == ())
-    assert said is None or said in found.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -341,14 +194,14 @@ def test_nothing_that_is_there_is_changed_and_twice_is_once(body):
     assert all(len(warning) <= MAX_CHARS for warning in found.warnings)
 
 
-_ANY = st.recursive(
+_PART = st.recursive(
     st.none() | st.booleans() | st.integers() | _TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
     max_leaves=10,
 )
 
 
-@given(_ANY, _ANY, _ANY, _ANY)
+@given(_PART, _PART, _PART, _PART)
 def test_whatever_a_pod_is_nothing_is_raised(metadata, spec, one, other):
     for body in (
         {"metadata": metadata, "spec": spec},
@@ -357,3 +210,209 @@ def test_whatever_a_pod_is_nothing_is_raised(metadata, spec, one, other):
         {"spec": {"containers": [{"name": one, "volumeMounts": other, "resources": metadata}]}},
     ):
         injection(body, JOB, SETTINGS, NEW)
+
+
+OLDEST, DEFAULTS = (1, 29), InjectionSettings()
+TEMPLATE: dict[str, Any] = {"metadata": {}, "spec": pod()["spec"]}
+
+
+def made(api: str, kind: str, spec: Any) -> dict[str, Any]:
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": "resnet", "namespace": "ml"}, "spec": spec}
+
+
+def at(value: Any, *path: Any) -> Any:
+    for name in path:
+        value = value[name]
+    return value
+
+
+WORKLOADS: dict[str, tuple[dict[str, Any], JobRef, list[tuple[Any, ...]]]] = {
+    "Job": (
+        made("batch/v1", "Job", {"template": TEMPLATE}),
+        JobRef("job", "resnet", "ml"),
+        [("spec", "template")],
+    ),
+    "JobSet": (
+        made(
+            "jobset.x-k8s.io/v1alpha2", "JobSet", {"replicatedJobs": [{"template": {"spec": {"template": TEMPLATE}}}]}
+        ),
+        JobRef("jobset", "resnet", "ml"),
+        [("spec", "replicatedJobs", 0, "template", "spec", "template")],
+    ),
+    "PyTorchJob": (
+        made(
+            "kubeflow.org/v1",
+            "PyTorchJob",
+            {"pytorchReplicaSpecs": {r: {"template": TEMPLATE} for r in ("Master", "Worker")}},
+        ),
+        JobRef("pytorchjob", "resnet", "ml"),
+        [("spec", "pytorchReplicaSpecs", role, "template") for role in ("Master", "Worker")],
+    ),
+    "LeaderWorkerSet": (
+        made("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", {"leaderWorkerTemplate": {"workerTemplate": TEMPLATE}}),
+        JobRef("leaderworkerset", "resnet-0", "ml"),
+        [("spec", "leaderWorkerTemplate", "workerTemplate")],
+    ),
+    "Volcano": (
+        made("batch.volcano.sh/v1alpha1", "Job", {"tasks": [{"template": TEMPLATE}, {"template": TEMPLATE}]}),
+        JobRef("volcano", "resnet", "ml"),
+        [("spec", "tasks", 0, "template"), ("spec", "tasks", 1, "template")],
+    ),
+    "RayJob": (
+        made(
+            "ray.io/v1",
+            "RayJob",
+            {"rayClusterSpec": {"headGroupSpec": {"template": TEMPLATE}, "workerGroupSpecs": [{"template": TEMPLATE}]}},
+        ),
+        JobRef("rayjob", "resnet", "ml"),
+        [
+            ("spec", "rayClusterSpec", "headGroupSpec", "template"),
+            ("spec", "rayClusterSpec", "workerGroupSpecs", 0, "template"),
+        ],
+    ),
+    "StatefulSet by a label of ours": (
+        made(
+            "apps/v1",
+            "StatefulSet",
+            {"template": {**TEMPLATE, "metadata": {"labels": {"sftriage.dev/job-name": "mine"}}}},
+        ),
+        JobRef("pod", "mine", "ml"),
+        [("spec", "template")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "job", "places"), WORKLOADS.values(), ids=WORKLOADS)
+def test_every_template_is_as_the_webhook_would_have_its_pods(body, job, places):
+    before = copy.deepcopy(body)
+    found = injected(body, "elsewhere", DEFAULTS, OLDEST)
+    assert body == before
+    assert (found.templates, found.warnings) == (len(places), ())
+    for place in places:
+        template = at(found.body, *place)
+        assert template["metadata"]["annotations"]["sftriage.dev/job-id"] == job.job_id
+        assert injection(template, job, DEFAULTS, OLDEST).patch == ()
+    assert injected(found.body, "elsewhere", DEFAULTS, OLDEST).body == found.body
+
+
+AS_IT_IS = {
+    "a Service": made("v1", "Service", {"ports": []}),
+    "a Deployment": made("apps/v1", "Deployment", {"template": TEMPLATE}),
+    "another's Job": made("example.com/v1", "Job", {"template": TEMPLATE}),
+    "an odd one": made("batch/v1", "Job", {"template": None}),
+}
+
+
+@pytest.mark.parametrize("body", AS_IT_IS.values(), ids=AS_IT_IS)
+def test_what_is_no_training_job_comes_out_as_it_is(body):
+    found = injected(body, "ml", DEFAULTS, OLDEST)
+    assert (found.body, found.templates) == (body, 0)
+
+
+REFUSED = {
+    "a TrainJob": (
+        made("trainer.kubeflow.org/v1alpha1", "TrainJob", {}),
+        "TrainJob resnet: a TrainJob has no pod templates",
+    ),
+    "a CronJob": (made("batch/v1", "CronJob", {}), "named once it is made"),
+    "a Job without a name": (
+        {**made("batch/v1", "Job", {"template": TEMPLATE}), "metadata": {"generateName": "x-"}},
+        "sftriage.dev/job-name",
+    ),
+    "two groups": (
+        made(
+            "leaderworkerset.x-k8s.io/v1",
+            "LeaderWorkerSet",
+            {"replicas": 2, "leaderWorkerTemplate": {"workerTemplate": TEMPLATE}},
+        ),
+        "each of its replicas is a job",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_job_whose_name_nobody_knows_yet_is_refused_in_words(body, said):
+    with pytest.raises(InputError, match=said):
+        injected(body, "ml", DEFAULTS, OLDEST)
+
+
+def test_a_file_of_several_objects_is_printed_as_kubectl_takes_it(sftriage, tmp_path):
+    job, other = WORKLOADS["Job"][0], AS_IT_IS["a Service"]
+    both = {"apiVersion": "v1", "kind": "List", "items": [job, other]}
+    path, settings = tmp_path / "job.yaml", tmp_path / "settings.yaml"
+    path.write_text(yaml.safe_dump_all([both, None, other]))
+    settings.write_text("image: registry.example.com/sftriage:1\n")
+    outcome = sftriage("kube", "inject", "-f", str(path), "--settings", str(settings))
+    assert (outcome.code, outcome.err) == (0, "")
+    found = list(yaml.safe_load_all(outcome.out))
+    assert found[1:] == [other, other]
+    (carry, _) = found[0]["spec"]["template"]["spec"]["initContainers"]
+    assert carry["image"] == "registry.example.com/sftriage:1"
+    # WHEN that is given to it again THEN nothing is left to do, and it says so
+    path.write_text(outcome.out)
+    again = sftriage("kube", "inject", "-f", str(path), "--settings", str(settings))
+    assert again.out == outcome.out
+    assert "nothing is injected" in again.err
+
+
+def test_a_job_can_come_from_stdin(sftriage, monkeypatch):
+    text = yaml.safe_dump(WORKLOADS["Job"][0])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    out = sftriage("kube", "inject", "-f", "-").out
+    assert yaml.safe_load(out)["spec"]["template"]["spec"]["initContainers"]
+
+
+@pytest.mark.parametrize("text", ["{", "just words", "kind: [", None])
+def test_a_file_that_is_none_is_said_in_a_line(sftriage, tmp_path, text):
+    path = tmp_path / "job.yaml"
+    if text is not None:
+        path.write_text(text)
+    outcome = sftriage("kube", "inject", "-f", str(path))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_an_old_cluster_is_said(sftriage, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(WORKLOADS["Job"][0]))
+    outcome = sftriage("kube", "inject", "-f", str(path), "--server-version", "v1.28.3")
+    assert "Kubernetes 1.28 has no sidecars that end with their pod" in outcome.err
+    assert yaml.safe_load(outcome.out) == WORKLOADS["Job"][0]
+    assert sftriage("kube", "inject", "-f", str(path), "--server-version", "new").code == 2
+
+
+def test_what_trainers_need_is_carried_and_traces_have_a_place_for_any_user(sftriage, tmp_path):
+    folder, spool = tmp_path / "sftriage", tmp_path / "disk" / "spool"
+    outcome = sftriage("kube", "carry", str(folder), "--spool", str(spool))
+    assert (outcome.code, outcome.out) == (0, "")
+    assert (folder / "sftriage" / "seams" / "site" / "sitecustomize.py").is_file()
+    assert spool.stat().st_mode & 0o777 == 0o777
+    # AND once more, as when a pod's first container is started again
+    assert sftriage("kube", "carry", str(folder), "--spool", str(spool)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("imag: x", "imag: Extra inputs"),
+        ("rings: many", "rings: "),
+        ("resources: {cpu: 1 core}", "resources.cpu"),
+        ("run_as_user: 0", "run_as_user"),
+        ("- x", "cannot be read|valid dictionary"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_settings_that_make_no_sense_are_said_in_a_line(tmp_path, text, said):
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said):
+        read_settings(path)
+
+
+def test_settings_say_only_what_differs(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("store: s3://traces\nresources: {cpu: 100m}\n")
+    found = read_settings(path)
+    assert (found.store, found.resources.cpu, found.resources.memory) == ("s3://traces", "100m", "192Mi")
+    path.write_text("")
+    assert read_settings(path) == InjectionSettings()

@@ -1,25 +1,36 @@
-"""What lies in k8s/, and pods that come out of injection, against the schemas of current Kubernetes."""
+"""What lies in k8s/, the chart and the definitions, and pods after injection: as Kubernetes and Helm want them."""
 
 from __future__ import annotations
 
 import functools
+import json
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from pydantic import BaseModel, Field
 
+from k8s.make_chart import CHART, schema, written
+from k8s.make_crds import DEFINITIONS, definition, structural
+from k8s.make_crds import written as definitions_written
 from sftriage.kube.controllers import ControllerSettings, secret, wanted
 from sftriage.kube.injecting import applied, injected, injection
 from sftriage.kube.jobs import JobRef, job_of
+from sftriage.kube.objects import KINDS
 from sftriage.kube.sidecar import InjectionSettings
+from tests import needs
+from tests.structural_rules import BREAKS, KEEPS, findings
 from tests.unit.kube.pods import JOBS
 
 K8S = Path(__file__).parents[3] / "k8s"
@@ -141,13 +152,6 @@ def test_the_job_of_the_documentation_is_valid_before_and_after():
     )
 
 
-def test_the_sample_of_a_job_is_watched():
-    (job,) = (one for one in built("samples") if one["kind"] == "Job")
-    found = injected(job, "sftriage-samples", SETTINGS, (1, 29))
-    assert (found.templates, found.warnings) == (1, ())
-    validate(found.body)
-
-
 def test_the_settings_of_the_documentation_are_all_that_there_are():
     said = documented("image: ")
     settings = InjectionSettings.model_validate(said)
@@ -193,3 +197,269 @@ def test_each_right_has_its_reason_beside_it(file):
     rights = re.findall(r"^  verbs: .*$", (K8S / file).read_text(), re.MULTILINE)
     assert rights
     assert all(re.search(r"\] # \w", line) for line in rights)
+
+
+SPRIG = Path("/usr/share/gocode/src/github.com/Masterminds/sprig")
+HELM = shutil.which("helm")
+renders = needs.needs(HELM or (shutil.which("go") and SPRIG.exists()), "Helm, nor Go with sprig to stand in for it")
+
+
+@functools.cache
+def renderer() -> str:
+    """Go's templates with Helm's functions, as a program."""
+    folder = Path(tempfile.mkdtemp(prefix="sftriage-helm-"))
+    environment = {**os.environ, "GO111MODULE": "off", "GOPATH": "/usr/share/gocode", "GOCACHE": str(folder / "cache")}
+    program = str(folder / "helm_template")
+    source = Path(__file__).with_name("helm_template.go")
+    subprocess.run(["go", "build", "-o", program, str(source)], env=environment, check=True, timeout=300)
+    return program
+
+
+def rendered(values: dict[str, Any], namespace: str = "sftriage-system") -> list[dict[str, Any]]:
+    """The objects that the chart makes of some values."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(values, file)
+        file.flush()
+        command = [renderer(), str(CHART), namespace, file.name]
+        if HELM is not None:
+            command = [HELM, "template", "sftriage", str(CHART), "--namespace", namespace, "--values", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return [one for one in yaml.safe_load_all(done.stdout) if one is not None]
+
+
+def by_name(bodies: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Objects as they are compared: without what tells Helm when to make them, and with settings as they are read."""
+    found = {}
+    for body in json.loads(json.dumps(bodies)):
+        about = body["metadata"]
+        about["annotations"] = {
+            name: one for name, one in about.get("annotations", {}).items() if not name.startswith("helm.sh/")
+        }
+        if "settings.yaml" in body.get("data", {}):
+            body["data"]["settings.yaml"] = yaml.safe_load(body["data"]["settings.yaml"])
+        found[body["kind"], about["name"]] = body
+    return found
+
+
+def test_the_chart_is_what_the_manifests_make_it():
+    """GIVEN the manifests THEN the chart is that of `python k8s/make_chart.py`, and there is nothing else in it"""
+    found = {
+        str(path.relative_to(CHART)): path
+        for path in CHART.rglob("*")
+        if path.is_file() and not path.parent.is_symlink()
+    }
+    assert {name: path.read_text() for name, path in found.items()} == dict(written())
+    assert {name: (CHART / name).resolve() for name in ("crds", "files")} == {
+        "crds": K8S / "crds",
+        "files": K8S / "dashboards",
+    }
+
+
+@renders
+@pytest.mark.parametrize(
+    ("overlays", "values"),
+    [
+        ((".",), {}),
+        (("cert-manager",), {"certificates": "cert-manager"}),
+        ((".", "nats", "dashboards"), {"nats": {"enabled": True}, "dashboards": True}),
+        (
+            ("cert-manager-nats",),
+            {
+                "certificates": "cert-manager",
+                "nats": {"enabled": True},
+                "settings": {"nats": "tls://sftriage-nats.sftriage-system:4222", "nats_ca": True},
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_it_makes_the_objects_of_the_kustomization(overlays, values):
+    """GIVEN values that say what an overlay says THEN object for object the same; but who installs makes namespaces"""
+    wanted = by_name([body for one in overlays for body in built(one)])
+    wanted = {key: body for key, body in wanted.items() if key[0] not in ("CustomResourceDefinition", "Namespace")}
+    assert by_name(rendered(values)) == wanted
+
+
+@renders
+def test_values_are_followed():
+    """GIVEN another image, namespace, replicas, resources and store THEN nothing is as it was by default"""
+    resources = {"requests": {"cpu": "1", "memory": "1Gi"}}
+    part = {"replicas": 3, "resources": resources}
+    settings = {"store": "s3://traces", "resources": {"cpu": "7m"}}
+    bodies = rendered(
+        {"image": "r.example/s@sha256:12", "operator": part, "webhook": part, "settings": settings}, "ours"
+    )
+    said = yaml.safe_dump_all(bodies)
+    assert "sftriage-system" not in said
+    assert not re.search(r"image: sftriage", said)
+    found = by_name(bodies)
+    for name in ("sftriage-operator", "sftriage-webhook"):
+        spec = found["Deployment", name]["spec"]
+        assert spec["replicas"] == 3
+        assert spec["template"]["spec"]["containers"][0]["resources"]["requests"] == resources["requests"]
+    kept = found["ConfigMap", "sftriage-injection"]["data"]["settings.yaml"]
+    assert kept == {**settings, "image": "r.example/s@sha256:12"}
+
+
+VALUES = {
+    "defaults": ({}, True),
+    "a store": ({"settings": {"store": "s3://traces", "resources": {"cpu": "100m"}}}, True),
+    "a setting that there is not": ({"settings": {"stores": "s3://traces"}}, False),
+    "an image among the settings": ({"settings": {"image": "x"}}, False),
+    "an amount that is none": ({"settings": {"rings": "many"}}, False),
+    "certificates of nobody": ({"certificates": "none"}, False),
+    "a part's other field": ({"operator": {"replica": 1}}, False),
+}
+
+
+@pytest.mark.parametrize(("values", "fine"), VALUES.values(), ids=VALUES)
+def test_what_values_may_be_is_checked_before_anything_is_made(values, fine):
+    checks = jsonschema.Draft7Validator(schema())
+    assert checks.is_valid({**yaml.safe_load((CHART / "values.yaml").read_text()), **values}) is fine
+
+
+@pytest.mark.skipif(HELM is None, reason="no Helm here")
+def test_helm_has_nothing_to_say_of_it():
+    done = subprocess.run([str(HELM), "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+CRDS = K8S / "crds"
+
+
+def test_the_files_are_what_the_models_say():
+    """GIVEN the models THEN `k8s/crds` has what `python k8s/make_crds.py` makes of them, and nothing else."""
+    assert {path.name: path.read_text() for path in CRDS.glob("*.yaml")} == dict(definitions_written())
+
+
+def object_schema(kind):
+    return definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_a_definition_keeps_to_the_rules_of_structural_schemas(kind):
+    assert list(findings(object_schema(kind))) == []
+
+
+@pytest.mark.parametrize(("rule", "what", "schema"), BREAKS, ids=[what for _, what, _ in BREAKS])
+def test_the_linter_finds_what_breaks_a_rule_and_says_where(rule, what, schema):
+    found = list(findings({"type": "object", "properties": {"x": schema}}))
+    assert found
+    assert {(one.path.startswith("schema.x"), one.rule, bool(one.why)) for one in found} >= {(True, rule, True)}
+
+
+@pytest.mark.parametrize(("what", "schema"), KEEPS, ids=[what for what, _ in KEEPS])
+def test_the_linter_finds_nothing_in_what_keeps_to_the_rules(what, schema):
+    assert list(findings({"type": "object", "properties": {"x": schema}})) == []
+
+
+def test_the_linter_wants_an_object():
+    assert [one.rule for one in findings({"type": "string"})] == ["root"]
+
+
+def every(schema, path=""):
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from every(inner, f"{path}.{name}")
+    if "items" in schema:
+        yield from every(schema["items"], f"{path}[]")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_every_field_is_described_and_has_no_default(kind):
+    """GIVEN a definition THEN `kubectl explain` says something of each field, and the server fills in none."""
+    fields = [
+        (path, one)
+        for path, one in every(object_schema(kind))
+        if not path.startswith(".metadata") and not path.endswith("[]")
+    ]
+    assert len(fields) > 25
+    assert [path for path, one in fields if not one.get("description")] == []
+    assert [path for path, one in fields if "default" in one] == []
+
+
+def test_a_default_is_said_in_words():
+    detection = structural(DEFINITIONS[0].spec)["properties"]["detection"]["properties"]
+    assert detection["window_steps"]["description"] == (
+        "Steps in a window; not said, fewer where steps are long, down to 10. Default: `50`."
+    )
+    assert detection["min_coverage"]["description"].endswith("must be present. Default: `0.95`.")
+    assert "Default" not in object_schema(KINDS[1])["properties"]["status"]["properties"]["state"]["description"]
+
+
+COLUMNS = {
+    "TriagePolicy": ["Accepted", "Conflicted", "Rules", "Age"],
+    "TraceCapture": ["Job", "Rank", "Stage", "Step", "Profiler", "State", "Reproduced", "Age"],
+    "TriageReport": ["Job", "Health", "Suspect", "Since", "Lost-s", "Captures", "Age"],
+}
+
+
+@pytest.mark.parametrize("about", DEFINITIONS, ids=lambda about: about.of.kind)
+def test_columns_show_fields_that_there_are(about):
+    """GIVEN a column THEN its path leads to a field of its type, or to a condition."""
+    assert [column.name for column in about.columns if not column.wide] == COLUMNS[about.of.kind]
+    fields = {path: one.get("type") for path, one in every(object_schema(about.of))}
+    for column in about.columns:
+        if column.path.startswith(".status.conditions[?"):
+            assert ".status.conditions[].type" in fields
+        elif column.path != ".metadata.creationTimestamp":
+            assert fields[column.path] == column.type
+
+
+def test_names_are_those_of_kubernetes():
+    for kind in KINDS:
+        spec = definition(kind)["spec"]
+        assert definition(kind)["metadata"]["name"] == f"{spec['names']['plural']}.{spec['group']}"
+        assert spec["names"]["categories"] == ["sftriage"]
+        assert spec["versions"][0]["subresources"] == {"status": {}}
+    short = [name for kind in KINDS for name in definition(kind)["spec"]["names"]["shortNames"]]
+    assert len(set(short)) == len(KINDS)
+
+
+class Inner(BaseModel):
+    """A part.
+
+    Raises:
+        nobody reads this in a terminal.
+    """
+
+    x: int = 3
+
+
+class Every(BaseModel):
+    inner: Inner
+    named: dict[str, Inner] = {}
+    maybe: Annotated[int, Field(ge=0, lt=10)] | None = None
+    one: Literal["a"] = "a"
+    several: tuple[Inner, ...] = ()
+
+
+def test_what_models_say_becomes_what_kubernetes_says():
+    inner = {"type": "object", "description": "A part."}
+    x = {"properties": {"x": {"description": "Default: `3`.", "type": "integer"}}}
+    found = structural(Every)
+    assert found["required"] == ["inner"]
+    assert found["properties"] == {
+        "inner": {**inner, **x},
+        "named": {"additionalProperties": {**inner, **x}, "type": "object"},
+        "maybe": {"type": "integer", "minimum": 0, "maximum": 10, "exclusiveMaximum": True},
+        "one": {"description": "Default: `a`.", "enum": ["a"], "type": "string"},
+        "several": {"items": {**inner, **x}, "type": "array"},
+    }
+    assert list(findings(found)) == []
+
+
+class Either(BaseModel):
+    x: int | str = 1
+
+
+class Closed(BaseModel):
+    x: set[str] = set()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [(Either, "Either.x: a union has no place"), (Closed, "Closed.x: uniqueItems has no place")]
+)
+def test_what_kubernetes_cannot_say_is_an_error_and_not_left_out(model, said):
+    with pytest.raises(ValueError, match=said):
+        structural(model)

@@ -1,0 +1,639 @@
+"""What the status of each object says, of policies, captures and reports, and the events of a report."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from typing import get_args
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.kube.jobs import JobRef
+from sftriage.kube.objects import MAX_CAPTURES, MAX_HOLDS, capture_of, condition
+from sftriage.kube.statuses import (
+    STORING_S,
+    KnownCapture,
+    capture_status,
+    event_body,
+    event_name,
+    loaded,
+    news,
+    outdated,
+    removal,
+    report_status,
+    standings,
+)
+from sftriage.model.captures import CaptureResult, CaptureState
+from sftriage.model.events import CostMeasured, RemedyChanged
+from sftriage.policy.loading import PolicyError, find, parse, shipped
+from sftriage.policy.losses import Losses, SuspectLoss
+from sftriage.policy.schema import TriagePolicy
+from sftriage.runs.directory import RunInfo
+from sftriage.runs.following import row_of
+from sftriage.runs.liveness import RankCoverage
+from sftriage.runs.source import View
+from sftriage.traces.manifest import CauseInfo, CostInfo, ReproducedInfo
+from sftriage.words.amounts import clock
+from sftriage.words.run import Face
+from tests.scenario import decision, held, row
+from tests.unit.conftest import manifest_of
+from tests.unit.kube.objects import NOW_S, made, refused
+
+RULE = {"name": "slow", "match": {}, "capture": {}}
+
+
+def body(name="p", *rules, created="2027-01-15T07:00:00Z", generation=1, status=None, **spec):
+    """A policy as a server has it."""
+    managed = [{"manager": "kubectl", "fieldsV1": {"f:spec": {".": {}, "f:rules": {}}}, "operation": "Update"}]
+    metadata = {"name": name, "namespace": "ml", "uid": "7d", "resourceVersion": "5", "generation": generation}
+    metadata |= {"creationTimestamp": created, "managedFields": managed, "labels": {"team": "ml"}, "selfLink": ""}
+    made = {"apiVersion": "sftriage.dev/v1alpha1", "kind": "TriagePolicy", "metadata": metadata}
+    return {**made, "spec": {"rules": list(rules or (RULE,)), **spec}, **({"status": status} if status else {})}
+
+
+def standing_of(found):
+    """Each policy's conditions, as (Accepted, Conflicted)."""
+    return {
+        one.body["metadata"]["name"]: tuple(f"{each.status} {each.reason}" for each in one.status.conditions)
+        for one in found
+    }
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_a_policy_is_the_same_with_all_that_a_server_keeps_beside_it(name):
+    """GIVEN a shipped policy as a server has it, status and all THEN it is the policy of the file."""
+    file = yaml.safe_load(find(name).read_text())
+    served = {**body(name), "spec": file["spec"], "status": {"conditions": [{"type": "Accepted"}]}}
+    assert loaded(served).policy == parse(find(name).read_bytes(), name).policy
+    # AND so is what `kubectl get -o yaml` writes
+    assert parse(yaml.safe_dump(served), "x.yaml").policy == loaded(served).policy
+
+
+def test_what_kubectl_writes_of_a_new_object_is_taken():
+    text = "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata:\n  name: p\n  creationTimestamp: null\n"
+    assert parse(f"{text}spec: {{rules: [{{name: r, match: {{}}}}]}}\nstatus: {{}}\n", "p.yaml").places
+    # BUT what is nobody's is still a mistake
+    with pytest.raises(PolicyError, match=r"metadata\.nmae: unknown field"):
+        parse(text.replace("creationTimestamp: null", "nmae: p") + "spec: {}\n", "p.yaml")
+
+
+def test_an_editor_takes_what_people_write_into_a_policy_for_a_cluster():
+    policy = {**body(), "metadata": {"name": "p", "namespace": "ml", "labels": {"a": "b"}, "annotations": {"c": "d"}}}
+    validator = jsonschema.Draft202012Validator(TriagePolicy.model_json_schema(by_alias=True))
+    assert list(validator.iter_errors(policy)) == []
+    policy["metadata"]["nmae"] = "p"
+    assert [one.json_path for one in validator.iter_errors(policy)] == ["$.metadata"]
+
+
+MISTAKES = {
+    "an unknown field": (
+        body("p", {**RULE, "capture": {"stepz": 5}}),
+        "spec.rules[0].capture.stepz: unknown field; did",
+    ),
+    "a quantity": (body("p", {**RULE, "cooldown": "600"}), "spec.rules[0].cooldown: expected a duration with its unit"),
+    "a bound": (body("p", {**RULE, "cooldown": "31d"}), "spec.rules[0].cooldown: expected 0s to 30d, got '31d'"),
+    "between fields": (
+        body("p", {**RULE, "match": {"label": "healthy"}}),
+        "spec.rules[0].match.label: no capture on healthy, because nothing is slow; only suspect may capture",
+    ),
+    "a name": (body("p.q"), "metadata.name: must be lower-case letters, digits and -"),
+    "null": (body("p", retention=None), "spec.retention: has no value; give it one, or leave the field out"),
+    "no rules": ({**body("p"), "spec": {}}, "spec.rules: required, but not there"),
+    "no spec": ({**body("p"), "spec": None}, "spec: has no value; give it one, or leave the field out"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_what_does_not_validate_is_not_accepted_with_the_words_of_policy_validate(mistake):
+    served, said = mistake
+    (found,) = standings([served], NOW_S)
+    assert standing_of([found]) == {served["metadata"]["name"]: ("False Invalid", "Unknown Invalid")}
+    message = found.status.conditions[0].message
+    assert said in message
+    # AND `sftriage policy validate` says the same of the file, with the place besides
+    file = {**served, "metadata": {"name": served["metadata"]["name"]}}
+    with pytest.raises(PolicyError) as refused:
+        parse(yaml.safe_dump(file, sort_keys=False), "p.yaml")
+    assert message == "\n".join(f"{one.path}: {one.message}" for one in refused.value.problems)
+    assert not found.in_force
+
+
+OLD, NEW = "2027-01-15T07:00:00Z", "2027-01-15T08:00:00Z"
+FINE, INVALID = ("True Valid", "False InForce"), ("False Invalid", "Unknown Invalid")
+CONFLICT = ("True Valid", "True Conflicts")
+OTHER = {**RULE, "name": "other"}
+TOGETHER = {
+    "one": ([body("a")], {"a": FINE}),
+    "two that have nothing in common": ([body("a"), body("b", OTHER)], {"a": FINE, "b": FINE}),
+    "a rule of one name": ([body("a", created=NEW), body("b", created=OLD)], {"b": FINE, "a": CONFLICT}),
+    "at the same time": ([body("b"), body("a")], {"a": FINE, "b": CONFLICT}),
+    "other windows": (
+        [body("a", created=OLD), body("b", OTHER, created=NEW, detection={"window_steps": 100})],
+        {"a": FINE, "b": CONFLICT},
+    ),
+    "what is not valid forbids nothing": ([body("a", RULE, RULE), body("b", created=NEW)], {"a": INVALID, "b": FINE}),
+    "what is not in force forbids nothing": (
+        [body("a", created=OLD), body("b", RULE, OTHER, created=NEW), body("c", OTHER, created="2027-02-01T00:00:00Z")],
+        {"a": FINE, "b": CONFLICT, "c": FINE},
+    ),
+    "none": ([], {}),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER.values(), ids=TOGETHER)
+def test_the_oldest_are_in_force(case):
+    bodies, expected = case
+    found = standings(bodies, NOW_S)
+    assert standing_of(found) == expected
+    assert [one.in_force for one in found] == [conditions == FINE for conditions in expected.values()]
+
+
+def test_a_conflict_says_with_whom():
+    _, newer = standings([body("a", created=OLD), body("b", created=NEW)], NOW_S)
+    assert newer.status.conditions[1].message == (
+        "Not in force: an older policy of its namespace forbids it.\n"
+        "spec.rules[0].name: a second rule named 'slow'; the first is spec.rules[0] of a"
+    )
+
+
+def test_a_status_is_written_once_and_says_since_when():
+    # GIVEN a policy whose status is as it should be
+    (first,) = standings([body()], NOW_S)
+    assert first.changed
+    served = body(status=first.status.plain())
+    # THEN nothing is written an hour later
+    (again,) = standings([served], NOW_S + 3600)
+    assert not again.changed
+    # AND where it is not valid any more, that is so since then, and of that generation
+    broken = {**served, "spec": {"rules": []}, "metadata": {**served["metadata"], "generation": 2}}
+    (later,) = standings([broken], NOW_S + 3600)
+    assert later.changed
+    assert [one.lastTransitionTime for one in later.status.conditions] == ["2027-01-15T09:00:00Z"] * 2
+    assert later.status.observedGeneration == 2
+    assert {one.observedGeneration for one in later.status.conditions} == {2}
+
+
+@pytest.mark.parametrize("status", [5, [], {"conditions": 5}, {"conditions": [5, {"type": "Accepted"}]}])
+def test_whatever_stands_in_a_status_is_written_over(status):
+    served = {**body(), "status": status}
+    (found,) = standings([served], NOW_S)
+    assert found.changed
+    assert condition(served, "Accepted") is None
+
+
+def test_thousands_of_mistakes_fit_into_a_condition():
+    rules = [{"name": f"r{number}", "match": {f"x{'y' * 900}": 1}} for number in range(999)]
+    (found,) = standings([body("p", *rules)], NOW_S)
+    message = found.status.conditions[0].message
+    assert len(message) <= 32_768
+    assert refused("TriagePolicy", "status", found.status.plain()) == ""
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(spec=plain, rule=plain)
+def test_whatever_a_policy_says_its_status_is_one_that_the_server_takes(spec, rule):
+    bodies = [{**body("a"), "spec": spec}, {**body("b"), "spec": {"rules": [rule]}}, body("c")]
+    before = copy.deepcopy(bodies)
+    for one in standings(bodies, NOW_S):
+        assert refused("TriagePolicy", "status", one.status.plain()) == ""
+    assert bodies == before
+
+
+ASKED = {"job": "resnet", "rank": 2, "reason": "why is the loader slow?"}
+FIRED = {
+    **ASKED,
+    "profiler": "stacks",
+    "trigger": {"policy": "default", "rule": "slow-rank", "stage": "data", "first_step": 100, "last_step": 149},
+}
+STORE = "s3://traces/team"
+
+
+def capture(spec=ASKED, status=None, **metadata):
+    return made("TraceCapture", "c", spec, status, **metadata)
+
+
+def result(state: CaptureState, detail: str = "", **about) -> CaptureResult:
+    return CaptureResult("w100-149-r2-slow-rank-1", 2, state, detail, **about)
+
+
+def stored(reproduced: str | None = None, **about) -> KnownCapture:
+    manifest = manifest_of("w100-149-r2-slow-rank-1")
+    found = (
+        None
+        if reproduced is None
+        else ReproducedInfo(answer=reproduced, steps=5, steps_with=3, over_s=0.02, expected_s=0.02)
+    )
+    manifest = manifest.model_copy(update={"reproduced": found, **about})
+    took = result("stored", first_step=160, last_step=164)
+    return KnownCapture(took, manifest, STORE, f"resnet/run-1/{manifest.capture_id}")
+
+
+def control(reproduced: str) -> KnownCapture:
+    of = stored(reproduced)
+    beside = of.manifest.capture.model_copy(update={"role": "control"})
+    return replace(of, manifest=of.manifest.model_copy(update={"capture": beside}))
+
+
+def conditions_of(status):
+    return {one.type: f"{one.status} {one.reason}" for one in status.conditions}
+
+
+STATES = {
+    "nobody has answered": (KnownCapture(), "requested", "Unknown Requested", "Unknown Requested", "Unknown NotYet"),
+    "accepted": (KnownCapture(result("accepted")), "accepted", "True Accepted", "Unknown Accepted", "Unknown NotYet"),
+    "armed": (KnownCapture(result("armed")), "armed", "True Accepted", "Unknown Armed", "Unknown NotYet"),
+    "running": (KnownCapture(result("running")), "running", "True Accepted", "Unknown Running", "Unknown NotYet"),
+    "failed": (
+        KnownCapture(result("failed", "no kernels")),
+        "failed",
+        "True Accepted",
+        "False Failed",
+        "Unknown NoTrace",
+    ),
+    "refused": (
+        KnownCapture(result("refused", "busy")),
+        "refused",
+        "False Refused",
+        "False Refused",
+        "Unknown NoTrace",
+    ),
+    "expired": (KnownCapture(result("expired")), "expired", "True Accepted", "False Expired", "Unknown NoTrace"),
+    "stored, its manifest not seen yet": (
+        *(KnownCapture(result("stored")), "stored", "True Accepted", "True Stored", "Unknown NotYet"),
+    ),
+    "stored": (stored(), "stored", "True Accepted", "True Stored", "Unknown NotJudged"),
+    "with the fault": (stored("yes"), "stored", "True Accepted", "True Stored", "True Reproduced"),
+    "with some of it": (stored("partly"), "stored", "True Accepted", "True Stored", "True PartlyReproduced"),
+    "without it": (stored("no"), "stored", "True Accepted", "True Stored", "False NotReproduced"),
+    "of a control": (control("yes"), "stored", "True Accepted", "True Stored", "Unknown Control"),
+}
+
+
+def test_every_state_is_in_the_table():
+    assert {case[1] for case in STATES.values()} == {"requested", *get_args(CaptureState)}
+
+
+@pytest.mark.parametrize("case", STATES.values(), ids=STATES)
+def test_how_far_a_capture_is(case):
+    seen, state, *expected = case
+    status = capture_status(capture(), seen, NOW_S)
+    assert status.state == state
+    assert status.reproduced is None or expected[-1] != "Unknown Control"
+    assert conditions_of(status) == dict(zip(("Accepted", "Stored", "Reproduced"), expected, strict=True))
+    assert refused("TraceCapture", "status", status.plain()) == ""
+    if seen.result is not None and seen.result.detail:
+        assert all(seen.result.detail in one.message for one in status.conditions if one.status == "False")
+
+
+def test_a_stored_capture_says_what_it_shows():
+    sleeps = CauseInfo(code="sleep", sure=True, sentence="Rank 2 sleeps.", next_step="Look.")
+    cost = CostInfo(first_step=158, last_step=165, cost_s=0.5, before_s=0.1)
+    seen = stored("yes", cost=cost)
+    seen = replace(seen, manifest=seen.manifest.model_copy(update={"findings": FakeFindings(sleeps)}))
+    status = capture_status(capture(FIRED), seen, NOW_S).plain()
+    assert status.pop("conditions")
+    assert status == {
+        "observedGeneration": 1,
+        "state": "stored",
+        "profiler": "torch",
+        "host": "node-1",
+        "first_step": 160,
+        "last_step": 164,
+        "reproduced": "yes",
+        "cause": "Rank 2 sleeps.",
+        "cost_s": 0.5,
+        "stored": {
+            "store": STORE,
+            "reference": "resnet/run-1/w100-149-r2-slow-rank-1",
+            "size_bytes": 7,
+            "artefacts": [{"name": "trace.json.gz", "size_bytes": 7, "sha256": "ab" * 32}],
+        },
+    }
+
+
+class FakeFindings:
+    """As much of a capture's findings as a status asks for."""
+
+    def __init__(self, cause: CauseInfo) -> None:
+        self.cause = cause
+
+
+MEANINGLESS = {
+    "no rank": ({"job": "resnet", "reason": "x"}, "spec.rank: "),
+    "a size that is none": ({**ASKED, "max_bytes": "1Ki"}, "spec.max_bytes: "),
+    "options of another profiler": (
+        {**ASKED, "profiler": "nsys", "torch": {}},
+        "spec.torch: options of torch do nothing",
+    ),
+    "steps of a stall": (
+        {**FIRED, "trigger": {**FIRED["trigger"], "label": "stalled"}, "steps": 5},
+        "spec.steps: stacks of a rank that stands still are taken once",
+    ),
+    "a window that ends before it begins": (
+        {**FIRED, "trigger": {**FIRED["trigger"], "first_step": 200}},
+        "spec.trigger.last_step: comes before first_step",
+    ),
+    "nothing": (None, "spec: "),
+}
+
+
+@pytest.mark.parametrize(("spec", "said"), MEANINGLESS.values(), ids=MEANINGLESS)
+def test_what_makes_no_sense_is_refused_with_why(spec, said):
+    status = capture_status(capture(spec), KnownCapture(), NOW_S)
+    assert status.state == "refused"
+    assert conditions_of(status) == {
+        "Accepted": "False Invalid",
+        "Stored": "False Invalid",
+        "Reproduced": "Unknown NoTrace",
+    }
+    assert said in status.conditions[0].message
+    assert refused("TraceCapture", "status", status.plain()) == ""
+
+
+def test_what_a_person_or_a_policy_asks_for_is_understood():
+    for spec in (ASKED, FIRED, {**ASKED, "profiler": "torch", "steps": 8, "torch": {"record_shapes": True}}):
+        found, wrong = capture_of({"spec": spec})
+        assert (found is not None, wrong) == (True, "")
+        assert refused("TraceCapture", "spec", spec) == ""
+
+
+def test_conditions_say_since_when():
+    first = capture_status(capture(), KnownCapture(result("running")), NOW_S)
+    later = capture_status(capture(status=first.plain()), KnownCapture(result("stored")), NOW_S + 60)
+    since = {one.type: one.lastTransitionTime for one in later.conditions}
+    assert since == {
+        "Accepted": "2027-01-15T08:00:00Z",
+        "Stored": "2027-01-15T08:01:00Z",
+        "Reproduced": "2027-01-15T08:00:00Z",
+    }
+
+
+WHERE = {"store": STORE, "reference": "resnet/run-1/w1", "size_bytes": 7, "artefacts": []}
+DELETED = {"deletionTimestamp": "2027-01-15T08:00:00Z"}
+LONGEST_S = 60 + STORING_S
+REMOVALS = {
+    "never answered": (None, 0, "release", "It has no trace."),
+    "asked for": ({"state": "requested"}, 0, "release", "It has no trace."),
+    "refused": ({"state": "refused"}, 0, "release", "It has no trace."),
+    "failed": ({"state": "failed"}, 0, "release", "It has no trace."),
+    "expired": ({"state": "expired"}, 0, "release", "It has no trace."),
+    "stored": ({"state": "stored", "stored": WHERE}, 0, "remove", f"Its trace is in {STORE}, and is deleted there."),
+    "stored, whatever else it says": ({"state": "running", "stored": WHERE}, 0, "remove", "Its trace is in "),
+    "running": ({"state": "running"}, 0, "wait", f"Waiting for {LONGEST_S:.0f} s at most."),
+    "armed": ({"state": "armed"}, 600, "wait", "Waiting for 60 s at most."),
+    "running for longer than it can": ({"state": "running"}, LONGEST_S, "release", "It never said that it stored"),
+    "stored somewhere": ({"state": "stored", "stored": {"store": STORE}}, 0, "wait", "cannot be read from its status"),
+    "of a state that nobody knows": ({"state": "dreaming"}, 0, "release", "It has no trace."),
+    "a status that is none": ("x", 0, "release", "It has no trace."),
+}
+
+
+@pytest.mark.parametrize("case", REMOVALS.values(), ids=REMOVALS)
+def test_what_becomes_of_the_trace_of_a_deleted_capture(case):
+    status, later_s, action, said = case
+    found = removal(capture(status=status, **DELETED), NOW_S + later_s)
+    assert found.action == action
+    assert said in found.words
+    assert (found.stored is not None) == (action == "remove")
+    assert (found.wait_s > 0) == (action == "wait")
+
+
+text = st.text(max_size=3000)
+
+
+@given(
+    detail=text,
+    host=text,
+    steps=st.tuples(st.integers(0, 2**53), st.integers(0, 2**53)),
+    cost=st.floats() | st.none(),
+    state=st.sampled_from(get_args(CaptureState)),
+    reproduced=st.sampled_from(["yes", "no", "partly", None]),
+)
+def test_whatever_is_known_of_a_capture_its_status_is_one_that_the_server_takes(
+    detail, host, steps, cost, state, reproduced
+):
+    seen = stored(reproduced, cost=CostInfo.model_construct(cost_s=cost))
+    about = seen.manifest.capture.model_copy(update={"host": host})
+    took = result(state, detail, first_step=steps[0], last_step=steps[1])
+    seen = replace(seen, manifest=seen.manifest.model_copy(update={"capture": about}), result=took)
+    status = capture_status(capture(), seen, NOW_S)
+    assert refused("TraceCapture", "status", status.plain()) == ""
+
+
+INFO = RunInfo("run-1", "resnet", "2026-03-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
+LARGEST_BYTES = 64 * 1024
+
+
+def view(*rows, **about) -> View:
+    known = {"info": INFO, "telemetry": RankCoverage(4, 4), "going": True, "directory": "runs/r"}
+    return View("1", **{**known, "rows": rows, **about})
+
+
+def status_of(seen: View, before=None):
+    status = report_status(made("TriageReport", "resnet", {"job": "resnet"}, before), seen, NOW_S)
+    plain = status.plain()
+    assert refused("TriageReport", "status", plain) == ""
+    return status, plain
+
+
+def held_row(first, *reasons):
+    of = held(first, reasons=reasons)
+    return row_of(of, decision(of, "hold", ", ".join(reasons)))
+
+
+HEALTHY, SLOW = row(0), row(50, "suspect", "throttle", "overhead_budget", onset=60)
+STANDS = {
+    "no run yet": (View("none", problem="waits"), "no_run", "Unknown NoRun", "False NoRun"),
+    "nothing judged": (view(), "warming_up", "Unknown WarmingUp", "True Watched"),
+    "healthy": (view(HEALTHY), "healthy", "True Healthy", "True Watched"),
+    "slow": (view(HEALTHY, SLOW), "throttled", "False Throttled", "True Watched"),
+    "nobody named": (view(HEALTHY, held_row(50, "co_critical")), "held", "False Held", "True Watched"),
+    "it has ended": (view(HEALTHY, going=False), "healthy", "True Healthy", "False Ended"),
+    "nobody watches": (view(SLOW, unwatched=True), "unknown", "Unknown Unknown", "False Unwatched"),
+}
+
+
+@pytest.mark.parametrize("case", STANDS.values(), ids=STANDS)
+def test_how_a_job_stands(case):
+    seen, health, *expected = case
+    status, _ = status_of(seen)
+    assert status.health == health
+    assert [f"{one.type} {one.status} {one.reason}" for one in status.conditions] == [
+        f"Healthy {expected[0]}",
+        f"Watched {expected[1]}",
+    ]
+    assert all(one.message.strip() for one in status.conditions)
+
+
+def test_a_slow_job_is_reported_whole():
+    # GIVEN a rank that is slow in data, a capture of it, two hold-offs before that, and what a capture cost
+    rows = (HEALTHY, held_row(10, "co_critical"), held_row(20, "co_critical"), SLOW)
+    found = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.02, expected_s=0.02)
+    manifest = manifest_of("c1").model_copy(update={"reproduced": found})
+    states = {"c0": CaptureResult("c0", 1, "failed", "why"), "c1": CaptureResult("c1", 2, "stored")}
+    cost = CostMeasured(1.0, 0, 60, 65, 1.5, 0.1)
+    losses = Losses({"rank 2 in data": SuspectLoss("rank 2", "data", lost_s=0.8999999999999999, rank_s=3.6)})
+    status, plain = status_of(view(*rows, states=states, captures=(manifest,), notes=(cost,), losses=losses))
+    assert (status.run, status.suspect, status.since_step) == ("run-1", "rank 2 in data", 60)
+    assert (status.windows, status.windows_held) == (4, 3)
+    assert (status.verdict.label, status.verdict.first_step, status.verdict.outcome) == ("suspect", 50, "throttle")
+    assert [(one.outcome, one.reason, one.reasons, one.windows, one.last_step) for one in status.holds] == [
+        ("throttle", "overhead_budget", (), 1, 99),
+        ("hold", "undecided", ("co_critical",), 2, 69),
+    ]
+    assert status.holds[1].words.startswith("several ranks are late together")
+    assert [(one.capture_id, one.rank, one.state, one.reproduced) for one in status.captures] == [
+        ("c1", 2, "stored", "yes"),
+        ("c0", 1, "failed", None),
+    ]
+    assert plain["cost"] == {
+        "stragglers_s": 0.9,
+        "stragglers_rank_hours": 0.001,
+        "captures_s": 1.5,
+    }
+
+
+def test_a_straggler_that_stays_is_reported_with_what_would_help_and_what_was_done():
+    # GIVEN a rank that is named in one window after the other, and a remedy that was kept
+    slow = [row(50 + 10 * n, "suspect", "throttle", "overhead_budget", onset=60) for n in range(6)]
+    saved = {"on_s": 0.28, "off_s": 0.33, "saves_s": 0.05, "error_s": 0.002}
+    kept = RemedyChanged(1.0, 0, 90, "stragglar", "kept", "helps", 2, "rank 2", "data", numbers=saved)
+    # (and of another group of ranks, no more than advice)
+    advised = msgspec.structs.replace(kept, switch="other", state="advised", reason="not_allowed", rank=1, numbers={})
+    status, plain = status_of(view(*slow, notes=(kept, advised)))
+    # THEN both are there, in numbers and in words
+    assert (status.advice.straggler, status.advice.remedy) == ("rank 2 in data", "rebalance")
+    assert status.advice.saves_s > 0
+    assert status.advice.words.startswith("Give it less to do. Saves ")
+    assert (plain["remedy"]["state"], plain["remedy"]["rank"], plain["remedy"]["saves_s"]) == ("kept", 2, 0.05)
+    # AND neither is where nobody stays slow
+    assert {"advice", "remedy"}.isdisjoint(status_of(view(HEALTHY))[1])
+
+
+def test_a_report_is_bounded_however_long_its_run():
+    # GIVEN thousands of windows held for ever other reasons, in long sentences, and thousands of captures
+    rows = [replace(held_row(10 * n, f"reason-{n % 500}"), words="é" * 5000, resolves="é" * 5000) for n in range(3000)]
+    states = {f"c{n}": CaptureResult(f"c{n}", n, "failed") for n in range(3000)}
+    status, plain = status_of(view(*rows, states=states))
+    assert (len(status.holds), len(status.captures)) == (MAX_HOLDS, MAX_CAPTURES)
+    assert (status.windows, status.windows_held, status.captures_total) == (3000, 3000, 3000)
+    assert status.captures[0].capture_id == "c2999"
+    assert len(json.dumps(plain, ensure_ascii=False).encode()) < LARGEST_BYTES
+
+
+any_text = st.text(max_size=600) | st.just("\ud800")
+
+
+@given(
+    words=any_text,
+    sentence=any_text,
+    named=any_text,
+    gain_s=st.floats(),
+    exposed_s=st.floats(),
+    reasons=st.lists(any_text, max_size=20),
+)
+def test_whatever_is_on_record_the_status_is_one_that_the_server_takes(
+    words, sentence, named, gain_s, exposed_s, reasons
+):
+    suspects = tuple(replace(one, gain_s=gain_s) for one in SLOW.suspects)
+    about = {"words": words, "sentence": sentence, "resolves": words, "exposed_s": exposed_s, "suspects": suspects}
+    slow = replace(SLOW, **about, named=named or "x", reasons=tuple(reasons))
+    _, plain = status_of(view(HEALTHY, slow))
+    assert json.dumps(plain, allow_nan=False).encode()
+
+
+DAY_S = 86_400.0
+OUTDATED = {
+    "nothing new for long": ((8, 9), [], True),
+    "news lately": ((8, 6), [], False),
+    "made lately, and nothing said": ((6,), [], False),
+    "made long ago, and nothing said": ((8,), [], True),
+    "goes with its job": ((8, 9), [{"kind": "Job"}], False),
+}
+
+
+@pytest.mark.parametrize(("days", "owners", "old"), OUTDATED.values(), ids=OUTDATED)
+def test_which_reports_are_removed(days, owners, old):
+    """GIVEN a report that was made, and changed, so many days ago THEN after a week without news and owner it is old"""
+    made_at, *changed = (clock(NOW_S - one * DAY_S) for one in days)
+    said = {"type": "Watched", "status": "False", "reason": "Ended", "message": "over"}
+    body = {
+        "metadata": {"creationTimestamp": made_at, "ownerReferences": owners},
+        "status": {"conditions": [{**said, "lastTransitionTime": one} for one in changed]},
+    }
+    assert outdated(body, NOW_S, 7 * DAY_S) is old
+
+
+JOB = JobRef("jobset", "pretraining", "ml")
+
+
+def status(health, *captures):
+    found = [{"capture_id": name, "rank": 2, "state": state} for name, state in captures]
+    return {"health": health, "summary": "It stands so.", "captures": found}
+
+
+def changes(before, now):
+    return [(one.reason, one.kind) for one in news(before, now)]
+
+
+def test_how_a_job_stands_is_told_when_that_changes():
+    assert changes({}, status("warming_up")) == []
+    assert changes(status("warming_up"), status("healthy")) == []
+    assert changes(status("healthy"), status("suspect")) == [("Suspect", "Warning")]
+    assert changes(status("suspect"), status("suspect")) == []
+    assert changes(status("captured"), status("healthy")) == [("Healthy", "Normal")]
+
+
+def test_captures_are_told_together_when_they_end():
+    before, now = (
+        status("suspect", ("a", "running")),
+        status("suspect", ("a", "stored"), ("b", "stored"), ("c", "failed")),
+    )
+    found = list(news(before, now))
+    assert [one.reason for one in found] == ["CaptureStored", "CaptureFailed"]
+    assert found[0].message == "2 stored, among them a of rank 2."
+    assert changes(now, now) == []
+
+
+def test_a_remedy_is_told_in_each_state_that_it_comes_to():
+    # GIVEN a remedy that is tried, and then kept THEN each of that is told once, in the report's own words
+    trying, kept = (
+        status("suspect") | {"remedy": {"remedy": "pipeline", "state": state, "rank": 1, "words": f"It is {state}."}}
+        for state in ("trying", "kept")
+    )
+    assert changes(status("suspect"), trying) == [("RemedyTrying", "Normal")]
+    assert changes(trying, trying) == []
+    assert [(one.reason, one.message) for one in news(trying, kept)] == [("RemedyKept", "It is kept.")]
+
+
+FACES = st.sampled_from(get_args(Face))
+CAPTURES = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.sampled_from(get_args(CaptureState))), unique_by=lambda one: one[0]
+)
+
+
+@given(st.lists(st.builds(lambda face, captures: status(face, *captures), FACES, CAPTURES), max_size=40))
+def test_however_long_a_job_it_has_few_events(course):
+    """GIVEN any course of a job THEN its events have a dozen names at most, and each counts how often it was so."""
+    served, count = {}, 0
+    report = made("TriageReport", JOB.object_name, {"job": "pretraining"})
+    for before, now in zip([{}, *course], course, strict=False):
+        for one in news(before, now):
+            name = event_name(JOB, one.reason)
+            served[name] = event_body(JOB, report, one, served.get(name, {}), 1, NOW_S)
+            count += 1
+    assert len(served) <= len(get_args(Face)) + 2
+    assert sum(one["count"] for one in served.values()) == count
+    assert all(0 < len(one["message"]) <= 1024 for one in served.values())

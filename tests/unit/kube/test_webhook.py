@@ -1,0 +1,332 @@
+"""The webhook's answers, its server, and its certificate, as far as they need no cluster."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+import sftriage.kube.webhook as serving
+from sftriage.errors import InputError
+from sftriage.kube.injecting import applied
+from sftriage.kube.sidecar import InjectionSettings
+from sftriage.kube.webhook import (
+    Issued,
+    KeptSettings,
+    Wanted,
+    WebhookServer,
+    answer,
+    good_until,
+    issued,
+    rotating,
+    service_names,
+    wait_for_certificate,
+    wanted,
+)
+from tests.integration.processes import wait_until
+from tests.unit.kube.pods import pod
+
+NEW, SETTINGS = (1, 31), InjectionSettings()
+PODS = {"group": "", "version": "v1", "resource": "pods"}
+CAPTURES = {"group": "sftriage.dev", "version": "v1alpha1", "resource": "tracecaptures"}
+JOB = {"batch.kubernetes.io/job-name": "resnet"}
+
+
+def review(made: Any, resource: Any = PODS, operation: str = "CREATE", **more: Any) -> dict[str, Any]:
+    request = {"uid": "7d", "resource": resource, "operation": operation, "namespace": "ml", "object": made, **more}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+def told(asked: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The patch and the warnings of an answer."""
+    found = answer(asked, SETTINGS, NEW)
+    assert (found["apiVersion"], found["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    response = found["response"]
+    assert (response["uid"], response["allowed"]) == ("7d", True)
+    patch = json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
+    assert ("patchType" in response) == bool(patch)
+    return patch, response.get("warnings", [])
+
+
+def test_a_pod_that_is_made_is_injected_where_it_will_be():
+    patch, warnings = told(review(pod(JOB)))
+    assert warnings == []
+    assert applied(pod(JOB), patch)["metadata"]["annotations"]["sftriage.dev/job-id"] == "ml/job/resnet"
+
+
+def unlabelled(**labels: str) -> dict[str, Any]:
+    body = pod(labels)
+    del body["metadata"]["labels"]["sftriage.dev/inject"]
+    return body
+
+
+QUIET = {
+    "a pod that is changed": review(pod(JOB), operation="UPDATE"),
+    "an ephemeral container": review(pod(JOB), subResource="ephemeralcontainers"),
+    "a pod that says no": review(pod({**JOB, "sftriage.dev/inject": "disabled"})),
+    "a pod of no job, in a namespace that is labelled": review(unlabelled(app="web")),
+    "something else": review({}, {"group": "apps", "resource": "deployments"}),
+    "no object": review(None),
+    "a capture without a spec": review({"spec": None}, CAPTURES),
+}
+
+
+@pytest.mark.parametrize("asked", QUIET.values(), ids=QUIET)
+def test_what_is_none_of_its_business_is_let_through_without_a_word(asked):
+    assert told(asked) == ([], [])
+
+
+def test_a_pod_in_a_namespace_that_is_labelled_is_injected_if_it_is_of_a_job():
+    patch, _ = told(review(unlabelled(**JOB)))
+    assert patch
+
+
+def test_what_goes_wrong_is_a_warning_and_nothing_more(monkeypatch):
+    def boom(*_: Any) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(serving, "injection", boom)
+    patch, (warning,) = told(review(pod(JOB)))
+    assert patch == []
+    assert "RuntimeError: boom" in warning
+
+
+USER = {"username": "ada", "uid": "7", "groups": ["g"]}
+STAMPS = {
+    "nobody is said": ("CREATE", {"rank": 1}, None, {"username": "ada", "uid": "7"}),
+    "somebody else is said": ("CREATE", {"requested_by": {"username": "boss"}}, None, {"username": "ada", "uid": "7"}),
+    "it is changed": (
+        "UPDATE",
+        {"requested_by": {"username": "boss", "uid": ""}},
+        {"requested_by": {"username": "ada", "uid": "7"}},
+        {"username": "ada", "uid": "7"},
+    ),
+    "it is taken away": (
+        "UPDATE",
+        {"rank": 1},
+        {"requested_by": {"username": "ada", "uid": "7"}},
+        {"username": "ada", "uid": "7"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("operation", "spec", "before", "expected"), STAMPS.values(), ids=STAMPS)
+def test_a_capture_is_asked_for_by_who_the_server_says(operation, spec, before, expected):
+    patch, warnings = told(review({"spec": spec}, CAPTURES, operation, oldObject={"spec": before}, userInfo=USER))
+    assert patch == [{"op": "add", "path": "/spec/requested_by", "value": expected}]
+    assert warnings == []
+    stamped = {"spec": {**spec, "requested_by": expected}}
+    again = review(stamped, CAPTURES, operation, oldObject={"spec": before}, userInfo=USER)
+    assert told(again) == ([], [])
+
+
+def test_a_capture_that_nobody_was_known_to_ask_for_gets_no_name_later():
+    changed = {"spec": {"requested_by": {"username": "boss", "uid": ""}}}
+    patch, _ = told(review(changed, CAPTURES, "UPDATE", oldObject={"spec": {"rank": 1}}, userInfo=USER))
+    assert patch == [{"op": "remove", "path": "/spec/requested_by"}]
+
+
+@pytest.mark.parametrize("asked", [{}, {"apiVersion": "admission.k8s.io/v1beta1", "request": {"uid": "1"}}])
+def test_what_is_no_review_is_no_question(asked):
+    with pytest.raises(ValueError, match="no AdmissionReview"):
+        answer(asked, SETTINGS, NEW)
+
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(_ANY, _ANY, st.sampled_from([PODS, CAPTURES]), st.sampled_from(["CREATE", "UPDATE"]))
+def test_no_answer_ever_refuses(made, user, resource, operation):
+    told(review(made, resource, operation, oldObject=user, userInfo=user))
+    told(review({"metadata": made, "spec": user}, resource, operation, userInfo=made))
+
+
+REVIEW: dict[str, Any] = {
+    "apiVersion": "admission.k8s.io/v1",
+    "kind": "AdmissionReview",
+    "request": {
+        "uid": "7d",
+        "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "operation": "CREATE",
+        "namespace": "ml",
+        "object": pod({"job-name": "resnet"}),
+    },
+}
+
+
+def webhook(version: tuple[int, int] | None = (1, 31)) -> TestClient:
+    return TestClient(WebhookServer(InjectionSettings, lambda: version).app)
+
+
+def test_a_review_is_answered_once_the_version_is_known():
+    with webhook() as client:
+        assert client.get("/healthz").text == "ok"
+        wait_until(lambda: client.get("/readyz").status_code == 200, 30)
+        found = client.post("/mutate", json=REVIEW).json()["response"]
+        assert found["allowed"] is True
+        assert "patch" in found
+
+
+def test_a_cluster_that_does_not_tell_its_version_has_its_pods_left_alone():
+    with webhook(None) as client:
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/readyz").status_code == 503
+        found = client.post("/mutate", json=REVIEW).json()["response"]
+        assert found["allowed"] is True
+        assert "patch" not in found
+        assert found["warnings"] == ["sftriage: not injected: the cluster's version is not known yet"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("{", 400),
+        ("[]", 400),
+        ("{}", 400),
+        ("[" * 100_000, 400),
+        (json.dumps({"x": "y" * serving.MAX_BODY_BYTES}), 413),
+    ],
+    ids=["half", "a list", "nothing", "deep", "large"],
+)
+def test_what_is_no_review_gets_an_error_and_the_server_goes_on(body, status):
+    with webhook() as client:
+        assert client.post("/mutate", content=body).status_code == status
+        assert client.get("/healthz").text == "ok"
+
+
+def test_settings_that_change_take_effect_and_those_that_make_no_sense_do_not(tmp_path, caplog):
+    path = tmp_path / "settings.yaml"
+
+    def write(text: str) -> None:
+        # (as a node does it: another file takes its name)
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(path)
+
+    write("image: one")
+    kept = KeptSettings(path)
+    assert kept().image == "one"
+    write("image: two")
+    assert kept().image == "two"
+    write("imag: three")
+    assert kept().image == "two"
+    assert "the settings stay as they were" in caplog.text
+    write("image: four")
+    assert kept().image == "four"
+    path.unlink()
+    assert kept().image == "four"
+    with pytest.raises(InputError, match="cannot be read"):
+        KeptSettings(path)
+
+
+def laid(folder: Path, made: Issued) -> None:
+    for name, content in made.files().items():
+        (folder / name).write_bytes(content)
+
+
+def shaken(server: ssl.SSLContext, made: Issued) -> bool:
+    """Whether a client that trusts an authority takes what a server has."""
+    one, other, back = ssl.MemoryBIO(), ssl.MemoryBIO(), None
+    context = ssl.create_default_context(cadata=made.authority.decode())
+    client = context.wrap_bio(one, other, server_hostname="a.b.svc")
+    serves = server.wrap_bio(other, one, server_side=True)
+    for _ in range(10):
+        for end in (client, serves):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError:
+                return False
+            back = end
+    return back is not None
+
+
+def test_each_handshake_has_the_certificate_that_lies_there_then(tmp_path, caplog):
+    first, second = (issued(["a.b.svc"], datetime.now(timezone.utc)) for _ in range(2))
+    laid(tmp_path, first)
+    context = rotating(tmp_path)
+    assert shaken(context, first)
+    assert not shaken(context, second)
+    # WHEN a key has come, and its certificate has not THEN the one before is used still
+    (tmp_path / "tls.key").write_bytes(second.key)
+    assert shaken(context, first)
+    assert "the one before is" in caplog.text
+    laid(tmp_path, second)
+    assert shaken(context, second)
+    assert not shaken(context, first)
+    # AND back again
+    laid(tmp_path, first)
+    assert shaken(context, first)
+
+
+def test_a_folder_without_a_certificate_is_waited_for_and_then_said(tmp_path):
+    with pytest.raises(InputError, match=r"has no tls\.crt and tls\.key"):
+        wait_for_certificate(tmp_path, 0.0)
+    with pytest.raises(InputError, match="has no certificate that can be used"):
+        rotating(tmp_path)
+    laid(tmp_path, issued(["a.b.svc"], datetime.now(timezone.utc)))
+    wait_for_certificate(tmp_path, 0.0)
+
+
+NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
+NAMES = service_names("sftriage-webhook", "sftriage-system")
+GOOD = issued(NAMES, NOW)
+OLD = issued(NAMES, NOW - timedelta(days=310))
+
+
+def test_a_certificate_is_good_for_the_names_of_its_service_and_for_a_year():
+    assert NAMES[0] == "sftriage-webhook.sftriage-system.svc"
+    assert good_until(GOOD.files(), NAMES) == NOW + timedelta(days=365)
+    assert good_until(GOOD.files(), ("another.ns.svc",)) is None
+    assert good_until(issued(["127.0.0.1"], NOW).files(), ["127.0.0.1"]) is not None
+
+
+def test_a_client_takes_it(tmp_path):
+    for name, content in GOOD.files().items():
+        (tmp_path / name).write_bytes(content)
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    ssl.create_default_context(cadata=GOOD.authority.decode())
+
+
+OTHER = issued(NAMES, NOW)
+BAD = {
+    "nothing": {},
+    "no key": {name: one for name, one in GOOD.files().items() if name != "tls.key"},
+    "another's key": {**GOOD.files(), "tls.key": OTHER.key},
+    "another's authority": {**GOOD.files(), "ca.crt": OTHER.authority},
+    "half of one": {**GOOD.files(), "tls.crt": GOOD.certificate[:100]},
+}
+
+
+@pytest.mark.parametrize("files", BAD.values(), ids=BAD)
+def test_what_is_no_good_certificate_is_made_anew_and_alone_is_trusted(files):
+    assert good_until(files, NAMES) is None
+    found = wanted(files, b"whatever", NAMES, NOW)
+    assert found.issued is not None
+    assert found.trusted == found.issued.authority
+
+
+def test_a_good_one_stays_and_is_trusted():
+    assert wanted(GOOD.files(), GOOD.authority, NAMES, NOW) == Wanted(None, GOOD.authority)
+    # AND where somebody has taken the trust away, it is trusted again
+    assert wanted(GOOD.files(), b"", NAMES, NOW) == Wanted(None, GOOD.authority)
+
+
+def test_one_that_ends_soon_is_replaced_and_both_are_trusted_meanwhile():
+    found = wanted(OLD.files(), OLD.authority, NAMES, NOW)
+    assert found.issued is not None
+    assert found.trusted == found.issued.authority + OLD.authority
+    # WHEN it is looked at again THEN nothing is done
+    assert wanted(found.issued.files(), found.trusted, NAMES, NOW) == Wanted(None, found.trusted)
