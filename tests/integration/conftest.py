@@ -13,8 +13,10 @@ import pytest
 
 from sftriage.policy.loading import find
 from tests.integration.browsing import browser, page, serve  # noqa: F401 (fixtures)
-from tests.integration.kube import namespace  # noqa: F401 (a fixture)
-from tests.integration.kube_laptop import laptop  # noqa: F401 (a fixture)
+from tests.integration.kube import (
+    laptop,  # noqa: F401 (a fixture)
+    namespace,  # noqa: F401 (a fixture)
+)
 from tests.integration.processes import ended
 
 # Whoever starts pytest in the background of a script has it ignore Ctrl-C, and with it all that it starts.

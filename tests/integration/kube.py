@@ -1,4 +1,4 @@
-"""A real API server: any that a kubeconfig leads to, or one of a test's own, from programs that are here already."""
+"""A real API server: any that a kubeconfig leads to, or one of a test's own; operators, captures and laptops on it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.processes import DEADLINE_S, wait_until
+from sftriage.kube.sidecar import InjectionSettings
+from sftriage.kube.statuses import KnownCapture, capture_status
+from sftriage.model.captures import CaptureResult
+from sftriage.traces.manifest import Manifest, ReproducedInfo
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.store import LocalStore
+from tests.integration.processes import DEADLINE_S, ended, wait_until
+from tests.unit.conftest import manifest_of
 
 ANY = "SFTRIAGE_TEST_KUBECONFIG"
 """The variable that names a kubeconfig of a cluster that may be tried on: definitions and namespaces are made there."""
@@ -228,3 +236,142 @@ def namespace(server: Cluster) -> Iterator[str]:
     """A namespace of a test's own, on the server of its module."""
     with server.namespace() as name:
         yield name
+
+
+class Operators:
+    """One or several, which look after a namespace; with ``settings``, after its jobs, too."""
+
+    def __init__(
+        self, server: Cluster, folder: Path, namespace: str, settings: InjectionSettings | None = None
+    ) -> None:
+        self._folder, self._namespace, self.settings = folder, namespace, settings
+        self._environment = {**os.environ, "KUBECONFIG": str(server.as_operator(folder))}
+        self._held = contextlib.ExitStack()
+
+    def start(self, name: str = "operator", *more: str, everywhere: bool = False) -> subprocess.Popen[bytes]:
+        """Start one; it ends with all of them."""
+        command = [sys.executable, "-m", "sftriage", "operator"]
+        command += [] if everywhere else ["--namespace", self._namespace]
+        if self.settings is not None:
+            settings = self._folder / "settings.yaml"
+            settings.write_text(yaml.safe_dump(self.settings.plain()))
+            command += ["--settings", str(settings), "--grace-seconds", "1"]
+        with (self._folder / name).open("ab") as log:
+            process = subprocess.Popen([*command, *more], stdout=log, stderr=log, env=self._environment)
+        self._held.enter_context(ended(process))
+        return process
+
+    @contextlib.contextmanager
+    def running(self, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+        """One that runs until this ends, and has not ended by itself."""
+        process = self.start("operator", *more)
+        with ended(process):
+            yield process
+            assert process.poll() is None, self.said()
+
+    def said(self, name: str = "operator") -> str:
+        """What one of them has said."""
+        return (self._folder / name).read_text()
+
+    def close(self) -> None:
+        """End all of them."""
+        self._held.close()
+
+
+CAPTURE_ID = "w100-149-r2-slow-rank-1"
+
+
+def made(kind: str, name: str, spec: Any, **metadata: Any) -> dict[str, Any]:
+    """An object of ours."""
+    return {"apiVersion": "sftriage.dev/v1alpha1", "kind": kind, "metadata": {"name": name, **metadata}, "spec": spec}
+
+
+def put_status(server: Cluster, namespace: str, plural: str, name: str, status: Any) -> None:
+    """Write a status as the operator does, by its subresource; again where somebody else writes meanwhile."""
+    path = f"/apis/sftriage.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/status"
+
+    def written() -> bool:
+        body = {**server.get(plural, name, namespace=namespace), "status": status}
+        done = server.kubectl("replace", "--raw", path, "-f", "-", text=json.dumps(body), check=False)
+        assert done.returncode == 0 or "the object has been modified" in done.stderr, done.stderr
+        return done.returncode == 0
+
+    wait_until(written, 60)
+
+
+def stored_trace(folder: Path, url: str) -> tuple[RemoteStore, Manifest]:
+    """A store with one trace, and its manifest."""
+    trace = folder / "exported.json"
+    trace.write_text('{"traceEvents": []}')
+    run = LocalStore(folder / "run")
+    manifest = run.put(CAPTURE_ID, trace, lambda artefact: manifest_of(CAPTURE_ID, artefact))
+    found = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.02, expected_s=0.02)
+    manifest = manifest.model_copy(update={"reproduced": found})
+    store = RemoteStore.open(url, job=manifest.job, run=manifest.run)
+    for artefact in manifest.artefacts:
+        store.put_artefact(CAPTURE_ID, artefact, run.path(CAPTURE_ID, artefact.name).read_bytes())
+    store.put_manifest(manifest)
+    return RemoteStore.open(url), manifest
+
+
+def captured(server: Cluster, namespace: str, store: RemoteStore, manifest: Manifest, place: str = "") -> str:
+    """A TraceCapture whose trace is stored; its name."""
+    why = {"policy": "default", "rule": "slow-rank", "stage": "data", "first_step": 100, "last_step": 149}
+    body = made("TraceCapture", "c", {"job": "resnet", "rank": 2, "reason": "slow", "trigger": why})
+    server.create(body, namespace)
+    result = CaptureResult(CAPTURE_ID, 2, "stored", first_step=160, last_step=164)
+    seen = KnownCapture(result, manifest, place or store.place, f"resnet/run-1/{CAPTURE_ID}")
+    status = {**capture_status(body, seen, 0.0).plain(), "observedGeneration": 1}
+    put_status(server, namespace, "tracecaptures", "c", status)
+    return "c"
+
+
+class Laptop:
+    """Somebody's own machine, with a kubeconfig."""
+
+    def __init__(self, kubeconfig: Path, home: Path, namespace: str) -> None:
+        self.home, self._namespace = home, namespace
+        own = {"KUBECONFIG": str(kubeconfig), "COLUMNS": "200", "XDG_CACHE_HOME": str(home / "cache")}
+        self.environment = {**os.environ, **own}
+
+    def command(self, *arguments: object) -> list[str]:
+        return [sys.executable, "-m", "sftriage", "kube", *map(str, arguments), "-n", self._namespace]
+
+    def __call__(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*arguments),
+            env=self.environment,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    def json(self, *arguments: object, code: int = 0) -> Any:
+        return json.loads(self(*arguments, "--json", code=code).stdout)
+
+    @contextlib.contextmanager
+    def running(self, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+        with (
+            subprocess.Popen(
+                self.command(*arguments),
+                env=self.environment,
+                cwd=self.home,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as process,
+            ended(process),
+        ):
+            yield process
+
+
+@pytest.fixture
+def laptop(server, tmp_path, namespace) -> Laptop:
+    home = tmp_path / "laptop"
+    home.mkdir()
+    return Laptop(server.kubeconfig, home, namespace)

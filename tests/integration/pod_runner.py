@@ -1,10 +1,9 @@
 """Runs pods as a kubelet does, each container in namespaces of its own under its own user; its image is this machine.
 
 What it does: init containers in order, sidecars beside them (an init container that is restarted always; the next waits
-until it has started; they end last, in reverse), volumes with their sizes, the environment and the downward API,
-users, groups and capabilities, shared process ids, ``startupProbe`` and ``preStop`` that run a command, restarts,
-SIGTERM and the grace period, eviction of a pod that fills a volume. What it does not: limits of processors and memory,
-the other probes, profiles of seccomp, images.
+until it runs; they end last, in reverse), volumes, the environment, users, groups and capabilities, shared process ids,
+restarts, SIGTERM and the grace period. What it does not: limits of processors, memory and disks, probes and hooks,
+profiles of seccomp, images.
 """
 
 from __future__ import annotations
@@ -22,10 +21,13 @@ from typing import Any
 
 from tests.integration.pod_container import Bound, Made, Process
 from tests.integration.pod_spec import (
+    ACCOUNT,
+    ACCOUNT_PATH,
     Mount,
     NotYet,
     Objects,
     Place,
+    Volumes,
     argv,
     environment,
     identity,
@@ -33,11 +35,9 @@ from tests.integration.pod_spec import (
     mounts,
     phase,
 )
-from tests.integration.pod_volumes import ACCOUNT, ACCOUNT_PATH, Volumes
 from tests.integration.processes import DEADLINE_S, wait_until
 
 _TICK_S = 0.05
-_MEASURE_S = 1.0
 _SHORTEST_GRACE_S = 2.0
 """Of a container whose turn to end comes late, as a kubelet has it."""
 _PAUSE = """
@@ -98,10 +98,10 @@ class Pod:
         self.body, self.phase, self.reason = body, "Pending", ""
         self._spec, self._folder, self._objects, self._place = body["spec"], folder, objects, place
         self._backoff_s, self._network = pause_s, network
-        self._hostname = str(self._spec.get("hostname") or body["metadata"]["name"][:63])
+        self._hostname = str(body["metadata"]["name"][:63])
         self._shared = bool(self._spec.get("shareProcessNamespace"))
         self._grace_s = float(self._spec.get("terminationGracePeriodSeconds", 30))
-        self._volumes = Volumes(body, folder / "volumes", objects, place)
+        self._volumes = Volumes(body, folder / "volumes", objects)
         self._init, self._main = (
             [Container(one, folder / f"{one['name']}.log") for one in self._spec.get(kind) or ()]
             for kind in ("initContainers", "containers")
@@ -110,7 +110,6 @@ class Pod:
         self._sidecars: list[Container] = []
         self._wanted: list[Container] = []
         self._deleted, self._over = threading.Event(), threading.Event()
-        self._measured_s = 0.0
         folder.mkdir(parents=True)
         self._pause = self._begin_pause()
         self._thread = threading.Thread(target=self._live, name=f"pod {body['metadata']['name']}")
@@ -205,25 +204,12 @@ class Pod:
             self._wanted = [*self._sidecars, one]
             if is_sidecar(one.spec):
                 self._sidecars.append(one)
-            while not (self._ready(one) if is_sidecar(one.spec) else self._finished(one)):
+            while not (one.running if is_sidecar(one.spec) else self._finished(one)):
                 self._tick()
             if one.exit_code and not is_sidecar(one.spec):
                 raise Over(f"Init:Error: {one.name}")
         self._wanted = [*self._sidecars, *self._main]
         self.phase = "Running"
-
-    def _ready(self, one: Container) -> bool:
-        """Whether a sidecar has started, so that what comes next may."""
-        probe = one.spec.get("startupProbe")
-        if not one.running or one.process is None:
-            return False
-        if probe is None:
-            return True
-        assert "exec" in probe, f"{one.name}: a probe that runs a command is all that is done here"
-        try:
-            return one.process.run(probe["exec"]["command"]).returncode == 0
-        except AssertionError:
-            return False  # (it has ended meanwhile)
 
     def _tick(self) -> None:
         """Look after all that is to run now, once."""
@@ -236,10 +222,6 @@ class Pod:
             problem = str(why)
         for one in self._wanted:
             self._keep(one, problem)
-        if (now := time.monotonic()) > self._measured_s + _MEASURE_S:
-            self._measured_s = now
-            if problem := self._volumes.too_large():
-                raise Over(f"Evicted: {problem}")
         time.sleep(_TICK_S)
 
     def _keep(self, one: Container, problem: str) -> None:
@@ -311,15 +293,10 @@ class Pod:
 
 
 def _ended(one: Container, grace_s: float) -> None:
-    """End one container: its hook, SIGTERM, and when its time is over, SIGKILL."""
+    """End one container: SIGTERM, and when its time is over, SIGKILL."""
     process, deadline = one.process, time.monotonic() + grace_s
     if process is None or process.exit_code is not None:
         return
-    hook = (one.spec.get("lifecycle") or {}).get("preStop")
-    if hook is not None and grace_s:
-        assert "exec" in hook, f"{one.name}: a hook that runs a command is all that is done here"
-        with contextlib.suppress(subprocess.TimeoutExpired, AssertionError):
-            process.run(hook["exec"]["command"], grace_s)
     process.signal(signal.SIGTERM)
     while process.exit_code is None and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,10 +1,15 @@
-"""What a pod says of each of its containers, worked out as a kubelet does it. Nothing is run here."""
+"""What a pod says of each of its containers, and its volumes as folders, worked out as a kubelet does it."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "m": 1e-3}
@@ -118,9 +123,6 @@ def downward(pod: Mapping[str, Any], place: Place, path: str) -> str:
     metadata, spec = pod["metadata"], pod["spec"]
     if found := re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path):
         return str((metadata.get(found[1]) or {}).get(found[2], ""))
-    if path in ("metadata.labels", "metadata.annotations"):
-        mapping = metadata.get(path.partition(".")[2]) or {}
-        return "".join(f'{name}="{value}"\n' for name, value in sorted(mapping.items()))
     known = {
         "metadata.name": metadata["name"],
         "metadata.namespace": metadata.get("namespace", "default"),
@@ -145,32 +147,24 @@ def environment(pod: Mapping[str, Any], container: Mapping[str, Any], place: Pla
     for source in container.get("envFrom", ()):
         kind = "secret" if "secretRef" in source else "config map"
         data = objects.data(kind, source.get("secretRef") or source["configMapRef"])
-        found |= {source.get("prefix", "") + name: value.decode() for name, value in (data or {}).items()}
+        found |= {name: value.decode() for name, value in (data or {}).items()}
     for one in container.get("env", ()):
         if "valueFrom" not in one:
             found[one["name"]] = expanded(one.get("value", ""), found)
-        elif (value := _value(pod, container, place, objects, one["valueFrom"])) is not None:
+        elif (value := _value(pod, place, objects, one["valueFrom"])) is not None:
             found[one["name"]] = value
     return found
 
 
-def _value(
-    pod: Mapping[str, Any], container: Mapping[str, Any], place: Place, objects: Objects, source: Mapping[str, Any]
-) -> str | None:
+def _value(pod: Mapping[str, Any], place: Place, objects: Objects, source: Mapping[str, Any]) -> str | None:
     if "fieldRef" in source:
         return downward(pod, place, source["fieldRef"]["fieldPath"])
-    if "resourceFieldRef" in source:
-        reference = source["resourceFieldRef"]
-        which, _, resource = reference["resource"].partition(".")
-        amount = quantity(container["resources"][which][resource])
-        return str(-int(-amount // quantity(reference.get("divisor", "1"))))
-    kind = "secret" if "secretKeyRef" in source else "config map"
-    reference = source.get("secretKeyRef") or source["configMapKeyRef"]
-    data = objects.data(kind, reference)
+    reference = source["secretKeyRef"]
+    data = objects.data("secret", reference)
     if data is not None and reference["key"] in data:
         return data[reference["key"]].decode()
     if not reference.get("optional"):
-        raise NotYet(f"couldn't find key {reference['key']} in {kind} {reference['name']}")
+        raise NotYet(f"couldn't find key {reference['key']} in secret {reference['name']}")
     return None
 
 
@@ -185,7 +179,7 @@ def identity(pod: Mapping[str, Any], container: Mapping[str, Any], objects: Obje
     uid = int(context.get("runAsUser", _image(container, objects).user))
     if context.get("runAsNonRoot") and uid == 0:
         raise NotYet("container has runAsNonRoot and image will run as root")
-    groups = [*of_pod.get("supplementalGroups", ()), *([of_pod["fsGroup"]] if "fsGroup" in of_pod else [])]
+    groups = [of_pod["fsGroup"]] if "fsGroup" in of_pod else []
     changed = own.get("capabilities") or {}
     dropped = {name.lower() for name in changed.get("drop", ())}
     kept = [] if "all" in dropped else [name for name in CAPABILITIES if name not in dropped]
@@ -220,3 +214,106 @@ def phase(codes: Iterable[int]) -> str:
 
 def _image(container: Mapping[str, Any], objects: Objects) -> Image:
     return objects.images.get(container.get("image", ""), Image())
+
+
+ACCOUNT = "kube-api-access"
+ACCOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
+_Files = dict[str, tuple[bytes, int]]
+"""What is in a volume: contents and mode by path."""
+
+
+class Volumes:
+    """The volumes of one pod. What is in memory is mounted where its pause process sees it, and nobody else."""
+
+    def __init__(self, pod: Mapping[str, Any], folder: Path, objects: Objects) -> None:
+        self._folder, self._objects = folder, objects
+        self._group = (pod["spec"].get("securityContext") or {}).get("fsGroup")
+        self._volumes = {one["name"]: one for one in pod["spec"].get("volumes", ())}
+        if objects.account is not None and pod["spec"].get("automountServiceAccountToken", True):
+            self._volumes[ACCOUNT] = {"name": ACCOUNT}
+        self._written: dict[str, _Files] = {}
+        self._numbers = itertools.count()
+
+    def path(self, name: str) -> Path:
+        """Where a volume is, as the pause process sees it."""
+        volume = self._volumes[name]
+        if "hostPath" in volume:
+            return Path(volume["hostPath"]["path"])
+        if "persistentVolumeClaim" in volume:
+            return Path(self._objects.claims[volume["persistentVolumeClaim"]["claimName"]])
+        return self._folder / name
+
+    def make(self, pause: int) -> None:
+        """Make what is empty, for the pod of this pause process."""
+        for name, volume in self._volumes.items():
+            if "emptyDir" not in volume:
+                continue
+            path, about = self.path(name), volume["emptyDir"] or {}
+            path.mkdir(parents=True)
+            mode = 0o777 if self._group is None else 0o2777
+            if about.get("medium") == "Memory":
+                size = f"size={int(quantity(about['sizeLimit']))}," if "sizeLimit" in about else ""
+                options = f"{size}mode={mode:o},gid={self._group or 0}"
+                command = ["nsenter", "-t", str(pause), "--mount", "mount", "-t", "tmpfs", "-o", options, "tmpfs"]
+                subprocess.run([*command, str(path)], check=True, capture_output=True)
+            else:
+                os.chown(path, -1, self._group or 0)
+                path.chmod(mode)
+
+    def project(self) -> None:
+        """Write what objects say as they are now; what has changed is exchanged at once, as a kubelet does it.
+
+        Raises:
+            NotYet: an object is not there that has to be.
+        """
+        for name, volume in self._volumes.items():
+            files = self._files(volume)
+            if files is not None and files != self._written.get(name):
+                self._exchange(self.path(name), files)
+                self._written[name] = files
+
+    def _files(self, volume: Mapping[str, Any]) -> _Files | None:
+        if volume["name"] == ACCOUNT:
+            return {name: (value, 0o644) for name, value in (self._objects.account or {}).items()}
+        kind = next((one for one in ("secret", "configMap") if one in volume), None)
+        if kind is None:
+            return None
+        about = volume[kind]
+        mode = about.get("defaultMode", 0o644)
+        data = self._objects.data("secret" if kind == "secret" else "config map", about)
+        if data is None:
+            return {}
+        if "items" not in about:
+            return {name: (value, mode) for name, value in data.items()}
+        missing = [one["key"] for one in about["items"] if one["key"] not in data]
+        if missing and not about.get("optional"):
+            raise NotYet(f"references non-existent {kind} key: {missing[0]}")
+        return {one["path"]: (data[one["key"]], one.get("mode", mode)) for one in about["items"] if one["key"] in data}
+
+    def _exchange(self, path: Path, files: _Files) -> None:
+        """All files at once, or none: they lie behind a link that is exchanged."""
+        path.mkdir(parents=True, exist_ok=True)
+        fresh = path / f"..{next(self._numbers):06}"
+        for name, (value, mode) in files.items():
+            file = fresh / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(value)
+            # (a group of the pod's own may read whatever is in it)
+            file.chmod(mode | (0o440 if self._group is not None else 0))
+            os.chown(file, -1, self._group or 0)
+        fresh.mkdir(exist_ok=True)
+        data, before = path / "..data", None
+        if data.is_symlink():
+            before = path / data.readlink()
+        link = path / "..data_tmp"
+        link.symlink_to(fresh.name)
+        link.rename(data)
+        wanted = {name.partition("/")[0] for name in files}
+        for name in wanted:
+            if not (path / name).is_symlink():
+                (path / name).symlink_to(f"..data/{name}")
+        for old in path.iterdir():
+            if not old.name.startswith("..") and old.name not in wanted:
+                old.unlink()
+        if before is not None:
+            shutil.rmtree(before)

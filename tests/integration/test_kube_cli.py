@@ -19,8 +19,7 @@ import pytest
 
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from tests.integration.kube import Cluster, missing, prepared
-from tests.integration.kube_captures import CAPTURE_ID, captured, made, put_status, stored_trace
+from tests.integration.kube import CAPTURE_ID, Cluster, captured, made, missing, prepared, put_status, stored_trace
 from tests.integration.processes import wait_until
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")

@@ -24,8 +24,7 @@ from sftriage.runtime.many_hosts import is_up
 from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
 from tests.integration.hubs import free_port
-from tests.integration.kube import ANY, Cluster, OwnCluster, cluster, missing
-from tests.integration.kube_operators import Operators
+from tests.integration.kube import ANY, Cluster, Operators, OwnCluster, cluster, missing
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.integration.shared_nats import account, documented

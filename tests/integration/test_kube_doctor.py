@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from tests.integration.kube import K8S, Cluster, missing, prepared
-from tests.integration.kube_laptop import Laptop
+from tests.integration.kube import K8S, Cluster, Laptop, missing, prepared
 from tests.integration.processes import wait_until
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")

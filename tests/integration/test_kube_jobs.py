@@ -19,8 +19,7 @@ from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.sidecar import InjectionSettings
 from sftriage.policy.loading import find, parse
-from tests.integration.kube import ANY, Cluster, missing, prepared
-from tests.integration.kube_operators import Operators
+from tests.integration.kube import ANY, Cluster, Operators, missing, prepared
 from tests.integration.processes import DEADLINE_S, wait_until
 
 pytestmark = [

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,19 @@ import pytest
 import yaml
 
 from sftriage.policy.loading import find
-from tests.integration.kube import OPERATOR, Cluster, OwnCluster, missing, prepared
-from tests.integration.kube_operators import Operators
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.remote import RemoteStore
+from tests.integration.kube import (
+    CAPTURE_ID,
+    OPERATOR,
+    Cluster,
+    Operators,
+    OwnCluster,
+    captured,
+    missing,
+    prepared,
+    stored_trace,
+)
 from tests.integration.processes import wait_until
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -288,3 +299,72 @@ def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_
         ("b", "Valid", "Conflicts"),
         ("c", "NotLookedAt", "NotLookedAt"),
     ]
+
+
+@pytest.fixture
+def traces(tmp_path) -> tuple[RemoteStore, Manifest]:
+    """A store that hosts share, with one capture, and its manifest."""
+    (tmp_path / "traces").mkdir()
+    return stored_trace(tmp_path, str(tmp_path / "traces"))
+
+
+def with_finalizer(server: Cluster, namespace: str, store: RemoteStore, manifest: Manifest) -> str:
+    """A TraceCapture whose trace is in a store, whose finalizer is there; its name."""
+    name = captured(server, namespace, store, manifest)
+    finalizers = wait_until(
+        lambda: server.get("tracecapture", name, namespace=namespace)["metadata"].get("finalizers"), SOON_S
+    )
+    assert finalizers == ["sftriage.dev/trace"]
+    return name
+
+
+def gone(server: Cluster, namespace: str) -> Callable[[], bool]:
+    return lambda: not server.get("tracecaptures", namespace=namespace)["items"]
+
+
+def test_deleting_a_capture_deletes_its_trace(server, namespace, operator, traces):
+    with operator.running("--store", traces[0].place):
+        name = with_finalizer(server, namespace, *traces)
+        assert len(traces[0].ids()) == 1
+        server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
+        wait_until(gone(server, namespace), SOON_S)
+    assert traces[0].ids() == frozenset()
+
+
+def test_a_pinned_trace_stays(server, namespace, operator, traces):
+    traces[0].pin(CAPTURE_ID)
+    with operator.running("--store", traces[0].place):
+        name = with_finalizer(server, namespace, *traces)
+        server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
+        wait_until(gone(server, namespace), SOON_S)
+        assert "is pinned" in operator.said()
+    assert len(traces[0].ids()) == 1
+
+
+def test_a_trace_is_deleted_though_whoever_should_was_away(server, namespace, operator, traces):
+    """GIVEN a capture that is deleted while no operator runs THEN it waits, and the next operator deletes its trace."""
+    with operator.running("--store", traces[0].place):
+        name = with_finalizer(server, namespace, *traces)
+    server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
+    assert server.get("tracecapture", name, namespace=namespace)["metadata"]["deletionTimestamp"]
+    assert len(traces[0].ids()) == 1
+    with operator.running("--store", traces[0].place):
+        wait_until(gone(server, namespace), SOON_S)
+    assert traces[0].ids() == frozenset()
+
+
+def test_a_trace_in_a_store_that_is_not_ours_is_left_and_that_is_said(server, namespace, operator, traces):
+    """GIVEN an operator that was given no store THEN the object waits, says why, and goes once somebody is given it."""
+    with operator.running():
+        name = with_finalizer(server, namespace, *traces)
+        server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
+
+        def said() -> bool:
+            status = server.get("tracecapture", name, namespace=namespace)["status"]
+            return any("is no store of this operator" in one["message"] for one in status["conditions"])
+
+        wait_until(said, SOON_S)
+    assert len(traces[0].ids()) == 1
+    with operator.running("--store", traces[0].place):
+        wait_until(gone(server, namespace), SOON_S)
+    assert traces[0].ids() == frozenset()

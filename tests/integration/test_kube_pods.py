@@ -25,9 +25,8 @@ import yaml
 from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import job_of
 from sftriage.kube.sidecar import InjectionSettings
-from tests.integration.kube import K8S, OWN, SYSTEM, OwnCluster, missing
-from tests.integration.kube_captures import captured as with_trace
-from tests.integration.kube_captures import stored_trace
+from tests.integration.kube import K8S, OWN, SYSTEM, OwnCluster, missing, stored_trace
+from tests.integration.kube import captured as with_trace
 from tests.integration.namespaces import Hosts, hosts_of
 from tests.integration.pod_container import missing as no_containers
 from tests.integration.pod_runner import Pod, running
