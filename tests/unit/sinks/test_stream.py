@@ -1,14 +1,54 @@
-"""What is published reaches every sink in order; one that fails, hangs or is slow costs the others nothing."""
+"""What is published reaches every sink in order, metrics go out whole, and what goes wrong with one stays with it."""
+
+from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry, Gauge
+from rich.console import Console
 
-from sftriage.model.events import TakenOver
+from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest
+from sftriage.model.events import (
+    CaptureChanged,
+    CostMeasured,
+    EvidenceGathered,
+    FollowUpDecided,
+    JobPaused,
+    JobSeen,
+    ManualRequestDecided,
+    PolicyChanged,
+    Received,
+    Resumed,
+    TakenOver,
+    WindowJudged,
+    WindowSeen,
+)
+from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import StageSchema, Window
+from sftriage.runs.directory import RunInfo, create
+from sftriage.runtime.copies import RunUploads
+from sftriage.sinks import metrics
+from sftriage.sinks.metering import Metering
+from sftriage.sinks.metrics import Metrics, TextFile
+from sftriage.sinks.spans import SpanSink
 from sftriage.sinks.stream import Sink, Stream
+from sftriage.sinks.terminal import Progress, Reporter
+from sftriage.sinks.webhooks import Webhooks
+from sftriage.web.serving import Access, MetricsEndpoint
 
 DEADLINE_S = 20.0
 
@@ -201,3 +241,161 @@ def test_order_is_kept_and_before_the_start_only_what_is_on_top_is_lost(numbers,
         sink.wait_for(len(waiting) + count)
     stream.close(DEADLINE_S)
     assert sink.took == waiting + numbers[begin:]
+
+
+DECISION = Decision(
+    10.0, 0, 9, "asked", "capture", "asked", requests=(CaptureRequest("a", 0, "torch", 5, 1, 60.0, 2**29),)
+)
+HEALTHY = Verdict(0, 9, "healthy", (), (), 0.1, {"data": 0.1}, {"data": None}, {})
+STALLED = Verdict(9, 9, "stalled", ("in_sync",), (), 60.0, {}, {}, {})
+WINDOW = Window(StageSchema(("data", "backward", "other"), ("backward",)), 0, np.full((10, 2, 3), 0.01))
+EVERYTHING = [
+    Resumed([]),
+    TakenOver(1.0, "node-1", 1, 120, 1),
+    WindowSeen(WINDOW, learnt=True),
+    WindowSeen(WINDOW),
+    CostMeasured(1.0, 0, 1, 5, 0.1, 0.1),
+    CostMeasured(1.0, 0, 1, 5, None, None),
+    WindowJudged(HEALTHY, Decision(1.0, 0, 9, "healthy", "ignore", "healthy")),
+    WindowJudged(STALLED, Decision(1.0, 9, 9, "stalled", "hold", "standstill", parameters={"reasons": ("in_sync",)})),
+    EvidenceGathered(1.0, 0, 9),
+    JobPaused(1.0, 0, 9, 9, 55.0, "backward", "in_sync"),
+    PolicyChanged(1.0, "changed", ()),
+    ManualRequestDecided(ManualRequest("a", (0,), "me", "why"), DECISION),
+    FollowUpDecided("a", DECISION),
+    *(CaptureChanged(1.0, CaptureResult("a", 0, state)) for state in ("accepted", "armed", "running", *sorted(ENDED))),
+    JobSeen(1.0, Received(), None, 0.0, 0.0),
+]
+
+
+def sinks_of(tmp_path):
+    info = RunInfo("run-1", "job", "2027-01-15T08:00:00+00:00", ("x",), "default", "cd" * 32, "/nowhere")
+    info = replace(info, store=(tmp_path / "store").as_uri())
+    directory = create(tmp_path / "run", info, "")
+    console = Console(stderr=True)
+    return {
+        "metrics": lambda: Metrics("job", "run-1", 0.0, per_rank=True),
+        "spans": lambda: SpanSink(lambda: SimpleSpanProcessor(InMemorySpanExporter()), "job", "run-1", 0.0),
+        "reporter": lambda: Reporter(console),
+        "progress": lambda: Progress(console, 10),
+        "webhooks": lambda: Webhooks("job", "run-1", dict),
+        "uploads": lambda: RunUploads(directory, info),
+    }
+
+
+@pytest.mark.parametrize("name", ["metrics", "spans", "reporter", "progress", "webhooks", "uploads"])
+def test_a_sink_takes_everything(name, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG, "sftriage")
+    sink = sinks_of(tmp_path)[name]()
+    stream = Stream([sink])
+    stream.start()
+    for one in EVERYTHING:
+        stream.publish(one)
+    stream.close(30.0)
+    if name == "uploads":
+        sink.finish(lambda said: None)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Gauge("something", "Something.", registry=registry).set(7)
+    return registry
+
+
+def test_the_file_is_whole_and_says_at_last_how_it_ended(registry, tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "WRITE_EVERY_S", 0.01)
+    path = tmp_path / "job.prom"
+    value = registry._names_to_collectors["something"]
+    file = TextFile(path)
+    file.serve(registry)
+    end = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        assert time.monotonic() < end
+    # WHEN it is read again and again while it is written
+    for number in range(200):
+        value.set(number)
+        lines = path.read_text().splitlines()
+        assert lines[-1].startswith("something ")
+        assert len(lines) == 3
+    value.set(999)
+    file.close()
+    # THEN what was said before the end is in it, and nothing else is left in the directory
+    assert path.read_text().splitlines()[-1] == "something 999.0"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_that_fails_is_said_once_and_tried_again(registry, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(metrics, "WRITE_EVERY_S", 0.01)
+    place = tmp_path / "place"
+    place.mkdir()
+    file = TextFile(place / "job.prom")
+    place.rename(tmp_path / "away")
+    with caplog.at_level(logging.WARNING, "sftriage"):
+        file.serve(registry)
+        end = time.monotonic() + DEADLINE_S
+        while not caplog.records:
+            assert time.monotonic() < end
+        (tmp_path / "away").rename(place)
+        while not (place / "job.prom").exists():
+            assert time.monotonic() < end
+        file.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"metrics: {place / 'job.prom'} cannot be written: No such file or directory; trying again"
+    ]
+
+
+def test_nothing_is_made_where_nothing_was_asked_for():
+    metering = Metering()
+    assert (metering.sinks("job", "run-1", 1.0), metering.url) == ([], None)
+
+
+def test_what_was_asked_for_goes_out_from_the_start_of_a_run_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    # (what is left of it is over before another test looks at the log)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
+    before = set(threading.enumerate())
+    access = Access.to("127.0.0.1", None, "give one")
+    metering = Metering(lambda: MetricsEndpoint("127.0.0.1", 0, access), tmp_path / "x.prom", otel=True)
+    stream = Stream(metering.sinks("job", "run-1", 1.0))
+    # GIVEN nothing but a port that is bound
+    assert set(threading.enumerate()) <= before
+    # WHEN the run goes on THEN that can be asked for
+    stream.start()
+    stream.publish(JobSeen(2.0, Received(25), None, 0.0, 0.0))
+    end = time.monotonic() + DEADLINE_S
+    while (
+        'sftriage_telemetry_steps_total{job_name="job"} 25.0'
+        not in urllib.request.urlopen(metering.url).read().decode()
+    ):
+        assert time.monotonic() < end
+    # AND how it ended is in the file
+    stream.close(DEADLINE_S)
+    assert 'sftriage_run_active{job_name="job"} 0.0' in (tmp_path / "x.prom").read_text()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(metering.url)
+
+
+def test_a_directory_for_metrics_of_many_processes_is_somebody_elses(tmp_path):
+    # GIVEN a training job whose own metrics are gathered from many processes
+    code = (
+        "from sftriage.sinks.metering import Metering\n"
+        "import os, sys\n"
+        "Metering(file=__import__('pathlib').Path(sys.argv[1]))\n"
+        "from sftriage.sinks.metrics import Metrics\n"
+        "Metrics('j', 'r', 0.0)\n"
+        "print(os.environ['PROMETHEUS_MULTIPROC_DIR'])\n"
+    )
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(theirs)}
+    out = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "x.prom"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    # THEN the job still has its directory, and ours are not in it
+    assert out.stdout.strip() == str(theirs), out.stderr
+    assert list(theirs.iterdir()) == []

@@ -107,11 +107,7 @@ def test_a_decision_arrives_as_a_cloud_event_with_its_verdict(make, hook):
         "subject": "steps 160 to 209",
     }
     assert event["data"]["rules"] == ["page-me"]
-    # AND the decision is told in codes, and in words beside them
-    told = event["data"]["decision"]
-    assert (told["outcome"], told["reason"], told["parameters"]) == ("ignore", "observe_only", {"rule": "page-me"})
-    assert told["words"] == "observe-only: rule page-me matched"
-    assert event["data"]["verdict"]["suspects"][0]["ranks"] == [2]
+    assert event["data"]["decision"]["words"] == "observe-only: rule page-me matched"
 
 
 def test_slack_gets_a_line_of_text_in_which_nothing_is_markup(make, hook):
@@ -178,18 +174,15 @@ def test_who_asks_for_time_is_given_it(make, hook):
     assert time.monotonic() - asked_s > 0.9
 
 
-def test_a_webhook_that_is_down_for_good_is_given_up_and_that_is_said(make, hook, caplog):
+def test_a_webhook_that_is_down_for_good_is_given_up_and_that_is_said(make, hook, monkeypatch, caplog):
     hook.answers = [500] * 1000
     tell(make(give_up_s=GIVEN_UP_S), CLOUD)
     assert said(caplog, "tries: 127.0.0.1: answered 500")
     # AND waits that double make few tries of it
     assert 1 < hook.received.qsize() < 20
-
-
-def test_a_port_where_nobody_listens_is_given_up_too(make, monkeypatch, caplog):
-    with hooked() as hook:
-        url = hook.url
-    monkeypatch.setenv("HOOK", url)
+    # AND so is a port where nobody listens
+    with hooked() as gone:
+        monkeypatch.setenv("HOOK", gone.url)
     tell(make(give_up_s=GIVEN_UP_S), CLOUD)
     assert said(caplog, "tries: 127.0.0.1: ConnectionRefusedError: Connection refused")
 
@@ -233,17 +226,6 @@ def test_one_destination_that_is_down_holds_up_no_other(make, monkeypatch, caplo
         started_s = time.monotonic()
         webhooks.close()
         assert time.monotonic() - started_s < DEADLINE_S / 2
-
-
-def test_an_attempt_that_lies_beyond_the_end_is_not_waited_for(make, hook, caplog):
-    hook.answers = [busy("300")]
-    webhooks = make(close_s=2 * DEADLINE_S)
-    tell(webhooks, CLOUD)
-    hook.next()
-    started_s = time.monotonic()
-    webhooks.close()
-    assert time.monotonic() - started_s < DEADLINE_S
-    assert "given up after 1 tries" in caplog.text
 
 
 def test_closing_delivers_what_waits(make, hook, caplog):
@@ -524,12 +506,3 @@ def test_nobody_is_told_of(make, hook, case):
     told = [hook.next()[2]["type"] for _ in before if before[0].decision.notify]
     assert set(told) <= {"dev.sftriage.decision"}
     assert hook.received.empty()
-
-
-def test_why_is_a_line_for_slack(make, hook):
-    webhooks, RULES["page-me"] = make(), rule("page-me", SLACK)
-    webhooks.take(judged())
-    hook.next()
-    webhooks.take(replaced(CAUSE, sure=False, sentence="Rank 2 <sleeps>."))
-    text = "res net: Why, of steps 160 to 209: Rank 2 &lt;sleeps&gt;. This is likely, and not sure. Look there."
-    assert hook.next()[2] == {"text": text}
