@@ -36,7 +36,6 @@ _EVALUATED_AND_SAVED = {40: "eval+checkpoint", 80: "eval+checkpoint"}
 SLOWED = {
     # script: its launcher, samples a step, the stage in which they are taken, sync stages, kinds of its steps by rank
     "ddp": (TORCHRUN, 8, "data", ("backward",), _EVALUATED_AND_SAVED, _EVALUATED),
-    "accumulate": (THREE_FORKED, 16, "data", ("backward",), {}, {}),
     "fsdp2": (TORCHRUN, 8, "data", ("forward", "backward", "optimizer"), {31: "checkpoint"}, {31: "checkpoint"}),
     "gpt": (
         THREE_FORKED,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from sftriage.model.windows import StepRecord
 from sftriage.recorder import files, gradients, moments, monitor
 from sftriage.recorder.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
 from sftriage.windows import rings
-from sftriage.windows.rings import Ring, open_ring
+from sftriage.windows.rings import open_ring
 from tests.unit.slotted import make_info
 
 __all__ = ["make_info"]
@@ -62,19 +61,34 @@ def form(request, monkeypatch: pytest.MonkeyPatch) -> moments.Form:
     return moments.FORM
 
 
-@dataclass
 class Watched:
     """A monitor and a reader of its ring."""
 
-    monitor: Monitor
-    reader: Ring
-    misused: int = 0
+    def __init__(self, rings: Path, *stages: tuple[str, ...], slots: int = 64, **options: bool) -> None:
+        self.monitor = Monitor(*stages, rings=rings, slots=slots, **options)
+        self.reader = open_ring(rings / "rank-0.0.ring")
+        self._misused = 0
+        self._steps: list[StepRecord] = []
+        self._device: list[StepRecord] = []
 
-    def steps(self) -> list[StepRecord]:
+    def _read(self) -> None:
         batch = self.reader.read()
         assert (batch.missed, batch.torn) == (0, 0)
-        self.misused += batch.misuse
-        return batch.steps.records()
+        self._misused += batch.misuse
+        self._steps += batch.steps.records()
+        self._device += batch.device.records()
+
+    def steps(self) -> list[StepRecord]:
+        """The steps that have come since the last call."""
+        self._read()
+        found, self._steps = self._steps, []
+        return found
+
+    def device(self) -> list[StepRecord]:
+        """The device times that have come since the last call."""
+        self._read()
+        found, self._device = self._device, []
+        return found
 
     def step(self) -> StepRecord:
         (record,) = self.steps()
@@ -84,7 +98,11 @@ class Watched:
     def misuse(self) -> int:
         """What the writer has counted, and what the steps show that were read."""
         self.reader.status()
-        return self.reader.misuse + self.misused
+        return self.reader.misuse + self._misused
+
+    def close(self) -> None:
+        self.monitor.close()
+        self.reader.close()
 
 
 @pytest.fixture
@@ -93,12 +111,9 @@ def watch(tmp_path: Path, form: moments.Form) -> Iterator[Callable[..., Watched]
     made: list[Watched] = []
 
     def make(*stages: tuple[str, ...]) -> Watched:
-        directory = Path(tempfile.mkdtemp(dir=tmp_path))
-        watched = Watched(Monitor(*stages, rings=directory, slots=64), open_ring(directory / "rank-0.0.ring"))
-        made.append(watched)
-        return watched
+        made.append(Watched(Path(tempfile.mkdtemp(dir=tmp_path)), *stages))
+        return made[-1]
 
     yield make
     for watched in made:
-        watched.monitor.close()
-        watched.reader.close()
+        watched.close()

@@ -13,16 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.recorder import Monitor, files, gradients, moments, monitor
 from sftriage.recorder import device as device_time
+from sftriage.recorder import files, gradients, moments, monitor
 from sftriage.recorder.device import CUDA_START_STEPS, IN_FLIGHT, MAX_MARKS
 from sftriage.recorder.monitor import DEVICE_ENV
 from sftriage.windows.rings import open_ring
 from tests import needs
+from tests.unit.recorder.conftest import Watched
 
 from .fake_cuda import FakeDevice, FakeEvent
 
-STAGES, SYNC = ("data", "forward", "backward", "optimizer"), ("backward",)
+STAGES = ("data", "forward", "backward", "optimizer")
 
 
 FORMS = ("C", "torch")
@@ -55,37 +56,6 @@ def device(form):
         yield made
 
 
-class Job:
-    """A monitor with device time, and a reader of its ring."""
-
-    def __init__(self, rings, stages=STAGES, sync=SYNC, device_time=True):
-        self.monitor = Monitor(stages, sync, rings=rings, slots=4 * IN_FLIGHT, device_time=device_time)
-        self.ring = open_ring(rings / "rank-0.0.ring")
-        self._host, self._device = [], []
-
-    def _read(self):
-        batch = self.ring.read()
-        assert (batch.missed, batch.torn) == (0, 0)
-        self._host += batch.steps.records()
-        self._device += batch.device.records()
-
-    def host(self):
-        """The steps that have come since the last call."""
-        self._read()
-        found, self._host = self._host, []
-        return found
-
-    def device(self):
-        """The device times that have come since the last call."""
-        self._read()
-        found, self._device = self._device, []
-        return found
-
-    def close(self):
-        self.monitor.close()
-        self.ring.close()
-
-
 @pytest.fixture
 def start(tmp_path, request):
     """Start a job, which is closed in the end, before its device is gone."""
@@ -94,7 +64,7 @@ def start(tmp_path, request):
     made = []
 
     def start(*stages, **options):
-        made.append(Job(tmp_path, *stages, **options))
+        made.append(Watched(tmp_path, *stages, slots=4 * IN_FLIGHT, **options))
         return made[-1]
 
     yield start
@@ -136,7 +106,7 @@ def test_a_step_says_how_long_the_device_was_at_each_stage(job, device):
     # The GPU was idle for the 10 ns of the data stage, and starts 3,000 of work when the host is at 10.
     assert step.durations_ns == (10, 3000, 5000, 700, 0)
     assert (step.outside_ns, step.between_ns, step.ready_ns, step.kind) == ((0,), 0, None, "")
-    assert step.start_ns == job.host()[0].start_ns
+    assert step.start_ns == job.steps()[0].start_ns
 
 
 def test_times_are_published_steps_later_and_never_before_they_are_there(job, device):
@@ -261,7 +231,7 @@ def test_a_step_whose_last_gradient_may_be_another_one_has_no_ready_moment_on_ei
                 layer.has_its_gradient()
         device.catches_up()
     assert [one.ready_ns is None for one in finish(job, device)][-2:] == [False, True]
-    assert [one.ready_ns is None for one in job.host()][-2:] == [False, True]
+    assert [one.ready_ns is None for one in job.steps()][-2:] == [False, True]
 
 
 @pytest.mark.parametrize("form", ["torch"], indirect=True)
@@ -405,7 +375,7 @@ def test_the_jobs_step_number_ties_both_times(job, device):
     for number in (100, 101):
         with job.monitor.step(number), job.monitor.stage("data"):
             device.launch(9)
-    assert [step.step for step in finish(job, device)] == [step.step for step in job.host()] == [100, 101]
+    assert [step.step for step in finish(job, device)] == [step.step for step in job.steps()] == [100, 101]
 
 
 def test_a_host_far_ahead_of_its_device_leaves_steps_out(job, device):
@@ -427,7 +397,7 @@ def test_a_host_far_ahead_of_its_device_leaves_steps_out(job, device):
     assert found[n_steps + 1].durations_ns[STAGES.index("backward")] == 10
     # AND the first one after the gap does not take the gap for time between steps
     assert found[n_steps + 1].between_ns == 0
-    assert len(job.host()) == n_steps + IN_FLIGHT + 1
+    assert len(job.steps()) == n_steps + IN_FLIGHT + 1
 
 
 @pytest.mark.parametrize("behind", [1, 3, IN_FLIGHT - 1])
@@ -518,7 +488,7 @@ def test_a_broken_device_ends_device_time_and_not_the_recording(job, device, cap
     # THEN one warning, nothing more asked of the device, and the host's steps go on
     assert [record.message for record in caplog.records if "no device time any more" in record.message]
     assert device.recorded == recorded
-    assert [step.step for step in job.host()] == [0, 1, 2]
+    assert [step.step for step in job.steps()] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -531,7 +501,7 @@ def test_it_is_on_unless_it_is_switched_off(start, device, monkeypatch, argument
     job = start(device_time=argument)
     train(job, device)
     job.device()
-    assert (device.recorded > 0, job.ring.untimed) == (expected, not expected)
+    assert (device.recorded > 0, job.reader.untimed) == (expected, not expected)
 
 
 def test_closing_publishes_what_is_there_and_waits_for_nothing(job, device):
@@ -540,12 +510,12 @@ def test_closing_publishes_what_is_there_and_waits_for_nothing(job, device):
     device.catches_up()
     train(job, device, forward=1000)
     train(job, device, forward=1_000_000)
-    assert ([step.step for step in job.device()], job.ring.over) == ([0], False)
+    assert ([step.step for step in job.device()], job.reader.over) == ([0], False)
     # WHEN it is through with another one, and the monitor is closed
     device.passes(2000)
     job.monitor.close()
     # THEN that one is there too, and a reader knows that nothing more will come
-    assert ([step.step for step in job.device()], job.ring.over) == ([1], True)
+    assert ([step.step for step in job.device()], job.reader.over) == ([1], True)
     train(job, device)
     assert job.device() == []
 
@@ -591,7 +561,7 @@ def act(job, device, opened, action, value):
 @given(actions=st.lists(st.one_of(*ACTIONS), max_size=20))
 def test_whatever_a_step_does_its_device_times_sum_to_what_the_device_took(tmp_path_factory, form, actions):
     with simulated(form) as device:
-        job = Job(tmp_path_factory.mktemp("rings"))
+        job = Watched(tmp_path_factory.mktemp("rings"))
         # GIVEN any order of stages, launches and pauses in one step
         opened = []
         started_ns = device.reached_ns()
@@ -627,7 +597,7 @@ STEPS = st.lists(
 def device_times(form, rings, steps):
     """What a job of such steps records of its device."""
     with simulated(form) as device:
-        job, model = Job(rings), Model()
+        job, model = Watched(rings), Model()
         job.monitor.watch(model)
         for actions in steps:
             opened = []
@@ -708,7 +678,7 @@ def test_whether_cuda_is_in_use_is_looked_up_in_the_first_steps_only(
     # THEN it is looked up until it is, or until then, and without a word: that is how most jobs on CPUs are
     assert len(looked_up) == (1 if initialised else CUDA_START_STEPS)
     assert caplog.records == []
-    assert (bool(device.recorded), len(job.host())) == (initialised and device_time, 2 * CUDA_START_STEPS)
+    assert (bool(device.recorded), len(job.steps())) == (initialised and device_time, 2 * CUDA_START_STEPS)
 
 
 def test_torch_has_what_is_used_of_it():
@@ -749,7 +719,7 @@ def test_a_real_gpu_shows_the_stage_that_the_host_only_launched(start, gpu):
     gpu.cuda.synchronize()
     job.monitor.close()
     # THEN its own clock shows them where the host's does not
-    host, device = job.host(), job.device()
+    host, device = job.steps(), job.device()
     assert [step.step for step in device] == [step.step for step in host]
     for seen, launched in zip(device, host, strict=True):
         assert seen.durations_ns[1] > seen.durations_ns[0]
