@@ -67,10 +67,8 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 from zlib import crc32
 
 from sftriage.errors import RingError, SftriageError
@@ -262,18 +260,14 @@ def decode_header(magic: bytes, header: bytes, name: str) -> Header:
     if crc32(body) != checksum:
         raise RingError(f"{name}: bad header: its checksum does not match")
     try:
-        return _decode_document(json.loads(body), is_ring=magic == RING_MAGIC)
+        document = json.loads(body)
+        stages, log_words = tuple(document["stages"]), document["log_words"]
+        schema = StageSchema(stages, tuple(stages[index] for index in document["sync"]))
+        info = RingInfo(schema=schema, **{name: document[name] for name in _FIELDS})
+        if magic == RING_MAGIC and (log_words <= 0 or log_words % BLOCK_WORDS):
+            raise RingError(f"log_words {log_words!r}")
     except (ValueError, TypeError, KeyError, IndexError, SftriageError) as error:
         raise RingError(f"{name}: bad header: {error}") from error
-
-
-def _decode_document(document: Mapping[str, Any], *, is_ring: bool) -> Header:
-    stages = tuple(document["stages"])
-    schema = StageSchema(stages, tuple(stages[index] for index in document["sync"]))
-    info = RingInfo(schema=schema, **{name: document[name] for name in _FIELDS})
-    log_words = document["log_words"]
-    if is_ring and (log_words <= 0 or log_words % BLOCK_WORDS):
-        raise RingError(f"log_words {log_words!r}")
     return Header(info, log_words)
 
 

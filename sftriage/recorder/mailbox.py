@@ -183,13 +183,11 @@ class Answering:
                 word = os.read(self._descriptor, MAX_WORD_BYTES)
                 if _END in word:
                     break
+                stacks = _threads(self._pid, leave_out=threading.get_ident())
                 with contextlib.suppress(OSError, ValueError):
-                    self._answer_to(word.decode("ascii", "replace").strip())
+                    text = json.dumps({"asked": word.decode("ascii", "replace").strip(), "threads": stacks})
+                    write_atomically(self._answer, text, mode=None, synced=False)
         os.close(self._descriptor)
-
-    def _answer_to(self, word: str) -> None:
-        text = json.dumps({"asked": word, "threads": _threads(self._pid, leave_out=threading.get_ident())})
-        write_atomically(self._answer, text, mode=None, synced=False)
 
 
 def _threads(pid: int, leave_out: int) -> list[dict[str, object]]:

@@ -85,7 +85,7 @@ class Models:
             if not self._may_be_compiled:
                 self._may_be_compiled = True
                 for model in self._hooked:
-                    model.unsettle()
+                    model.change(*model.own_hooks())
             return False
 
         return self._seams.replaced.around(original, "forward", begins)
@@ -114,7 +114,7 @@ class _Model:
         self._seams = seams
         self.depth = 0
         self._was_training = False
-        self._hooks = self._own_hooks()
+        self._hooks = self.own_hooks()
         self._handles: list[Callable[[], object]] = []
         self.hook()
 
@@ -137,15 +137,12 @@ class _Model:
         before = made(MODEL_BEFORE, "forward", begins)
         after = made(MODEL_AFTER, "forward", ended, before)
         before.__reduce_ex__ = after.__reduce_ex__ = lambda _: _NOTHING
-        self._change(before, after)
+        self.change(before, after)
 
-    def unsettle(self) -> None:
-        self._change(*self._own_hooks())
-
-    def _own_hooks(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def own_hooks(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return _Hook(self.begins, self._seams.tracing), _Hook(self.ended, self._seams.tracing)
 
-    def _change(self, begins: Callable[..., Any], ended: Callable[..., Any]) -> None:
+    def change(self, begins: Callable[..., Any], ended: Callable[..., Any]) -> None:
         hooked = bool(self._handles)
         self.unhook()
         self._hooks = begins, ended

@@ -38,10 +38,6 @@ def _nothing(*_: object) -> None:
     pass
 
 
-def _hide_us(error: BaseException) -> None:
-    error.__traceback__ = without_our_frames(error.__traceback__)
-
-
 class Replaced:
     """Functions of torch that are replaced, until `undo`.
 
@@ -116,28 +112,24 @@ class Replaced:
                 return original(*args, **kwargs)
             begun, answer = False, None
             try:
-                begun = begins(*args, **kwargs)
-            except Exception as error:
-                fail(name, error)
+                try:
+                    begun = begins(*args, **kwargs)
+                except Exception as error:
+                    fail(name, error)
+                try:
+                    answer = original(*args, **kwargs)
+                    return answer
+                finally:
+                    if begun:
+                        try:
+                            ended(answer, *args)
+                        except Exception as error:
+                            fail(name, error)
             except BaseException as error:
-                _hide_us(error)  # (a signal's handler raised it)
+                # What a traceback shows is the script and torch, also where a signal's handler raised in what is ours;
+                # without this line, as by Python 3.10, this frame too.
+                error.__traceback__ = without_our_frames(error.__traceback__)
                 raise
-            try:
-                answer = original(*args, **kwargs)
-                return answer
-            except BaseException as error:
-                # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
-                _hide_us(error)
-                raise
-            finally:
-                if begun:
-                    try:
-                        ended(answer, *args)
-                    except Exception as error:
-                        fail(name, error)
-                    except BaseException as error:
-                        _hide_us(error)
-                        raise
 
         uncompiled(around)
         return around
