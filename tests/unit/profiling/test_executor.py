@@ -113,6 +113,14 @@ class Rig:
         assert result is not None
         return result
 
+    def captured(self, count: int, during: Callable[[], None] = lambda: None, **changes: object) -> CaptureResult:
+        """What comes of a request in so many steps of the job."""
+        self.ask(**changes)
+        self.step(count, during)
+        if self.executor._export is not None:
+            self.exported()
+        return self.result()
+
     def outcome(self) -> tuple[str, str]:
         result = self.result()
         return result.state, result.detail
@@ -159,12 +167,9 @@ def rig(tmp_path, make_info, session, monkeypatch):
 def test_what_comes_back_is_waited_for(rig, steps, warmup, period, phase, armed_at, recorded):
     # GIVEN a job, and a request to catch what comes back, that arrives before some step
     rig.step(armed_at)
-    rig.ask(steps=steps, warmup_steps=warmup, period_steps=period, phase=phase)
     # WHEN it goes on
-    rig.step(40)
-    rig.exported()
+    result = rig.captured(40, steps=steps, warmup_steps=warmup, period_steps=period, phase=phase)
     # THEN the steps that hold it are recorded, and while it was waited for no profiler was in the way
-    result = rig.result()
     assert (result.state, result.first_step, result.last_step) == ("stored", recorded[0], recorded[-1])
     assert not period or any(step % period == phase for step in recorded)
     assert min(rig.touched) == recorded[0] - warmup
@@ -225,12 +230,9 @@ def test_stacks_alone_are_sampled_over_the_steps_and_leave_every_profiler_alone(
     rig.guard._job_has_profiler = own_profiler
     rig.step(2)
     # WHEN stacks alone are asked for
-    rig.ask(**STACKS)
-    rig.step(2, lambda: until_sampled(rig))
-    rig.exported()
+    result = rig.captured(2, lambda: until_sampled(rig), **STACKS)
     rig.step(3)
     # THEN these two steps are sampled, no profiler was touched, and the job's own need not make way
-    result = rig.result()
     assert (result.state, result.detail, result.first_step, result.last_step) == ("stored", "", 2, 3)
     assert set(result.timings_s) == {"start", "run", "export"}
     assert session.log == []
@@ -252,9 +254,8 @@ def test_stacks_alone_are_sampled_over_the_steps_and_leave_every_profiler_alone(
     ],
 )
 def test_stacks_that_a_trainer_cannot_sample_are_refused(rig, changes, reason):
-    rig.ask(**{**STACKS, **changes})
-    rig.step(2)
-    assert rig.outcome() == ("refused", reason)
+    result = rig.captured(2, **{**STACKS, **changes})
+    assert (result.state, result.detail) == ("refused", reason)
 
 
 def test_stacks_that_are_called_off_or_do_not_fit_leave_nothing(rig):
@@ -263,11 +264,8 @@ def test_stacks_that_are_called_off_or_do_not_fit_leave_nothing(rig):
     rig.client.cancel("c-1")
     rig.step(2)
     assert rig.outcome() == ("failed", "cancelled")
-    rig.ask(**{**STACKS, "capture_id": "c-2", "max_bytes": 10})
-    rig.step(2)
-    rig.exported()
-    state, detail = rig.outcome()
-    assert (state, detail.startswith("no stacks: they would have had ")) == ("failed", True)
+    result = rig.captured(2, **{**STACKS, "capture_id": "c-2", "max_bytes": 10})
+    assert (result.state, result.detail.startswith("no stacks: they would have had ")) == ("failed", True)
     assert list(rig.spool.iterdir()) == []
 
 
@@ -281,9 +279,7 @@ def test_stages_are_marked_while_recording_and_their_time_is_accounted_as_ever(c
             with stages["data"]:
                 clock.passes(5)
 
-    rig.ask(steps=1)
-    rig.step(2, work)
-    rig.exported()
+    rig.captured(2, work, steps=1)
     # THEN the recorded one has them in its trace, nested as they were
     marks = [entry for entry in session.log if entry.startswith("stages")]
     assert marks == ["stages forward", "stages forward/data", "stages forward", "stages "]
@@ -386,7 +382,6 @@ def test_a_capture_that_is_called_off_or_makes_way_is_stopped_and_discarded(rig,
 def test_whatever_breaks_fails_the_capture_and_not_the_training(rig, session, where):
     # GIVEN a profiler that breaks somewhere
     session.breaks = where
-    rig.ask()
     forward = rig.recording.stages["forward"]
 
     def work() -> None:
@@ -394,19 +389,14 @@ def test_whatever_breaks_fails_the_capture_and_not_the_training(rig, session, wh
             pass
 
     # WHEN training goes on, with a stage in each step
-    rig.step(6, work)
-    if where == "export":
-        rig.exported()
+    result = rig.captured(6, work)
     # THEN the capture failed with that reason, every step is recorded, and the next capture works
-    assert rig.outcome() == ("failed", f"RuntimeError: {where} is broken")
+    assert (result.state, result.detail) == ("failed", f"RuntimeError: {where} is broken")
     assert [record.step for record in rig.records] == list(range(6))
     assert not rig.recording.off
     assert rig.guard.busy() is None
     session.breaks = ""
-    rig.ask(capture_id="c-2")
-    rig.step(4)
-    rig.exported()
-    assert rig.result().state == "stored"
+    assert rig.captured(4, capture_id="c-2").state == "stored"
 
 
 def called_off(rig, patch):
@@ -426,10 +416,7 @@ def test_the_disk_of_the_traces_is_not_asked_on_the_training_thread(rig, monkeyp
     monkeypatch.setattr(rig.executor, "_named", named)
     monkeypatch.setattr(os, "stat", hangs)
     # WHEN a capture is made THEN only what writes its trace has to do with it
-    rig.ask()
-    rig.step(4)
-    rig.exported()
-    assert (rig.outcome()[0], asked) == ("stored", [])
+    assert (rig.captured(4).state, asked) == ("stored", [])
 
 
 def damaged(rig, patch):
@@ -548,16 +535,12 @@ BLANKS = ["prepare", "start 0", "stop", "export 0"] * 2
 def test_many_steps_are_cut_to_what_fits_as_one_recorded_beforehand_says(
     rig, sized, steps, max_bytes, recorded, detail
 ):
-    # GIVEN a capture of many steps
-    rig.ask(steps=steps, max_bytes=max_bytes)
-    # WHEN the job goes on
-    rig.step(3 + min(steps, 20))
-    rig.exported()
+    # GIVEN a capture of many steps WHEN the job goes on
+    result = rig.captured(3 + min(steps, 20), steps=steps, max_bytes=max_bytes)
     # THEN one step was recorded beforehand, and as many as fit after it
     log = sized.log
     assert log[:13] == [*BLANKS, "prepare", "start 0", "stop", "export 0", "prepare"]
     assert len([what for what in log if what.startswith("begin")]) == recorded
-    result = rig.result()
     assert (result.state, result.detail, result.first_step) == ("stored", detail, 2)
     assert "probe" in result.timings_s
     # AND every step that the profiler touched is marked, and nothing is left in the spool but the trace
@@ -566,26 +549,20 @@ def test_many_steps_are_cut_to_what_fits_as_one_recorded_beforehand_says(
 
 
 def test_a_step_that_is_too_large_by_itself_is_known_before_it_is_captured(rig, sized):
-    rig.ask(steps=20, max_bytes=500)
-    rig.step(4)
-    assert rig.outcome() == ("failed", "one step alone makes a trace of 600 bytes; 500 are allowed")
+    result = rig.captured(4, steps=20, max_bytes=500)
+    assert (result.state, result.detail) == ("failed", "one step alone makes a trace of 600 bytes; 500 are allowed")
     assert list(rig.spool.iterdir()) == []
 
 
 def test_what_a_step_takes_is_learnt_once(rig, sized):
     # GIVEN a process that was captured before
-    rig.ask(steps=2, max_bytes=100_000)
-    rig.step(4)
-    rig.exported()
-    assert rig.result().state == "stored"
+    assert rig.captured(4, steps=2, max_bytes=100_000).state == "stored"
     # WHEN many steps are asked for
     sized.log.clear()
-    rig.ask(capture_id="c-2", steps=20, max_bytes=3000)
-    rig.step(8)
-    rig.exported()
+    result = rig.captured(8, capture_id="c-2", steps=20, max_bytes=3000)
     # THEN nothing is recorded beforehand, and as many are as fit
     assert sized.log[:2] == ["prepare", "start 5"]
-    assert rig.result().detail == "4 of 20 steps: more would not fit into 3000 bytes"
+    assert result.detail == "4 of 20 steps: more would not fit into 3000 bytes"
 
 
 class SlowSession(SizedSession):
@@ -616,12 +593,9 @@ def test_a_capture_is_cut_to_what_does_not_hold_the_rank_up_as_the_step_beforeha
     monkeypatch.setattr(executor, "TorchSession", SlowSession)
     SlowSession.log = []
     SlowSession.takes_s = [0.0, 9.0, blank_s, step_s]
-    rig.ask(steps=asked, options=options, max_bytes=100_000)
     # WHEN the job goes on
-    rig.step(15)
-    rig.exported()
+    result = rig.captured(15, steps=asked, options=options, max_bytes=100_000)
     # THEN as many steps are recorded as do not take too long, and the result says why there are no more
-    result = rig.result()
     cut = f"{recorded} of {asked} steps: more would hold the rank up for over 2 s"
     assert (result.state, result.detail) == ("stored", cut if recorded < asked else "")
     assert result.last_step - result.first_step + 1 == recorded
@@ -629,9 +603,7 @@ def test_a_capture_is_cut_to_what_does_not_hold_the_rank_up_as_the_step_beforeha
 
 def test_an_empty_trace_that_fails_fails_the_capture_and_stops_the_profiler(rig, session):
     session.breaks = "export"
-    rig.ask(steps=20)
-    rig.step(3)
-    assert rig.outcome() == ("failed", "RuntimeError: export is broken")
+    assert rig.captured(3, steps=20).detail == "RuntimeError: export is broken"
     assert session.log.count("stop") >= session.log.count("start 0") == 1
     assert rig.guard.busy() is None
 
