@@ -56,15 +56,25 @@ def test_to_begin_with_the_file_has_to_be_good(path):
         PolicyFiles([path])
 
 
-def test_nothing_is_said_while_nothing_changes(files):
-    assert (kinds(files), name(files)) == ([], "a")
-
-
-def test_a_valid_change_is_taken_over_at_the_next_look(path, files):
-    path.write_text(B, encoding="utf-8")
-    change = files.poll()
-    assert (change.kind, change.policies[0].name, name(files)) == ("changed", "b", "b")
-    assert kinds(files) == []
+@pytest.mark.parametrize(
+    ("contents", "said", "in_force"),
+    [
+        ((A,), [], "a"),
+        ((B,), ["changed"], "b"),
+        # A mistake is said once, also where it is saved again as it is; another mistake is another one.
+        ((BROKEN, BROKEN, BROKEN + "#"), ["refused", "refused"], "a"),
+        # Going back to what was good is said too.
+        ((BROKEN, A), ["refused", "restored"], "a"),
+        # A file that is gone keeps the last good policy until it is back.
+        ((None, B), ["refused", "changed"], "b"),
+    ],
+)
+def test_a_valid_change_is_taken_over_and_what_is_wrong_is_said_once(path, files, contents, said, in_force):
+    found = []
+    for content in contents:
+        path.unlink() if content is None else path.write_text(content, encoding="utf-8")
+        found += kinds(files)
+    assert (found, name(files)) == (said, in_force)
 
 
 def test_a_file_put_in_anothers_place_is_seen(path, files, tmp_path):
@@ -94,35 +104,11 @@ def test_the_symbolic_links_of_a_config_map_are_followed(tmp_path):
     assert (kinds(files), name(files)) == (["changed"], "b")
 
 
-def test_an_invalid_change_keeps_the_last_good_policy_and_is_said_once(path, files):
+def test_what_is_wrong_is_said_with_its_place(path, files):
     path.write_text(BROKEN, encoding="utf-8")
-    change = files.poll()
-    assert (change.kind, name(files)) == ("refused", "a")
-    assert any(f"{path}:7:" in line and "spec.rules[0].match.gain" in line for line in change.problems)
-    assert kinds(files) == []
-    # WHEN it is saved again as it is
-    path.write_text(BROKEN, encoding="utf-8")
-    # THEN it has been said; another mistake has not
-    assert kinds(files) == []
-    path.write_text(BROKEN + "#", encoding="utf-8")
-    assert kinds(files) == ["refused"]
-
-
-def test_going_back_to_what_was_good_is_said_too(path, files):
-    path.write_text(BROKEN, encoding="utf-8")
-    assert kinds(files) == ["refused"]
-    path.write_text(A, encoding="utf-8")
-    assert (kinds(files), name(files)) == (["restored"], "a")
-
-
-def test_a_file_that_is_gone_keeps_the_last_good_policy_until_it_is_back(path, files):
+    assert any(f"{path}:7:" in line and "spec.rules[0].match.gain" in line for line in files.poll().problems)
     path.unlink()
-    change = files.poll()
-    assert (change.kind, name(files)) == ("refused", "a")
-    assert f"{path}: no such file" in change.problems[0]
-    assert kinds(files) == []
-    path.write_text(B, encoding="utf-8")
-    assert (kinds(files), name(files)) == (["changed"], "b")
+    assert f"{path}: no such file" in files.poll().problems[0]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
