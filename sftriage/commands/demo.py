@@ -90,7 +90,7 @@ def demo(
         raise typer.Exit(status)
     progress.finish()
     detection = local.files.current.detection
-    outcome = DemoOutcome.of(local.directory, detection, steps, faults, fault_step, progress.ended)
+    outcome = DemoOutcome(local.directory, detection, steps, faults, fault_step, progress.ended)
     if as_json:
         print_json(outcome.values())
     else:

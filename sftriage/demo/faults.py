@@ -77,31 +77,22 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """A fault from ``STAGE:RANK:MS``.
-
-    Raises:
-        UsageError: it is not of that form.
-    """
-    parts = text.split(":")
+    """A fault from ``STAGE:RANK:MS``; raises UsageError where it is not of that form."""
     try:
-        stage, rank, delay_ms = parts[0], int(parts[1]), float(parts[2])
-        well_formed = len(parts) == 3 and rank >= 0 and 0 < delay_ms <= 60_000
-    except (IndexError, ValueError):
-        well_formed = False
-    if not well_formed or stage not in FAULT_STAGES:
-        raise UsageError(
-            f"fault {text!r} is not STAGE:RANK:MS with a stage of {', '.join(FAULT_STAGES)}, "
-            "a rank from 0 and 0 to 60000 ms; for example data:2:40"
-        )
-    return Fault(stage, rank, delay_ms / 1e3)
+        stage, rank, delay_ms = text.split(":")
+        fault = Fault(stage, int(rank), float(delay_ms) / 1e3)
+        if stage in FAULT_STAGES and fault.rank >= 0 and 0 < fault.delay_s <= 60:
+            return fault
+    except ValueError:
+        pass
+    raise UsageError(
+        f"fault {text!r} is not STAGE:RANK:MS with a stage of {', '.join(FAULT_STAGES)}, "
+        "a rank from 0 and 0 to 60000 ms; for example data:2:40"
+    )
 
 
 def parse_cause(text: str, drawn: Iterable[int] = ()) -> CausedFault:
-    """A cause from ``NAME``, on the next rank that was ``drawn``, or from ``NAME:RANK``.
-
-    Raises:
-        UsageError: there is no such cause, or it is not of that form.
-    """
+    """A cause from ``NAME``, on the next rank that was ``drawn``, or from ``NAME:RANK``; raises UsageError else."""
     name, colon, rank = text.partition(":")
     if name not in CAUSES:
         raise UsageError(f"there is no cause {name!r}; there are: {', '.join(CAUSES)}")

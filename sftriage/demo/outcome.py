@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -17,49 +16,38 @@ from sftriage.policy.schema import Detection
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.recordings import RecordedRun, load_recording
-from sftriage.traces.manifest import CauseInfo, Manifest
+from sftriage.traces.manifest import CauseInfo
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 
 Found = Literal["right", "wrong", "not named"]
 
 
-@dataclass(frozen=True, slots=True)
 class DemoOutcome:
-    """A demo run, looked at afterwards. ``step_time_s`` is a median; None where there were no such steps."""
+    """A demo run, read again from its directory, as `sftriage analyze` and `sftriage decisions` would.
 
-    directory: RunDirectory
-    faults: tuple[Fault | CausedFault, ...]
-    verdicts: tuple[Verdict, ...]
-    decisions: tuple[dict[str, Any], ...]
-    manifests: tuple[Manifest, ...]
-    failures: tuple[CaptureResult, ...]
-    step_time_s: dict[str, float | None]
+    ``step_time_s`` is a median; None where there were no such steps.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         directory: RunDirectory,
         detection: Detection,
         steps: int,
         faults: Sequence[Fault | CausedFault],
         fault_step: int,
         captures: Sequence[CaptureResult],
-    ) -> DemoOutcome:
-        """Read a run directory again, as `sftriage analyze` and `sftriage decisions` would."""
-        recording = load_recording(directory.path)
+    ) -> None:
+        recording, store = load_recording(directory.path), LocalStore(directory.path)
+        self.directory, self.faults = directory, tuple(faults)
         judged = verdicts_and_pauses(recording.windows(shape_of(detection)), settings_of(detection))
-        store = LocalStore(directory.path)
-        return cls(
-            directory=directory,
-            faults=tuple(faults),
-            verdicts=tuple(verdict for verdict, _ in judged),
-            decisions=tuple(decisions_of(directory)),
-            # As they are now: what a capture has cost became known after it.
-            manifests=tuple(store.manifest(one.capture_id) for one in captures if one.state == "stored"),
-            failures=tuple(one for one in captures if one.state != "stored"),
-            step_time_s=_step_times(recording, steps, detection.warmup_steps, fault_step if faults else steps),
-        )
+        self.verdicts = tuple(verdict for verdict, _ in judged)
+        self.decisions = tuple(decisions_of(directory))
+        # As they are now: what a capture has cost became known after it.
+        self.manifests = tuple(store.manifest(one.capture_id) for one in captures if one.state == "stored")
+        self.failures = tuple(one for one in captures if one.state != "stored")
+        fault_step = fault_step if faults else steps
+        self.step_time_s = _step_times(recording, steps, detection.warmup_steps, fault_step)
 
     def values(self) -> dict[str, Any]:
         """The outcome as one JSON object."""

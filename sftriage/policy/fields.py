@@ -38,11 +38,7 @@ _WHEN = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def zone(name: object) -> tzinfo:
-    """The time zone of a name such as ``Europe/Berlin``.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The time zone of a name such as ``Europe/Berlin``; raises ValueError where there is none."""
     if name == "UTC":
         return UTC  # where a machine has no time zones installed, too
     wanted = f"expected a time zone such as UTC or Europe/Berlin, got {shown(name)}"
@@ -56,10 +52,9 @@ def zone(name: object) -> tzinfo:
 
 
 def cron_trigger(cron: object, where: tzinfo) -> CronTrigger:
-    """The minutes of a cron expression: minute, hour, day, month and weekday, all of which have to match.
+    """The minutes of a cron expression, all of whose fields have to match.
 
-    Raises:
-        ValueError: it is none, could be misread, or names no minute ever.
+    Raises ValueError where it is none, could be misread, or names no minute ever.
     """
     wanted = f"expected minute, hour, day, month and weekday such as * 20-23 * * mon-fri, got {shown(cron)}"
     if not isinstance(cron, str) or len(cron) > MAX_CRON_LENGTH:

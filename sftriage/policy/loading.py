@@ -271,24 +271,16 @@ class LoadedPolicy:
 
 
 def load(path: str | os.PathLike[str]) -> LoadedPolicy:
-    """The policy of a file.
-
-    Raises:
-        PolicyError: the file cannot be read, or is not a policy; with every problem in it.
-    """
+    """The policy of a file; raises PolicyError with every problem in it."""
     source = os.fspath(path)
     return parse(read(source), source)
 
 
 def parse(raw: bytes | str, name: str) -> LoadedPolicy:
-    """The policy of a text; ``name`` stands for the file in messages.
-
-    Raises:
-        PolicyError: the text is not a policy; with every problem in it.
-    """
+    """The policy of a text, whose file messages call ``name``; raises PolicyError with every problem in it."""
     raw = raw.encode() if isinstance(raw, str) else raw
     if len(raw) > MAX_FILE_BYTES:
-        raise PolicyError(name, [_whole(f"larger than {MAX_FILE_BYTES // 1024} KiB")])
+        raise PolicyError(name, [Problem(0, 0, "", f"larger than {MAX_FILE_BYTES // 1024} KiB")])
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -316,16 +308,10 @@ def parse(raw: bytes | str, name: str) -> LoadedPolicy:
 
 
 def find(name_or_path: str | os.PathLike[str]) -> Path:
-    """The file meant by a path, or by the name of a policy that ships with sftriage.
-
-    Raises:
-        UsageError: neither; the message lists the names there are.
-    """
-    path = Path(name_or_path)
+    """The file of a path, or of the name of a policy that ships with sftriage; raises UsageError for none."""
+    path, name, policies = Path(name_or_path), os.fspath(name_or_path), shipped()
     if path.exists() and not path.is_dir():
         return path
-    policies = shipped()
-    name = os.fspath(name_or_path)
     if name in policies:
         return policies[name]
     raise UsageError(f"no policy {name!r}: not a file, nor one of those shipped: {', '.join(policies) or 'none'}")
@@ -333,8 +319,7 @@ def find(name_or_path: str | os.PathLike[str]) -> Path:
 
 def shipped(name: str = "policies", source: str = "policies") -> dict[str, Path]:
     """The files in a folder that ships with sftriage (its policies), by name; ``source`` is that of a checkout."""
-    directory = _PACKAGE / name
-    checkout = _PACKAGE.parent
+    directory, checkout = _PACKAGE / name, _PACKAGE.parent
     # In a checkout they lie beside the package. In site-packages, a neighbour of that name would be somebody else's.
     if not directory.is_dir() and (checkout / "pyproject.toml").is_file():
         directory = checkout / source
@@ -342,27 +327,19 @@ def shipped(name: str = "policies", source: str = "policies") -> dict[str, Path]
 
 
 def read(source: str) -> bytes:
-    """The bytes of a policy file, no more of them than tell that it is too large.
-
-    Raises:
-        PolicyError: it cannot be read, or is no regular file.
-    """
+    """The bytes of a policy file, at most one more than it may have; raises PolicyError where it cannot be read."""
     try:
         # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
         number = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(number).st_mode):
-                raise PolicyError(source, [_whole("not a regular file")])
+                raise PolicyError(source, [Problem(0, 0, "", "not a regular file")])
             with open(number, "rb", closefd=False) as file:
                 return file.read(MAX_FILE_BYTES + 1)
         finally:
             os.close(number)
     except OSError as error:
-        raise PolicyError(source, [_whole(f"cannot be read: {error.strerror}")]) from None
-
-
-def _whole(message: str) -> Problem:
-    return Problem(0, 0, "", message)
+        raise PolicyError(source, [Problem(0, 0, "", f"cannot be read: {error.strerror}")]) from None
 
 
 def _add(document: _Document, found: Iterable[tuple[Location, Any]]) -> None:
@@ -430,9 +407,6 @@ def _models(kind: Any) -> Iterator[type[BaseModel]]:
 _MOST_TURNS = 100
 """Windows of several policies that have not met after so many turns are taken never to."""
 
-_ELSEWHERE = ""
-"""Stands for every stage that no rule names: no stage is called so."""
-
 About = tuple[tuple[Rule, ...], Rule]
 """The rules about one kind of suspect, whatever its gain, and of all rules the one that comes closest."""
 
@@ -443,10 +417,7 @@ class PolicySet:
 
     All judge the same windows, so the first says how (``detection``), and none may say otherwise. A rule that samples
     more ranks than another policy's limits allow samples as many as they do.
-
-    Raises:
-        ValueError: there is none.
-        PolicyError: they cannot be in force together; with every reason.
+    Raises PolicyError with every reason why they cannot be in force together.
     """
 
     loaded: tuple[LoadedPolicy, ...]
@@ -509,14 +480,14 @@ class PolicySet:
     @property
     def retention_s(self) -> float | None:
         """How long traces are kept: the shortest that a policy asks for, if one does."""
-        kept = [spec.retention.age_s for spec in self._specs if spec.retention is not None]
-        return min((age_s for age_s in kept if age_s is not None), default=None)
+        kept = (spec.retention.age_s for spec in self._specs if spec.retention is not None)
+        return min(filter(None, kept), default=None)
 
     @property
     def retention_bytes(self) -> int | None:
         """How much is kept: the least that a policy asks for, if one does."""
-        kept = [spec.retention.size_bytes for spec in self._specs if spec.retention is not None]
-        return min((size for size in kept if size is not None), default=None)
+        kept = (spec.retention.size_bytes for spec in self._specs if spec.retention is not None)
+        return min(filter(None, kept), default=None)
 
     @property
     def gathers(self) -> frozenset[str]:
@@ -524,11 +495,7 @@ class PolicySet:
         return frozenset(what for spec in self._specs for what in spec.on_needs_evidence.gather)
 
     def owner(self, rule: str) -> LoadedPolicy:
-        """The policy that a rule is of.
-
-        Raises:
-            ValueError: no policy has such a rule.
-        """
+        """The policy that a rule is of; raises ValueError where no policy has it."""
         for one in self.loaded:
             if any(mine.name == rule for mine in one.policy.spec.rules):
                 return one
@@ -537,8 +504,8 @@ class PolicySet:
 
     def about(self, label: str, suspect: Suspect) -> About:
         """The rules about this kind of suspect, looked up once: of a thousand rules most are about another one."""
-        # What comes in from outside must not make this grow without bound.
-        stage = suspect.stage if suspect.stage is None or suspect.stage in self._stages else _ELSEWHERE
+        # What comes in from outside must not make this grow without bound. (No stage is called "".)
+        stage = suspect.stage if suspect.stage is None or suspect.stage in self._stages else ""
         key = label, suspect.scope, stage, suspect.pattern
         if key not in self._about:
             misses = {rule.name: rule.misses(label, suspect) for rule in self.rules}
@@ -576,10 +543,7 @@ class PolicySet:
 def load_set(names: Iterable[str | os.PathLike[str]]) -> PolicySet:
     """The policies of several files, or of names that ship with sftriage, in force together.
 
-    Raises:
-        ValueError: none is named.
-        UsageError: one is neither a file nor a name.
-        PolicyError: with every problem in all of them.
+    Raises UsageError where one is neither a file nor a name, and PolicyError with every problem in all of them.
     """
     loaded, problems = [], []
     for path in [find(name) for name in names]:

@@ -155,11 +155,7 @@ class Losses:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Losses:
-        """Those that `values` gave.
-
-        Raises:
-            ValueError: it did not.
-        """
+        """Those that `values` gave; raises ValueError where it did not."""
         return msgspec.convert(values, cls, strict=False)
 
     def values(self) -> dict[str, Any]:

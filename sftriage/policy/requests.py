@@ -173,9 +173,7 @@ def trigger(
 
     Of several suspects, it is about the one that ``rank`` is of, which is captured. What was chosen, and followed up,
     is in the decision's parameters, ``given``.
-
-    Raises:
-        ValueError: the verdict has no suspect, or the policy has no such rule.
+    Raises ValueError where the verdict has no suspect, or the policy no such rule.
     """
     if not verdict.suspects:
         raise ValueError("a verdict without a suspect triggers nothing")

@@ -142,11 +142,7 @@ class State:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:
-        """The state that `to_json` wrote.
-
-        Raises:
-            InputError: it is not such a state.
-        """
+        """The state that `to_json` wrote; raises InputError where it is none."""
         try:
             return _ADAPTER.validate_json(text)
         except ValidationError as error:
@@ -275,8 +271,7 @@ def _with_reproduction(state: State, capture_id: str, **changes: Any) -> State:
 def charged(state: State, cost_s: float) -> State:
     """The state once it is known what a capture cost the job. A cost below nothing is a measurement's noise.
 
-    Raises:
-        ValueError: the cost is no number, or without end.
+    Raises ValueError where the cost is no number, or without end.
     """
     if not math.isfinite(cost_s):
         raise ValueError(f"a capture cannot have cost {cost_s} s")

@@ -115,7 +115,8 @@ def pipeline_graph(ops: Sequence[Op]) -> Graph:
     for stage in stages:
         matched = dict(_matched(stage, len(stages)))
         dependencies += _around_transfers(stage, matched)
-        dependencies += _on_streams(stage)
+        for in_turn in (stage.computed, *map(stage.of, _PEERS), stage.of(ALL_GATHER, REDUCE_SCATTER)):
+            dependencies += pairwise(in_turn)
         dependencies += _after_computing(stage)
         for kind in _PEERS:
             n_paired = 0
@@ -197,13 +198,6 @@ def _around_transfers(stage: _Stage, matched: dict[Op, Op]) -> Iterator[tuple[Op
                 yield stage.computed[first_back - 2], op
 
 
-def _on_streams(stage: _Stage) -> Iterator[tuple[Op, Op]]:
-    yield from _chain(stage.computed)
-    for kind in _PEERS:
-        yield from _chain(stage.of(kind))
-    yield from _chain(stage.of(ALL_GATHER, REDUCE_SCATTER))
-
-
 def _after_computing(stage: _Stage) -> Iterator[tuple[Op, Op]]:
     """Parameters come in before their chunk's first forward; after the last backward gradients, and the optimizer."""
     gathers = {op.chunk: op for op in stage.in_turn(ALL_GATHER)}
@@ -215,7 +209,7 @@ def _after_computing(stage: _Stage) -> Iterator[tuple[Op, Op]]:
     last = max(stage.computed, key=lambda op: op.end_s)
     separate = stage.first(SEPARATE)
     end = stage.first(GC) or [last]
-    yield from _chain([last, *stage.first(GC)])
+    yield from pairwise([last, *stage.first(GC)])
     if separate:
         # Gradients leave while backward still computes: each chunk's first after the chunk's last computation.
         for chunk in {op.chunk for op in scatters}:
@@ -226,12 +220,8 @@ def _after_computing(stage: _Stage) -> Iterator[tuple[Op, Op]]:
     middle = [*stage.first(LAYERNORM), *stage.first(EMBEDDING)]
     tail = [*middle, *(separate or scatters), *final]
     for one in [*end, *(scatters[-1:] if separate else [])]:
-        yield from _chain([one, *tail[:1]])
-    yield from _chain(tail)
-
-
-def _chain(ops: Sequence[Op]) -> Iterator[tuple[Op, Op]]:
-    yield from pairwise(ops)
+        yield from pairwise([one, *tail[:1]])
+    yield from pairwise(tail)
 
 
 CLOCK_ERROR_S = 1e-2

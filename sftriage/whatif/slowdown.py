@@ -253,7 +253,9 @@ def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterat
     # With one data-parallel rank the last stage is one worker; far more often it has too much to do than is broken.
     alone = several and len(operations.dp_ranks) == 1 and all(pp == last for _, pp in found.worst)
     if m_w >= MIN_MAIN_SHARE and not alone:
-        workers = _slowest_of(found)
+        by_worker = found.by_worker()
+        half = 1.0 + (max(by_worker[worker] for worker in found.worst) - 1.0) / 2
+        workers = tuple(worker for worker in found.worst if by_worker[worker] >= half)
         if not varying or _steadily(operations, found, workers, of_stage=False) >= MIN_SHARE:
             kind = OperationKind("slow_worker", m_w, {"M_W": m_w}, workers, _slow_in(operations, workers))
             yield kind, operations.at_ideal(operations.of_workers(found.worst))
@@ -288,12 +290,6 @@ def _steadily(operations: Operations, found: Slowdown, workers: tuple[Worker, ..
             if own_s > usual_s:
                 work_TNW[ops_of[pp], :, column] *= usual_s / own_s
     return replaced(operations, found, work_TNW).share
-
-
-def _slowest_of(found: Slowdown) -> tuple[Worker, ...]:
-    by_worker = found.by_worker()
-    over = {worker: by_worker[worker] - 1.0 for worker in found.worst}
-    return tuple(worker for worker in over if over[worker] >= max(over.values()) / 2)
 
 
 def _slow_in(operations: Operations, workers: tuple[Worker, ...]) -> str:
