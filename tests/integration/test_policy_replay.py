@@ -15,8 +15,8 @@ from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.shipped import status_of
-from sftriage.words.decisions import reason_sentence, resolution
-from tests.scenario import Fault, Job, entries, every, from_step, gaussian, heavy_tailed
+from sftriage.words.decisions import reason_sentence
+from tests.scenario import Fault, Job, entries, every, from_step
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
 FIRST_FAULTY_STEP = 110
@@ -111,7 +111,8 @@ def test_a_policy_does_on_a_job_what_it_says_it_is_for(recordings, policy, job):
     outcomes = [outcome for outcome, _ in groupby(one.decision.outcome for one in replayed)]
     if job not in EXPECTED[policy]:
         assert not captures(replayed)
-        assert set(outcomes) <= {"ignore", "hold"}
+        assert set(outcomes) <= ({"ignore"} if job == "healthy" else {"ignore", "hold"})
+        assert job != "healthy" or not any(one.decision.notify for one in replayed)
         return
     expected, wanted = EXPECTED[policy][job]
     (suspect,) = {rank for rank, role, _ in wanted if role == "suspect"}
@@ -136,36 +137,6 @@ def test_a_policy_does_on_a_job_what_it_says_it_is_for(recordings, policy, job):
             assert one.decision.last_step >= FIRST_FAULTY_STEP
 
 
-@pytest.mark.parametrize("policy", sorted(shipped()))
-def test_on_a_healthy_job_no_policy_does_anything(recordings, policy):
-    replayed = replayed_on(recordings / "healthy.npz", policy)
-    assert {(one.decision.outcome, one.decision.notify) for one in replayed} == {("ignore", ())}
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("noise", "named"), [(gaussian(0.05), 0), (heavy_tailed(0.1), 1)], ids=["even", "heavy tails"])
-def test_in_a_healthy_job_of_two_thousand_steps_nobody_is_accused(tmp_path, noise, named, seed):
-    path = record(tmp_path / "long.npz", Job(n_steps=2000, noise=noise).run(seed=seed))
-    replayed = replayed_on(path, "default")
-    assert len(replayed) == (2000 - 20 - 50) // 10 + 1
-    assert captures(replayed) == []
-    # AND hardly ever is anybody named for what happened by chance
-    assert sum(one.verdict.label == "suspect" for one in replayed) <= named
-
-
-@pytest.mark.parametrize("fault", ["data:2", "forward:0", "optimizer:3", "other:1"])
-def test_whoever_is_slow_is_named_and_nobody_else_nor_before(tmp_path, fault):
-    # GIVEN a job without the moments of gradients, one rank of which becomes slow in one stage
-    stage, rank = fault.split(":")
-    path = record(tmp_path / "slow.npz", Job(n_steps=280).run(Fault(stage, int(rank), 0.04, BEGINS)))
-    replayed = replayed_on(path, "default")
-    # THEN every suspect is that rank and stage, after the fault began, and it alone is captured, once
-    suspects = [one.verdict for one in replayed if one.verdict.label == "suspect"]
-    assert {(one.suspects[0].rank, one.suspects[0].stage) for one in suspects} == {(int(rank), stage)}
-    assert min(one.last_step for one in suspects) >= FIRST_FAULTY_STEP
-    assert [request.rank for request in captures(replayed)] == [int(rank)]
-
-
 def test_what_was_captured_before_hides_no_fault_of_another(tmp_path):
     # GIVEN a rank that was slow for half of a job and then is no more, and from then on another one
     faults = Fault("data", 0, 0.03, from_step(110, 250)), Fault("data", 3, 0.03, from_step(250))
@@ -174,25 +145,6 @@ def test_what_was_captured_before_hides_no_fault_of_another(tmp_path):
     assert [request.rank for request in captures(replayed)] == [0, 3]
     assert replayed[-1].time_s < 600
     assert {one.decision.reason for one in replayed if one.decision.outcome == "throttle"} == {"already_captured"}
-
-
-@pytest.mark.parametrize(
-    ("faults", "reason"),
-    [
-        ((Fault("backward", 1, 0.04, BEGINS),), "sync_ambiguous"),
-        ((Fault("data", 2, 0.06, BEGINS), Fault("forward", 1, 0.06, BEGINS)), "co_critical"),
-    ],
-)
-def test_what_the_coarse_signal_cannot_decide_is_held_and_says_why(tmp_path, faults, reason):
-    # GIVEN a fault inside the sync stage, of which no moment of the last gradient tells, or two stragglers alike
-    replayed = replayed_on(record(tmp_path / "held.npz", Job(n_steps=280).run(*faults)), "default")
-    # THEN nothing is captured, and nobody named
-    assert captures(replayed) == []
-    assert [one for one in replayed if one.verdict.label == "suspect"] == []
-    # AND every window in the fault is held, with the reason and what would resolve it
-    within = [one for one in replayed if one.verdict.first_step >= FIRST_FAULTY_STEP]
-    assert {one.decision.outcome for one in within} == {"hold"}
-    assert all(reason in one.verdict.reasons and resolution(one.decision) for one in within)
 
 
 def test_observing_only_says_what_it_would_have_captured(recordings):

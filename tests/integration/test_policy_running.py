@@ -22,8 +22,13 @@ spec:
 """
 
 
-def policy(name):
-    return POLICY.replace("NAME", name)
+def policy(name, more=""):
+    return POLICY.replace("NAME", name).replace('">= 5%"}', f'">= 5%"}}{more}')
+
+
+def wide(name, more):
+    detection = "window_steps: 40, stride_steps: 40, warmup_steps: 0"
+    return policy(name, more).replace("window_steps: 20, stride_steps: 10, warmup_steps: 10", detection)
 
 
 def entries(path, kind):
@@ -73,9 +78,7 @@ def test_a_policy_that_is_broken_to_begin_with_starts_nothing(start, tmp_path):
 
 def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp_path, observing):
     notifying, end, out = tmp_path / "notifying.yaml", tmp_path / "end", tmp_path / "run"
-    notify = "notify: [{webhook: {url_from_env: HOOK}}]"
-    wide = policy("page-me").replace("20, stride_steps: 10, warmup_steps: 10", "40, stride_steps: 40, warmup_steps: 0")
-    notifying.write_text(wide.replace('">= 5%"}', '">= 5%"}, ' + notify), encoding="utf-8")
+    notifying.write_text(wide("page-me", ", notify: [{webhook: {url_from_env: HOOK}}]"), encoding="utf-8")
     # GIVEN a webhook that fails at first
     with hooked(500) as hook:
         arguments = ("run", "--policy", notifying, "--out", out, "--job", "j", "--", sys.executable, STUCK, end)
@@ -97,8 +100,7 @@ def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp
 
 def test_a_profiler_that_is_not_there_is_refused_and_no_other_runs_in_its_place(start, tmp_path):
     wanting, end, out = tmp_path / "wanting.yaml", tmp_path / "end", tmp_path / "run"
-    wide = policy("wanting").replace("20, stride_steps: 10, warmup_steps: 10", "40, stride_steps: 40, warmup_steps: 0")
-    wanting.write_text(wide.replace('">= 5%"}', '">= 5%"}, capture: {profiler: nsys}'), encoding="utf-8")
+    wanting.write_text(wide("wanting", ", capture: {profiler: nsys}"), encoding="utf-8")
     run = start("run", "--policy", wanting, "--out", out, "--", sys.executable, STUCK, end)
     (refused, *_) = wait_until(lambda: entries(out, "capture"))
     end.touch()
@@ -109,11 +111,9 @@ def test_a_profiler_that_is_not_there_is_refused_and_no_other_runs_in_its_place(
 
 def test_a_webhook_that_is_not_there_is_no_reason_not_to_run(start, tmp_path, observing):
     notifying = tmp_path / "notifying.yaml"
-    notify = "notify: [{webhook: {url_from_env: NOT_SET}}]"
-    notifying.write_text(policy("page-me").replace('">= 5%"}', '">= 5%"}, ' + notify), encoding="utf-8")
-    run = start(
-        "run", "--policy", notifying, "--out", tmp_path / "run", "--", "true", env=dict(os.environ, **observing)
-    )
+    notifying.write_text(policy("page-me", ", notify: [{webhook: {url_from_env: NOT_SET}}]"), encoding="utf-8")
+    command = ("run", "--policy", notifying, "--out", tmp_path / "run", "--", "true")
+    run = start(*command, env=dict(os.environ, **observing))
     _, err = run.communicate(timeout=60)
     assert run.returncode == 0
     assert "notify webhook of $NOT_SET: the variable is not set; nobody is told" in err

@@ -6,7 +6,6 @@ import pytest
 
 from bench.drawing import COURSES, FRACTIONS, HOLDS, SHARES, draw, shares
 from bench.hidden_rank import (
-    EXPECTED,
     HELD,
     PART,
     QUIET,
@@ -218,18 +217,6 @@ class TestScoring:
     def test_a_verdict_is_held_against_its_own_window(self, label, suspects, filled, did):
         verdict = Verdict(0, 49, label, (), suspects, 0.1, {}, {}, {})
         assert verdict_did(verdict, row(), filled) == did
-
-    @pytest.mark.parametrize(
-        ("class_", "good"),
-        [
-            ("named", {RIGHT}),
-            ("below", {RIGHT, HELD, QUIET}),
-            ("hold", {HELD}),
-            ("healthy", {QUIET}),
-        ],
-    )
-    def test_a_wrong_name_never_is_what_was_asked(self, class_, good):
-        assert EXPECTED[class_] == good
 
     @pytest.mark.parametrize(
         ("delay", "first_step"),
