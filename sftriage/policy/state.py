@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+import msgspec
 
 from sftriage.errors import InputError
 from sftriage.model.captures import CaptureRequest, CaptureResult, LeftOpen, Profiler
@@ -57,8 +57,8 @@ class Running:
 class Lasted:
     """For how long a rule has matched a suspect, up to a step; a step counts once, however many windows hold it."""
 
-    steps: NonNegativeInt
-    seconds: NonNegativeFloat
+    steps: int
+    seconds: float
     last_step: int
 
 
@@ -91,7 +91,7 @@ class Reproduction:
 class Failures:
     """How many firings for a suspect came to nothing in a row: the last one's time, and when that was known."""
 
-    count: PositiveInt
+    count: int
     fired_s: float
     failed_s: float
 
@@ -119,36 +119,31 @@ class State:
         spent_s: what captures have cost the job.
     """
 
-    # A file read back is checked as strictly as one from a stranger.
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
-
-    captures: NonNegativeInt = 0
+    captures: int = 0
     fired_s: Mapping[str, float] = field(default_factory=dict)
     reproductions: Mapping[str, Reproduction] = field(default_factory=dict)
     running: Mapping[str, Running] = field(default_factory=dict)
-    asked: NonNegativeInt = 0
+    asked: int = 0
     asked_s: tuple[float, ...] = ()
     failures: Mapping[str, Failures] = field(default_factory=dict)
     notified_s: Mapping[str, float] = field(default_factory=dict)
     streak: Streak | None = None
-    largest_gain_s: NonNegativeFloat = 0.0
+    largest_gain_s: float = 0.0
     started_s: float | None = None
-    spent_s: NonNegativeFloat = 0.0
-    version: Annotated[int, Field(ge=1, le=1)] = 1
+    spent_s: float = 0.0
+    version: Literal[1] = 1
 
     def to_json(self) -> str:
         """The state as one line of JSON."""
-        return _ADAPTER.dump_json(self).decode()
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:
         """The state that `to_json` wrote; raises InputError where it is none."""
         try:
-            return _ADAPTER.validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InputError(f"not the state of a policy engine: {where or 'document'}: {first['msg']}") from None
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise InputError(f"not the state of a policy engine: {error}") from None
 
     def last_fired_s(self) -> Mapping[str, float]:
         """For each rule and suspect, when a capture was last asked for that is under way or was made."""
@@ -310,6 +305,3 @@ def remembered(
     every = sorted({**known, **new}.items(), key=lambda entry: at_s(entry[1]))[-MOST_REMEMBERED:]
     since_s = at_s(every[-1][1]) - MEMORY_S if every else 0.0
     return {key: one for key, one in every if at_s(one) >= since_s}
-
-
-_ADAPTER = TypeAdapter(State)
