@@ -245,13 +245,10 @@ class UnderStraggler:
 def under_straggler(n: int, size_bytes: float, link: Link) -> UnderStraggler:
     """The cost of one all-reduce of ``size_bytes`` among n ranks."""
     chunk_s = link.latency_s + size_bytes / (n - 1) * link.s_per_byte
+    # 2(n - 1) messages of one n-th each.
+    ring_s = 2 * (n - 1) * (link.latency_s + size_bytes / n * link.s_per_byte)
     rounds = len(schedule_of(n).rounds) if n <= MOST_SCHEDULED else fewest_rounds(n)
-    return UnderStraggler((n - 2) * chunk_s, rounds * chunk_s, ring_s(n, size_bytes, link))
-
-
-def ring_s(n: int, size_bytes: float, link: Link) -> float:
-    """What a ring of n ranks takes: 2(n - 1) messages of one n-th each."""
-    return 2 * (n - 1) * (link.latency_s + size_bytes / n * link.s_per_byte)
+    return UnderStraggler((n - 2) * chunk_s, rounds * chunk_s, ring_s)
 
 
 def as_measured(n: int, ring_s: float) -> UnderStraggler:

@@ -82,7 +82,8 @@ def choose(capture: Capture, case: Situation) -> Means | None:
     So is one of whom native frames are wanted, or its flight recorder's dump, which only that can have.
     """
     if capture.profiler == "stacks":
-        return Means("stacks", once=case.stands_still or capture.stacks.from_outside)
+        from_outside = case.stands_still or capture.stacks.native or capture.stacks.flight_recorder
+        return Means("stacks", once=from_outside)
     if capture.profiler != "auto":
         return Means(capture.profiler)
     if case.stands_still:

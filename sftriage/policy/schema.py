@@ -103,11 +103,6 @@ class StacksOptions(PolicyModel):
         default=False, description="The flight recorder of torch.distributed too: the collectives entered and left."
     )
 
-    @property
-    def from_outside(self) -> bool:
-        """Whether there is something to take that a trainer cannot."""
-        return self.native or self.flight_recorder
-
 
 class ProfilerRun(PolicyModel):
     """One time-boxed run of a profiler, whoever it is of."""
@@ -214,10 +209,6 @@ class Detection(PolicyModel):
     contended_for = _number("contended_after", lambda text: quantities.Lasting(seconds=quantities.seconds(text)))
     stalled_after_s = _number("stalled_after", quantities.seconds)
 
-    def steps_of(self, windows: int) -> int:
-        """The steps that so many windows in a row span; of one window one, for whatever it shows is there at once."""
-        return 1 if windows == 1 else self.window_steps + (windows - 1) * self.stride_steps
-
 
 class Match(PolicyModel):
     """Which verdicts a rule is about."""
@@ -303,7 +294,11 @@ class Rule(PolicyModel):
     def lasts(self, detection: Detection) -> quantities.Lasting:
         """``for`` in steps or seconds, where windows are cut as ``detection`` says."""
         found = quantities.lasting(self.lasting)
-        return quantities.Lasting(steps=detection.steps_of(found.windows)) if found.windows else found
+        if not found.windows:
+            return found
+        # The steps that so many in a row span; of one window one, for whatever it shows is there at once.
+        more = found.windows - 1
+        return quantities.Lasting(steps=detection.window_steps + more * detection.stride_steps if more else 1)
 
     min_share = _number("match", lambda match: quantities.gain(match.gain)[0])
     min_gain_s = _number("match", lambda match: quantities.gain(match.gain)[1])
