@@ -138,13 +138,11 @@ class Agent:
 
     def _take(self, data: bytes) -> None:
         for order in decode_orders(data).captures:
-            capture_id = order.wanted.request.capture_id
+            capture_id = order.request.capture_id
             if capture_id not in self._captures:
                 self._seen.captures[capture_id] = time.time()
                 self._captures.add(capture_id)
-                result = CaptureResult(
-                    capture_id, order.wanted.request.rank, "failed", "a made-up agent has no profiler"
-                )
+                result = CaptureResult(capture_id, order.request.rank, "failed", "a made-up agent has no profiler")
                 self._reports.append(Report(result))
 
 

@@ -17,7 +17,7 @@ from sftriage.fleet.hub import Hub, Subjects
 from sftriage.fleet.incoming import AgentMessage, Refusals
 from sftriage.fleet.lease import Lease
 from sftriage.fleet.transfers import Fetching
-from sftriage.fleet.wire import Incarnation, Order, Orders, encode
+from sftriage.fleet.wire import Incarnation, Orders, encode
 from sftriage.mitigate.switching import Setting
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 
@@ -114,7 +114,8 @@ class CaptureOrders:
             message.reports -= 1
         self._told_before, self._told = self._told, []
         # (of most agents nothing is wanted, and that is written already)
-        orders: dict[str, list[Order]] = {agent: [] for agent in over if agent not in self._idle or agent in switches}
+        asked_of = (agent for agent in over if agent not in self._idle or agent in switches)
+        orders: dict[str, list[WantedCapture]] = {agent: [] for agent in asked_of}
         for one in wanted:
             asked = self._asked.get(one.request.capture_id) or self._ask(one, now_s)
             if not asked.agent:
@@ -124,7 +125,7 @@ class CaptureOrders:
             if one.request.capture_id in self._under_way:
                 # (that ends by itself: nothing comes to be here that was given up)
                 heard = one.request.capture_id not in self._missing
-                orders.setdefault(asked.agent, []).append(Order(one, asked.of, heard))
+                orders.setdefault(asked.agent, []).append(replace(one, process=asked.of, heard=heard))
             elif asked.begin_s is not None and now_s > asked.begin_s:
                 self._end(asked, "expired", "its host has not begun it in time")
             elif now_s > asked.end_s:
@@ -136,7 +137,7 @@ class CaptureOrders:
             elif asked.agent and self._gone(asked.agent, asked.of) and not self._pending(asked):
                 self._end(asked, "failed", "its host is gone, and the job has started again without it")
             elif asked.agent:
-                orders.setdefault(asked.agent, []).append(Order(one, asked.of))
+                orders.setdefault(asked.agent, []).append(replace(one, process=asked.of))
         for agent, some in orders.items():
             self._document(agent, some, switches.get(agent, {}))
         self._idle = {agent for agent in over if not (orders.get(agent) or agent in switches)}
@@ -227,10 +228,10 @@ class CaptureOrders:
         self._reports.append((report, message, True))
         self._under_way.discard(report.result.capture_id)
 
-    def _document(self, agent: str, orders: Sequence[Order], switches: Mapping[str, Setting] = {}) -> None:
+    def _document(self, agent: str, orders: Sequence[WantedCapture], switches: Mapping[str, Setting] = {}) -> None:
         """Have the orders of an agent written, if they changed, or else every `REFRESH_S`."""
         # An age changes with every look, and is news to nobody.
-        ageless = [replace(one, wanted=replace(one.wanted, expires_s=None)) for one in orders]
+        ageless = [replace(one, expires_s=None) for one in orders]
         same = msgspec.msgpack.encode((ageless, switches))
         with self._lock:
             written, at_s = self._written.get(agent, (b"", 0.0))

@@ -157,9 +157,9 @@ class HostEnd:
         orders = self._orders
         # (before that it is not known which ranks are there)
         if orders is not None and self._has_read:
-            wanted = [self._wanted(one.wanted, one.of) for one in orders.captures]
+            wanted = [self._wanted(one) for one in orders.captures]
             self._agent.want([one for one in wanted if one.request.capture_id not in self._refused])
-            self._tell_again({one.wanted.request.capture_id: one.heard for one in orders.captures})
+            self._tell_again({one.request.capture_id: one.heard for one in orders.captures})
             if orders.switches:
                 self._agent.switch(orders.switches)
         for report in self._agent.reports():
@@ -178,16 +178,16 @@ class HostEnd:
         if not self._outbox and time.monotonic() >= self._sent_s + (SHIP_S if soon else self._every_s):
             self._fill()
 
-    def _wanted(self, wanted: WantedCapture, of: Incarnation | None) -> WantedCapture:
+    def _wanted(self, wanted: WantedCapture) -> WantedCapture:
         """A capture in the host's own count of starts; one begun before this process is resumed."""
         capture_id = wanted.request.capture_id
         if capture_id in self._begun_before:
             wanted = replace(wanted, resumed=True)
         elif capture_id not in self._begun and not wanted.resumed:
             self._note_begun(wanted.request)
-        if of is None:
+        if wanted.process is None:
             return wanted
-        its = (info.attempt for info in self._agent.infos if Incarnation.of(self._boot_id, info) == of)
+        its = (info.attempt for info in self._agent.infos if Incarnation.of(self._boot_id, info) == wanted.process)
         return replace(wanted, generation=next(its, NO_GENERATION))
 
     def _note_begun(self, request: CaptureRequest) -> None:
@@ -381,7 +381,7 @@ class HostEnd:
         self._reports.append(report)
 
     def _is_wanted(self, capture_id: str) -> bool:
-        return self._orders is None or any(one.wanted.request.capture_id == capture_id for one in self._orders.captures)
+        return self._orders is None or any(one.request.capture_id == capture_id for one in self._orders.captures)
 
     async def _heard(self, message: Msg) -> None:
         self._take(message.data)

@@ -109,18 +109,6 @@ class Shipment:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A capture that is wanted, of this process of its rank; of whichever there is, where it is None.
-
-    That it is stored may have been ``heard``, and need not be told again.
-    """
-
-    wanted: WantedCapture
-    of: Incarnation | None = None
-    heard: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class RunName:
     """What a run and its job are called where captures are kept, and the URL of the store that copies of them go to."""
 
@@ -140,7 +128,7 @@ class Orders:
     """
 
     epoch: int
-    captures: tuple[Order, ...] = ()
+    captures: tuple[WantedCapture, ...] = ()
     agent: str = ""
     run: RunName = NO_NAME
     switches: Mapping[str, Setting] = field(default_factory=dict)
@@ -366,7 +354,7 @@ def decode_orders(data: bytes) -> Orders:
 
     def checked(unpacked: bytes) -> Orders:
         orders = _ORDERS.decode(unpacked)
-        ages = [one.wanted.expires_s for one in orders.captures if one.wanted.expires_s is not None]
+        ages = [one.expires_s for one in orders.captures if one.expires_s is not None]
         if not 0 <= orders.epoch < MAX_COUNT or not all(0 <= age_s < MAX_SECONDS for age_s in ages):
             raise WireError("orders that cannot be")
         if not all(map(_is_possible, orders.switches.values())):

@@ -128,7 +128,9 @@ class WantedCapture:
 
     Its rank has to be of that ``generation`` (start) of the job, if one is given, and it has to begin within
     ``expires_s`` seconds from now, if there are any. One that is ``resumed`` was asked for by an earlier process: it is
-    gone on with, and not begun again. The ``trigger`` goes into its manifest.
+    gone on with, and not begun again. The ``trigger`` goes into its manifest. On its way to an agent it is of a
+    ``process`` (boot id, pid, start ticks and rank), or of whichever its rank has; that it is stored may have been
+    ``heard`` by then.
     """
 
     request: CaptureRequest
@@ -136,6 +138,8 @@ class WantedCapture:
     generation: int | None = None
     expires_s: float | None = None
     resumed: bool = False
+    process: tuple[str, int, int, int] | None = None
+    heard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Asked(CaptureOrders):
 
     def ordered(self, agent):
         """What is to be written of an agent."""
-        return [one.wanted.request.capture_id for one in decode_orders(self._to_write[agent][1]).captures]
+        return [one.request.capture_id for one in decode_orders(self._to_write[agent][1]).captures]
 
     def says(self, state, detail="", agent="node-b", capture_id="c-1", rank=3):
         """The host says so."""

@@ -1,11 +1,13 @@
 """A host's end of a fleet: what cannot be noted is not begun, and what has become of a capture is told until heard."""
 
+from dataclasses import replace
+
 import pytest
 
 from sftriage.fleet import shipping
 from sftriage.fleet.hub import LogLeader, Subjects
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.wire import Order, Orders, encode
+from sftriage.fleet.wire import Orders, encode
 from sftriage.mitigate.switching import Setting
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.windows.shipped import ReadCounts
@@ -66,7 +68,7 @@ class Ended(HostEnd):
         super().__init__(self.agent, Nowhere(), *about, None, LogLeader(directory / "speaker"))
         self._outbox.append(b"not sent yet")
         self._has_read = True
-        self.orders((Order(WANTED),))
+        self.orders((WANTED,))
 
     def orders(self, captures, switches=(), epoch=1):
         self._take(encode(Orders(epoch, captures, switches=dict(switches))))
@@ -92,7 +94,7 @@ def test_a_capture_is_noted_before_it_begins_and_gone_on_with_by_the_next_agent(
     # GIVEN an agent that was killed when it had noted it
     after = Ended(tmp_path)
     after.turn()
-    (wanted,) = [after._wanted(one.wanted, one.of) for one in after._orders.captures]
+    (wanted,) = [after._wanted(one) for one in after._orders.captures]
     # THEN the next one begins no other
     assert wanted.resumed
     assert (tmp_path / "begun").read_text().split() == ["c-1"]
@@ -121,10 +123,10 @@ def test_what_has_become_of_a_capture_is_told_until_nobody_wants_it_any_more(tmp
     now_s[0] += shipping.TELL_AGAIN_S + 0.1
     assert end.turns(3) == [("failed", "busy")]
     # WHEN that was heard THEN it is not told again, until it turns out that it was lost after all
-    end.orders((Order(WANTED, heard=True),))
+    end.orders((replace(WANTED, heard=True),))
     now_s[0] += shipping.TELL_AGAIN_S + 0.1
     assert end.turns(3) == []
-    end.orders((Order(WANTED),))
+    end.orders((WANTED,))
     assert end.turns(3) == [("failed", "busy")]
     # WHEN it is wanted no more
     end.orders(())

@@ -18,7 +18,6 @@ from sftriage.fleet.wire import (
     MAX_UNPACKED_BYTES,
     Block,
     Incarnation,
-    Order,
     Orders,
     RunName,
     Shipment,
@@ -157,10 +156,11 @@ def test_what_an_agent_tells_arrives_as_it_was(sent):
 REQUEST = CaptureRequest("c-1", 1, "nsys", 2, 1, 20.0, 1 << 20, {"trace": ["cuda"], "deep": True}, labels={"a": "b"})
 TRIGGER = Trigger(5, 24, "suspect", "rank", (3,), "data", 0.1, 0.2, 1.0, "p", "0" * 64, "slow")
 WANTED = WantedCapture(REQUEST, TRIGGER, generation=2, expires_s=59.5)
+OF_A_PROCESS = dataclasses.replace(WANTED, process=Incarnation("boot", 1, 2, 3))
 
 
 def test_what_is_wanted_arrives_as_it_was():
-    orders = Orders(7, (Order(WANTED, Incarnation("boot", 1, 2, 3)), Order(dataclasses.replace(WANTED, resumed=True))))
+    orders = Orders(7, (OF_A_PROCESS, dataclasses.replace(WANTED, resumed=True)))
     assert decode_orders(encode(orders)) == orders
     # AND with what their run is called
     named = dataclasses.replace(orders, run=RunName("job", "run-7", "s3://kept/here"))
@@ -220,7 +220,7 @@ SENT = {
     ),
     decode_orders: Orders(
         7,
-        (Order(WANTED, Incarnation("boot", 1, 2, 3)),),
+        (OF_A_PROCESS,),
         switches={"rank-7.0.switch": Setting.of_plan((3, 2, 1))},
     ),
     decode_findings: GPUS,
