@@ -210,11 +210,7 @@ class Captures:
         self._tell(request, "accepted")
 
     def _executor(self, wanted: WantedCapture) -> tuple[RingInfo, Executor]:
-        """Of whom a capture is, and its executor, begun; or that of one that an earlier process has begun.
-
-        Raises:
-            _NotBegunError: there is none.
-        """
+        """The ring of a capture's rank, and its executor, begun now or by an earlier process."""
         request = wanted.request
         info = self._rings.ranks.get(request.rank)
         if wanted.resumed:

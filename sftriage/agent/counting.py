@@ -160,11 +160,7 @@ def _content(path: Path) -> bytes:
 
 
 class _Open:
-    """A source. It stays open, but where it is read slowly: then it is opened for it, while the first one lives.
-
-    Raises:
-        OSError: it is not there, or not to be read.
-    """
+    """A source, which stays open unless it is read slowly."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -173,11 +169,7 @@ class _Open:
         self._descriptor = -1 if source.every_ns == SLOWLY_NS else os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def values(self) -> Sequence[int]:
-        """What it says now, -1 for each counter where it does not.
-
-        Raises:
-            OSError: it is not to be read any more.
-        """
+        """What it says now, `UNKNOWN` for each counter where it does not."""
         slow = self._descriptor < 0
         content = _content(self.source.path) if slow else os.pread(self._descriptor, _MAX_BYTES, 0)
         return said(self.source.parse, content, len(self.places))
@@ -280,10 +272,7 @@ class RankCounters:
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank's: its counters and the file of its readings, as far as there are any, and the last few readings.
-
-    ``unseen`` counts how often steps have come of a process that is not to be seen.
-    """
+    """One rank. ``unseen`` counts how often steps have come of a process that is not to be seen."""
 
     readings_TK: IntArray
     log: CountersLog | None = None

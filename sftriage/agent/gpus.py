@@ -189,11 +189,7 @@ def visible_entries(value: str) -> tuple[str | int, ...]:
 
 
 def _visible(environment: Mapping[str, str], gpus: Sequence[Gpu], own: str | None) -> list[str]:
-    """The GPUs that a process with this environment sees, in CUDA's order.
-
-    Raises:
-        _UntoldError: that cannot be told from outside.
-    """
+    """The GPUs that a process with this environment sees, in CUDA's order."""
     value, given = environment.get(VISIBLE), environment.get(CONTAINER)
     entries = None if value is None else visible_entries(value)
     if entries is not None and (not entries or isinstance(entries[0], str)):
@@ -212,11 +208,7 @@ def _visible(environment: Mapping[str, str], gpus: Sequence[Gpu], own: str | Non
 
 
 def _by_uuid(entries: Sequence[str | int], gpus: Sequence[Gpu]) -> list[str]:
-    """GPUs by the beginnings of their UUIDs; the first one that fits none, or several, ends the list.
-
-    Raises:
-        _UntoldError: it fits none of those that answer, or is a part of a GPU.
-    """
+    """GPUs by the beginnings of their UUIDs; the first one that fits none, or several, ends the list."""
     found: list[str] = []
     for entry in map(str, entries):
         if entry.startswith("MIG-"):

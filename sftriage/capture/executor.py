@@ -22,9 +22,7 @@ RankLook = Callable[[], RankStatus | None]
 class Executor(ABC):
     """One capture. None of its methods waits, but for the moment that a short program needs (`children.MOMENT_S`).
 
-    Attributes:
-        request: the capture to make.
-        needs_trainer: it comes to nothing once the trainer has ended.
+    While it ``needs_trainer``, it comes to nothing once the trainer has ended.
     """
 
     needs_trainer = True
@@ -59,13 +57,10 @@ class Executor(ABC):
         return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason, timings_s=self._timings_s)
 
     def verify(self, result: CaptureResult) -> CaptureResult:
-        """Check what it left against what was promised, where that was not examined as it was made.
-
-        Returns:
-            The result, with what had to be repaired in its details.
+        """The result, once what it left is checked and repaired, where that was not examined as it was made.
 
         Raises:
-            CaptureError: it is not that; the message says why.
+            CaptureError: it is not what was promised; the message says why.
         """
         return result
 

@@ -198,11 +198,7 @@ class NsysCapture(InTurns):
         return steps
 
     def _arm(self) -> Turns:
-        """Ask the trainer to mark its steps. It also keeps other profilers out meanwhile, or says that one is running.
-
-        Raises:
-            CaptureError: it begins no step, or refuses for another reason than that it has no NVTX.
-        """
+        """Ask the trainer to mark its steps, and to keep other profilers out meanwhile."""
         self._mailbox.post(replace(self.request, options={}))
         self._marking = True
         self._end_s = time.monotonic() + self.request.max_seconds
@@ -231,11 +227,7 @@ class NsysCapture(InTurns):
         return covered is not None and covered[1] - covered[0] + 1 >= self.request.steps
 
     def _covered(self) -> tuple[int, int]:
-        """The steps in the report: from here on it can be had without the trainer.
-
-        Raises:
-            CaptureError: there is none.
-        """
+        """The steps in the report: from here on it can be had without the trainer."""
         seen = self._seen()
         if self._marked is not None and self._marked.first_step is not None and self._marked.last_step is not None:
             self._notes.append(self._marked.detail)

@@ -26,11 +26,7 @@ _MARKS = msgspec.json.Decoder(list[_Mark])
 
 
 class TraceFile:
-    """What is in a trace, read piece by piece, and a copy beside it with its damage mended, where it has any.
-
-    Attributes:
-        steps: the numbers of the steps that are marked in it.
-    """
+    """A trace, read piece by piece, whose marked ``steps`` are noted, and a copy with its damage mended."""
 
     def __init__(self, trace: Path) -> None:
         self._trace, self._copy = trace, trace.with_suffix(".mended")
@@ -54,7 +50,7 @@ class TraceFile:
             # A trace as torch writes it begins with a space.
             if not source.peek(64).lstrip().startswith(b"{"):
                 raise InputError(f"{self._trace}: no JSON object")
-            reader = TraceReader(source, self._trace.name, self._take, self._take_odd, self._values, self._edit)
+            reader = TraceReader(source, self._trace.name, self._take, lambda _: False, self._values, self._edit)
             reader.read()
             if self._target is not None:
                 self._copy_until(None)
@@ -80,9 +76,6 @@ class TraceFile:
                 step = _STEP.fullmatch(event.name)
                 if step is not None:
                     self.steps.add(int(step[1]))
-
-    def _take_odd(self, event: bytes) -> bool:
-        return False
 
     def _edit(self, start: int, end: int, instead: bytes) -> None:
         if self._target is None:

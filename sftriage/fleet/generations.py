@@ -80,11 +80,9 @@ NOTHING_KNOWN = Known()
 
 
 class Generations:
-    """The generations of a job, newest last. Times are seconds on the hub's clock.
+    """The generations of a job, up to the ``newest`` (-1: none yet), and how many ``changes`` there were.
 
-    Attributes:
-        newest: the newest one, -1 before there is any.
-        changes: how often anything has changed.
+    Times are seconds on the hub's clock.
     """
 
     def __init__(self, known: Known = NOTHING_KNOWN) -> None:
@@ -119,11 +117,7 @@ class Generations:
     def take(self, host: str, ahead_s: float, infos: Mapping[int, RingInfo], ones: Mapping[int, Incarnation]) -> bool:
         """Take note of the ranks of one of a host's starts, its older starts first. Whether anything is new.
 
-        Args:
-            host: an agent and its rings, ``AGENT:RINGS``, which have one count of starts.
-            ahead_s: what the hub's clock is ahead of the host's monotonic one.
-            infos: the rings of the ranks.
-            ones: their processes.
+        A ``host`` is AGENT:RINGS, which has one count of starts; the hub's clock is ``ahead_s`` of its monotonic one.
         """
         new = [rank for rank, one in ones.items() if one not in self._of]
         new.sort(key=lambda rank: infos[rank].started_mono_ns)

@@ -252,9 +252,7 @@ def _names(names: Sequence[str]) -> str:
 class Groups:
     """The groups of a job as their agents report them, and the settings wanted of each agent (``wanted``).
 
-    Args:
-        takes_part: whether an agent's host has ranks in the job's newest start, as far as is known.
-        is_silent: whether an agent reports nothing.
+    An agent ``takes_part`` while its host has ranks in the job's newest start, as far as is known.
     """
 
     def __init__(self, takes_part: Callable[[str], bool], is_silent: Callable[[str], bool]) -> None:

@@ -204,12 +204,7 @@ _NEVER = -MAX_COUNT
 
 
 class Deduplicator:
-    """Remembers the last step of each process.
-
-    Attributes:
-        steps: number of steps passed on.
-        missed: number of steps between them that never came.
-    """
+    """Remembers the last step of each process; counts ``steps`` passed on, and those ``missed`` between them."""
 
     def __init__(self) -> None:
         self.steps = self.missed = 0

@@ -70,11 +70,7 @@ class CountedFile(io.BufferedIOBase):
         return self._counted(self._file.readinto(buffer))
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """See `io.BufferedIOBase`.
-
-        Raises:
-            CaptureError: it is more than is allowed.
-        """
+        """See `io.BufferedIOBase`."""
         self._left_bytes -= memoryview(data).nbytes
         if self._left_bytes < 0:
             raise CaptureError("more comes than its manifest says")
