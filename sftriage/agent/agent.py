@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sftriage.agent.captures import CapturePaths, Captures
 from sftriage.agent.gpus import EvidenceSampler, slowed_fraction
 from sftriage.agent.reading import RankRings
-from sftriage.capture.nsys import NsysPlace
-from sftriage.errors import RingError
-from sftriage.model.captures import Report, WantedCapture
+from sftriage.capture.executor import Executor, RankLook, SampledCapture, TorchCapture
+from sftriage.capture.nsys import AbandonedNsys, NsysCapture, NsysPlace
+from sftriage.capture.stacks import AbandonedStacks, StacksCapture
+from sftriage.errors import CaptureError, RingError, SftriageError
+from sftriage.model.captures import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
 from sftriage.model.windows import GpuFindings, plain
+from sftriage.recorder import RingInfo
 from sftriage.traces.disk import Do, at_once
+from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, contents_of
 from sftriage.traces.store import LocalStore
 from sftriage.windows.steplog import KeptSteps
 
@@ -77,6 +83,289 @@ class Switches:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePaths:
+    """Where captures find the trainers' rings and mailboxes, the spool, and, where it launched them, nsys."""
+
+    rings: Path
+    spool: Path
+    nsys: NsysPlace | None = None
+
+
+def executor_for(request: CaptureRequest, info: RingInfo, places: CapturePaths, look: RankLook) -> Executor:
+    """The executor of a request, not yet started.
+
+    Raises:
+        CaptureError: there can be none; the message is the reason.
+    """
+    if not request.takes_steps:
+        return StacksCapture(request, info, places.rings, places.spool, look)
+    mailbox = places.rings / info.file_name("mailbox")
+    if request.profiler != "nsys":
+        return _by_trainer(request, mailbox, places.spool)
+    if places.nsys is None:
+        raise CaptureError("the job was not launched under nsys: sftriage run --nsys")
+    return NsysCapture(request, places.nsys, mailbox, places.spool, look)
+
+
+def _adopted(request: CaptureRequest, info: RingInfo, places: CapturePaths) -> Executor:
+    """The executor of a request that an agent which is gone handed to its rank.
+
+    The trainer works by itself, and its answer waits in the mailbox. What worked from outside is ended.
+    """
+    mailbox = places.rings / info.file_name("mailbox")
+    if not request.takes_steps:
+        return AbandonedStacks(request, places.spool)
+    if request.profiler == "nsys":
+        if places.nsys is None:
+            raise CaptureError("the note of how its rank was launched under nsys is gone")
+        return AbandonedNsys(request, places.nsys, mailbox, places.spool, lambda: None)
+    capture = _by_trainer(request, mailbox, places.spool)
+    if capture.handed_over:
+        return capture
+    capture.cancel()
+    capture.close()
+    raise CaptureError("its rank was never asked")
+
+
+def _by_trainer(request: CaptureRequest, mailbox: Path, spool: Path) -> TorchCapture:
+    return (SampledCapture if request.profiler == "stacks" else TorchCapture)(request, mailbox, spool)
+
+
+def overlap(request: CaptureRequest, running: Iterable[CaptureRequest]) -> str | None:
+    """Why a request cannot begin beside those that run, or None.
+
+    A trainer does one thing at a time. A look from outside troubles only another one.
+    """
+    for other in running:
+        if other.rank == request.rank and other.takes_steps == request.takes_steps:
+            return f"capture {other.capture_id} ({other.profiler}) of rank {request.rank} is under way"
+    return None
+
+
+CANCEL_GRACE_S = 15.0
+"""Past its time-box, how long a rank has to end a capture by itself, at a step boundary, and keep what it has."""
+
+ANSWER_GRACE_S: Mapping[Profiler, float] = {"torch": 60.0, "stacks": 60.0, "nsys": 300.0}
+"""Past its time-box, how long a rank has to export and answer before its capture is given up.
+
+nsys makes its report beside the job, which goes on meanwhile.
+"""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A capture under way. ``cancel_s`` and ``give_up_s`` are times of the agent's own clock."""
+
+    wanted: WantedCapture
+    info: RingInfo
+    executor: Executor
+    cancel_s: float
+    give_up_s: float
+    state: CaptureState = "accepted"
+    cancelled: bool = False
+
+
+class Captures:
+    """Carries out the captures that are wanted of one host. Nothing here waits.
+
+    The store keeps their traces, with manifests that name the job and the run.
+    """
+
+    def __init__(self, rings: RankRings, places: CapturePaths, store: LocalStore, *, job: str, run: str) -> None:
+        self._rings, self._places, self._store = rings, places, store
+        self._job, self._run = job, run
+        self._running: dict[str, _Running] = {}
+        self._given_up: list[tuple[RingInfo, Executor]] = []
+        self._known: set[str] = set()
+        self._reports: deque[Report] = deque()
+
+    def want(self, wanted: Sequence[WantedCapture], now_s: float) -> None:
+        """Bring about that these, and no others, are made: begin what is new, call off what is wanted no more.
+
+        ``now_s`` is the time, in seconds, on a clock that only goes on.
+        """
+        for one in wanted:
+            if one.request.capture_id not in self._known:
+                self._known.add(one.request.capture_id)
+                self._begin(one, now_s)
+        still = {one.request.capture_id for one in wanted}
+        for capture_id, running in self._running.items():
+            if capture_id not in still and not running.cancelled:
+                running.cancelled = True
+                running.executor.cancel()
+
+    def reports(self) -> list[Report]:
+        """What there is to report since the last call. Another thread may go on with the captures meanwhile."""
+        return [self._reports.popleft() for _ in range(len(self._reports))]
+
+    def go_on(self, now_s: float) -> None:
+        """Go on with the captures under way."""
+        for info, capture in list(self._given_up):
+            if capture.poll() is not None or not self._rings.alive(info):
+                capture.close()
+                self._given_up.remove((info, capture))
+        for capture_id, running in list(self._running.items()):
+            result = self._polled(running)
+            if result is not None:
+                del self._running[capture_id]
+                self._reports.append(self._ended(running, result))
+            elif now_s >= running.give_up_s:
+                self._give_up(running)
+            else:
+                self._watch(running, now_s)
+
+    def _polled(self, running: _Running) -> CaptureResult | None:
+        """What became of a capture, once it has ended: also where its trainer has, without a word."""
+        executor = running.executor
+        result = executor.poll()
+        if result is None and executor.needs_trainer and not self._rings.alive(running.info):
+            # Its last word may have come in between.
+            result = executor.poll() or executor.failed("the trainer ended during the capture")
+        return result
+
+    def _give_up(self, running: _Running) -> None:
+        """End a capture whose rank does not answer. What it leaves should it answer after all is removed then."""
+        executor = running.executor
+        del self._running[executor.request.capture_id]
+        alive = self._rings.alive(running.info)
+        if executor.needs_trainer and alive:
+            executor.cancel()
+            self._given_up.append((running.info, executor))
+        else:
+            executor.close()
+        result = replace(executor.failed("no answer long past its time-box"), state="expired")
+        self._reports.append(Report(result, hangs=alive))
+
+    def close(self) -> None:
+        """End what has not ended."""
+        for executor in (*(one.executor for one in self._running.values()), *(one for _, one in self._given_up)):
+            executor.cancel()
+            executor.close()
+        self._running.clear()
+        self._given_up.clear()
+
+    def _watch(self, running: _Running, now_s: float) -> None:
+        if now_s >= running.cancel_s and not running.cancelled:
+            running.cancelled = True
+            running.executor.cancel()
+        state = running.executor.state
+        if state != running.state:
+            running.state = state
+            self._tell(running.wanted.request, state)
+
+    def _begin(self, wanted: WantedCapture, now_s: float) -> None:
+        request = wanted.request
+        try:
+            info, executor = self._executor(wanted)
+        except _NotBegunError as refused:
+            if request.capture_id in self._store.ids():
+                self._reports.append(self._stored(request.capture_id))
+            else:
+                self._tell(request, refused.state, str(refused))
+            return
+        cancel_s = now_s + request.max_seconds + CANCEL_GRACE_S
+        give_up_s = now_s + request.max_seconds + ANSWER_GRACE_S[request.profiler]
+        self._running[request.capture_id] = _Running(wanted, info, executor, cancel_s, give_up_s)
+        self._tell(request, "accepted")
+
+    def _executor(self, wanted: WantedCapture) -> tuple[RingInfo, Executor]:
+        """The ring of a capture's rank, and its executor, begun now or by an earlier process."""
+        request = wanted.request
+        info = self._rings.ranks.get(request.rank)
+        if wanted.resumed:
+            if wanted.generation is not None:
+                of_rank = (one for one in self._rings.infos if one.rank == request.rank)
+                info = next((one for one in of_rank if one.attempt == wanted.generation), None)
+            try:
+                if info is None:
+                    raise CaptureError("its rank has no ring here any more")
+                return info, _adopted(request, info, self._places)
+            except CaptureError as error:
+                raise _NotBegunError("failed", f"sftriage ended during it: {error}") from error
+        if wanted.expires_s is not None and wanted.expires_s <= 0.0:
+            raise _NotBegunError("expired", "it was to have begun before its host was told")
+        if info is None:
+            raise _NotBegunError("failed", f"rank {request.rank} has no ring here")
+        if wanted.generation is not None and info.attempt != wanted.generation:
+            raise _NotBegunError("refused", f"rank {request.rank} has started again since")
+        reason = overlap(request, [one.wanted.request for one in self._running.values()])
+        if reason is not None:
+            raise _NotBegunError("refused", reason)
+        try:
+            executor = executor_for(request, info, self._places, lambda: self._rings.status(info))
+        except CaptureError as error:
+            raise _NotBegunError("refused", str(error)) from error
+        try:
+            executor.start()
+        except CaptureError as error:
+            executor.close()
+            raise _NotBegunError("failed", str(error)) from error
+        return info, executor
+
+    def _tell(self, request: CaptureRequest, state: CaptureState, detail: str = "") -> None:
+        self._reports.append(Report(CaptureResult(request.capture_id, request.rank, state, detail)))
+
+    def _ended(self, running: _Running, result: CaptureResult) -> Report:
+        """Store a capture that has ended. One that cannot be stored, or is not what was promised, has failed."""
+        executor = running.executor
+        try:
+            if result.capture_id in self._store.ids():
+                # Whoever put it there ended before it could say so.
+                return self._stored(result.capture_id)
+            if result.state != "stored":
+                return Report(result)
+            result = executor.verify(result)
+            manifest = self._store.put_files(
+                result.capture_id,
+                executor.products(),
+                lambda artefacts: self._manifest(running, result, artefacts),
+            )
+            return Report(result, stored_bytes=sum(one.size_bytes for one in manifest.artefacts))
+        except (SftriageError, OSError) as error:
+            return Report(replace(result, state="failed", detail=str(error)))
+        finally:
+            executor.close()
+
+    def _manifest(self, running: _Running, result: CaptureResult, artefacts: tuple[Artefact, ...]) -> Manifest:
+        wanted, ring = running.wanted, running.info
+        return Manifest(
+            capture_id=wanted.request.capture_id,
+            job=self._job,
+            run=self._run,
+            created_at=datetime.now(timezone.utc),
+            trigger=TriggerInfo.of(wanted.trigger),
+            capture=CaptureInfo.of(wanted.request, result, world_size=ring.world_size, host=ring.host),
+            artefacts=artefacts,
+            may_contain=contents_of(wanted.request.profiler, wanted.request.options),
+        )
+
+    def _stored(self, capture_id: str) -> Report:
+        """What became of a capture that is in the store, by its manifest, where nobody else can tell any more."""
+        manifest = self._store.manifest(capture_id)
+        info = manifest.capture
+        size_bytes = sum(one.size_bytes for one in manifest.artefacts)
+        result = CaptureResult(
+            capture_id,
+            info.rank,
+            "stored",
+            first_step=info.first_step,
+            last_step=info.last_step,
+            size_bytes=size_bytes,
+            timings_s=info.timings_s,
+            clock=info.clock,
+        )
+        return Report(result, stored_bytes=size_bytes)
+
+
+class _NotBegunError(Exception):
+    """A capture that is not begun. ``state`` is what it comes to."""
+
+    def __init__(self, state: CaptureState, reason: str) -> None:
+        super().__init__(reason)
+        self.state = state
 
 
 STORING_S = 60.0

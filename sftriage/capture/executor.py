@@ -1,15 +1,23 @@
-"""What every executor is, seen by who runs it: one capture on one rank, from asking for it to what it leaves."""
+"""Executors: one capture on one rank, from asking for it to what it leaves; and those that the trainer carries out.
+
+torch's profiler and the sampler of stacks run in the trainer (`sftriage.recorder`), on its training thread and between
+steps; here is the other end of its mailbox.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from sftriage.capture.mailbox import MailboxClient
-from sftriage.errors import CaptureError, RingError
+from sftriage.errors import CaptureError, InputError, RingError
 from sftriage.model.captures import CaptureRequest, CaptureResult, CaptureState
 from sftriage.model.windows import RankStatus
+from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.store import FileToStore
 
 ENDED = "sftriage ended during it"
@@ -133,3 +141,162 @@ class InTurns(Executor):
             self._timings_s,
             self._clock,
         )
+
+
+def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) -> str:
+    """Check a plain Kineto JSON file against the request and what the trainer says it did.
+
+    torch writes names as they are. Where that is no valid JSON the file is replaced by one that is; what was damaged is
+    returned in words.
+
+    Raises:
+        CaptureError: missing, too large, not JSON, without the promised steps, or of another rank.
+    """
+    from sftriage.capture.trace_file import TraceFile  # not above: what reads JSON is wanted by few commands
+
+    if result.first_step is None or result.last_step is None:
+        raise CaptureError("the trainer names no steps that it captured")
+    found = TraceFile(trace)
+    try:
+        size_bytes = trace.stat().st_size
+        if size_bytes > request.max_bytes:
+            raise CaptureError(f"the trace has {size_bytes} bytes; at most {request.max_bytes} were allowed")
+        damage = found.read()
+        found.replace()
+    except OSError as error:
+        raise CaptureError(f"the trace cannot be read or repaired: {error.strerror or error}") from error
+    except InputError as error:
+        raise CaptureError(f"the trace is not Kineto JSON: {error}") from error
+    finally:
+        found.close()
+    if found.rank not in (None, request.rank):
+        raise CaptureError(f"the trace is of rank {found.rank}; rank {request.rank} was asked for")
+    missing = [step for step in range(result.first_step, result.last_step + 1) if step not in found.steps]
+    if missing:
+        raise CaptureError(f"the trace lacks step{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}")
+    return "; ".join(damage.words)
+
+
+def verify_stacks(file: Path, request: CaptureRequest, result: CaptureResult) -> None:
+    """Check sampled stacks against the request and what the trainer says it did.
+
+    Raises:
+        CaptureError: missing, too large, no such file, or of other steps.
+    """
+    if result.first_step is None or result.last_step is None:
+        raise CaptureError("the trainer names no steps that it captured")
+    try:
+        size_bytes = file.stat().st_size
+        if size_bytes > request.max_bytes:
+            raise CaptureError(f"the stacks have {size_bytes} bytes; at most {request.max_bytes} were allowed")
+        steps = set(json.loads(file.read_bytes())["sftriage"]["step"])
+    except OSError as error:
+        raise CaptureError(f"the stacks cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CaptureError(f"no file of sampled stacks: {error}") from error
+    if not steps:
+        raise CaptureError("no stack was sampled")
+    if not all(type(one) is int and result.first_step <= one <= result.last_step for one in steps):
+        raise CaptureError(f"the stacks are of other steps than {result.first_step} to {result.last_step}")
+
+
+class TorchCapture(Executor):
+    """One capture, from asking for it to the trace in the spool.
+
+    Raises:
+        CaptureError: the mailbox cannot be used.
+    """
+
+    def __init__(self, request: CaptureRequest, mailbox: Path, spool: Path) -> None:
+        super().__init__(request)
+        self.trace = spool / f"{request.capture_id}.json"
+        self._mailbox = mailbox_of(request, mailbox)
+
+    @property
+    def state(self) -> CaptureState:
+        """``running`` from when the rank records or exports."""
+        try:
+            return "running" if self._mailbox.progress().state in ("recording", "exporting") else "armed"
+        except RingError:
+            return "armed"
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether this is the rank's latest request, answered or not."""
+        try:
+            return self._mailbox.latest() == self.request.capture_id
+        except RingError:
+            return False
+
+    def start(self) -> None:
+        """Ask the rank. It looks at its next step.
+
+        Raises:
+            CaptureError: the rank is busy with another capture, or its mailbox is no more.
+        """
+        try:
+            self._mailbox.post(self.request)
+        except RingError as error:
+            raise CaptureError(f"rank {self.request.rank} cannot be reached: {error}") from error
+
+    def poll(self) -> CaptureResult | None:
+        """The result, once there is one. A mailbox that broke is a failed capture."""
+        try:
+            result = self._mailbox.poll()
+        except RingError as error:
+            return self.failed(str(error))
+        return result if result is not None and result.capture_id == self.request.capture_id else None
+
+    def cancel(self) -> None:
+        """Ask the rank to stop; its result says so. A rank that cannot be reached any more is left alone."""
+        with contextlib.suppress(RingError):
+            self._mailbox.cancel(self.request.capture_id)
+
+    def verify(self, result: CaptureResult) -> CaptureResult:
+        """See `verify_trace`. Where there is no trace, the stacks that were sampled meanwhile are kept without it."""
+        stacks = self.trace.with_name(f"{self.request.capture_id}.{SAMPLES_NAME}")
+        try:
+            damage = verify_trace(self.trace, self.request, result)
+        except CaptureError as error:
+            if not stacks.exists():
+                raise
+            verify_stacks(stacks, self.request, result)
+            # (where the trainer has written none, it has said why)
+            damage = f"no trace: {error}" if self.trace.exists() else ""
+            self.trace.unlink(missing_ok=True)
+        return replace(result, detail="; ".join(filter(None, (result.detail, damage))))
+
+    def products(self) -> tuple[FileToStore, ...]:
+        """The trace, which the trainer left as it is to save its own time; and the stacks, where they were sampled."""
+        trace = FileToStore(self.trace, "trace.json.gz", "application/gzip")
+        stacks = self.trace.with_name(f"{self.request.capture_id}.{SAMPLES_NAME}")
+        sampled = FileToStore(stacks, SAMPLES_NAME, "application/json", compress=False)
+        return tuple(one for one in (trace, sampled) if one.path.exists())
+
+    def close(self) -> None:
+        """Let go of the mailbox, and of what the trainer may have left in the spool."""
+        self._mailbox.close()
+        with contextlib.suppress(OSError):
+            for leftover in self.trace.parent.glob(f"{self.request.capture_id}.*"):
+                leftover.unlink(missing_ok=True)
+
+
+class SampledCapture(TorchCapture):
+    """Python stacks that the trainer samples over some steps; no profiler runs.
+
+    Raises:
+        CaptureError: the mailbox cannot be used.
+    """
+
+    def __init__(self, request: CaptureRequest, mailbox: Path, spool: Path) -> None:
+        super().__init__(request, mailbox, spool)
+        self.trace = spool / f"{request.capture_id}.{SAMPLES_NAME}"
+
+    def verify(self, result: CaptureResult) -> CaptureResult:
+        """See `verify_stacks`."""
+        verify_stacks(self.trace, self.request, result)
+        return result
+
+    def products(self) -> tuple[FileToStore, ...]:
+        """The stacks, which any viewer of speedscope's format shows."""
+        return (FileToStore(self.trace, SAMPLES_NAME, "application/json", compress=False),)

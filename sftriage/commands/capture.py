@@ -135,7 +135,7 @@ def capture(
 def _leave_and_wait(directory: RunDirectory, ask: ManualRequest, *, as_json: bool) -> None:
     # Imported before the request is left: where Ctrl-C comes while a dataclass is made, CPython ends as if by SIGINT,
     # whoever handles it.
-    from sftriage.agent.captures import ANSWER_GRACE_S
+    from sftriage.agent.agent import ANSWER_GRACE_S
     from sftriage.runs import requests
 
     try:

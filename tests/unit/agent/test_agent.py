@@ -11,8 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sftriage.agent.agent import Agent, Switches
-from sftriage.agent.captures import ANSWER_GRACE_S
+from sftriage.agent.agent import ANSWER_GRACE_S, Agent, Switches
 from sftriage.errors import RingError
 from sftriage.mitigate.switching import Setting, Switch, SwitchFile, make_switch
 from sftriage.model.captures import CaptureRequest, CaptureResult, Trigger, WantedCapture

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent.captures import CapturePaths, executor_for, overlap
+from sftriage.agent.agent import CapturePaths, executor_for, overlap
+from sftriage.capture.executor import SampledCapture, TorchCapture, verify_stacks, verify_trace
 from sftriage.capture.nsys import NsysCapture, NsysPlace
 from sftriage.capture.stacks import StacksCapture
-from sftriage.capture.torch_profiler import SampledCapture, TorchCapture, verify_stacks, verify_trace
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.recorder import Monitor
