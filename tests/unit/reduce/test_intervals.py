@@ -26,7 +26,6 @@ def covered(events) -> set[int]:
 def test_each_moment_that_is_covered_belongs_to_the_event_that_began_last(events):
     # GIVEN any events of a thread, nested, crossing, empty or apart
     start, end = arrays(events)
-    # WHEN their time is split among them
     pieces = self_time(start, end)
     # THEN the pieces are disjoint, and sum to what the events cover
     assert (pieces.end_P - pieces.start_P).sum() == len(covered(events))

@@ -32,7 +32,6 @@ def test_key_order_line_breaks_and_names_do_not_matter(tmp_path, indent, first, 
     # GIVEN rank and clock before the events or after them, on one line or on many
     events = {"traceEvents": [STEP, OPERATOR]}
     whole = {**ABOUT, **events} if first else {**events, "other": [{"traceEvents": [{}]}, '}{][\\"'], **ABOUT}
-    # WHEN it is read
     (trace,) = traces_of(tmp_path / name, json.dumps(whole, indent=indent).encode())
     # THEN all is there
     assert (trace.rank, trace.world_size, trace.absolute, trace.notes) == (3, 8, True, ())
@@ -66,7 +65,6 @@ def test_whatever_stands_in_it_the_events_are_those_that_json_has(
     made = {**beside, "traceEvents": events, **ABOUT}
     whole = json.dumps(made, indent=indent, separators=separators, ensure_ascii=False)
     monkeypatch.setattr(jsonstream, "PIECE_BYTES", piece_bytes)
-    # WHEN it is read in small pieces
     (trace,) = traces_of(tmp_path / "trace.json", whole.encode())
     # THEN every event is there once, with its name
     assert sorted(name for name, *_ in seen(trace)) == sorted(names)

@@ -56,7 +56,6 @@ def test_two_ranks_are_told_apart_and_are_on_one_clock(tmp_path, written):
     # GIVEN a suspect and a control whose processes have one number, and whose clocks have bases a microsecond apart
     suspect = written(2, "suspect", [(100.0, 80.0)], base_ns=10**18)
     control = written(0, "control", [(100.0, 5.0)], base_ns=10**18 + 1000)
-    # WHEN they are laid out
     target = tmp_path / "both.json.gz"
     assert lay_out([suspect, control], target) is not None
     events = events_in(target)
@@ -135,7 +134,6 @@ def test_sampled_stacks_are_tracks_of_the_same_trace_on_its_clock(tmp_path, writ
     load = StackSlice("load", 9 * 10**9 + 250, 80_000, {})
     stacks = replace(stacks, tracks=(StackTrack("MainThread", "", (load,)), *stacks.tracks[1:]))
     trace = clocked(written(2, "suspect", [(100.0, 80.0)], base_ns=10**10, start_us=0.0), mono_ns=5, wall_ns=5 + 10**9)
-    # WHEN they are laid out
     lay_out([trace], tmp_path / "t", {"c-2": stacks})
     events = events_in(tmp_path / "t")
     # THEN what was sampled in the stage is where the stage is, in the rank's own process, on a track of its own

@@ -211,7 +211,6 @@ def test_the_difference_turns_around_with_the_sides(one, other, took_s, beside_s
 def test_a_function_is_the_same_wherever_in_it_it_was_met_and_its_lines_are_below_it():
     # GIVEN a loop that was met 6 times asleep and twice at work on another line of the same function
     taken = samples(((LOOP, GET), 6), ((LOOP, OPEN), 2))
-    # WHEN it is folded
     root = flames((fold(taken, taken.training, "data"), None))
     (main,) = root.children
     (get,) = main.children
