@@ -70,18 +70,18 @@ def cause_of(
 
 
 def unsure(
-    said: str, code: CauseCode = "unknown", next_step: str | None = None, took_s: float | None = None
+    text: str, code: CauseCode = "unknown", next_step: str | None = None, took_s: float | None = None
 ) -> CauseInfo:
     """A cause that is not sure, or that none is known."""
-    return CauseInfo(code=code, sure=False, sentence=said, next_step=next_step or NEXT_STEP[code], took_s=took_s)
+    return CauseInfo(code=code, sure=False, sentence=text, next_step=next_step or NEXT_STEP[code], took_s=took_s)
 
 
-def by_account(said: str, account: Account, longer_s: float, rest: str = "") -> CauseInfo:
+def by_account(text: str, account: Account, longer_s: float, rest: str = "") -> CauseInfo:
     """A cause by what the kernel counted, which stands on no samples."""
     return CauseInfo(
         code=account.code,
         sure=account.counted and account.took_s >= SURE_FRACTION * longer_s,
-        sentence=f"{said} {COUNTED[account.code]}{rest}.",
+        sentence=f"{text} {COUNTED[account.code]}{rest}.",
         next_step=COUNTED_STEP.get(account.code, NEXT_STEP[account.code]),
         took_s=account.took_s,
     )
@@ -156,9 +156,9 @@ class _Search:
     def _accounted(self) -> CauseInfo | None:
         if self.account is None:
             return None
-        said = f"{self._subject()}: for {_of(min(self.account.took_s, self.stage_s), self.stage_s)}"
+        text = f"{self._subject()}: for {_of(min(self.account.took_s, self.stage_s), self.stage_s)}"
         rest = f"; the other ranks spend {milliseconds(self.others_s or 0.0)} in all of {self.findings.stage}"
-        return by_account(said, self.account, self.longer_s, rest)
+        return by_account(text, self.account, self.longer_s, rest)
 
     def _seconds(self, spot: Spot) -> float:
         return self.stage_s * spot.weight_ns / self.weight_ns if self.weight_ns else 0.0
@@ -183,8 +183,8 @@ class _Search:
             # (a rank that does not queue for longer than its peers has a busy host)
             busy_host = self.counted.get("queued_s", self.longer_s) < MAIN_FRACTION * self.longer_s
             if enough and not (code == "descheduled" and (self._works_more() or busy_host)):
-                said = f"{self._subject()}: for {_of(took_s, self.stage_s)} {DOES[code]}"
-                return self._made(code, said, took_s, control_s, None, "does so for")
+                text = f"{self._subject()}: for {_of(took_s, self.stage_s)} {DOES[code]}"
+                return self._made(code, text, took_s, control_s, None, "does so for")
         return None
 
     def _collected(self) -> CauseInfo | None:
@@ -192,8 +192,8 @@ class _Search:
         if took_s - (control_s or 0.0) < MAIN_FRACTION * self.longer_s:
             return None
         spot = max(self.spots, key=lambda one: one.weight_ns * one.fraction("collected"))
-        said = f"{self._subject()}: {_of(took_s, self.stage_s)} in garbage collection, most in {place(spot.frame)}"
-        made = self._made("garbage_collection", said, took_s, control_s, None, "collects for")
+        text = f"{self._subject()}: {_of(took_s, self.stage_s)} in garbage collection, most in {place(spot.frame)}"
+        made = self._made("garbage_collection", text, took_s, control_s, None, "collects for")
         # (that was measured, however few the samples are: none can be taken meanwhile)
         known_s = control_s if control_s is not None else self.others_s
         sure = known_s is not None and took_s - known_s >= SURE_FRACTION * self.longer_s
@@ -218,10 +218,10 @@ class _Search:
         spot = self._most()
         called = "" if spot is None else f", called from {place(spot.frame)}"
         if its_s < MAIN_FRACTION * self.longer_s:
-            said = f"{self._subject()}: {milliseconds(more_s)} more in operators, first of all {first.name}{called}"
+            text = f"{self._subject()}: {milliseconds(more_s)} more in operators, first of all {first.name}{called}"
         else:
-            said = f"{self._subject()}: {_of(first.self_s, self.stage_s)} in {first.name}{called}"
-        return self._made("operator", said, first.self_s, first.control_self_s, spot, "spends", its_s)
+            text = f"{self._subject()}: {_of(first.self_s, self.stage_s)} in {first.name}{called}"
+        return self._made("operator", text, first.self_s, first.control_self_s, spot, "spends", its_s)
 
     def _kernels(self) -> CauseInfo | None:
         others_s, kernels = self.others_device_s, self.findings.kernels
@@ -231,20 +231,20 @@ class _Search:
         # (of what nobody else was captured in, all that the others take may be of this kernel)
         more_s = first.more_s if beside is not None else first.device_s - others_s
         if first.more_s >= MAIN_FRACTION * self.longer_s:
-            said = f"{self._subject()}: its GPU spends {_of(first.device_s, self.device_s)} in {first.words}"
+            text = f"{self._subject()}: its GPU spends {_of(first.device_s, self.device_s)} in {first.words}"
         else:
             more = milliseconds(self.device_s - others_s)
-            said = f"{self._subject()}: its GPU works {more} longer, first of all in {first.words}"
+            text = f"{self._subject()}: its GPU works {more} longer, first of all in {first.words}"
         if beside is None:
-            said += f"; the stage takes those of the other ranks {milliseconds(self.longer_s)} less"
+            text += f"; the stage takes those of the other ranks {milliseconds(self.longer_s)} less"
         elif self.findings.beside == "steps":
-            said += f"; in its other steps it works {milliseconds(others_s)} in all of {self.findings.stage}"
+            text += f"; in its other steps it works {milliseconds(others_s)} in all of {self.findings.stage}"
         else:
-            said += f"; that of rank {beside.rank} works {milliseconds(others_s)} in all of {self.findings.stage}"
+            text += f"; that of rank {beside.rank} works {milliseconds(others_s)} in all of {self.findings.stage}"
         return CauseInfo(
             code="kernel",
             sure=more_s >= SURE_FRACTION * self.longer_s and self.findings.suspect.steps >= SURE_STEPS,
-            sentence=f"{said}.",
+            sentence=f"{text}.",
             next_step=NEXT_STEP["kernel"],
             compared_with=None if beside is None else self.beside_rank,
             took_s=first.device_s,
@@ -264,18 +264,18 @@ class _Search:
         if not alone and sum(more_s) < SURE_FRACTION * self.longer_s:
             return None
         took_s, control_s = self._seconds(spot), self._control_s(spot)
-        said = f"{self._subject()}: {_of(took_s, self.stage_s)} in {self._described(spot)}"
+        text = f"{self._subject()}: {_of(took_s, self.stage_s)} in {self._described(spot)}"
         code = self._code_at(spot)
         workers = None
         if code == "dataloader_workers" and self.sampled is not None:
             beside = None if self.findings.beside == "steps" else self.beside
             workers = in_workers(self.sampled, beside, self.findings.stage, self.steps)
-        said += "" if workers is None else self._in_workers(*workers)
+        text += "" if workers is None else self._in_workers(*workers)
         # (a wait is counted when it ends, and may have begun before the stage)
         waited = min(spot.fraction("waited"), 1.0 - spot.fraction("run"))
         if waited >= MAIN_FRACTION:
-            said += f", and waits for a core for {milliseconds(took_s * waited)} of that"
-        made = self._made(code, said, took_s, control_s, spot, "spends")
+            text += f", and waits for a core for {milliseconds(took_s * waited)} of that"
+        made = self._made(code, text, took_s, control_s, spot, "spends")
         if workers is not None:
             advice = "Look at what the workers do at that line, or give the loader more of them (num_workers)."
             made = made.model_copy(update={"place": _place_info(workers[0]), "next_step": advice})
@@ -291,11 +291,11 @@ class _Search:
 
     def _described(self, spot: Spot) -> str:
         code = self._code_at(spot)
-        said = f"{place(spot.frame)}, {DOES[code]}{how(code, spot)}"
+        text = f"{place(spot.frame)}, {DOES[code]}{how(code, spot)}"
         if code == "gil":
             assert self.sampled is not None, "a place was sampled"
-            said += f" {busiest(self.sampled)}"
-        return said
+            text += f" {busiest(self.sampled)}"
+        return text
 
     def _code_at(self, spot: Spot) -> CauseCode:
         code = code_of(spot)
@@ -315,7 +315,7 @@ class _Search:
     def _made(
         self,
         code: CauseCode,
-        said: str,
+        text: str,
         took_s: float,
         control_s: float | None,
         spot: Spot | None,
@@ -327,9 +327,9 @@ class _Search:
         if beside is not None and control_s is not None:
             where = " there" if spot is not None else ""
             whose = "in its other steps it" if self.findings.beside == "steps" else f"rank {beside.rank}"
-            said += f"; {whose} {verb} {milliseconds(control_s)}{where}"
+            text += f"; {whose} {verb} {milliseconds(control_s)}{where}"
         elif self.others_s is not None:
-            said += f"; the other ranks spend {milliseconds(self.others_s)} in all of {stage}"
+            text += f"; the other ranks spend {milliseconds(self.others_s)} in all of {stage}"
         samples, steps = (self.samples, 0) if spot is None else (spot.samples, len(spot.steps))
         known_s = control_s if control_s is not None else self.others_s
         more_s = took_s - (known_s or 0.0) if more_s is None else more_s - (self.others_s or 0.0) * (beside is None)
@@ -340,7 +340,7 @@ class _Search:
         return CauseInfo(
             code=code,
             sure=sure and code not in ("blocked", "unknown"),
-            sentence=f"{said}.",
+            sentence=f"{text}.",
             next_step=NEXT_STEP[code],
             place=None if spot is None else _place_info(spot),
             compared_with=None if beside is None else self.beside_rank,
@@ -353,7 +353,7 @@ class _Search:
         return f"{'The rank' if rank is None else f'Rank {rank}'} is slow in {self.findings.stage}"
 
     def _no_comparison(self) -> str:
-        """A rank that somebody has captured need not be slow: what it did is said, and no more."""
+        """A rank that somebody has captured need not be slow: what it did is in the sentence, and no more."""
         spot, stage = self._most(), self.findings.stage
         did = "" if spot is None else f"; most of {stage} is in {place(spot.frame)}, "
         took = "" if spot is None else _of(self._seconds(spot), self.stage_s)
@@ -451,8 +451,8 @@ def cause_of_rank(
     ran_s = seconds("run")
     if operator and found and ran_s >= SURE_FRACTION * over_s:
         more = "it has more work than they have, or a slower processor"
-        said = f"{subject}: it computes for {milliseconds(ran_s)}, first of all {operator}; {more}."
-        return unsure(said, "operator", took_s=ran_s)
+        text = f"{subject}: it computes for {milliseconds(ran_s)}, first of all {operator}; {more}."
+        return unsure(text, "operator", took_s=ran_s)
     if account is not None:
         return by_account(f"{subject}: for {milliseconds(account.took_s)}", account, over_s)
     return unsure(f"{subject}, and it is not known why.", next_step=HOST_STEP)

@@ -139,7 +139,7 @@ class EventBlock:
         return replace(self, start=replace(start, least=start.least + by_ns, most=start.most + by_ns))
 
     def events(self, wanted: EventQuery) -> Events | None:
-        """Those of them that are wanted; None where that is seen at once of none."""
+        """Those of them that are wanted; None where at once it is clear that none is."""
         if self.start.most < wanted.since_ns or self.start.least >= wanted.until_ns:
             return None
         kinds: Chosen | None = None
@@ -298,7 +298,7 @@ _LONG_BYTES: Final = 1000
 
 
 class NameIds(dict[str, int]):
-    """The number of every name, which a name that is new is given when it is asked for."""
+    """The number of every name; a new name gets the next one."""
 
     def __init__(self) -> None:
         super().__init__()

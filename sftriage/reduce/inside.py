@@ -147,7 +147,7 @@ def kernel_name(name: str) -> str:
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     end = min((at for at in (plain.find("<"), plain.find("(")) if at > 0), default=len(plain))
     head, rest = _NAMESPACES.sub("", plain[:end]).strip(), plain[end:]
-    # What is made of one template is told apart by what that is given, where this is but a name.
+    # Kernels of one template differ by its argument, where that is a plain name.
     given = re.match(r"<(\w{8,})>", rest)
     return CONTROL.sub("?", f"{head}<{given[1]}>" if given else head or name)[:_MAX_NAME]
 

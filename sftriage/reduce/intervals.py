@@ -194,7 +194,7 @@ def _one_by_one(start_M: Ints, end_M: Ints) -> _Owned:
 
 
 class Links:
-    """Numbers of which it is asked whether they are among these; what is below 0 ties nothing."""
+    """A set of numbers that tie events; those below 0 tie nothing."""
 
     def __init__(self, parts: Iterable[Ints] = ()) -> None:
         self._parts: list[NDArray[Any]] = []

@@ -277,15 +277,15 @@ def read_nsys(path: Path) -> Iterator[Trace]:
     Raises InputError where the file is damaged or holds nothing that can be reduced.
     """
     try:
-        # Nobody writes to it: neither a lock nor a journal is to appear beside somebody's file.
+        # It is only read: neither a lock nor a journal may appear beside it.
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(uri, uri=True)) as database:
             database.text_factory = lambda value: value.decode("utf-8", "replace")
             yield from _Export(path, database).traces()
     except (sqlite3.Error, UnicodeDecodeError) as error:
         # SQLite quotes from the file, lines and all.
-        said = CONTROL.sub("?", " ".join(str(error).split()))[:200]
-        raise InputError(f"{path}: not a usable SQLite export: {said}") from error
+        problem = CONTROL.sub("?", " ".join(str(error).split()))[:200]
+        raise InputError(f"{path}: not a usable SQLite export: {problem}") from error
 
 
 class _Export:

@@ -340,10 +340,10 @@ def _clean(text: str) -> str:
 
 
 MAX_DEPTH = 128
-"""Functions of a stack that are told apart; what is deeper counts for the last of them."""
+"""Functions of a stack that are kept apart; what is deeper counts for the last of them."""
 
 MAX_STACKS = 1000
-"""Different stacks of one side that are told apart; of more, the least are put together."""
+"""Different stacks of one side that are kept apart; of more, the least are put together."""
 
 
 OTHERS = Frame("(other stacks)", "", 0)

@@ -229,18 +229,18 @@ _CLEAR_BY_CODE: frozenset[CauseCode] = frozenset({"dataloader_workers", "checkpo
 
 
 def how(code: CauseCode, spot: Spot) -> str:
-    """By what a place does it: the library's function that it calls, and for whom it waits meanwhile."""
+    """By what a place does it: the library's function that it calls, and the thread that it waits for."""
     called = "" if code in _CLEAR_BY_CODE else called_by(spot)
     if code == "python":
         calls = _calls(spot.frame.source) if spot.line_fraction >= ONE_LINE_FRACTION else []
         return f" in {called}" if called else "" if calls else " in Python"
     shown = f"{called.rpartition('.')[2]}(" in spot.frame.source
-    said = f" ({called})" if called and not shown else ""
+    text = f" ({called})" if called and not shown else ""
     if code == "lock":
         for (name, frame), times in spot.meanwhile.most_common(1):
             if 2 * times >= spot.samples:
-                said += f", while thread {name!r} is in {place(frame)}"
-    return said
+                text += f", while thread {name!r} is in {place(frame)}"
+    return text
 
 
 def called_by(spot: Spot) -> str:

@@ -194,10 +194,10 @@ def _step_marks(trace: Trace, names: Names) -> Events:
 
 
 def _numbers(trace: Trace, name_N: Ints, names: Names) -> Ints:
-    said, which_N = np.unique(name_N, return_inverse=True)
-    found = [_NUMBER.search(trace.names[name]) for name in said.tolist()]
+    used, which_N = np.unique(name_N, return_inverse=True)
+    found = [_NUMBER.search(trace.names[name]) for name in used.tolist()]
     numbers = [int(match.group(1)) for match in found if match and len(match.group(1)) < 18]
-    if len(numbers) < len(said) or (names.step is not None and len(set(numbers)) < len(name_N)):
+    if len(numbers) < len(used) or (names.step is not None and len(set(numbers)) < len(name_N)):
         return np.arange(len(name_N), dtype=np.int64)
     return np.array(numbers, dtype=np.int64)[which_N]
 
@@ -213,11 +213,11 @@ def _no_steps_words(trace: Trace, names: Names) -> str:
     repeated = [(name, n) for name, n in counted if not name.startswith(OWN)]
     # What an optimiser does ends a step of training.
     repeated.sort(key=lambda named: not named[0].startswith("Optimizer.step"))
-    said = "no steps in it (no ProfilerStep#N)"
+    words = "no steps in it (no ProfilerStep#N)"
     if not repeated:
-        return f"{said}, and no range that repeats and could mark them"
+        return f"{words}, and no range that repeats and could mark them"
     ways = ", ".join(f"{name[:60]!r} ({n} times)" for name, n in repeated[:3])
-    return f"{said}; a --map with `step` or `step_end` could cut it at a range that repeats: {ways}"
+    return f"{words}; a --map with `step` or `step_end` could cut it at a range that repeats: {ways}"
 
 
 MAX_CALLS = 4_000_000
@@ -431,7 +431,7 @@ def _centre(spans: Intervals, steps: TracedSteps) -> float:
 
 
 def _sync(trace: Trace, steps: TracedSteps, spans: Mapping[str, Intervals], names: Names) -> frozenset[str]:
-    """The stages that end in a blocking exchange: as said, or those in which most steps end a collective."""
+    """The stages that end in a blocking exchange: as named, or those in which most steps end a collective."""
     if names.sync is not None:
         return frozenset(names.sync)
     if trace.world_size == 1:

@@ -1,4 +1,4 @@
-"""The traces of all ranks as one window, and whether that says what the coarse signal said of the same steps."""
+"""The traces of all ranks as one window, and whether it agrees with the coarse signal of the same steps."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ Agrees = Literal["yes", "partly", "no"]
 STAGE_FRACTION = 0.10
 STEP_FRACTION = 0.02
 """A stage agrees within a tenth of itself or a fiftieth of the step, whichever is more: marking a stage for the
-profiler takes some microseconds, and a stage that was told by its names begins and ends a little elsewhere."""
+profiler takes some microseconds, and a stage that names mark begins and ends a little elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +175,16 @@ def compare(
         allowed_s = max(STAGE_FRACTION * coarse_s, STEP_FRACTION * step_s)
         difference_s = heavy_s - coarse_s
         stages.append(StageAgreement(name, heavy_s, coarse_s, difference_s, allowed_s, abs(difference_s) <= allowed_s))
-    asked = stage if stage is not None and stage in signal_s else max(signal_s, key=lambda name: signal_s[name])
+    in_question = stage if stage is not None and stage in signal_s else max(signal_s, key=lambda name: signal_s[name])
     agrees: Agrees = "yes"
     if not all(one.agrees for one in stages):
-        agrees = "partly" if next(one for one in stages if one.stage == asked).agrees else "no"
-    return Agreement(agrees, rank, len(numbers), min(numbers), max(numbers), asked, tuple(stages))
+        agrees = "partly" if next(one for one in stages if one.stage == in_question).agrees else "no"
+    return Agreement(agrees, rank, len(numbers), min(numbers), max(numbers), in_question, tuple(stages))
 
 
 def overall(agreements: tuple[Agreement, ...], *, verdicts_agree: bool | None = None) -> Agrees:
     """Of several ranks: ``yes`` if all of them agree, and the verdicts do where there are two; ``no`` if none does."""
-    said = {one.agrees for one in agreements}
-    if said == {"yes"} and verdicts_agree is not False:
+    words = {one.agrees for one in agreements}
+    if words == {"yes"} and verdicts_agree is not False:
         return "yes"
-    return "no" if said == {"no"} else "partly"
+    return "no" if words == {"no"} else "partly"

@@ -200,7 +200,7 @@ def _conditions(wanted: CaptureQuery, store: str | None) -> Iterator[sa.ColumnEl
 
 
 def _storable(value: str | int) -> bool:
-    """Whether a database can be asked for it: what is no text (of another encoding), or too large, is nowhere."""
+    """Whether a database can look for it: no row has a number that is too large, or text that cannot be encoded."""
     if isinstance(value, int):
         return abs(value) < 2**63
     return "\0" not in value and value == value.encode(errors="replace").decode()
@@ -295,8 +295,8 @@ class Catalogue:
         found: list[tuple[str, Manifest]] = []
         unfit: dict[str, StoreCondition] = {}
         with ThreadPoolExecutor(_READERS) as readers:
-            seen = readers.map(self._own_store.seen, ordered := sorted(references))
-            for done, (reference, (manifest, condition)) in enumerate(zip(ordered, seen, strict=True), 1):
+            found_all = readers.map(self._own_store.seen, ordered := sorted(references))
+            for done, (reference, (manifest, condition)) in enumerate(zip(ordered, found_all, strict=True), 1):
                 if manifest is not None and condition.whole:
                     found.append((reference, manifest))
                 else:
@@ -383,7 +383,7 @@ def _forget(keys: Sequence[str], connection: sa.Connection) -> None:
 
 
 def _batches(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
-    """Few enough at a time that nobody waits for long. In order: two that write the same do not lock each other out."""
+    """Small enough that no other writer waits long, and in order, so that two writers do not lock each other out."""
     for first in range(0, len(values), _BATCH):
         yield values[first : first + _BATCH]
 

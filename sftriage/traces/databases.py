@@ -40,7 +40,7 @@ TRANSACTION_S = 20
 BUSY_SECONDS = 10.0
 """How long a SQLite file may be locked by another process."""
 
-# Written into the file, so that a database of somebody else is known for what it is.
+# Written into the file, to recognise a foreign database.
 _APPLICATION_ID = 0x53465452
 _DAMAGE = ("no such", "has no column", "decode to UTF-8", "malformed", "unsupported file format")
 """What SQLite says of a file that is damaged or has other tables."""
@@ -77,7 +77,7 @@ class Database(ABC):
         """Make the tables, unless another process was first."""
         if self.is_current(connection):
             return
-        # A table that is there all the same is somebody else's: that is an error.
+        # A table that exists all the same is foreign: that is an error.
         METADATA.create_all(connection, checkfirst=False)
         connection.execute(sa.insert(schema).values(version_num=VERSION))
 
@@ -158,7 +158,7 @@ class SqliteFile(Database):
         return "; it is only an index of the captures: move it away, then `sftriage traces reindex`"
 
     def set_aside(self, error: DBAPIError | Foreign) -> bool:
-        """Rename rather than delete: whatever it is, somebody may want it back."""
+        """Rename rather than delete: it may be wanted back."""
         if self._path is None or not _is_damage(error):
             return False
         # Another process may have done it.
@@ -255,12 +255,12 @@ def on_one_host(store: str) -> bool:
 
 
 def on_this_host(store: str) -> bool:
-    """Whether it is a directory of the host that asks, which may have gone."""
+    """Whether it is a directory of this host, which may have gone."""
     return store.startswith(f"{_on_this_host()}/")
 
 
 def distance(store: str) -> int:
-    """How far a store is from whoever asks: 0 on this host, 1 where everybody reaches it, 2 on another host."""
+    """How far a store is from here: 0 on this host, 1 where every host reaches it, 2 on another host."""
     if not on_one_host(store):
         return 1
     return 0 if directory_here(store) else 2
@@ -290,7 +290,7 @@ def _postgres_url(text: str) -> sa.URL:
     try:
         url = sa.make_url(text)
     except (ArgumentError, ValueError):
-        # Not repeated: what cannot be told apart may be a password.
+        # Not repeated: it may hold a password.
         raise UsageError("the catalogue is not a URL such as postgresql+psycopg://USER@HOST/DATABASE") from None
     if url.drivername not in ("postgresql+psycopg", "postgresql", "postgres"):
         raise UsageError("a catalogue by URL is one of PostgreSQL: postgresql+psycopg://USER@HOST/DATABASE")

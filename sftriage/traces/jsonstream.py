@@ -441,7 +441,7 @@ class _Way:
 
     at: int = 0
     opened: str = ""
-    seen: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
     strings: _Spans = ()
     string: int = -1
 
@@ -472,7 +472,7 @@ class _Reading:
             self._left -= 1
             more = self._more(way)
             if more is None:
-                return self._skip(way.at) == len(self._source) and self._needs <= way.seen
+                return self._skip(way.at) == len(self._source) and self._needs <= way.keys
             if not more:
                 return False
         return False
@@ -525,9 +525,9 @@ class _Reading:
             return False
         if len(way.opened) == 1:
             name = key.group(1)
-            if name in way.seen or (self._keys is not None and name not in self._keys):
+            if name in way.keys or (self._keys is not None and name not in self._keys):
                 return False
-            way.seen |= {name}
+            way.keys |= {name}
         way.at = key.end()
         return True
 

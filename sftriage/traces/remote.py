@@ -54,7 +54,7 @@ _PARTS_AT_ONCE = 4
 _MAX_SAID = 300
 _QUERY = re.compile(r"(?<=[^\s?])\?\S*")
 _METADATA = "169.254.169.254"
-"""Where a cloud's machines ask for their own credentials, once there are no others."""
+"""Where a cloud's machine gets its own credentials, once there are no others."""
 _MESSAGE = re.compile(r"<Message>([^<]{1,200})</Message>")
 _SCHEMES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 # What obstore reads from the environment only as long as it is given no options of its own.
@@ -122,7 +122,7 @@ class Objects:
         try:
             return cls(from_url(url, **_options(_SCHEMES[scheme], patience)), url)
         except (BaseError, OSError, ValueError) as error:
-            raise UsageError(f"{url} cannot be opened: {said(error)}") from error
+            raise UsageError(f"{url} cannot be opened: {message_of(error)}") from error
 
     def sizes(self, prefix: str | None = None) -> dict[str, int]:
         """The keys below a prefix, and the bytes of each."""
@@ -162,7 +162,7 @@ class Objects:
             with self._failing():
                 self._put(key, content)
         except FileNotFoundError as error:
-            raise StoreError(f"{self.place}: {said(error)}") from error
+            raise StoreError(f"{self.place}: {message_of(error)}") from error
 
     def delete(self, key: str) -> None:
         """Delete an object. One that is not there changes nothing."""
@@ -192,7 +192,7 @@ class Objects:
         except FileNotFoundError:
             raise
         except self._errors as error:
-            raise StoreError(f"{self.place}: {said(error)}") from error
+            raise StoreError(f"{self.place}: {message_of(error)}") from error
 
 
 def _options(prefix: str, patience: Patience) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class Directory(Objects):
                 # Whoever wants to share it makes it first.
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{place} cannot be opened: {said(error)}") from error
+            raise UsageError(f"{place} cannot be opened: {message_of(error)}") from error
         if not root.is_dir():
             raise UsageError(f"{shown(str(root))}: no such directory")
 
@@ -265,7 +265,7 @@ def _refuse(error: OSError) -> None:
         raise error
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """What obstore says, in a line: the rest is its insides. A query may hold a signature, so it is left out."""
     text = ((error.strerror if isinstance(error, OSError) else None) or str(error)).strip() or type(error).__name__
     first = _QUERY.sub("", text.splitlines()[0].partition(": <")[0])

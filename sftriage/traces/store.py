@@ -63,7 +63,7 @@ log = logging.getLogger("sftriage")
 
 TRACE_NAME, UPLOAD_NAME = "trace.json.gz", "upload.json"
 _TEMPORARY, _REMOVING = ".tmp-", ".removing-"
-_LOCK_S = 0.1  # (somebody may only be asking whether it is held)
+_LOCK_S = 0.1  # (another process may only be testing it)
 
 UploadState = Literal["waiting", "uploading", "stored", "failed"]
 
@@ -371,7 +371,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _lock(self, *, sweeping: bool = False) -> Iterator[None]:
-        """Hold the store's lock: alone to sweep, which waits for nobody."""
+        """Hold the store's lock: alone, and without waiting, to sweep."""
         if not self._captures.is_dir():
             # One by one: the mode is not that of the parents that `parents` makes.
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)

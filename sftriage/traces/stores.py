@@ -134,7 +134,7 @@ def verified(pieces: Iterable[bytes], artefact: Artefact, wrong: str) -> Iterato
 
 def gzipped(source: Iterable[bytes]) -> Iterator[bytes]:
     """The same, compressed. No name and no time go in, so that one trace always gives the same bytes."""
-    # Level 1: the trace waits for nobody, but the host's cores belong to the training job.
+    # Level 1: the host's cores belong to the training job.
     stream = zlib.compressobj(level=1, wbits=16 + zlib.MAX_WBITS)
     for chunk in source:
         yield stream.compress(chunk)
@@ -354,7 +354,7 @@ def beside(store: Store, reference: str, manifest: Manifest) -> list[tuple[str, 
 
 
 def are_beside(one: Manifest, other: Manifest) -> bool:
-    """Whether two captures are of different roles, were asked for together, and recorded some of the same steps."""
+    """Whether two captures are of different roles, have one trigger, and recorded some of the same steps."""
     its, others = one.capture, other.capture
     return (
         (other.job, other.run, other.trigger.rule) == (one.job, one.run, one.trigger.rule)
@@ -408,7 +408,7 @@ class RetentionLimits:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What retention asks about a capture, by its store's reference. ``created_s``: seconds since the epoch."""
+    """What retention knows of a capture, by its store's reference. ``created_s``: seconds since the epoch."""
 
     capture_id: str
     created_s: float
@@ -474,7 +474,7 @@ def remove(store: Store, catalogue: Catalogue, captures: Sequence[Kept]) -> tupl
     for one in captures:
         try:
             if one.capture_id in store.pinned():
-                continue  # somebody pinned it meanwhile
+                continue  # pinned meanwhile
             with suppress(CatalogueError, UsageError):
                 catalogue.drop(one.capture_id)
             store.remove(one.capture_id)

@@ -51,7 +51,7 @@ class Sender:
     store: LocalStore
     remote: RemoteStore
     url: str
-    told: OnProgress
+    report: OnProgress
 
     def bring(self, capture_id: str, now: datetime, *, changes_only: bool = False) -> bool:
         """Have a capture there as it is here; whether it is.
@@ -133,7 +133,7 @@ class Sender:
             size_bytes = 0
             for piece in chunks(file):
                 size_bytes += len(piece)
-                self.told(capture_id, artefact, "sending", size_bytes)
+                self.report(capture_id, artefact, "sending", size_bytes)
                 yield piece
 
         with regular(self.store.file(capture_id, artefact.name), IntegrityError) as file:
@@ -147,7 +147,7 @@ class Sender:
 
     def _holds(self, capture_id: str, artefact: Artefact) -> bool:
         return self.remote.holds(
-            capture_id, artefact, lambda size_bytes: self.told(capture_id, artefact, "checking", size_bytes)
+            capture_id, artefact, lambda size_bytes: self.report(capture_id, artefact, "checking", size_bytes)
         )
 
 
@@ -215,7 +215,7 @@ class Uploader:
         tries: int | None = None,
     ) -> None:
         self._store = LocalStore(root)
-        self._sender = Sender(self._store, remote, url, self._told)
+        self._sender = Sender(self._store, remote, url, self._reported)
         self._keep_local, self._changes_only, self._tries = keep_local, changes_only, tries
         self._released: set[str] = set()
         self._dropped: set[str] = set()
@@ -226,8 +226,8 @@ class Uploader:
         self._backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         # What is there as it is here, and what its files looked like then.
         self._settled: dict[str, tuple[object, object]] = {}
-        # How often it was asked to look anew, and of that how often it has begun to.
-        self._asked = self._answered = 0
+        # How often a new look was requested, and how many of these have begun.
+        self._requested = self._answered = 0
         self._progress = UploadProgress()
         self._changed = threading.Condition()
         self._wake, self._stop = threading.Event(), threading.Event()
@@ -246,7 +246,7 @@ class Uploader:
         """Let all go; retry what has failed now, and check every capture once more."""
         self._all_released = True
         with self._changed:
-            self._asked += 1
+            self._requested += 1
             self._progress = replace(self._progress, looked=False)
         self._wake.set()
 
@@ -255,10 +255,10 @@ class Uploader:
         """How far it is."""
         return self._progress
 
-    def wait(self, seen: UploadProgress, timeout_s: float) -> UploadProgress:
-        """Wait until the progress differs from ``seen``, or the time is over; the progress then."""
+    def wait(self, known: UploadProgress, timeout_s: float) -> UploadProgress:
+        """Wait until the progress differs from ``known``, or the time is over; the progress then."""
         with self._changed:
-            self._changed.wait_for(lambda: self._progress is not seen, timeout_s)
+            self._changed.wait_for(lambda: self._progress is not known, timeout_s)
             return self._progress
 
     def close(self, timeout_s: float) -> bool:
@@ -271,10 +271,10 @@ class Uploader:
 
     def turn(self) -> None:
         """Check every capture once, and send what differs."""
-        asked, before = self._asked, dict(self._failures)
-        pauses = time.monotonic() < self._again_s and asked == self._answered
+        requested, before = self._requested, dict(self._failures)
+        pauses = time.monotonic() < self._again_s and requested == self._answered
         waits = before if pauses or self._over else {}
-        self._answered = asked
+        self._answered = requested
         ids = sorted(self._store.ids())
         todo = {f"removal of {one.name}": partial(self._sender.remove, one) for one in self._store.removals()}
         todo |= {capture_id: partial(self._bring, capture_id) for capture_id in ids}
@@ -288,7 +288,7 @@ class Uploader:
             self._backoff.reset()
         if before.keys() - self._failures.keys():
             self._again_s = 0.0  # the store is there again: nothing else waits
-        self._report(ids, asked)
+        self._report(ids, requested)
 
     def _run(self) -> None:
         try:
@@ -318,7 +318,7 @@ class Uploader:
         self._wake.clear()
 
     def _bring(self, capture_id: str) -> None:
-        # As it is before: what changes while it is sent is seen the next time.
+        # As it is before: what changes while it is sent follows with the next turn.
         here = self._store.signature(capture_id, MANIFEST_NAME, PIN_NAME)
         if self._settled.get(capture_id) != (here, self._store.signature(capture_id, UPLOAD_NAME)):
             self._settled.pop(capture_id, None)
@@ -350,7 +350,7 @@ class Uploader:
     def _over(self) -> bool:
         return self._tries is not None and self._failed_turns >= self._tries
 
-    def _told(self, capture_id: str, artefact: Artefact, doing: Doing, done_bytes: int) -> None:
+    def _reported(self, capture_id: str, artefact: Artefact, doing: Doing, done_bytes: int) -> None:
         if self._stop.is_set():
             raise Stopped
         now, before = Current(capture_id, artefact.name, doing, done_bytes, artefact.size_bytes), self._progress.current
@@ -358,7 +358,7 @@ class Uploader:
         moved = done_bytes - (before.done_bytes if before is not None and same else 0)
         self._set_progress(current=now, moved_bytes=self._progress.moved_bytes + max(0, moved))
 
-    def _report(self, ids: list[str], asked: int) -> None:
+    def _report(self, ids: list[str], requested: int) -> None:
         why = self._failures
         left = [name for name in ids if name not in self._settled and (name in why or not self._changes_only)]
         self._set_progress(
@@ -366,7 +366,7 @@ class Uploader:
             left={name: why.get(name, "") for name in left},
             removals={one.name: why.get(f"removal of {one.name}", "") for one in self._store.removals()},
             current=None,
-            looked=asked == self._asked,
+            looked=requested == self._requested,
             given_up=bool(why) and self._over,
         )
 

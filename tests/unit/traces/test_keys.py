@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sftriage.errors import InputError, UsageError
 from sftriage.traces.manifest import CONTROL
-from sftriage.traces.remote import checked_url, said
+from sftriage.traces.remote import checked_url, message_of
 from sftriage.traces.stores import MAX_PART_BYTES, CaptureKey, read, written
 
 SAFE = re.compile(r"[A-Za-z0-9_~%-][A-Za-z0-9_.~%-]*")
@@ -128,7 +128,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url):
     ],
 )
 def test_what_a_store_says_is_one_line_without_secrets(text, line):
-    answer = said(Exception(text))
+    answer = message_of(Exception(text))
     assert answer.startswith(line)
     assert "SECRET" not in answer
     assert len(answer) <= 300
