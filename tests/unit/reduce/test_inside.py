@@ -9,7 +9,7 @@ from sftriage.reduce.causes import cause_of
 from sftriage.reduce.inside import SampledRank, find, find_sampled, kernel_name, slowest
 from sftriage.traces.manifest import Findings
 from tests.unit.reduce.heavy import ENGINE, GLOO, MAIN, event, job_events, mark, recurring_events, reduced
-from tests.unit.reduce.test_packed import in_small_parts
+from tests.unit.reduce.test_events import in_small_parts
 from tests.unit.reduce.test_samples import GET, LOOP, samples
 
 STEP = [mark("ProfilerStep#1", 0, 1000), mark("sftriage:data", 100, 800)]
