@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s.make_crds import definition
 from sftriage.kube.objects import KINDS, capture_of
 from sftriage.kube.statuses import KnownCapture, capture_status, loaded, report_status, standings
 from sftriage.model.captures import CaptureResult
@@ -25,7 +24,6 @@ from sftriage.traces.manifest import ReproducedInfo
 from tests.integration.kube import K8S, Cluster, missing, prepared, put_status
 from tests.integration.processes import wait_until
 from tests.scenario import row
-from tests.structural_rules import BREAKS, KEEPS, findings
 from tests.unit.conftest import manifest_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -262,38 +260,6 @@ def test_what_no_schema_can_say_is_not_accepted_with_the_words_of_policy_validat
     put_status(server, namespace, "triagepolicies", "default", found.status.plain())
     shown = server.kubectl("get", "tpol", "-n", namespace, "-o", "wide").stdout
     assert shown.splitlines()[1].split()[1:3] == ["False", "Unknown"]
-
-
-def thing(schema: object) -> dict:
-    """A definition of which one field has a schema."""
-    made = copy.deepcopy(definition(KINDS[0]))
-    made["metadata"]["name"] = "things.lint.sftriage.dev"
-    names = {"kind": "Thing", "listKind": "ThingList", "plural": "things", "singular": "thing"}
-    made["spec"] |= {"group": "lint.sftriage.dev", "names": names}
-    version = {"name": "v1", "served": True, "storage": True}
-    whole = {"type": "object", "properties": {"x": schema}}
-    made["spec"]["versions"] = [{**version, "schema": {"openAPIV3Schema": whole}}]
-    return made
-
-
-def tried(server: Cluster, schema: object) -> subprocess.CompletedProcess[str]:
-    """What comes of a definition with a field of that schema: nothing is kept."""
-    made = yaml.safe_dump(thing(schema))
-    return server.kubectl("create", "--dry-run=server", "--validate=true", "-f", "-", text=made, check=False)
-
-
-@pytest.mark.parametrize(("rule", "what", "schema"), BREAKS, ids=[what for _, what, _ in BREAKS])
-def test_what_the_linter_finds_is_refused_by_the_server(server, rule, what, schema):
-    """GIVEN a schema that breaks a rule THEN the linter says which, and kubectl and the server do not take it."""
-    assert rule in {one.rule for one in findings({"type": "object", "properties": {"x": schema}})}
-    done = tried(server, schema)
-    assert done.returncode != 0, what
-
-
-@pytest.mark.parametrize(("what", "schema"), KEEPS, ids=[what for what, _ in KEEPS])
-def test_what_keeps_to_the_linter_s_rules_is_taken_by_the_server(server, what, schema):
-    done = tried(server, schema)
-    assert done.returncode == 0, f"{what}: {done.stderr}"
 
 
 NOT_YET = {("policy/v1", "PodDisruptionBudget"), ("batch/v1", "CronJob")}

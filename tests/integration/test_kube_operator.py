@@ -18,7 +18,6 @@ from sftriage.policy.loading import find
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
 from tests.integration.kube import (
-    CAPTURE_ID,
     OPERATOR,
     Cluster,
     Operators,
@@ -329,16 +328,6 @@ def test_deleting_a_capture_deletes_its_trace(server, namespace, operator, trace
         server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
         wait_until(gone(server, namespace), SOON_S)
     assert traces[0].ids() == frozenset()
-
-
-def test_a_pinned_trace_stays(server, namespace, operator, traces):
-    traces[0].pin(CAPTURE_ID)
-    with operator.running("--store", traces[0].place):
-        name = with_finalizer(server, namespace, *traces)
-        server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
-        wait_until(gone(server, namespace), SOON_S)
-        assert "is pinned" in operator.said()
-    assert len(traces[0].ids()) == 1
 
 
 def test_a_trace_is_deleted_though_whoever_should_was_away(server, namespace, operator, traces):

@@ -39,215 +39,108 @@ def pod(
     }
 
 
+COMPLETION = "batch.kubernetes.io/job-completion-index"
+_SETS, _STEP = "jobset.sigs.k8s.io/", "trainer.kubeflow.org/trainjob-ancestor-step"
 JOBSET = {
-    "jobset.sigs.k8s.io/jobset-name": "resnet",
-    "jobset.sigs.k8s.io/replicatedjob-name": "workers",
-    "jobset.sigs.k8s.io/replicatedjob-replicas": "1",
-    "jobset.sigs.k8s.io/job-index": "0",
-    "jobset.sigs.k8s.io/job-global-index": "0",
-    "jobset.sigs.k8s.io/global-replicas": "1",
+    f"{_SETS}jobset-name": "resnet",
+    f"{_SETS}replicatedjob-name": "workers",
+    f"{_SETS}job-index": "0",
+    f"{_SETS}replicatedjob-replicas": "1",
+    f"{_SETS}job-global-index": "0",
+    f"{_SETS}global-replicas": "1",
     "batch.kubernetes.io/job-name": "resnet-workers-0",
-    "batch.kubernetes.io/job-completion-index": "1",
+    COMPLETION: "1",
 }
-TRAINER_ENV = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_MASTER_ADDR": "resnet-node-0-0.resnet"}
+SECOND = {**JOBSET, f"{_SETS}replicatedjob-replicas": "2", f"{_SETS}job-index": "1"}
+_KF = "training.kubeflow.org/"
 PYTORCH = {
-    "training.kubeflow.org/job-name": "resnet",
-    "training.kubeflow.org/operator-name": "pytorchjob-controller",
-    "training.kubeflow.org/replica-type": "worker",
-    "training.kubeflow.org/replica-index": "0",
+    f"{_KF}job-name": "resnet",
+    f"{_KF}operator-name": "pytorchjob-controller",
+    f"{_KF}replica-type": "worker",
+    f"{_KF}replica-index": "0",
 }
-LWS = {"leaderworkerset.sigs.k8s.io/name": "resnet"}
-LWS_SIZE = {"leaderworkerset.sigs.k8s.io/size": "4"}
-RAY = {
-    "ray.io/is-ray-node": "yes",
-    "ray.io/cluster": "resnet-raycluster-x8z2k",
-    "ray.io/node-type": "worker",
-    "ray.io/group": "gpus",
-}
+MPI = {**PYTORCH, f"{_KF}operator-name": "mpi-operator"}
+OF_EIGHT = {"WORLD_SIZE": "24", "RANK": "1", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1", "PET_NNODES": "3"}
+_SET = "leaderworkerset.sigs.k8s.io/"
+LWS, LWS_SIZE = {f"{_SET}name": "resnet"}, {f"{_SET}size": "4"}
+VOLCANO = {"volcano.sh/job-name": "resnet", "volcano.sh/task-spec": "worker"}
+RAY = {"ray.io/cluster": "resnet-raycluster-x8z2k", "ray.io/node-type": "worker", "ray.io/group": "gpus"}
+RAY_JOB = {**RAY, "ray.io/originated-from-crd": "RayJob", "ray.io/originated-from-cr-name": "resnet"}
+OURS = {"sftriage.dev/job-name": "resnet"}
 
 JOBS: dict[str, tuple[dict[str, Any], tuple[str, str, int | None, int | None] | None]] = {
     "Kubeflow Trainer v2": (
-        pod(
-            {
-                **JOBSET,
-                "jobset.sigs.k8s.io/replicatedjob-name": "node",
-                "trainer.kubeflow.org/trainjob-ancestor-step": "trainer",
-            },
-            TRAINER_ENV,
-            container="node",
-            owner="Job",
-        ),
+        pod({**JOBSET, _STEP: "trainer"}, {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto"}, container="node"),
         ("trainjob", "resnet", 1, 2),
     ),
-    "Kubeflow Trainer v2, a pod that fetches a dataset": (
-        pod({**JOBSET, "trainer.kubeflow.org/trainjob-ancestor-step": "dataset-initializer"}, owner="Job"),
-        None,
-    ),
+    "Kubeflow Trainer v2, a pod that fetches a dataset": (pod({**JOBSET, _STEP: "dataset-initializer"}), None),
     "JobSet, one job of two": (pod(JOBSET, owner="Job"), ("jobset", "resnet", 1, None)),
-    "JobSet, two jobs of one": (
-        pod(
-            {
-                **JOBSET,
-                "jobset.sigs.k8s.io/replicatedjob-replicas": "2",
-                "jobset.sigs.k8s.io/job-index": "1",
-                "batch.kubernetes.io/job-completion-index": "0",
-            },
-            {"NNODES": "2"},
-        ),
-        ("jobset", "resnet", 1, 2),
-    ),
-    "JobSet, two jobs of two": (
-        pod(
-            {
-                **JOBSET,
-                "jobset.sigs.k8s.io/replicatedjob-replicas": "2",
-                "jobset.sigs.k8s.io/job-index": "1",
-            },
-            {"PET_NNODES": "4"},
-        ),
-        ("jobset", "resnet", 3, 4),
-    ),
-    "JobSet, two jobs of nobody knows how many": (
-        pod({**JOBSET, "jobset.sigs.k8s.io/replicatedjob-replicas": "2"}),
+    "JobSet, two jobs of one": (pod({**SECOND, COMPLETION: "0"}, {"NNODES": "2"}), ("jobset", "resnet", 1, 2)),
+    "JobSet, two jobs of two": (pod(SECOND, {"PET_NNODES": "4"}), ("jobset", "resnet", 3, 4)),
+    "JobSet, two jobs of an unknown number": (
+        pod({**JOBSET, f"{_SETS}replicatedjob-replicas": "2"}),
         ("jobset", "resnet", None, None),
     ),
     "PyTorchJob, its master": (
-        pod(
-            {**PYTORCH, "training.kubeflow.org/replica-type": "master", "training.kubeflow.org/job-role": "master"},
-            {"MASTER_ADDR": "localhost", "WORLD_SIZE": "3", "RANK": "0"},
-            name="resnet-master-0",
-            container="pytorch",
-            owner="PyTorchJob",
-        ),
+        pod({**PYTORCH, f"{_KF}replica-type": "master"}, {"WORLD_SIZE": "3", "RANK": "0"}, name="resnet-master-0"),
         ("pytorchjob", "resnet", 0, 3),
     ),
     "PyTorchJob, a worker of eight ranks": (
-        pod(
-            PYTORCH,
-            {
-                "WORLD_SIZE": "24",
-                "RANK": "1",
-                "PET_NPROC_PER_NODE": "8",
-                "PET_NODE_RANK": "1",
-                "PET_NNODES": "3",
-            },
-            name="resnet-worker-0",
-            container="pytorch",
-            owner="PyTorchJob",
-        ),
+        pod(PYTORCH, OF_EIGHT, name="resnet-worker-0", container="pytorch", owner="PyTorchJob"),
         ("pytorchjob", "resnet", 1, 3),
     ),
     "PyTorchJob, elastic": (
-        pod(PYTORCH, {"PET_NNODES": "1:4", "PET_RDZV_ID": "resnet"}, name="resnet-worker-0", owner="PyTorchJob"),
+        pod(PYTORCH, {"PET_NNODES": "1:4", "PET_RDZV_ID": "resnet"}, name="resnet-worker-0"),
         ("pytorchjob", "resnet", 0, None),
     ),
-    "MPIJob, which starts its ranks over SSH": (
-        pod({**PYTORCH, "training.kubeflow.org/operator-name": "mpi-operator"}, owner="MPIJob"),
-        None,
-    ),
-    "MPIJob, its launcher": (
-        pod(
-            {**PYTORCH, "training.kubeflow.org/operator-name": "mpi-operator", "batch.kubernetes.io/job-name": "l"},
-            owner="Job",
-        ),
-        None,
-    ),
+    "MPIJob, which starts its ranks over SSH": (pod(MPI, owner="MPIJob"), None),
+    "MPIJob, its launcher": (pod({**MPI, "batch.kubernetes.io/job-name": "l"}, owner="Job"), None),
     "Indexed Job": (
-        pod(
-            {"batch.kubernetes.io/job-name": "resnet", "batch.kubernetes.io/job-completion-index": "3"},
-            {"PET_NNODES": "4"},
-            owner="Job",
-        ),
+        pod({"batch.kubernetes.io/job-name": "resnet", COMPLETION: "3"}, {"PET_NNODES": "4"}, owner="Job"),
         ("job", "resnet", 3, 4),
     ),
     "Indexed Job, before 1.28": (
-        pod(
-            {"job-name": "resnet", "controller-uid": "7d"},
-            annotations={"batch.kubernetes.io/job-completion-index": "3"},
-            owner="Job",
-        ),
+        pod({"job-name": "resnet", "controller-uid": "7d"}, annotations={COMPLETION: "3"}, owner="Job"),
         ("job", "resnet", 3, None),
     ),
-    "Job of one pod": (
-        pod({"batch.kubernetes.io/job-name": "resnet"}, owner="Job"),
-        ("job", "resnet", None, None),
-    ),
+    "Job of one pod": (pod({"batch.kubernetes.io/job-name": "resnet"}, owner="Job"), ("job", "resnet", None, None)),
     "LeaderWorkerSet, a leader before its own webhook": (
-        pod(
-            {**LWS, "leaderworkerset.sigs.k8s.io/worker-index": "0"},
-            name="resnet-2",
-            annotations=LWS_SIZE,
-            owner="StatefulSet",
-        ),
+        pod({**LWS, f"{_SET}worker-index": "0"}, name="resnet-2", annotations=LWS_SIZE, owner="StatefulSet"),
         ("leaderworkerset", "resnet-2", 0, 4),
     ),
     "LeaderWorkerSet, a worker before its own webhook": (
-        pod(
-            {**LWS, "leaderworkerset.sigs.k8s.io/group-index": "2"},
-            name="resnet-2-3",
-            annotations=LWS_SIZE,
-            owner="StatefulSet",
-        ),
+        pod({**LWS, f"{_SET}group-index": "2"}, name="resnet-2-3", annotations=LWS_SIZE, owner="StatefulSet"),
         ("leaderworkerset", "resnet-2", 3, 4),
     ),
     "LeaderWorkerSet, a worker after its own webhook": (
-        pod(
-            {**LWS, "leaderworkerset.sigs.k8s.io/group-index": "0", "leaderworkerset.sigs.k8s.io/worker-index": "1"},
-            {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"},
-            name="resnet-0-1",
-            owner="StatefulSet",
-        ),
+        pod({**LWS, f"{_SET}group-index": "0", f"{_SET}worker-index": "1"}, {"LWS_GROUP_SIZE": "2"}, name="resnet-0-1"),
         ("leaderworkerset", "resnet-0", 1, 2),
     ),
     "Volcano": (
-        pod(
-            {"volcano.sh/job-name": "resnet", "volcano.sh/task-spec": "worker", "volcano.sh/queue-name": "default"},
-            {"VC_TASK_INDEX": "1", "VK_TASK_INDEX": "1"},
-            name="resnet-worker-1",
-            schedulerName="volcano",
-            owner="Job",
-        ),
+        pod(VOLCANO, {"VC_TASK_INDEX": "1", "VK_TASK_INDEX": "1"}, name="resnet-worker-1", schedulerName="volcano"),
         ("volcano", "resnet", 1, None),
     ),
     "Volcano with its plugin for PyTorch": (
-        pod(
-            {"volcano.sh/job-name": "resnet", "volcano.sh/task-spec": "worker", "volcano.sh/task-index": "0"},
-            {"MASTER_ADDR": "resnet-master-0.resnet", "WORLD_SIZE": "3", "RANK": "1", "VC_TASK_INDEX": "0"},
-            name="resnet-worker-0",
-            owner="Job",
-        ),
+        pod({**VOLCANO, "volcano.sh/task-index": "0"}, {"WORLD_SIZE": "3", "RANK": "1", "VC_TASK_INDEX": "0"}),
         ("volcano", "resnet", 1, 3),
     ),
-    "KubeRay, a RayCluster": (
-        pod(RAY, container="ray-worker", owner="RayCluster"),
-        ("raycluster", "resnet-raycluster-x8z2k", None, None),
-    ),
-    "KubeRay, a RayJob": (
-        pod(
-            {**RAY, "ray.io/originated-from-crd": "RayJob", "ray.io/originated-from-cr-name": "resnet"},
-            container="ray-worker",
-            owner="RayCluster",
-        ),
-        ("rayjob", "resnet", None, None),
-    ),
+    "KubeRay, a RayCluster": (pod(RAY, owner="RayCluster"), ("raycluster", "resnet-raycluster-x8z2k", None, None)),
+    "KubeRay, a RayJob": (pod(RAY_JOB, owner="RayCluster"), ("rayjob", "resnet", None, None)),
     "KubeRay, a pod that cleans up": (
         pod({**RAY, "ray.io/node-type": "redis-cleanup", "batch.kubernetes.io/job-name": "cleanup"}, owner="Job"),
         None,
     ),
     "pods by labels of ours": (
-        pod({"sftriage.dev/job-name": "resnet", "sftriage.dev/node-index": "1", "sftriage.dev/nodes": "2"}),
+        pod({**OURS, "sftriage.dev/node-index": "1", "sftriage.dev/nodes": "2"}),
         ("pod", "resnet", 1, 2),
     ),
     "a StatefulSet by a label of ours": (
-        pod({"sftriage.dev/job-name": "resnet", "apps.kubernetes.io/pod-index": "3"}, owner="StatefulSet"),
+        pod({**OURS, "apps.kubernetes.io/pod-index": "3"}),
         ("pod", "resnet", 3, None),
     ),
-    "Jobs that a label of ours makes one": (
-        pod({**JOBSET, "sftriage.dev/job-name": "all"}),
-        ("pod", "all", 1, None),
-    ),
+    "Jobs that a label of ours makes one": (pod({**JOBSET, **OURS}), ("pod", "resnet", 1, None)),
     "a pod by itself": (pod(name="notebook"), ("pod", "notebook", 0, 1)),
-    "a pod by itself, whose name nobody knows yet": (pod(), None),
+    "a pod by itself, whose name is not known yet": (pod(), None),
     "a pod of a Deployment": (pod({"app": "web"}, name="web-x8z2k", owner="ReplicaSet"), None),
 }
 """Pods, and what job each is of: system, name, node and number of nodes."""
