@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent import captures
+from sftriage.agent import agent
 from sftriage.model.captures import ENDED, ManualRequest
 from sftriage.model.events import CaptureChanged, WindowJudged
 from sftriage.runs import requests
@@ -65,8 +65,8 @@ def watch(tmp_path, monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """A capture that is past its time-box is soon given up."""
-    monkeypatch.setattr(captures, "CANCEL_GRACE_S", 0.2)
-    monkeypatch.setattr(captures, "ANSWER_GRACE_S", {"torch": 0.5, "stacks": 60.0})
+    monkeypatch.setattr(agent, "CANCEL_GRACE_S", 0.2)
+    monkeypatch.setattr(agent, "ANSWER_GRACE_S", {"torch": 0.5, "stacks": 60.0})
 
 
 @pytest.mark.usefixtures("impatient")

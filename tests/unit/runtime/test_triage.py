@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sftriage.agent import captures
+from sftriage.agent import agent
 from sftriage.model.captures import ManualRequest
 from sftriage.model.events import RingGivenUp
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
@@ -205,8 +205,8 @@ POLICIES = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encodi
 @pytest.mark.parametrize(
     "said",
     [
-        f"| {captures.CANCEL_GRACE_S:.0f} | the capture is called off",
-        "| {torch:.0f} (`nsys`: {nsys:.0f}, to make its report) | a rank".format(**captures.ANSWER_GRACE_S),
+        f"| {agent.CANCEL_GRACE_S:.0f} | the capture is called off",
+        "| {torch:.0f} (`nsys`: {nsys:.0f}, to make its report) | a rank".format(**agent.ANSWER_GRACE_S),
         f"its trainers are given {triage.ENDING_SHARE * triage.ENDING_S:.0f} s",
         f"is waited for {triage.STARTING_S:.0f} s",
     ],
