@@ -1,3 +1,5 @@
+"""The page about a run, and the page that follows the newest run of this machine."""
+
 import json
 import re
 import threading
@@ -6,6 +8,7 @@ from datetime import datetime, timezone
 
 import pytest
 
+from sftriage.errors import UsageError
 from sftriage.model.captures import ManualRequest
 from sftriage.model.events import (
     EvidenceGathered,
@@ -16,15 +19,17 @@ from sftriage.model.events import (
     TakenOver,
 )
 from sftriage.policy.loading import find
-from sftriage.runs.directory import read_info, write_info
+from sftriage.runs import source
+from sftriage.runs.directory import RunInfo, create, find_run, read_info, remember, started_runs, write_info
 from sftriage.runs.lateness import HeatSource
-from sftriage.runs.source import RunSource
+from sftriage.runs.source import RunSource, StartedRuns
 from sftriage.traces.manifest import KernelShare, Share
 from sftriage.traces.store import LocalStore, Upload
+from sftriage.web import run_page
 from sftriage.web.page import MAX_STREAMS
-from sftriage.web.run_page import RunPage
+from sftriage.web.run_page import RunPage, RunsPage
 from sftriage.web.serving import Access
-from tests.scenario import NOW_S, decision, request_of, verdict
+from tests.scenario import NOW_S, Recorder, decision, request_of, verdict
 from tests.unit.web.asking import NASTY, SHORT_NASTY, Seen, ask, harmless, text_of
 from tests.unit.web.test_charts import findings
 
@@ -69,15 +74,6 @@ def test_the_pages_own_files_ask_nobody_else_but_perfetto(captured):
     for path in re.findall(r'"(/static/[^"]+)"', captured.get("/captures/c-1").text):
         addresses |= set(re.findall(r"(?:https?:)?//[a-z][a-z0-9.-]+\.[a-z]+", captured.get(path).text))
     assert addresses == {"https://ui.perfetto.dev", "http://www.w3.org"}
-
-
-def test_a_capture_page_shows_the_suspect_beside_a_control(captured, store):
-    manifest = store.manifest("c-1")
-    seen = text_of(captured.get("/captures/c-1"))
-    for words in ("Capture of rank 2, steps 160 to 164", "rank 2 captured", "rank 0 control", "+40.0 ms", "slow-rank"):
-        assert words in seen
-    assert manifest.artefacts[0].sha256 in seen
-    assert "Open in Perfetto" in seen
 
 
 def test_a_control_that_was_captured_is_the_one_beside(run, store, trace, make_manifest):
@@ -222,23 +218,8 @@ def slow(run):
     return run
 
 
-def test_the_page_has_the_heat_map_and_a_step_as_measured_and_without(slow):
-    # GIVEN the page, to which the overview leads
+def test_a_step_as_measured_and_without_stragglers_is_there_for_perfetto(slow):
     assert 'href="/whatif"' in slow.get("/").text
-    page = slow.get("/whatif")
-    assert page.status == 200
-    told = text_of(page)
-    assert "The verdict on these steps: mending rank 2 in data would save 20.0 ms" in told
-    assert "One slow worker: rank 2 (data-parallel rank 2, stage 0), most of all in data" in told
-    # THEN the slow worker is the reddest on the heat map, and no other is red
-    cells = [line for line in page.text.split("<td") if "more-" in line.partition(">")[0]]
-    assert len(cells) == 1
-    # AND the step of each of the four workers is drawn twice
-    assert page.text.count('class="step"') == 8
-    assert "rank 3 (data-parallel rank 3, stage 0)" in told
-
-
-def test_the_same_is_there_for_perfetto(slow):
     answer = slow.get("/whatif.json")
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     events = json.loads(answer.body)["traceEvents"]
@@ -389,3 +370,132 @@ def test_a_trace_that_is_only_elsewhere_is_fetched_from_there(captured, store, t
 def test_an_upload_that_makes_no_sense_is_none(captured, content):
     (captured.directory.path / "captures" / "c-1" / "upload.json").write_text(content)
     assert captured.get("/captures/c-1").status == captured.get().status == 200
+
+
+@pytest.fixture
+def always_looks(monkeypatch, tmp_path):
+    monkeypatch.setattr(source, "LOOK_S", 0.0)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def begin(always_looks, tmp_path):
+    """Begin a run, which judges one window."""
+
+    def begin(run_id: str, job: str = "resnet", *, going: bool = True):
+        path = tmp_path / run_id
+        rings = str(path / "rings")
+        run = create(
+            path, RunInfo(run_id, job, "2027-01-15T08:00:00+00:00", ("train",), "default", "0" * 64, rings), ""
+        )
+        if going:
+            (path / "rings").mkdir()
+        journal = Recorder(run.decisions)
+        journal.window(of := verdict(20), decision(of))
+        journal.close()
+        remember(run)
+        return run
+
+    return begin
+
+
+@pytest.fixture
+def runs_app():
+    return RunsPage(StartedRuns(), Access.to("127.0.0.1", None, ""), lambda: NOW_S).app
+
+
+def version(answer) -> str:
+    return next(attributes["data-version"] for tag, attributes in Seen(answer.text).tags if tag == "body")
+
+
+def test_the_newest_run_is_followed_and_the_switch_is_said(runs_app, begin):
+    # GIVEN nothing yet
+    waiting = ask(runs_app, "/")
+    assert "No run yet" in text_of(waiting)
+    # WHEN a run begins THEN it is shown
+    begin("run-1", "resnet")
+    first = ask(runs_app, "/")
+    assert "resnet run-1" in text_of(first)
+    assert "This run began after" not in text_of(first)
+    # WHEN a newer one begins THEN that is shown instead, and it is said which was shown before
+    begin("run-2", "bert")
+    second = ask(runs_app, "/")
+    assert "bert run-2" in text_of(second)
+    assert "This run began after resnet, run-1 , which was shown here as the newest until then" in text_of(second)
+    # AND whoever listens has heard of each change
+    assert len({version(answer) for answer in (waiting, first, second)}) == 3
+
+
+def test_whoever_looks_at_one_run_stays_there_and_hears_of_a_newer_one(runs_app, begin):
+    begin("run-1")
+    assert "newer" not in text_of(ask(runs_app, "/runs/run-1/decisions")).replace("newer ones as they begin", "")
+    begin("run-2", "bert")
+    for page in ("/runs/run-1/", "/runs/run-1/decisions"):
+        answer = text_of(ask(runs_app, page))
+        assert "resnet run-1" in answer
+        assert "There is a newer run: bert, run-2" in answer
+
+
+def test_every_link_stays_with_its_run(runs_app, begin):
+    # GIVEN two runs
+    begin("run-1")
+    begin("run 2/ü")
+    for page, root in (("/", "/runs/run%202%2F%C3%BC/"), ("/runs/run-1/", "/runs/run-1/")):
+        kept = ("/static/", "/runs/", "#")
+        for tag, attributes in Seen(ask(runs_app, page).text).tags:
+            for name in ("href", "action", "data-heat"):
+                value = attributes.get(name)
+                # THEN a link leads to one of them, and none to the newest, but for those that say so
+                assert value is None or value == "/" or value.startswith(kept), (tag, attributes)
+                if tag == "form":
+                    assert value in (None, root)
+
+
+def test_the_runs_are_there_to_choose_from(runs_app, begin):
+    begin("run-1", NASTY, going=False)
+    begin("run-2", "bert")
+    answer = ask(runs_app, "/")
+    harmless(answer)
+    links = {
+        attributes["href"]: attributes.get("aria-current")
+        for tag, attributes in Seen(answer.text.partition('id="runs"')[2].partition("</details>")[0]).tags
+        if tag == "a"
+    }
+    assert links == {"/": None, "/runs/run-2/": "true", "/runs/run-1/": None}
+    assert "run-1 ended" in text_of(answer)
+    assert ask(runs_app, "/runs/run-1/static/page.css").status == 200
+    for nowhere in ("/runs/run-3/", "/runs/", "/decisions", "/runs/run-1/captures/c-1", "/runs/../run-1/"):
+        assert ask(runs_app, nowhere).status == 404
+
+
+def test_a_run_that_was_begun_anew_in_its_place_is_another(runs_app, begin, tmp_path):
+    run = begin("run-1")
+    assert "resnet run-1" in text_of(ask(runs_app, "/"))
+    info = json.loads(run.info_file.read_text())
+    run.info_file.unlink()
+    run.info_file.write_text(json.dumps(info | {"run_id": "run-1b", "job": "bert"}))
+    assert "bert run-1b" in text_of(ask(runs_app, "/"))
+
+
+def test_few_runs_are_kept_in_memory(monkeypatch, begin):
+    monkeypatch.setattr(run_page, "MAX_OPEN", 2)
+    page = RunsPage(StartedRuns(), Access.to("127.0.0.1", None, ""))
+    for number in range(4):
+        begin(f"run-{number}")
+    for number in (0, 1, 2, 3, 0):
+        assert f"resnet run-{number}" in text_of(ask(page.app, f"/runs/run-{number}/"))
+    assert [run_id for _, run_id in page._open] == ["run-3", "run-0"]
+
+
+def test_what_was_started_and_has_gone_or_is_none_is_passed_over(begin, tmp_path):
+    with pytest.raises(UsageError, match="no run was started yet"):
+        find_run(None)
+    runs = [begin("run-1"), begin("run-2"), begin("run-3")]
+    remember(runs[0])
+    with (tmp_path / "state" / "sftriage" / "runs.jsonl").open("a") as file:
+        file.write('{"path": "/nowhere"}\n{"path": 3}\nnonsense\n{"pa')
+    runs[1].info_file.unlink()
+    # (one that was taken over is the newest again, and is there once)
+    assert [run.path.name for run in started_runs()] == ["run-1", "run-3"]
+    runs[2].info_file.write_text("nonsense")
+    assert [run.info.run_id for run in StartedRuns().look().runs] == ["run-1"]
