@@ -249,6 +249,7 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
     from sftriage.web import run_page
     from sftriage.web.run_page import RunPage
     from sftriage.web.serving import Access
+    from tests.golden import states
     from tests.golden.runs import NOW_S
     from tests.unit.web.asking import ask
     from tests.unit.web.stored import shelf_at
@@ -278,6 +279,9 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
     shelf = shelf_at(root / "share", root / "catalogue.db")
     shelf.look()
     yield "page-store.txt", html(shelf.app, "/")
+    asked = ("slow",), (capture.name, "--run", "slow")
+    reports = (sftriage("report", *of, "--format", "html", quiet=True).replace(str(root), "$ROOT") for of in asked)
+    yield "reports.txt", "\n\n".join("\n".join(states.readable(one)) for one in reports)
 
 
 def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:

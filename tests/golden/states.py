@@ -288,25 +288,29 @@ def state(path: Path, happens: tuple[State, ...]) -> Iterator[str]:
     for one in happens:
         if not isinstance(one, int):
             one(run)
+
+    def page_at(target: str) -> str:
+        return str(run.get(target).text).replace(str(path), "runs/r")
+
     with ExitStack() as held:
         for pid in (one for one in happens if isinstance(one, int)):
             file = held.enter_context(locked(run.directory.lock))
             file.write(str(pid).encode())
             file.flush()
-        view, text = replace(run.source.view(), directory="runs/r"), [*readable(run, "/")]
+        view, text = replace(run.source.view(), directory="runs/r"), [*readable(page_at("/"))]
         links = re.findall(r'href="(/captures/[^"/]+)"', run.get().text + run.get("/decisions").text)
         for target in dict.fromkeys(links):
-            text += [f"## {target}", *readable(run, target)]
+            text += [f"## {target}", *readable(page_at(target))]
         lines = [] if view.problem else picture_lines(picture(view, "runs/r"), Room(110), NOW_S)
     drawn = re.sub(r"\n\nFrontier.*?(?=\n\n)", "", "\n".join(one.plain for one in lines), flags=re.DOTALL)
     for line in (*text, "## watch", drawn):
         yield line.replace(str(os.getpid()), "$PID").replace(str(os.getppid()), "$PPID")
 
 
-def readable(run: Run, target: str) -> Iterator[str]:
+def readable(html: str) -> Iterator[str]:
     """What a person reads on a page beside its charts, section by section."""
     beside = r'<svg.*?</svg>|<details.*?</details>|<section id="(?:timeline|heat|lanes)".*?</section>'
-    html = re.sub(beside, "", run.get(target).text.replace(str(run.directory.path), "runs/r"), flags=re.DOTALL)
+    html = re.sub(beside, "", html, flags=re.DOTALL)
     yield from re.findall(r'<p class="run".*?(<span class="pill [^>]*>.*?)</span>', html)
     for part in re.findall(r"<section.*?</section>", html, re.DOTALL):
         words = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", part))).strip()
