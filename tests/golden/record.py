@@ -116,7 +116,7 @@ def normal(text: str, root: Path) -> str:
 
 def record(root: Path) -> Iterator[tuple[str, str]]:
     """Every text by its name."""
-    from tests.golden import clusters, runs, states
+    from tests.golden import clusters, runs, said, states
 
     with mock.patch("time.time", return_value=runs.NOW_S):
         yield "help.txt", "\n".join(helps(()))
@@ -132,6 +132,9 @@ def record(root: Path) -> Iterator[tuple[str, str]]:
             yield f"manifest-{name}.txt", fitted(json.loads(newest.read_text(encoding="utf-8")))
         yield from pages(root)
         yield "states.txt", "\n".join(states.told(root / "states"))
+        newest = min(root.glob("slow/captures/*/trace.json.gz"))
+        yield "refused.txt", "\n".join(said.refused(root, newest, sftriage))
+        yield "sentences.txt", "\n".join(said.sentences())
         yield from sinks(watched)
         yield "windows.txt", "\n".join(windows(root))
         yield "policies.txt", "\n".join(policies(root))

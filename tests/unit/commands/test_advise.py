@@ -138,23 +138,6 @@ def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, tmp_path):
     assert "Run stages further ahead (Adaptra). " in outcome.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--gradients", "much"), "expected a size with its unit"),
-        (("--gradients", "0MB"), "nothing to reduce"),
-        (("--bandwidth", "0"), "Invalid value for '--bandwidth'"),
-        (("--bandwidth", "inf"), "Invalid value for '--bandwidth'"),
-        (("--bandwidth", "nan"), "Invalid value for '--bandwidth'"),
-        (("--latency", "inf"), "Invalid value for '--latency'"),
-    ],
-)
-def test_what_cannot_be_is_refused(sftriage, slow, arguments, expected):
-    outcome = sftriage("advise", slow, *arguments)
-    assert outcome.code == 2
-    assert expected in outcome.err
-
-
 def test_who_is_there_to_stay_is_said_at_a_glance_and_to_an_assistant(sftriage, slow):
     # GIVEN such a run WHEN it is glanced at THEN the command is among what to do next
     places = RunLookup(slow.parent)

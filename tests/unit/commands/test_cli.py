@@ -53,11 +53,6 @@ def test_each_example_is_a_command_that_there_is(name: str, entry: Entry):
         assert context.command.name == entry.name
 
 
-def test_what_is_misspelt_is_told_what_it_may_have_meant(sftriage):
-    for words, meant in ((["tracse"], "traces"), (["traces", "shwo"], "show"), (["polcy", "list"], "policy")):
-        assert f"Did you mean '{meant}'?" in sftriage(*words).refusal
-
-
 def test_every_command_is_in_the_list(sftriage):
     root = command_line()
     assert list(root.commands) == [one.name for one in CONTENTS]

@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -46,64 +45,6 @@ def test_a_capture_that_is_not_there_or_leads_elsewhere_is_refused(sftriage, run
         assert sftriage("traces", command, capture_id, "--run", run.path).refusal.startswith("sftriage: ")
 
 
-def test_a_second_run_in_one_directory_is_refused(sftriage, run):
-    outcome = sftriage("run", "--out", run.path, "--", "true")
-    assert outcome.code == 2
-    assert "already holds a run" in outcome.err
-
-
-def test_a_launcher_that_is_not_there_is_named(sftriage, tmp_path):
-    outcome = sftriage("run", "--out", tmp_path / "new", "--", "torchrunn", "train.py")
-    assert outcome.code == 2
-    assert "cannot start torchrunn: no such program" in outcome.err
-    # AND the directory is free for the next try
-    assert not (tmp_path / "new").exists()
-
-
-def test_an_unknown_policy_lists_those_there_are(sftriage, tmp_path):
-    outcome = sftriage("run", "--policy", "defualt", "--", "true")
-    assert outcome.code == 2
-    assert "default" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("faults", "said"),
-    [
-        (["data:2"], "not STAGE:RANK:MS"),
-        (["data:9:40"], "no rank 9 among 4"),
-        (["loader:1:40"], "a stage of data, forward"),
-        (["data:-1:40"], "a rank from 0"),
-        (["data:1:-4"], "0 to 60000 ms"),
-        (["data:1:nan"], "0 to 60000 ms"),
-        (["none", "data:1:5"], "--fault none stands alone"),
-    ],
-)
-def test_a_fault_that_cannot_be_is_refused_before_anything_starts(sftriage, tmp_path, faults, said):
-    words = [word for fault in faults for word in ("--fault", fault)]
-    outcome = sftriage("demo", *words, "--out", tmp_path / "new")
-    assert (outcome.code, (tmp_path / "new").exists()) == (2, False)
-    assert said in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--cause", "garbage:4"], "--cause garbage:4: there is no rank 4 among 4"),
-        (["--cause", "dust"], "no cause 'dust'"),
-        (["--cause", "garbage", "--fault", "none"], "--fault none stands alone"),
-    ],
-)
-def test_a_cause_that_cannot_be_is_refused_before_anything_starts(sftriage, tmp_path, options, said):
-    outcome = sftriage("demo", *options, "--out", tmp_path / "new")
-    assert (outcome.code, (tmp_path / "new").exists()) == (2, False)
-    assert said in outcome.err
-
-
-def test_the_causes_of_the_demo_are_listed(sftriage):
-    listed = sftriage("demo", "--cause", "list").out
-    assert "held-lock        another of its threads holds the lock of a cache\n" in listed
-
-
 @pytest.mark.parametrize(
     ("command", "job"),
     [
@@ -134,12 +75,6 @@ def test_damaged_captures_are_reported_and_the_others_listed(sftriage, run, trac
     listed = sftriage("traces", "list", "--run", run.path, "--json")
     assert [(row["capture_id"], row["rank"], row["stage"]) for row in json.loads(listed.out)] == [(other, 2, "data")]
     assert f"capture {bad} is damaged" in listed.err
-
-
-@pytest.mark.parametrize("runs", ["missing", "file"])
-def test_a_place_that_is_none_is_said(sftriage, tmp_path, runs):
-    (tmp_path / "file").write_text("")
-    assert "no such directory; --runs names" in sftriage("mcp", "--runs", tmp_path / runs).refusal
 
 
 def test_without_the_sdk_it_is_said_what_to_install(sftriage, tmp_path, monkeypatch):
@@ -199,27 +134,6 @@ def test_text_from_outside_is_neither_markup_nor_emoji_in_lines_and_tables(capsy
 
 def metering_of(**wanted: object) -> Metering:
     return MetricsOptions(**wanted).metering()
-
-
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        ({"metrics_host": "0.0.0.0"}, "nothing is served without --metrics-port"),
-        ({"metrics_token_file": Path("x")}, "nothing is served without --metrics-port"),
-        (
-            {"metrics_port": 0, "metrics_host": "0.0.0.0"},
-            "give one with --metrics-token-file, or in SFTRIAGE_METRICS_TOKEN",
-        ),
-        ({"metrics_port": 0, "metrics_token_file": Path("/nowhere/token")}, "/nowhere/token: No such file"),
-        ({"metrics_per_rank": True}, "--metrics-port or --metrics-file"),
-        ({"metrics_file": Path("/tmp/metrics.txt")}, r"files that end in \.prom"),
-        ({"metrics_file": Path("/nowhere/x.prom")}, "no directory that can be written to"),
-    ],
-)
-def test_what_makes_no_sense_is_said_before_the_job_starts(wanted, message, monkeypatch):
-    monkeypatch.delenv("SFTRIAGE_METRICS_TOKEN", raising=False)
-    with pytest.raises(UsageError, match=message):
-        metering_of(**wanted)
 
 
 @pytest.mark.parametrize("missing", ["prometheus_client", "opentelemetry.exporter.otlp.proto.http"])

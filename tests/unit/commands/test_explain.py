@@ -85,13 +85,6 @@ def test_a_program_gets_the_numbers(sftriage, run):
     assert found["explanation"]["runner_up"] is None
 
 
-@pytest.mark.parametrize("what", ["999", "0-48", "w0-49-r0-x-1", "-", "²"])
-def test_what_is_not_there_is_named(sftriage, run, what):
-    outcome = sftriage("explain", "--run", run.path, "--", what)
-    assert outcome.code == 2
-    assert f"has no window or capture {what}" in outcome.err
-
-
 def test_a_damaged_record_is_named(sftriage, tmp_path):
     run = run_in(tmp_path / "run")
     decision = {"first_step": 0, "last_step": 9, "requests": []}

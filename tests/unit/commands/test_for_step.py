@@ -9,7 +9,7 @@ import pytest
 
 from sftriage.model.captures import CaptureRequest, Decision
 from sftriage.model.verdicts import Suspect, Verdict
-from sftriage.runs.decisions import MAX_DECISIONS, Named, decided_about, fault_at, why_undecided
+from sftriage.runs.decisions import MAX_DECISIONS, Named, decided_about, fault_at
 from sftriage.runs.lateness import UNKNOWN, HeatSource
 from sftriage.traces.catalogue import CaptureRow
 from sftriage.traces.manifest import CauseInfo, Findings, PlaceInfo, StageProfile, Steps
@@ -144,21 +144,6 @@ def test_of_a_step_whose_fault_is_captured_elsewhere_the_capture_and_its_cause_a
     assert sftriage("traces", "for-step", "30", "--run", run.path, "--json").json["fault"] is None
 
 
-@pytest.mark.parametrize(
-    ("windows", "step", "ended", "said"),
-    [
-        ([], 5, False, "no window was yet"),
-        ([], 5, True, "no window was; the job has ended"),
-        ([(20, 69), (30, 79)], 5, True, "first steps, which are warm-up; the first window begins at step 20"),
-        ([(20, 69), (30, 79)], 99, True, "the last window ends at step 79, and the job has ended"),
-        ([(20, 69), (30, 79)], 99, False, "the last window ends at step 79 so far"),
-        ([(20, 69), (200, 249)], 99, False, "its windows are missing: nobody watched the job then"),
-    ],
-)
-def test_it_is_said_why_no_window_holds_a_step(windows, step, ended, said):
-    assert said in why_undecided(windows, step, ended=ended)
-
-
 RANKS, STEPS, SLOW = 4, 5000, range(1000, 3000)
 ALL = KeptSteps(1 << 40, 1e9)
 KEPT = KeptSteps(RANKS * 8 * (96 << 10), 1e9)
@@ -248,15 +233,3 @@ def test_the_map_shows_what_is_left_and_the_page_says_what_is_not(runs):
     assert runs.thinned.get("/heat.bin").status == 200
     assert f"Of the steps before {runs.whole_from:,}" in runs.thinned.get("/").text
     assert 'id="thinned"' not in runs.thinned.get("/?last=100").text
-
-
-def test_what_is_to_be_kept_is_checked_before_anything_starts(sftriage, tmp_path):
-    for option, value, said in (
-        ("--keep-steps", "lots", "--keep-steps: expected a size"),
-        ("--keep-steps-for", "10", "--keep-steps-for: expected a duration"),
-        ("--keep-steps", "10Ki", "--keep-steps is 1Mi at least"),
-        ("--keep-steps-for", "1s", "--keep-steps-for 1m"),
-    ):
-        outcome = sftriage("run", option, value, "--out", tmp_path / "run", "--", "true")
-        assert (outcome.code, said in outcome.err) == (2, True), outcome.err
-    assert not (tmp_path / "run").exists()

@@ -9,7 +9,6 @@ from sftriage.model.events import DiskRecovered
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.liveness import DISK, note_problem
 from sftriage.traces.store import LocalStore
-from sftriage.words.run import disk_failed_sentence, disk_sentence
 from tests.disks import SmallDisk, small_disk
 from tests.scenario import Recorder, decision, verdict
 from tests.unit.conftest import manifest_of, run_in
@@ -119,33 +118,3 @@ def test_while_nothing_can_be_written_explain_says_that_windows_wait(sftriage, t
     assert "has no window" in sftriage("explain", 400, "--run", directory.path).err
     note_problem(rings / DISK, None)
     assert "has no window" in sftriage("explain", 400, "--run", directory.path).err
-
-
-@pytest.mark.parametrize(
-    ("seen", "said"),
-    [
-        (
-            BETWEEN,
-            "The run directory can be written again after 12 s (No space left on device). Written late: 620 steps, "
-            "31 windows. Lost: 4 readings, 12 windows (of steps 300 to 460).",
-        ),
-        (
-            DiskRecovered(time_s=5.0, since_s=2.0, problem="it does not answer", late={"windows": 1}),
-            "The run directory can be written again after 3 s (it does not answer). Written late: 1 window. Nothing is "
-            "lost.",
-        ),
-        (
-            DiskRecovered(time_s=5.0, since_s=2.0, problem="Read-only file system", over=False, lost={"records": 1}),
-            "The run directory could not be written in the run's last 3 s (Read-only file system). Lost: 1 record.",
-        ),
-    ],
-)
-def test_what_is_said_of_a_disk(seen, said):
-    assert disk_sentence(seen) == said
-
-
-def test_what_is_said_of_a_disk_that_takes_nothing():
-    assert disk_failed_sentence("No space left on device") == (
-        "The run directory cannot be written (No space left on device). What is judged meanwhile waits in memory, "
-        "and is on record once it can. Training goes on."
-    )

@@ -125,21 +125,6 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["c-9"], 2, "no capture c-9"),
-        (["../run.json"], 2, "is not a capture id"),
-        (["c-1", "--artefact", "other"], 2, "has no artefact 'other'"),
-        (["c-1", "--offline", "--artefact", "trace.json.gz"], 2, "leave --artefact out"),
-    ],
-)
-def test_what_cannot_be_opened_says_why(sftriage, run, arguments, code, said):
-    found = sftriage("traces", "open", *arguments, "--run", run)
-    assert (found.code, found.out) == (code, "")
-    assert said in found.err
-
-
 def test_a_file_that_is_not_what_was_stored_is_not_served(sftriage, run):
     # GIVEN a trace of which one byte is another
     path = run / "captures" / "c-1" / "trace.json.gz"

@@ -36,30 +36,6 @@ def job(tmp_path):
     return recorded(tmp_path / "job.npz", 0.03, steps=120, first=60)
 
 
-def test_the_timeline_says_what_would_have_happened_and_why(sftriage, policy, job):
-    outcome = sftriage("policy", "test", policy, "--on", job)
-    assert (outcome.code, outcome.err) == (0, "")
-    timeline, summary = outcome.out.split("\n\n### ")
-    lines = timeline.splitlines()
-    # THEN windows decided alike are one line
-    assert "windows" in lines[0]
-    assert lines[0].endswith("ignore    healthy")
-    # AND the capture stands by itself, with whom, how and when
-    (at,) = [number for number, line in enumerate(lines) if "  capture  " in line]
-    assert "rule slow-input: mending data of rank 2 would save" in lines[at]
-    assert "rank 2: stacks, steps " in lines[at + 1]
-    assert "no more than 60 s and 512.0 MiB" in lines[at + 1]
-    # AND then it is held while the profiler runs, and after that there is a trace that holds it
-    assert "hold      self_inflicted" in lines[at + 2]
-    assert "throttle  already captured: w" in lines[at + 3]
-    assert "(rank 2 in data, " in lines[at + 3]
-    # AND the summary is Markdown
-    assert summary.startswith("Policy mine on job.npz\n\n")
-    assert "; 1 capture." in summary
-    assert "| capture | 1 | rule slow-input (1) |" in summary
-    assert "already captured (" in summary
-
-
 def test_json_has_every_window_with_its_decision(sftriage, policy, job):
     said = sftriage("policy", "test", policy, "--on", job, "--json").json
     assert (said["policies"], said["recording"], said["captures"]) == (["mine"], "job.npz", 1)
@@ -97,18 +73,6 @@ def test_the_outcome_is_the_same_wherever_the_files_lie(sftriage, policy, job, t
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     assert sftriage("policy", "test", "mine.yaml", "--on", "job.npz").out == first
-
-
-def test_an_expected_outcome_that_is_not_there_says_how_to_make_one(sftriage, policy, job, tmp_path):
-    outcome = sftriage("policy", "test", policy, "--on", job, "--expect", tmp_path / "nothing")
-    assert outcome.code == 2
-    assert "an outcome is saved with --save" in outcome.err
-
-
-def test_comparing_and_replacing_at_once_is_refused(sftriage, policy, job, tmp_path):
-    saved = tmp_path / "x"
-    outcome = sftriage("policy", "test", policy, "--on", job, "--expect", saved, "--save", saved)
-    assert (outcome.code, saved.exists()) == (2, False)
 
 
 def test_a_recording_shorter_than_a_window_and_its_warm_up_is_judged_as_it_is(sftriage, policy, tmp_path):
@@ -156,38 +120,9 @@ def test_what_is_shown_is_a_policy_again_with_nothing_left_to_fill_in(sftriage, 
     assert sftriage("policy", "show", name, "--json").json == yaml.safe_load(shown)
 
 
-def test_every_default_is_shown(sftriage, policy):
-    shown = yaml.safe_load(sftriage("policy", "show", policy).out)
-    assert shown["spec"]["limits"]["concurrent_ranks"] == 2
-    assert shown["spec"]["rules"][0]["match"]["label"] == "suspect"
-    assert shown["spec"]["rules"][0]["capture"]["max_bytes"] == "512Mi"
-
-
 def test_the_schema_is_one_that_a_crd_can_take(sftriage):
     schema = sftriage("policy", "schema").json
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["properties"]["apiVersion"]["type"] == "string"
     text = json.dumps(schema)
     assert not [word for word in ("anyOf", "oneOf", '"null"') if word in text]
-
-
-def test_validate_tells_programs_where_each_mistake_is(sftriage, policy, tmp_path):
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(POLICY.replace("steps: 3", "stepz: 3"), encoding="utf-8")
-    outcome = sftriage("policy", "validate", policy, broken, "no-such-policy", "--json")
-    assert outcome.code == 2
-    good, bad, absent = json.loads(outcome.out)
-    assert (good["valid"], good["policy"], good["problems"]) == (True, "mine", [])
-    (problem,) = bad["problems"]
-    assert (problem["line"], problem["field"]) == (7, "spec.rules[0].capture.stepz")
-    assert 'did you mean "steps"' in problem["message"]
-    assert (absent["valid"], "no policy 'no-such-policy'" in absent["problems"][0]["message"]) == (False, True)
-
-
-def test_all_files_are_checked_and_not_only_up_to_the_first_that_is_not_there(sftriage, policy, tmp_path):
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(POLICY.replace("steps: 3", "stepz: 3"), encoding="utf-8")
-    err = sftriage("policy", "validate", "no-such-policy", broken).refusal
-    assert "no policy 'no-such-policy'" in err
-    assert f"{broken}:7:" in err
-    assert 'stepz: unknown field; did you mean "steps"?' in err

@@ -243,13 +243,6 @@ def test_what_cannot_be_reduced_is_said_and_the_rest_is_reduced(sftriage, tmp_pa
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
 
 
-@pytest.mark.parametrize("arguments", [["--save"], ["--against", "nowhere"], ["--map", "nowhere"], ["--stage", "nope"]])
-def test_what_makes_no_sense_is_refused_in_one_line(sftriage, tmp_path, arguments):
-    path = write(tmp_path / "t.json", document([mark("ProfilerStep#1", 0, 50)]))
-    outcome = sftriage("reduce", path, *arguments)
-    assert (outcome.code, outcome.err.count("\n"), outcome.err[:10]) == (2, 1, "sftriage: ")
-
-
 def test_a_manifest_outside_its_run_says_so(sftriage, tmp_path, captured):
     lone = tmp_path / "manifest.json"
     lone.write_bytes((captured.parent / "manifest.json").read_bytes())

@@ -13,9 +13,8 @@ from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.model.events import CaptureChanged, WindowJudged
 from sftriage.model.verdicts import Pattern, Regression, Suspect, Verdict
 from sftriage.sinks.terminal import Progress, Reporter
-from sftriage.words.decisions import capturing_sentence
 from sftriage.words.news import MOST, MOST_TIMES, WITHIN_S, News, RecentLines, urgency_of
-from sftriage.words.verdicts import verdict_sentence
+from tests.golden.said import STALLS
 
 
 @pytest.fixture
@@ -293,77 +292,9 @@ def test_a_line_begins_where_the_jobs_progress_bar_does_not_end(tmp_path):
     assert (tmp_path / "log").read_text() == "  3%|#\nsftriage: one\nsftriage: two\n"
 
 
-def requested(rank: int, role: str = "suspect", profiler: str = "torch", steps: int = 3) -> CaptureRequest:
-    return CaptureRequest(f"c-{rank}", rank, profiler, steps, 1, 60.0, 2**29, role=role)
-
-
-@pytest.mark.parametrize(
-    ("requests", "line"),
-    [
-        ([requested(2)], "Capturing 3 steps of rank 2 with PyTorch Profiler."),
-        (
-            [requested(2), requested(1, "control")],
-            "Capturing 3 steps of rank 2 with PyTorch Profiler; rank 1 too, to compare with.",
-        ),
-        (
-            [requested(2, steps=1), requested(5, steps=1), requested(1, "control"), requested(3, "control")],
-            "Capturing 1 step of ranks 2 and 5 with PyTorch Profiler; ranks 1 and 3 too, to compare with.",
-        ),
-        ([requested(2, profiler="nsys")], "Capturing 3 steps of rank 2 with Nsight Systems."),
-        ([requested(2, profiler="stacks")], "Capturing the stacks of rank 2."),
-        ([requested(1, "control")], "Capturing 3 steps of rank 1 with PyTorch Profiler."),
-    ],
-)
-def test_who_is_captured_and_who_is_the_control(requests, line):
-    assert capturing_sentence(requests) == line
-
-
-def verdict(*suspects, reasons=("not_arrived",), missing=None, typical_s=0.02):
-    numbers = {
-        "still_s": 61.3,
-        "typical_step_s": typical_s,
-        "missing_ranks": float(sum(len(suspect.ranks) for suspect in suspects) if missing is None else missing),
-    }
-    return Verdict(41, 41, "stalled", reasons, suspects, 62.0, {}, {}, numbers)
-
-
-def rank(number, stage):
-    return Suspect("rank", (number,), stage, 61.3, 0.99, 1.0, rank=number)
-
-
-@pytest.mark.parametrize(
-    ("found", "end"),
-    [
-        (verdict(rank(1, "forward")), "the others wait for ranks that have not arrived: rank 1 in forward."),
-        (
-            verdict(rank(1, "forward"), rank(2, "data"), missing=9),
-            "not arrived: rank 1 in forward, rank 2 in data and 7 more.",
-        ),
-        (
-            verdict(Suspect("host", (4, 5), "data", 61.3, 0.99, 1.0, host="node-2")),
-            "not arrived: host node-2 (ranks 4 and 5) in data.",
-        ),
-        (
-            verdict(Suspect("all", (0, 1), "data", 61.3, 0.99, 1.0), reasons=("no_rank_waits",)),
-            "and these have got least far: every rank in data.",
-        ),
-        (verdict(reasons=("in_sync",)), "every rank is inside the same sync stage, where all of them look alike."),
-    ],
-)
-def test_it_says_for_how_long_where_and_who(found, end):
-    sentence = verdict_sentence(found)
-    assert sentence.startswith("Stalled: no rank has moved for 61 s in step 41 (a step takes 20.0 ms); ")
-    assert sentence.endswith(end)
-
-
-def test_what_is_not_known_is_not_said():
-    sentence = verdict_sentence(verdict(reasons=("outside_steps",), typical_s=0.0))
-    assert sentence == "Stalled: no rank has moved for 61 s between steps; no rank is in a step."
-
-
 def test_a_stall_is_always_said_and_is_no_window(capsys):
     reporter = Reporter(Console(stderr=True, width=200))
-    stall = WindowJudged(verdict(rank(1, "forward")), Decision(1.0, 41, 41, "stalled", "hold", "standstill"))
+    stall = WindowJudged(STALLS[0], Decision(1.0, 41, 41, "stalled", "hold", "standstill"))
     for _ in range(2):
         reporter.take(stall)
     assert capsys.readouterr().err.count("rank 1 in forward") == 2

@@ -101,39 +101,6 @@ def test_captures_on_other_hosts_say_on_which(sftriage, seen, monkeypatch):
     assert "node-1" not in sftriage("traces", "list", "--run", seen.path).out
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--step", "9..3"], "sftriage: --step '9..3': the last step comes before the first"),
-        (["--since", "soon"], "sftriage: --since 'soon': expected how long ago"),
-        (["--reproduced", "perhaps"], "'perhaps' is not one of"),
-        (["--rank", "-1"], "Invalid value for '--rank'"),
-        (["--catalogue", "mysql://host/db"], "sftriage: a catalogue by URL is one of PostgreSQL"),
-        (["--catalogue", "here"], "sftriage: the catalogue is not a URL such as postgresql+psycopg://"),
-        (["--catalogue", "postgresql://me:s3cr3t@host/db"], "a command line can be read by everybody"),
-        (["--store", "file:///nowhere/at/all"], "no such directory"),
-    ],
-)
-def test_a_mistake_is_said_and_nothing_is_listed(sftriage, options, said):
-    err = sftriage("traces", "list", *options).refusal
-    assert " ".join(said.split()) in " ".join(err.replace("│", " ").split())
-    assert "s3cr3t" not in err
-
-
-def test_a_list_without_any_says_how_many_there_are_besides(sftriage, seen):
-    outcome = sftriage("traces", "list", "--run", seen.path, "--rank", 7)
-    assert (outcome.code, outcome.out) == (0, "")
-    assert "No such capture among the 3 in" in outcome.err
-
-
-def test_a_person_is_told_who_was_captured_and_whether_the_fault_was_there(sftriage, seen):
-    assert "rank 2 in data" in sftriage("traces", "show", FIRST, "--run", seen.path).out
-    lines = sftriage("traces", "list", "--run", seen.path).out.splitlines()
-    assert "reproduced" in lines[2]
-    assert [line for line in lines if SECOND in line and "partly" in line]
-    assert "resnet" not in "".join(lines)
-
-
 def test_a_control_is_not_listed_as_a_suspect(sftriage, tmp_path):
     # GIVEN a capture of a suspect, and one of the healthy rank beside it
     directory, trace = run_in(tmp_path / "run"), tmp_path / "trace"
@@ -460,18 +427,6 @@ def test_reindex_forgets_what_is_damaged_and_prune_removes_it_when_it_is_to(sftr
     assert ([row["capture_id"] for row in json.loads(outcome.out)], outcome.err) == ([SECOND], "")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ([], "say what may go: --age, --bytes or --damaged"),
-        (["--age", "soon"], "--age: expected a duration with its unit"),
-        (["--age", "1d", "--bytes", "5"], "--bytes: expected a size with its unit"),
-    ],
-)
-def test_prune_says_what_makes_no_sense(sftriage, seen, options, said):
-    assert said in sftriage("traces", "prune", "--run", seen.path, *options).refusal
-
-
 def test_a_damaged_capture_is_fetched_from_where_its_verified_copy_is(sftriage, run, tmp_path):
     assert sftriage("traces", "upload", "--run", run.path, "--store", tmp_path / "elsewhere").code == 0
     wanted = LocalStore(run.path).manifest(FIRST).artefacts[0]
@@ -536,17 +491,6 @@ def test_why_a_rank_was_slow_is_said_wherever_its_capture_is_told(sftriage, run)
         assert [one for one in told if one["capture_id"] != FIRST and one["cause"] is not None] == []
     assert shown["cause"] == {**cause.model_dump(mode="json"), "code": "sleep"}
     assert sftriage("traces", "show", THIRD, "--run", run.path, "--json").json["cause"] is None
-
-
-@pytest.mark.parametrize(
-    "odd", ["log (train.py:100: x[i])", "a :warning: [bold]b[/bold]", "[/] :x: [link=y]z", "\\[red]"]
-)
-def test_what_source_code_says_is_neither_markup_nor_emoji(sftriage, run, odd):
-    # GIVEN a cause that quotes a line of source code
-    cause = CauseInfo(code="sleep", sure=True, sentence=odd, next_step=odd)
-    LocalStore(run.path).note(FIRST, findings().model_copy(update={"cause": cause}))
-    # THEN it is shown as it is
-    assert odd in sftriage("traces", "show", FIRST, "--run", run.path).out
 
 
 def test_collapsed_stacks_are_made_of_those_that_were_sampled(sftriage, run, tmp_path):

@@ -335,12 +335,6 @@ def test_more_than_fits_in_memory_is_refused_with_its_size_and_the_bound(sftriag
     assert re.fullmatch(rf"sftriage: {path}: [0-9,]+ operations, [0-9,]+ bytes unpacked; at most .*7.* are read\n", err)
 
 
-def test_what_is_not_there_is_said(sftriage, tmp_path):
-    for name in ("none.parquet", "none.npz", "none"):
-        outcome = sftriage("whatif", tmp_path / name)
-        assert (outcome.code, outcome.err.splitlines()[0].lower().split(": ")[-1]) == (2, "no such file or directory")
-
-
 def test_without_a_reader_of_parquet_it_says_how_to_get_one(sftriage, traced, tmp_path, monkeypatch):
     # GIVEN an installation without the extra
     path = traced(Job(stages=2, dps=2, steps=1))

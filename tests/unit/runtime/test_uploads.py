@@ -15,13 +15,13 @@ from sftriage.model.events import CaptureChanged
 from sftriage.runs.captures import upload_words
 from sftriage.runs.directory import RunDirectory, read_info, write_info
 from sftriage.runtime import copies
-from sftriage.runtime.copies import RunUploads, follow, what_is_left
+from sftriage.runtime.copies import RunUploads, follow
 from sftriage.sinks.stream import Stream
 from sftriage.traces import uploading
 from sftriage.traces.manifest import CauseInfo, PlaceInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore, Upload
-from sftriage.traces.uploading import Uploader, UploadProgress
+from sftriage.traces.uploading import Uploader
 from tests.integration.processes import wait_until
 from tests.unit.conftest import run_in
 from tests.unit.traces.faulty import CONTENT, FaultyObjects, captured, run_of
@@ -130,23 +130,6 @@ def test_while_another_process_uploads_it_is_left_to_it(sftriage, run, elsewhere
     assert (refused.code, "another process uploads" in refused.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--drop-local"], "needs a --store"),
-        (["--store", "ftp://host/x"], "not a store"),
-        (["--store", "s3://key:SECRET@bucket"], "come from the environment"),
-        (["--store", "/dev/null/x"], "cannot be opened"),
-        (["--store", "s3://bucket", "--job", "x" * 300], "too long for a key"),
-    ],
-)
-def test_a_run_does_not_start_with_a_store_that_cannot_be(sftriage, tmp_path, options, said):
-    refused = sftriage("run", "--out", tmp_path / "run", *options, "--", "true")
-    assert (refused.code, said in refused.err) == (2, True), refused.err
-    assert "SECRET" not in refused.err
-    assert not (tmp_path / "run").exists()
-
-
 def test_without_what_talks_to_a_store_only_that_is_refused(sftriage, run, monkeypatch):
     for name in ("obstore", "obstore.store", "obstore.exceptions"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -187,27 +170,6 @@ def test_the_record_of_an_older_run_is_still_read(run):
     assert (values.pop("store"), values.pop("drop_local")) == (None, False)
     run.info_file.write_text(json.dumps(values))
     assert (read_info(run).store, read_info(run).run_id) == (None, "run-1")
-
-
-@pytest.mark.parametrize(
-    ("standing", "said"),
-    [
-        (UploadProgress(), "the captures are not all in the store yet"),
-        (UploadProgress(taken=True), "another process uploads this run's captures"),
-        (UploadProgress(looked=True, left={"a": ""}), "1 capture is not in the store yet"),
-        (UploadProgress(looked=True, left={"a": "full", "b": "full"}), "2 captures are not in the store yet (full)"),
-        (
-            UploadProgress(looked=True, left={"a": "full", "b": "away"}),
-            "2 captures are not in the store yet (full, ...)",
-        ),
-        (
-            UploadProgress(looked=True, left={"a": ""}, removals={"b": "away"}),
-            "1 capture is not in the store yet and 1 capture is still to be removed there (away)",
-        ),
-    ],
-)
-def test_what_is_left_in_words(standing, said):
-    assert what_is_left(standing) == said
 
 
 @pytest.mark.parametrize(
