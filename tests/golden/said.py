@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import io
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
-from sftriage.model.captures import CaptureRequest
-from sftriage.model.verdicts import Suspect, Verdict
+from rich.console import Console
+
+from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
+from sftriage.model.events import CaptureChanged, Event, WindowJudged
+from sftriage.model.verdicts import Pattern, Suspect, Verdict
 from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.recorder import RingInfo
+from sftriage.runs.captures import upload_words
 from sftriage.runs.decisions import why_undecided
 from sftriage.runtime.copies import what_is_left
 from sftriage.runtime.doctor import JobFound, Ranks, found_of
 from sftriage.runtime.first_step import ROOM_BYTES, Facts, begun_sentence, why_nothing
 from sftriage.seams.patches import NAMES
+from sftriage.sinks.terminal import Reporter
+from sftriage.traces.store import Upload
 from sftriage.traces.uploading import UploadProgress
 from sftriage.words.decisions import capturing_sentence
 from sftriage.words.verdicts import verdict_sentence
@@ -138,7 +146,10 @@ def sentences() -> Iterator[str]:
     yield from ("", "Stalls", *(f"  {verdict_sentence(one)}" for one in STALLS))
     yield from ("", "Captures that begin", *(f"  {capturing_sentence(requests)}" for requests in CAPTURED))
     yield from ("", "Steps that no window holds", *(f"  {why_undecided(*one, ended=over)}" for *one, over in UNDECIDED))
-    yield from ("", "What is not in the store", *(f"  {what_is_left(one)}" for one in UPLOADS), "")
+    yield from ("", "What is not in the store", *(f"  {what_is_left(one)}" for one in UPLOADS))
+    yield from ("", "Uploads", *(f"  {upload_words(one)}" for one in UPLOADED), "")
+    for what, happens in HAPPENING.items():
+        yield from (f"On stderr: {what}", *(f"  {line}" for line in _on_stderr(happens)), "")
 
 
 AUTO, BY_HAND = Facts(auto=True, torch=2), Facts(auto=False, torch=2)
@@ -251,6 +262,37 @@ def stall(*suspects: Suspect, reasons: tuple[str, ...] = ("not_arrived",), missi
     return Verdict(41, 41, "stalled", reasons, suspects, 62.0, {}, {}, numbers)
 
 
+def judged(first: int, pattern: Pattern, *requests: CaptureRequest, reason: str = "", gain_s: float = 0.02) -> Event:
+    """A window that names rank 1 in data, and what follows from it."""
+    suspect = Suspect("rank", (1,), "data", gain_s, 0.2, 0.9, rank=1, pattern=pattern, onset_step=57)
+    verdict = Verdict(first, first + 39, "suspect", (), (suspect,), 0.1, {"data": 0.1}, {"data": 1}, {})
+    outcome = ("capture", "rule_matched") if requests else ("throttle", reason) if reason else ("hold", "one_off")
+    return WindowJudged(verdict, Decision(float(first), first, first + 39, "suspect", *outcome, requests=requests))
+
+
+def held(first: int, reason: str = "", label: str = "needs_evidence") -> Event:
+    """A window that names no rank."""
+    reasons = (reason,) if reason else ()
+    verdict = Verdict(first, first + 39, label, reasons, (), 0.1, {"data": 0.1}, {"data": 1}, {})
+    return WindowJudged(verdict, Decision(float(first), first, first + 39, label, "hold", "undecided"))
+
+
+def ended(capture_id: str, state: str, **also: object) -> Event:
+    """A capture of rank 1 in another state."""
+    return CaptureChanged(1.0, CaptureResult(capture_id, 1, state, **also), stored_bytes=2048)
+
+
+def _on_stderr(happens: Sequence[Event]) -> Iterator[str]:
+    printed = io.StringIO()
+    reporter = Reporter(Console(file=printed, width=400, highlight=False))
+    for event in happens:
+        reporter.take(event)
+    printed.write("(the end)\n")
+    reporter.finish()
+    yield from printed.getvalue().splitlines()
+    yield f"{reporter.windows} windows, {reporter.captures} captures"
+
+
 def _rank(number: int, stage: str) -> Suspect:
     return Suspect("rank", (number,), stage, 61.3, 0.99, 1.0, rank=number)
 
@@ -276,6 +318,31 @@ CAPTURED = (
     *([_request(2, profiler=profiler)] for profiler in ("nsys", "stacks")),
     [_request(1, "control")],
 )
+STALL = WindowJudged(STALLS[0], Decision(1.0, 41, 41, "stalled", "hold", "standstill"))
+HAPPENING: dict[str, Sequence[Event]] = {
+    "a fault that seemed to pass is chronic after all": (
+        *(judged(first, "one-off", gain_s=2.0) for first in (40, 50)),
+        judged(60, "chronic", _request(1, steps=4)),
+    ),
+    "captures end": (
+        *(ended("c-1", state) for state in ("accepted", "armed", "running")),
+        ended("c-1", "stored", first_step=60, last_step=63),
+        ended("c-2", "refused", detail="torch is not imported"),
+    ),
+    "a delay without a culprit, for one reason or another, and then health": (
+        *(held(first, ("roaming", "co_critical", "self_inflicted")[first // 10 % 3]) for first in range(0, 100, 10)),
+        held(100, label="healthy"),
+    ),
+    "a delay to the end of a short job": tuple(held(first, "co_critical") for first in range(0, 60, 10)),
+    "a suspect is not captured, for one reason or another": tuple(
+        judged(40 + 10 * n, "chronic", reason=reason)
+        for n, reason in enumerate(("already_captured", "cooldown", "overhead_budget") * 3)
+    ),
+    "a stall between healthy windows": (
+        *(held(0, label="healthy"), held(10, "in_sync", label="stalled"), held(20, label="healthy")),
+    ),
+    "the same stall twice": (STALL, STALL),
+}
 UNDECIDED = (
     *(([], 5, over) for over in (False, True)),
     ([(20, 69), (30, 79)], 5, True),
@@ -289,4 +356,9 @@ UPLOADS = (
         for left in ({"a": ""}, {"a": "full", "b": "full"}, {"a": "full", "b": "away"})
     ),
     UploadProgress(looked=True, left={"a": ""}, removals={"b": "away"}),
+)
+UPLOADED = (
+    *(Upload(url="s3://b", state=state) for state in ("waiting", "uploading")),
+    Upload(url="s3://b", state="waiting").failed("no\nanswer"),
+    Upload(url="s3://b", state="stored", verified_at=datetime(2027, 1, 15, 8, tzinfo=timezone.utc)),
 )

@@ -1,11 +1,23 @@
-"""The command line as a whole: what each command says of itself, and that what it names is there."""
+"""The command line as a whole: what each command says of itself, which run is meant, output, progress and metrics."""
 
+import io
+import json
 import re
 import shlex
+import sys
 
 import pytest
+from rich.console import Console
 
+from sftriage.commands import output
 from sftriage.commands.cli import CONTENTS, Command, Entry, Section, command_line
+from sftriage.commands.options import MetricsOptions
+from sftriage.errors import UsageError
+from sftriage.reports.tables import titled
+from sftriage.runtime.local import job_name
+from sftriage.sinks.metering import Metering
+from sftriage.traces.store import LocalStore
+from tests.unit.conftest import run_in
 
 ENTRIES = [
     (f"{one.name} {entry.name}" if isinstance(one, Section) else entry.name, entry)
@@ -57,3 +69,148 @@ def test_every_command_is_in_the_list(sftriage):
     root = command_line()
     assert list(root.commands) == [one.name for one in CONTENTS]
     assert sftriage("--version").out.startswith("sftriage ")
+
+
+@pytest.fixture
+def run(tmp_path):
+    return run_in(tmp_path / "run")
+
+
+@pytest.mark.parametrize("command", [["decisions"], ["traces", "list"], ["traces", "show", "w0-9-r0-x-1"]])
+def test_without_any_run_it_is_said_how_to_start_one(sftriage, command):
+    outcome = sftriage(*command)
+    assert outcome.code == 2
+    assert "start one with `sftriage demo` or `sftriage run`" in outcome.err
+
+
+@pytest.mark.parametrize("command", [["decisions"], ["traces", "list"]])
+def test_a_directory_that_is_no_run_is_named(sftriage, tmp_path, command):
+    assert f"{tmp_path} is not a run directory" in sftriage(*command, "--run", tmp_path).refusal
+
+
+def test_an_empty_run_lists_nothing(sftriage, run):
+    assert sftriage("decisions", "--run", run.path, "--json").json == []
+    assert sftriage("traces", "list", "--run", run.path, "--json").json == []
+
+
+@pytest.mark.parametrize("capture_id", ["../../etc/passwd", "w0-9-r0-x-1", "", ".hidden", "a/b"])
+def test_a_capture_that_is_not_there_or_leads_elsewhere_is_refused(sftriage, run, tmp_path, capture_id):
+    for command in ("show", "get"):
+        assert sftriage("traces", command, capture_id, "--run", run.path).refusal.startswith("sftriage: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "job"),
+    [
+        (["torchrun", "--nproc-per-node", "8", "jobs/train.py", "--lr", "1"], "train"),
+        (["python", "-m", "my.package.train", "--steps", "3"], "train"),
+        (["python", "-m", "torch.distributed.run", "--standalone", "jobs/train.py"], "train"),
+        (["/usr/bin/launch", "--all"], "launch"),
+    ],
+)
+def test_a_job_is_called_after_its_script(command, job):
+    assert job_name(None, command) == job
+
+
+def test_damaged_captures_are_reported_and_the_others_listed(sftriage, run, trace, make_manifest):
+    # GIVEN a run without any capture THEN its decisions say why, and the command for that is said
+    assert f"`sftriage decisions --run {run.path}` says why" in sftriage("traces", "list", "--run", run.path).err
+    # WHEN there is one, and it is damaged THEN that is why, and is said
+    bad, other = "w0-9-r1-x-1", "w0-9-r2-x-2"
+    store = LocalStore(run.path)
+    store.put(bad, trace, lambda artefact: make_manifest(bad, artefact))
+    (run.path / "captures" / bad / "manifest.json").write_text("{}", encoding="utf-8")
+    listed = sftriage("traces", "list", "--run", run.path)
+    assert listed.out == ""
+    assert f"No capture in {run.path / 'captures'} can be used." in listed.err
+    assert "decisions" not in listed.err
+    # AND another one is listed beside it, though no catalogue knew of it
+    store.put(other, trace, lambda artefact: make_manifest(other, artefact))
+    listed = sftriage("traces", "list", "--run", run.path, "--json")
+    assert [(row["capture_id"], row["rank"], row["stage"]) for row in json.loads(listed.out)] == [(other, 2, "data")]
+    assert f"capture {bad} is damaged" in listed.err
+
+
+def test_without_the_sdk_it_is_said_what_to_install(sftriage, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "sftriage.assistants.answers", raising=False)
+    # (what another test has imported of it is there under its own name)
+    for name in ("mcp", *(name for name in sys.modules if name.startswith("mcp."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert "install sftriage[mcp]" in sftriage("mcp", "--runs", tmp_path).refusal
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What is shown on a terminal."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100)
+    monkeypatch.setattr(output, "notices", lambda: console)
+    return file
+
+
+def test_a_copy_shows_how_far_it_is(shown):
+    with output.copying("trace.json.gz", 4096) as progress:
+        progress(1024)
+        progress(4096)
+    assert "trace.json.gz" in shown.getvalue()
+    assert "4.0/4.0 KiB" in shown.getvalue()
+
+
+def test_manifests_are_counted(shown):
+    with output.counting("Reading manifests") as progress:
+        progress(1, 3)
+        progress(3, 3)
+    assert "Reading manifests" in shown.getvalue()
+    assert "3/3" in shown.getvalue()
+
+
+def test_where_nobody_looks_on_nothing_is_shown(capsys):
+    with output.copying("trace.json.gz", 4096) as copied, output.counting("Reading manifests") as counted:
+        copied(4096)
+        counted(1, 1)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "odd", ["log (train.py:100: x[i])", "a :warning: [bold]b[/bold]", "[/] :x: [link=y]z", "\\[red]"]
+)
+def test_text_from_outside_is_neither_markup_nor_emoji_in_lines_and_tables(capsys, monkeypatch, odd):
+    monkeypatch.setenv("COLUMNS", "200")
+    output.write(odd)
+    output.tell(odd)
+    output.lists().print(titled(odd, [odd]), odd)
+    table = titled("cells", ["name"])
+    table.add_row(odd)
+    output.lists().print(table)
+    written = capsys.readouterr()
+    assert (written.out.count(odd), written.err.count(odd)) == (5, 1)
+
+
+def metering_of(**wanted: object) -> Metering:
+    return MetricsOptions(**wanted).metering()
+
+
+@pytest.mark.parametrize("missing", ["prometheus_client", "opentelemetry.exporter.otlp.proto.http"])
+def test_a_library_that_is_missing_is_named_with_its_extra(missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    wanted, extra = ({"metrics_port": 0}, "metrics") if missing == "prometheus_client" else ({"otel": True}, "otel")
+    with pytest.raises(UsageError, match=rf"install sftriage\[{extra}\]"):
+        metering_of(**wanted)
+
+
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
+def test_a_protocol_that_is_not_spoken_is_said(variable, monkeypatch):
+    monkeypatch.setenv(variable, "grpc")
+    with pytest.raises(UsageError, match=r"http/protobuf, and .* asks for grpc"):
+        metering_of(otel=True)
+
+
+def test_a_variable_that_is_none_is_said(monkeypatch):
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
+    with pytest.raises(UsageError, match="OpenTelemetry cannot be set up"):
+        metering_of(otel=True)
+
+
+def test_nothing_is_made_where_nothing_was_asked_for():
+    meter = metering_of()
+    assert (type(meter), meter.url) == (Metering, None)

@@ -9,62 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
-from sftriage.model.events import CaptureChanged, WindowJudged
-from sftriage.model.verdicts import Pattern, Regression, Suspect, Verdict
+from sftriage.model.captures import CaptureRequest, Decision
+from sftriage.model.verdicts import Regression, Suspect, Verdict
 from sftriage.sinks.terminal import Progress, Reporter
 from sftriage.words.news import MOST, MOST_TIMES, WITHIN_S, News, RecentLines, urgency_of
-from tests.golden.said import STALLS
+from tests.golden.said import ended, judged
 
 
-@pytest.fixture
-def console():
-    return Console(stderr=True, highlight=False)
-
-
-def judged(first: int, pattern: Pattern, *requests: CaptureRequest, gain_s: float = 0.02) -> WindowJudged:
-    suspect = Suspect("rank", (1,), "data", gain_s, 0.2, 0.9, rank=1, pattern=pattern, onset_step=57)
-    verdict = Verdict(first, first + 39, "suspect", (), (suspect,), 0.1, {"data": 0.1}, {"data": 1}, {})
-    outcome, reason = ("capture", "rule_matched") if requests else ("hold", "one_off")
-    return WindowJudged(
-        verdict, Decision(float(first), first, first + 39, "suspect", outcome, reason, requests=requests)
-    )
-
-
-def test_a_fault_that_is_there_to_stay_after_all_is_said_before_it_is_captured(console, capsys):
-    # GIVEN a suspect that seems to have passed, in two windows
-    reporter = Reporter(console)
-    reporter.take(judged(40, "one-off", gain_s=2.0))
-    reporter.take(judged(50, "one-off", gain_s=2.0))
-    # WHEN it is chronic in the next one, which leads to a capture
-    reporter.take(judged(60, "chronic", CaptureRequest("c-1", 1, "torch", 4, 1, 60.0, 2**29)))
-    # THEN that window is said too, and the one like the one before it is not
-    first, why_not, second, third = capsys.readouterr().err.splitlines()
-    assert "steps 40 to 79; one-off from step 57, and has passed." in first
-    assert "steps 60 to 99; chronic since step 57." in second
-    assert why_not == "sftriage: No capture now: one-off, and has passed."
-    assert third.endswith("Capturing 4 steps of rank 1 with PyTorch Profiler.")
-
-
-def ended(capture_id: str, state: str, **also) -> CaptureChanged:
-    return CaptureChanged(1.0, CaptureResult(capture_id, 1, state, **also), stored_bytes=2048)
-
-
-def test_how_a_capture_has_ended_is_said_once(console, capsys):
-    reporter = Reporter(console)
-    for state in ("accepted", "armed", "running"):
-        reporter.take(ended("c-1", state))
-    reporter.take(ended("c-1", "stored", first_step=60, last_step=63))
-    reporter.take(ended("c-2", "refused", detail="torch is not imported"))
-    assert capsys.readouterr().err.splitlines() == [
-        "sftriage: Captured steps 60 to 63 of rank 1 (2.0 KiB): sftriage traces show c-1",
-        "sftriage: No trace of rank 1: the capture was refused: torch is not imported.",
-    ]
-    assert reporter.captures == 1
-
-
-def test_a_demo_says_what_changes_and_keeps_how_captures_ended(console, capsys):
-    progress = Progress(console, 300)
+def test_a_demo_says_what_changes_and_keeps_how_captures_ended(capsys):
+    progress = Progress(Console(stderr=True, highlight=False), 300)
     with progress.live("starting the job"):
         for first in (40, 50):
             progress.take(judged(first, "chronic"))
@@ -228,54 +181,6 @@ def test_when_a_window_is_printed(label, about, decided, when):
     assert urgency_of(verdict, Decision(1.0, 40, 79, label, *decided)) == when
 
 
-def held(first: int, *reasons: str, label: str = "needs_evidence", time_s: float | None = None) -> WindowJudged:
-    verdict = Verdict(first, first + 39, label, reasons, (), 0.1, {"data": 0.1}, {"data": 1}, {})
-    time_s = float(first) if time_s is None else time_s
-    return WindowJudged(verdict, Decision(time_s, first, first + 39, label, "hold", "undecided"))
-
-
-def test_a_delay_without_a_culprit_is_one_line_once_it_has_lasted(console, capsys):
-    # GIVEN a job that is held for one reason, then for another, is captured meanwhile, and is healthy in the end
-    reporter = Reporter(console)
-    for first in range(0, 100, 10):
-        reporter.take(held(first, ("roaming", "co_critical", "self_inflicted")[first // 10 % 3]))
-    reporter.take(held(100, label="healthy"))
-    # THEN it is one line, and that it is healthy again waits for a quiet minute
-    begin = [line.split(" in steps")[0] for line in capsys.readouterr().err.splitlines()]
-    assert begin == ["sftriage: Held: roaming"]
-    # AND is printed in the end all the same
-    reporter.finish()
-    assert capsys.readouterr().err.startswith("sftriage: Healthy: nothing stands out in steps 100 to 139")
-
-
-def test_a_delay_that_was_there_to_the_end_of_a_short_job_is_printed(console, capsys):
-    reporter = Reporter(console)
-    for first in (0, 10, 20, 30, 40, 50):
-        reporter.take(held(first, "co_critical"))
-    assert capsys.readouterr().err == ""
-    reporter.finish()
-    assert capsys.readouterr().err.startswith("sftriage: Held: co_critical in steps 50 to 89")
-
-
-def test_why_a_suspect_is_not_captured_is_printed_once(console, capsys):
-    # GIVEN a suspect that is named again and again, and not captured for one reason or another
-    reporter = Reporter(console)
-    for n, reason in enumerate(("already_captured", "cooldown", "overhead_budget") * 3):
-        seen = judged(40 + 10 * n, "chronic")
-        throttled = replace(seen.decision, outcome="throttle", reason=reason)
-        reporter.take(WindowJudged(seen.verdict, throttled))
-    slow, why_not = capsys.readouterr().err.splitlines()
-    assert slow.startswith("sftriage: Rank 1 is slow in data")
-    assert why_not.startswith("sftriage: No further capture now: already captured")
-
-
-def test_what_comes_after_a_stall_is_said_though_it_was_just_before(console, capsys):
-    reporter = Reporter(console)
-    for event in (held(0, label="healthy"), held(10, "in_sync", label="stalled"), held(20, label="healthy")):
-        reporter.take(event)
-    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["Healthy:", "Stalled:", "Healthy:"]
-
-
 def test_a_line_begins_where_the_jobs_progress_bar_does_not_end(tmp_path):
     # GIVEN a progress bar that stops within its line, on a terminal and in a file
     terminal = io.StringIO()
@@ -290,12 +195,3 @@ def test_a_line_begins_where_the_jobs_progress_bar_does_not_end(tmp_path):
     # THEN our line clears it there, and follows it here
     assert terminal.getvalue() == "  3%|#\r\x1b[Ksftriage: one\n"
     assert (tmp_path / "log").read_text() == "  3%|#\nsftriage: one\nsftriage: two\n"
-
-
-def test_a_stall_is_always_said_and_is_no_window(capsys):
-    reporter = Reporter(Console(stderr=True, width=200))
-    stall = WindowJudged(STALLS[0], Decision(1.0, 41, 41, "stalled", "hold", "standstill"))
-    for _ in range(2):
-        reporter.take(stall)
-    assert capsys.readouterr().err.count("rank 1 in forward") == 2
-    assert reporter.windows == 0

@@ -16,12 +16,11 @@ import pytest
 from sftriage.errors import StoreError
 from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
 from sftriage.sampling.sampler import NAME as STACKS_NAME
-from sftriage.traces.manifest import CauseInfo, Manifest, ReproducedInfo, manifest_schema
+from sftriage.traces.manifest import Manifest, ReproducedInfo, manifest_schema
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
 from tests.unit.conftest import manifest_of, run_in
 from tests.unit.reduce.test_samples import document
-from tests.unit.web.test_charts import findings
 
 FIRST, SECOND, THIRD = "w100-149-r2-x-1", "w900-949-r2-x-2", "w100-149-r3-x-3"
 FOUND = ReproducedInfo(answer="partly", steps=5, steps_with=2, over_s=0.01, expected_s=0.02)
@@ -475,22 +474,6 @@ def test_numbers_beyond_all_bounds_are_nowhere(sftriage, seen):
 
 
 # Why
-
-
-def test_why_a_rank_was_slow_is_said_wherever_its_capture_is_told(sftriage, run):
-    # GIVEN captures of which one shows why its rank was slow
-    cause = CauseInfo(code="sleep", sure=True, sentence="It sleeps.", next_step="Wake it.")
-    LocalStore(run.path).note(FIRST, findings().model_copy(update={"cause": cause}))
-    # WHEN captures are listed, found by a step, and shown, for programs
-    listed = sftriage("traces", "list", "--run", run.path, "--json").json
-    held = sftriage("traces", "for-step", 120, "--run", run.path, "--json").json["captures"]
-    shown = sftriage("traces", "show", FIRST, "--run", run.path, "--json").json
-    # THEN each says it, and of those that have not been looked into nothing
-    for told in (listed, held):
-        assert {one["capture_id"]: one["cause"] and one["cause"]["code"] for one in told}[FIRST] == "sleep"
-        assert [one for one in told if one["capture_id"] != FIRST and one["cause"] is not None] == []
-    assert shown["cause"] == {**cause.model_dump(mode="json"), "code": "sleep"}
-    assert sftriage("traces", "show", THIRD, "--run", run.path, "--json").json["cause"] is None
 
 
 def test_collapsed_stacks_are_made_of_those_that_were_sampled(sftriage, run, tmp_path):

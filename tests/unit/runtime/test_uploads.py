@@ -12,7 +12,6 @@ import pytest
 
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CaptureChanged
-from sftriage.runs.captures import upload_words
 from sftriage.runs.directory import RunDirectory, read_info, write_info
 from sftriage.runtime import copies
 from sftriage.runtime.copies import RunUploads, follow
@@ -20,7 +19,7 @@ from sftriage.sinks.stream import Stream
 from sftriage.traces import uploading
 from sftriage.traces.manifest import CauseInfo, PlaceInfo
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore, Upload
+from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import Uploader
 from tests.integration.processes import wait_until
 from tests.unit.conftest import run_in
@@ -170,22 +169,6 @@ def test_the_record_of_an_older_run_is_still_read(run):
     assert (values.pop("store"), values.pop("drop_local")) == (None, False)
     run.info_file.write_text(json.dumps(values))
     assert (read_info(run).store, read_info(run).run_id) == (None, "run-1")
-
-
-@pytest.mark.parametrize(
-    ("upload", "said"),
-    [
-        (Upload(url="s3://b", state="waiting"), "waiting: to s3://b"),
-        (Upload(url="s3://b", state="uploading"), "uploading: to s3://b"),
-        (Upload(url="s3://b", state="waiting").failed("no\nanswer"), "failed: no answer"),
-        (
-            Upload(url="s3://b", state="stored", verified_at=datetime(2027, 1, 15, 8, tzinfo=timezone.utc)),
-            "stored in s3://b, verified 2027-01-15 08:00:00 UTC",
-        ),
-    ],
-)
-def test_an_upload_in_words(upload, said):
-    assert upload_words(upload) == said
 
 
 def test_the_end_of_a_run_waits_only_as_long_as_something_moves(run):
