@@ -65,11 +65,9 @@ class Command(TyperCommand):
         with _uncollected():
             home = import_module(f"sftriage.commands.{module}")
         alone = typer.Typer(add_completion=False, rich_markup_mode=_MARKUP)
-        alone.command(
-            entry.name,
-            epilog="\b\n" + "\n".join(("For example:", *(f"  {example}" for example in entry.examples))),
-            context_settings={"allow_interspersed_args": entry.home != "run:run"},
-        )(flattened(getattr(home, function)))
+        examples = "\b\n" + "\n".join(("For example:", *(f"  {example}" for example in entry.examples)))
+        settings = {"allow_interspersed_args": entry.home != "run:run"}
+        alone.command(entry.name, epilog=examples, context_settings=settings)(flattened(getattr(home, function)))
         command: Any = typer.main.get_command(alone)
         for argument in command.params:
             if argument.param_type_name == "argument":
@@ -130,19 +128,14 @@ def _options(
 def command_line() -> Any:
     """The command line, of which nothing is imported that is not asked for. A process puts it together once."""
     root: Any = typer.main.get_command(app)
-    for entry in CONTENTS:
-        root.add_command(_group(entry) if isinstance(entry, Section) else Command(entry))
+    shown: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": _MARKUP}
+    for one in CONTENTS:
+        if isinstance(one, Section):
+            commands: dict[str, Any] = {entry.name: Command(entry) for entry in one.entries}
+            root.add_command(TyperGroup(name=one.name, help=one.summary, commands=commands, **shown))
+        else:
+            root.add_command(Command(one))
     return root
-
-
-def _group(section: Section) -> TyperGroup:
-    return TyperGroup(
-        name=section.name,
-        help=section.summary,
-        commands={entry.name: Command(entry) for entry in section.entries},
-        no_args_is_help=True,
-        rich_markup_mode=_MARKUP,
-    )
 
 
 def main() -> None:
@@ -150,7 +143,9 @@ def main() -> None:
 
     Exit codes: 2 for what the person can mend (usage, input), 1 for what failed, 141 where nobody reads on.
     """
-    _open_what_is_closed()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us, which is no reason to fail
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # for as long as we run
     _print_in_any_encoding()
     # (a job's progress bar may be on the terminal's line)
     fresh = "\r\x1b[K" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
@@ -192,13 +187,6 @@ def _end(said: str, code: int) -> None:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
-
-
-def _open_what_is_closed() -> None:
-    """Whoever was started without an output has nobody who reads it, which is no reason to fail."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # for as long as we run
 
 
 _PLAINER = {"\N{MIDDLE DOT}": "-", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MULTIPLICATION SIGN}": "x"}
@@ -280,7 +268,7 @@ whatif     analyze:whatif           Say what a job would run at without straggle
 advise     analyze:advise           Say what would help against a straggler that stays.
     sftriage advise
     sftriage advise sftriage-runs/RUN --gradients 500Mi --bandwidth 12.5 --json
-reduce     reduce:reduce            Reduce heavy traces to stages, and say what they show.
+reduce     analyze:reduce           Reduce heavy traces to stages, and say what they show.
     sftriage reduce rank*.json.gz
     sftriage reduce trace.json.gz --against sftriage-runs/RUN
 decisions  decisions:decisions      List what was decided about each window, and why.

@@ -133,7 +133,6 @@ def _watch(
             again = shlex.join(["--run", place(watched.directory.path), *options.arguments()])
             output.say(f"let go of the job, which goes on; take it over again by: sftriage controller {again}")
             raise typer.Exit(128 + signal.SIGINT)
-    output.say_summary(watched)
     output.finish(watched)
 
 
@@ -168,7 +167,6 @@ def of_cluster(
     from sftriage.kube.jobs import JobRef
     from sftriage.kube.mirror import Mirror
     from sftriage.runtime.controlling import JobController
-    from sftriage.runtime.hub_server import HubServer
     from sftriage.runtime.launcher import Notes
 
     try:
@@ -180,7 +178,6 @@ def of_cluster(
     keeping = keep.of(name)
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     mirror = Mirror(ClusterObjects.connect(), job)
-    run.mkdir(mode=0o700, parents=True, exist_ok=True)
     # (a signal to this pod ends no job)
     notes = Notes()
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
@@ -188,18 +185,16 @@ def of_cluster(
     # (each run of the job has metrics of its own)
     metrics = MetricsOptions(metrics_port=shown, metrics_host=LOOPBACK if shown is None else everywhere)
     with contextlib.ExitStack() as held:
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
         if nats is None:
-            server = HubServer((everywhere, port), (run / "hub").absolute(), creds, tls)
-            held.callback(server.close)
-            server.keep()
-        url = nats or f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
-        address = HubAddress(url, creds, None if tls is None else tls / CA_FILE)
+            held.callback(_hub_in_pod((everywhere, port), run, creds, tls).close)
+            nats = f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
+        address = HubAddress(nats, creds, None if tls is None else tls / CA_FILE)
         mirror.begin()
         while notes.told is None:
             output = JobOutput(metrics.metering(), mirror)
             directory, resumes = _directory(run)
-            begin = None if resumes else name
-            about = directory, job_id, address, output.sinks, begin
+            about = directory, job_id, address, output.sinks, None if resumes else name
             watched = JobController(*about, policies=[policies], keeping=keeping)
             mirror.follow(watched.directory)
             names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
@@ -207,9 +202,16 @@ def of_cluster(
             with contextlib.closing(watched):
                 if not watched.watch(output.say, lambda: notes.told):
                     break
-            output.say_summary(watched)
             output.finish(watched)
         mirror.finish(SHOWN_S)
+
+
+def _hub_in_pod(address: tuple[str, int], run: Path, creds: Path, tls: Path | None) -> HubServer:
+    from sftriage.runtime.hub_server import HubServer
+
+    server = HubServer(address, (run / "hub").absolute(), creds, tls)
+    server.keep()
+    return server
 
 
 def _directory(root: Path) -> tuple[Path, bool]:

@@ -61,7 +61,6 @@ def demo(
 
     The job knows the fault; sftriage sees only the stage durations that each rank records.
     """
-    from sftriage.commands.demo import print_outcome
     from sftriage.demo.outcome import DemoOutcome
     from sftriage.policy.loading import find
     from sftriage.runtime.local import LocalRun
@@ -76,8 +75,7 @@ def demo(
         raise UsageError("the demo trains with PyTorch, which is not installed here; install sftriage[demo], or torch")
     fault_step = int(steps * FAULT_AFTER_FRACTION)
     progress = Progress(notices(), steps)
-    command = _command(ranks, steps, faults, fault_step)
-    local = LocalRun(command, "demo", [find(policy)], lambda _: [progress], out=out)
+    local = LocalRun(_command(ranks, steps, faults, fault_step), "demo", [find(policy)], lambda _: [progress], out=out)
     trainer_log = local.directory.path / "trainer.log"
     progress.say(f"A job of {ranks} ranks trains {steps} steps; run directory {place(local.directory.path)}")
     with trainer_log.open("wb") as log_file, progress.live("starting the job"):
@@ -89,8 +87,8 @@ def demo(
         notices().print(f"The job failed with exit status {status}:\n{tail}")
         raise typer.Exit(status)
     progress.finish()
-    detection = local.files.current.detection
-    outcome = DemoOutcome(local.directory, detection, steps, faults, fault_step, progress.ended)
+    about = local.directory, local.files.current.detection, steps, faults, fault_step
+    outcome = DemoOutcome(*about, progress.ended)
     if as_json:
         print_json(outcome.values())
     else:

@@ -192,8 +192,12 @@ class JobOutput:
         why = f"sftriage decisions --run {place(watched.directory.path)}"
         self.say(f"{windows} judged, {captures} stored; why: {why}")
 
-    def finish(self, watched: WatchedRun, left_s: Callable[[], float] = lambda: float("inf")) -> None:
-        """Wait for uploads and the catalogue, for at most ``left_s`` from now on, and say what is left."""
+    def finish(
+        self, watched: WatchedRun, left_s: Callable[[], float] = lambda: float("inf"), *, summary: bool = True
+    ) -> None:
+        """Say what came of it, wait for uploads and the catalogue for at most ``left_s``, and say what is left."""
+        if summary:
+            self.say_summary(watched)
         if watched.uploads is not None:
             with uploading() as show:
                 watched.uploads.finish(self.say, show, left_s)

@@ -149,9 +149,7 @@ def _on_this_host(
 
     def watch(launcher: Launcher) -> None:
         triaged.watch(launcher)
-        if local.steps_seen:
-            output.say_summary(local)
-        output.finish(local, lambda: launcher.left_s(END_S - 1.0))
+        output.finish(local, lambda: launcher.left_s(END_S - 1.0), summary=local.steps_seen > 0)
 
     return replace(triaged, watch=watch)
 
@@ -213,7 +211,6 @@ def attach(
         if not taken.watch(lambda: notes.told is not None):
             output.say("let go of the job, which goes on; `sftriage attach` takes it over again")
             raise typer.Exit(128 + signal.SIGINT)
-    output.say_summary(taken)
     output.finish(taken)
 
 
@@ -255,22 +252,22 @@ def agent(
     from sftriage.runtime.rings import tidy_rings
 
     options = hub.options()
-    if rings is None and (said := os.environ.get("SFTRIAGE_RINGS")):
-        rings = Path(said)
+    if rings is None and (variable := os.environ.get("SFTRIAGE_RINGS")):
+        rings = Path(variable)
     if rings is None and directory is None:
         # Where `sftriage run` has ended before its job, it has left word of them.
         for found, left in islice(left_behind(options.job_id), 1):
             directory, rings, name, job = found, Path(left.rings), left.name, job or left.job
     if rings is None:
         raise UsageError("where are the rings? give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
-    keeping = Keeping(copies_of(job or options.job_id, store, drop_local=drop_local), drop_local)
+    job = job or options.job_id
+    keeping = Keeping(copies_of(job, store, drop_local=drop_local), drop_local)
     options.wait_for_secret(over=lambda: notes.told is not None)
     if notes.told is not None:
         raise typer.Exit(128 + signal.SIGINT)
     name = name or host_name(os.environ)
-    where = directory or host_directory(options.job_id, name, os.environ)
-    about = job or options.job_id, options.job_id, options.address, name, keeping
-    host = AgentHost(rings, where.absolute(), *about)
+    where = (directory or host_directory(options.job_id, name, os.environ)).absolute()
+    host = AgentHost(rings, where, job, options.job_id, options.address, name, keeping)
     host.start()
     told = over = False
     try:

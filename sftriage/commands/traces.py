@@ -57,7 +57,7 @@ from sftriage.sampling.sampler import NAME as STACKS_NAME
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Kept, RetentionLimits, Store, StoreCondition, copy, destination_of, outlook, remove
+from sftriage.traces.stores import RetentionLimits, Store, StoreCondition, copy, destination_of, outlook, remove
 from sftriage.words.amounts import place, size, span
 
 if TYPE_CHECKING:
@@ -296,11 +296,13 @@ def copied_out(its_store: Store, reference: str, manifest: Manifest, how: Copyin
         names = list(dict.fromkeys(how.artefact or names[:1]))
     # (collapsed stacks are made of the sampled ones)
     chosen = [manifest.artefact(STACKS_NAME if name == FOLDED_NAME else name) for name in names]
-    targets = _targets(manifest, names, Path(how.out))
-    if not how.force:
-        for target in targets:
-            if target.exists():
-                raise UsageError(f"{target} exists already")
+    out = Path(how.out)
+    if len(names) > 1 and not out.is_dir():
+        with refusing(f"{len(names)} files go into a directory; {out}"):
+            out.mkdir()
+    targets = [out / f"{manifest.capture_id}-{name}" if out.is_dir() else out for name in names]
+    if not how.force and (there := [target for target in targets if target.exists()]):
+        raise UsageError(f"{there[0]} exists already")
     files = []
     for name, one, to in zip(names, chosen, targets, strict=True):
         fetch = _fetch_folded if name == FOLDED_NAME else _fetch
@@ -310,13 +312,6 @@ def copied_out(its_store: Store, reference: str, manifest: Manifest, how: Copyin
             size_bytes, sha256 = copy([path.read_bytes()], None)
         files.append({"path": str(path), "size_bytes": size_bytes, "sha256": sha256})
     return files
-
-
-def _targets(manifest: Manifest, names: Sequence[str], out: Path) -> list[Path]:
-    if len(names) > 1 and not out.is_dir():
-        with refusing(f"{len(names)} files go into a directory; {out}"):
-            out.mkdir()
-    return [out / f"{manifest.capture_id}-{name}" if out.is_dir() else out for name in names]
 
 
 def _fetch(store: Store, reference: str, artefact: Artefact, target: Path, *, force: bool) -> Path:
@@ -521,7 +516,13 @@ def prune_traces(
     captures, problem = found.captures, None
     if not dry_run:
         if shared := catalogue_url(of.catalogue):
-            _forget(Catalogue(shared, its_store), captures)
+            known = Catalogue(shared, its_store)
+            try:
+                for one in captures:
+                    known.drop(one.capture_id)
+            except CatalogueError as error:
+                # (one that is away learns it when it is next compared with the store)
+                say(f"{error}; `sftriage traces reindex` brings it up to date")
         captures, problem = remove(its_store, Catalogue(own_catalogue(directory, its_store), its_store), captures)
     say(*(f"left alone: {name}: {why}" for name, why in found.left_alone.items()))
     if as_json:
@@ -535,15 +536,6 @@ def prune_traces(
             notices().print("Nothing to remove.")
     if problem is not None:
         raise UsageError(problem)
-
-
-def _forget(shared: Catalogue, captures: Sequence[Kept]) -> None:
-    """Take captures out of a shared catalogue. One that is away is told when it is next compared with the store."""
-    try:
-        for one in captures:
-            shared.drop(one.capture_id)
-    except CatalogueError as error:
-        say(f"{error}; `sftriage traces reindex` brings it up to date")
 
 
 def reindex_traces(*, of: CapturesChoice, as_json: JsonOption = False) -> None:

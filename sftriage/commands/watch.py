@@ -55,7 +55,11 @@ def watch(
     watched = FollowedRun(run)
     if once:
         find_run(run)
-        _once(watched, as_json)
+        shown = watched.picture(watched.look())
+        if as_json:
+            print_json(picture_values(shown))
+        else:
+            _print(results(), shown)
         return
     if run is None:
         try:
@@ -72,14 +76,6 @@ def watch(
             _in_lines(watched, console)
     except KeyboardInterrupt:
         return
-
-
-def _once(watched: FollowedRun, as_json: bool) -> None:
-    shown = watched.picture(watched.look())
-    if as_json:
-        print_json(picture_values(shown))
-    else:
-        _print(results(), shown)
 
 
 def _print(console: Console, shown: Picture) -> None:

@@ -70,8 +70,8 @@ class Annotations:
     ) -> None:
         """Note what is known of a stored capture, and look into it. Whatever fails here, the capture stays.
 
-        ``found`` says whether its fault is in it, ``remarks`` is what its rank's GPU says, ``gpu_slowed`` the fraction
-        by which that GPU's clock is below the others', where it is slow.
+        ``found`` says whether its fault is in it, ``remarks`` are of its rank's GPU, whose clock is ``gpu_slowed`` (a
+        fraction) below the others', where it is slow.
         """
         if gpu_slowed is not None:
             self._gpu_slowed[capture_id] = gpu_slowed
@@ -104,7 +104,7 @@ class Annotations:
             yield CauseFound(now_s, *about, place, cause.compared_with, cause.next_step, missing)
 
     def _note(self, manifest: Manifest, noted: Noted) -> Manifest:
-        """The manifest with something noted in it, as the store's has it once the disk takes that."""
+        """The manifest with a note in it, as the store's has it once the disk takes that."""
         self._have_noted(manifest.capture_id, noted)
         return noting(manifest, noted)
 
@@ -120,10 +120,7 @@ class Annotations:
         self._do(note, "notes", Counted("notes on captures"))
 
     def _look_into(self, manifest: Manifest, attempt: int) -> None:
-        """Note what filled the suspect stage beside the control's, for small traces.
-
-        Whichever of the two is stored last starts it. `sftriage reduce` explains a trace that says nothing.
-        """
+        """Note what filled the suspect stage beside the control's, for small traces; the later of the two starts it."""
         if not quick(manifest):
             return
         try:
@@ -217,7 +214,7 @@ class Annotations:
         self._note_cost(*self._costs[-1])
 
     def _note_cost(self, cost: CostMeasured, sharing: list[str]) -> None:
-        """Note a cost in the captures that share it, and among them those that have touched its steps as well."""
+        """Note a cost in the captures that share it, now with those that have touched its steps as well."""
         touched = [
             capture_id
             for capture_id, (attempt, first_step, last_step) in self._uncosted.items()
@@ -281,7 +278,6 @@ class Annotations:
 
     @cached_property
     def _catalogue(self) -> Catalogue:
-        """A database takes a third of what a run imports: one without captures never asks it."""
         from sftriage.traces.catalogue import Catalogue
 
         return Catalogue(self._catalogue_file, self.store)

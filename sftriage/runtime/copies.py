@@ -144,10 +144,7 @@ def follow(
     show: Show = lambda _: None,
     over: Callable[[], bool] = lambda: False,
 ) -> UploadProgress:
-    """Show how far the uploads are until they end, and return how they stand then.
-
-    Also returns after ``limit_s``, after ``still_s`` without a byte that moves, once it is ``over``, or on Ctrl-C.
-    """
+    """Show how far the uploads are until they end, stand still or are ``over``; return how they stand then."""
     begun_s = moved_s = time.monotonic()
     standing = uploader.standing
     with suppress(KeyboardInterrupt):

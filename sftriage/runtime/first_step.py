@@ -34,9 +34,9 @@ ROOM_BYTES = 1 << 20
 class Facts:
     """What is known of a job, and how it ended.
 
-    ``hidden`` says why the seams are missing in processes that have torch: a flag of Python such as "-I", or a variable
-    of their environment. ``fired`` and ``failed`` are by seam. ``status`` is None for a job ended because its time of
-    ``seconds`` was up; ``told`` is the signal that ended it.
+    ``hidden``: why the seams are missing in processes with torch: a flag of Python such as "-I", or a variable.
+    ``fired``, ``failed``: by seam. ``status``: None for a job ended after its ``seconds``. ``told``: the signal that
+    ended it.
     """
 
     auto: bool
@@ -231,7 +231,7 @@ def reports_in(directory: Path) -> list[Mapping[str, Any]]:
 
 
 def facts_of(reports: Sequence[Mapping[str, Any]], *, auto: bool) -> Facts:
-    """What these say."""
+    """The facts in these reports."""
     fired: Counter[str] = Counter()
     failed: dict[str, str] = {}
     for one in reports:

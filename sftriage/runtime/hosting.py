@@ -71,9 +71,9 @@ def host_name(environment: Mapping[str, str]) -> str:
 
 
 def host_directory(job_id: str, name: str, environment: Mapping[str, str], *, new: bool = False) -> Path:
-    """Where a host keeps what is its own, without a word from anybody: in the newest there is, or in a ``new`` one.
+    """Where a host keeps its own files: in its newest directory, or in a ``new`` one.
 
-    A job may be run again under its name, and its captures are called the same then. SLURM counts how often it has.
+    A job may be run again under its name, with the same names of captures. SLURM counts how often it has.
     """
     again = environment.get("SLURM_RESTART_COUNT", "")
     restart = f"-{int(again) + 1}" if again.isdecimal() and int(again) else ""
@@ -98,10 +98,7 @@ def numbered(wanted: Path) -> Iterator[Path]:
 
 
 def file_name(name: str) -> str:
-    """A name as that of a file that people recognise: what is no letter of file names is a dash, and a digest follows.
-
-    So it does where a name is long, or could be that of something else beside it.
-    """
+    """A name as a recognisable file name, with a digest where it is long, unusual, or could name a neighbour."""
     if _FILE_NAME.fullmatch(name) and not name.endswith((".hosts", ".hub", ".keys")):
         return name
     kept = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")[:40]
@@ -142,10 +139,7 @@ class HostCaptures:
         self._log_once = LogOnce(log)
 
     def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
-        """The manifest of a capture, under its run's name, and the files that it names.
-
-        A host learns the run with the first orders.
-        """
+        """The manifest of a capture under its run's name, known from the first orders on, and its files."""
         manifest = self.local.manifest(capture_id)
         named = manifest.model_copy(update={"job": run.job or manifest.job, "run": run.run_id or manifest.run})
         if named != manifest:
@@ -237,10 +231,7 @@ class AgentHost:
         return trainers_alive(self._rings)
 
     def watch(self, let_go: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the host's trainers have been there, and are gone for good; or what started them is.
-
-        Whether it was that; otherwise it is to ``let_go`` of them before.
-        """
+        """Wait until the trainers, or their launcher, have gone for good; False where it is to ``let_go`` before."""
         known = launcher_of(self._rings) is not None
         # (an agent that is started again may come after the last of them has gone)
         seen_s = time.monotonic() if next(iter(find_rings(self._rings)), None) is not None else None
@@ -264,7 +255,7 @@ class AgentHost:
         return not self.trains
 
     def finish(self, patience_s: float = FLUSH_S, *, says: bool = True) -> bool:
-        """The job is over here: send what is left; whether that was done, which it ``says`` where it was not."""
+        """The job is over here: send what is left, and return whether that was done; ``says`` logs where it was not."""
         # A hub that was never reached will not be within the grace period of a pod.
         done = self._end.finish(patience_s if says or self._hub.was_connected else 0.0)
         if not done and says and self._log_leader.should_log():

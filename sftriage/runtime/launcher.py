@@ -297,7 +297,7 @@ def supervise(
 
 
 def leave_with(status: int) -> None:
-    """Once this process has begun to end, have it do so with that status, whatever of triage was left behind."""
+    """Have this process, once it begins to end, end with that status, whatever of triage was left behind."""
 
     def leave() -> None:
         threading.main_thread().join()
@@ -310,7 +310,7 @@ def leave_with(status: int) -> None:
 
 
 def is_mistake(error: Exception) -> bool:
-    """Whether it is a person's, and not something that the system refuses."""
+    """Whether a person can mend it: it is not something that the system refuses."""
     from sftriage.traces.disk import refusal
 
     return isinstance(error, UsageError | InputError) and refusal(error) is None

@@ -131,8 +131,7 @@ def place_in(directory: RunDirectory) -> NsysPlace | None:
 def remove_place(place: NsysPlace) -> None:
     """Remove what was temporary in a run that is over, and nothing else, whatever its note says.
 
-    The agents that nsys starts for its sessions end with their ranks; on a busy machine some wait on for ever, and one
-    that is still being started has no rank yet. So it is looked until none is left: whoever starts one is ended too.
+    Some agents of nsys outlive their ranks on a busy machine, and one may just be starting: look until none is left.
     """
     if place.tmp.name.startswith(_TMP_PREFIX):
         # First: without its directory nsys starts no more.

@@ -16,7 +16,7 @@ from sftriage.model.windows import Window
 from sftriage.reduce.events import Trace
 from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
-from sftriage.reduce.samples import StackSamples, read_samples
+from sftriage.reduce.samples import read_samples
 from sftriage.reduce.stages import Names, Reduction, reduce_trace
 from sftriage.reduce.together import Agreement, Agrees, compare, overall, together
 from sftriage.runs.directory import RunDirectory, read_info
@@ -349,13 +349,9 @@ def findings_of(
     known = None if manifest is None else manifest.findings
     findings = findings.model_copy(update={"counted": None if known is None else known.counted})
     files = reduced.files[0] if len(reduced.reductions) == 1 else None, control
-    its, others = (None if file is None else _samples_beside(file) for file in files)
+    beside_files = (None if file is None else file.with_name(SAMPLES_NAME) for file in files)
+    its, others = (read_samples(file) if file is not None and file.is_file() else None for file in beside_files)
     return findings.model_copy(update={"cause": explained(findings, manifest, its, others)})
-
-
-def _samples_beside(trace: Path) -> StackSamples | None:
-    file = trace.with_name(SAMPLES_NAME)
-    return read_samples(file) if file.is_file() else None
 
 
 SUFFIX = ".parquet"
@@ -378,7 +374,12 @@ def load_operations(paths: Sequence[Path]) -> Operations:
         raise InputError(f"{absent[0]}: no such file or directory")
     recordings = [path for path in paths if path.is_dir() or path.suffix in ALONE]
     if not recordings:
-        return operations_of(_reduced(paths))
+        reduced = read_all(paths, Names(), {})
+        if reduced.refused:
+            raise InputError("; ".join(refusal.reason for refusal in reduced.refused))
+        if len(reduced.reductions) < 2:
+            raise InputError(f"{paths[0]}: one rank's trace: a replay takes those of all ranks")
+        return operations_of(together(reduced.reductions))
     if len(paths) > 1:
         raise UsageError(f"{recordings[0]} is a recording of all ranks: it goes alone")
     (path,) = paths
@@ -390,15 +391,6 @@ def load_operations(paths: Sequence[Path]) -> Operations:
         if str(error).startswith(str(path)):
             raise
         raise InputError(f"{path}: {error}") from error
-
-
-def _reduced(paths: Sequence[Path]) -> Window:
-    reduced = read_all(paths, Names(), {})
-    if reduced.refused:
-        raise InputError("; ".join(refusal.reason for refusal in reduced.refused))
-    if len(reduced.reductions) < 2:
-        raise InputError(f"{paths[0]}: one rank's trace: a replay takes those of all ranks")
-    return together(reduced.reductions)
 
 
 def _read_rows(path: Path) -> TraceRows:

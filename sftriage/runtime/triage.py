@@ -10,8 +10,7 @@ import socket
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,7 +29,6 @@ from sftriage.model.events import DiskRecovered, JobSeen, Received, Resumed, Rin
 from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.loading import LoadedPolicy, PolicySet
 from sftriage.policy.requests import in_the_same_steps
-from sftriage.policy.schema import Rule
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
 from sftriage.runs.liveness import DISK, FAILING, holding, note_problem
@@ -61,18 +59,6 @@ LEARNT_WINDOWS = 64
 """From how many of a run's first windows a controller that takes over learns what was normal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """The time: nanoseconds on a clock that only goes on, and seconds since the epoch."""
-
-    monotonic_ns: Callable[[], int] = time.monotonic_ns
-    wall_s: Callable[[], float] = time.time
-
-    def monotonic_s(self) -> float:
-        """Seconds on the clock that only goes on."""
-        return self.monotonic_ns() / 1e9
-
-
 class Triage:
     """Triage of a job while it runs, and just after. It closes ``fleet`` and ``disk``.
 
@@ -94,10 +80,10 @@ class Triage:
         *,
         resume: bool = False,
         reads_s: float = SEEN_S,
-        clock: Clock = Clock(),
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
         disk: Disk | None = None,
     ) -> None:
-        self.directory, self._fleet, self._clock = directory, fleet, clock
+        self.directory, self._fleet, self._monotonic_ns = directory, fleet, monotonic_ns
         self._disk, self._rings = disk or Disk(), Path(info.rings)
         with refusing(f"{directory.path} cannot be written"), contextlib.ExitStack() as held:
             held.enter_context(holding(directory))
@@ -110,12 +96,17 @@ class Triage:
             # Not before nobody else writes into it.
             self._left = resume_state(self._journal.events()) if resume else None
             judged = {} if self._left is None else self._left.judged
-            self._gathering = WindowAssembly(self._shape, lambda *where: self._kept(logs, *where), judged)
+
+            def kept(generation: int, first_step: int, last_step: int) -> Window | None:
+                self._disk.settle()
+                return kept_steps(logs, generation, first_step, last_step) if self._disk.well else None
+
+            self._gathering = WindowAssembly(self._shape, kept, judged)
             self._stream = Stream(sinks)
-            under_nsys = directory.nsys.exists()
             parts = policy, self._journal, directory.state, self._stream.publish, self._left
-            self._controller = Controller(*parts, nsys=under_nsys)
-            self._stream.add(Webhooks(info.job, info.run_id, self._rules))
+            controller = self._controller = Controller(*parts, nsys=directory.nsys.exists())
+            about = info.job, info.run_id
+            self._stream.add(Webhooks(*about, lambda: {rule.name: rule for rule in controller.policies.rules}))
             self._wants = DesiredCaptures()
             self._evidence = Corroboration()
             self._held = held.pop_all()
@@ -181,8 +172,8 @@ class Triage:
         """Whether any trainer that was found was still there in the last turn, or nobody can tell."""
         return self._alive
 
-    def _rules(self) -> Mapping[str, Rule]:
-        return {rule.name: rule for rule in self._controller.policies.rules}
+    def _now_s(self) -> float:
+        return self._monotonic_ns() / 1e9
 
     def _turn_in_time(self) -> float:
         began_s = time.monotonic()
@@ -259,7 +250,7 @@ class Triage:
         if self._controller.decided(window):
             self._controller.learn(window, spans)
             return
-        judged = self._controller.take(window, self._clock.wall_s(), spans)
+        judged = self._controller.take(window, time.time(), spans)
         if self._disk.well:
             for agent, position in self._gathering.settled(window).items():
                 self._fleet.settled(agent, position)
@@ -271,7 +262,7 @@ class Triage:
         self._want(judged.decision, ended=ended)
 
     def _see_stall(self, *, ended: bool) -> bool:
-        now_s = self._clock.monotonic_s()
+        now_s = self._now_s()
         every_s = max(SEEN_S, min(self._look_took_s / LOOKS_SHARE, LOOKS_S))
         if not ended and self._looked_s <= now_s < self._looked_s + every_s:
             return False
@@ -279,7 +270,7 @@ class Triage:
         self._looked_s, self._job = now_s, None
         job = self._job = None if ended else self._fleet.statuses()
         self._alive = job is not None and bool((job.alive_R != 0).any())
-        stall = None if job is None else self._controller.look(job, self._clock.monotonic_ns(), self._clock.wall_s())
+        stall = None if job is None else self._controller.look(job, self._monotonic_ns(), time.time())
         self._look_took_s = time.thread_time() - began_s
         if stall is not None:
             self._want(stall.decision, ended=False)
@@ -291,25 +282,21 @@ class Triage:
             self._controller.record(found)
 
     def _take_asks(self, *, ended: bool) -> None:
-        for ask, job in self._asks.due(self._fleet.statuses, self._clock.monotonic_s(), ended=ended):
+        for ask, job in self._asks.due(self._fleet.statuses, self._now_s(), ended=ended):
             if not self._controller.answered(ask):
-                self._want(self._controller.ask(ask, job, self._clock.wall_s()), ended=ended)
+                self._want(self._controller.ask(ask, job, time.time()), ended=ended)
 
     def _mitigate(self, *, ended: bool) -> bool:
-        now_s = self._clock.monotonic_s()
+        now_s = self._now_s()
         if ended or now_s < self._mitigated_s + SEEN_S:
             return False
         self._mitigated_s = now_s
-        self._fleet.switch(self._controller.mitigate(self._fleet.switches(), self._clock.wall_s()))
+        self._fleet.switch(self._controller.mitigate(self._fleet.switches(), time.time()))
         return True
 
     def _annotate(self, act: Callable[[], None]) -> None:
         """Have something found out of captures and noted in their manifests, and wait for it, though not for long."""
         self._disk.do(act, "annotations", patience_s=STORING_S)
-
-    def _kept(self, logs: StepLogs, generation: int, first_step: int, last_step: int) -> Window | None:
-        self._disk.settle()
-        return kept_steps(logs, generation, first_step, last_step) if self._disk.well else None
 
     def _want(self, decision: Decision, *, ended: bool) -> None:
         requests = decision.requests
@@ -321,25 +308,25 @@ class Triage:
         if ended:
             for one in requests:
                 gone = CaptureResult(one.capture_id, one.rank, "failed", "the job ended before the capture began")
-                self._controller.changed(gone, self._clock.wall_s())
+                self._controller.changed(gone, time.time())
             return
         triggers = {one.capture_id: self._controller.trigger_of(one.capture_id) for one in requests}
-        self._wants.add(requests, triggers, decision.attempt, self._clock.monotonic_s())
+        self._wants.add(requests, triggers, decision.attempt, self._now_s())
 
     def _note(self, *, ended: bool) -> None:
-        self._fleet.want(self._wants.wanted(self._clock.monotonic_s()))
+        self._fleet.want(self._wants.wanted(self._now_s()))
         self._hear(ended=ended)
         while self._reports:
             self._noted(self._reports.pop(0))
         self._tell_causes()
 
     def _tell_causes(self) -> None:
-        for found in self._annotations.causes(self._clock.wall_s()):
+        for found in self._annotations.causes(time.time()):
             self._controller.explained(found)
 
     def _noted(self, report: Report) -> None:
         if report.result.state not in ENDED:
-            self._controller.changed(report.result, self._clock.wall_s())
+            self._controller.changed(report.result, time.time())
             return
         wanted, result = self._wants.ended(report.result)
         found = None
@@ -351,11 +338,11 @@ class Triage:
             self._annotate(partial(self._annotations.stored, result.capture_id, found, remarks, attempt, slowed))
             # Before the capture counts as ended: whoever takes over then looks into it again.
             self._tell_causes()
-        self._controller.changed(result, self._clock.wall_s(), found, report.stored_bytes)
+        self._controller.changed(result, time.time(), found, report.stored_bytes)
         if result.state == "stored":
             self._tidy()
         if report.hangs and wanted is not None:
-            decision = self._controller.follow_up(wanted.request, self._fleet.statuses(), self._clock.wall_s())
+            decision = self._controller.follow_up(wanted.request, self._fleet.statuses(), time.time())
             if decision is not None:
                 self._want(decision, ended=self._loop.stopping.is_set())
 
@@ -372,7 +359,7 @@ class Triage:
             return None
 
     def _show(self, *, ended: bool) -> bool:
-        now_s = self._clock.monotonic_s()
+        now_s = self._now_s()
         self._tell_of_disk()
         if now_s >= self._tidied_s + TIDY_S:
             self._tidy()
@@ -381,7 +368,7 @@ class Triage:
         self._seen_s = now_s
         got = self._fleet.telemetry()
         received = Received(got.steps, got.missed, got.torn, len(got.problems))
-        wall_s = self._clock.wall_s()
+        wall_s = time.time()
         for where, reason in got.problems.items():
             ring = re.search(r"rank-(\d+)\.\d+\.ring$", where)
             if ring is not None and self._log_once.is_new(where):
@@ -391,10 +378,10 @@ class Triage:
         return True
 
     def _tidy(self) -> None:
-        self._tidied_s = self._clock.monotonic_s()
+        self._tidied_s = self._now_s()
         policies = self._controller.policies
         limits = RetentionLimits(policies.retention_s, policies.retention_bytes)
-        self._annotate(partial(self._annotations.tidy, limits, self._clock.wall_s()))
+        self._annotate(partial(self._annotations.tidy, limits, time.time()))
 
     def _tell_of_disk(self) -> None:
         for seen in self._disk.news():
@@ -427,29 +414,25 @@ class ManualRequests:
         ``statuses`` is called only where there are requests; once the job has ``ended``, none waits for a rank to
         start.
         """
-        self._do(self._find, latest=True)
+
+        def find() -> None:
+            if not self._found:
+                self._found += left(self._directory)
+
+        self._do(find, latest=True)
         while self._found:
             path, ask = self._found.popleft()
             job = statuses()
             since_s = self._waits_s.setdefault(ask.request_id, now_s)
-            if not ended and _may_start(ask, job) and now_s < since_s + STARTING_S:
+            missing = set() if job is None else set(ask.ranks).difference(job.rank_R.tolist())
+            # (as far as is known, the job has a rank that shows nothing yet)
+            may_start = job is None or (missing and max(missing) < job.world_size)
+            if not ended and may_start and now_s < since_s + STARTING_S:
                 continue  # (its file stays, and is found again)
             yield ask, job
             self._waits_s.pop(ask.request_id)
             # In the lane in which others are looked for: none is found twice.
             self._do(partial(path.unlink, missing_ok=True))
-
-    def _find(self) -> None:
-        if not self._found:
-            self._found += left(self._directory)
-
-
-def _may_start(ask: ManualRequest, job: JobStatus | None) -> bool:
-    """Whether a rank that is asked for shows nothing yet, though the job has it, as far as is known."""
-    if job is None:
-        return True
-    missing = set(ask.ranks).difference(job.rank_R.tolist())
-    return bool(missing) and max(missing) < job.world_size
 
 
 MAX_LOG_BYTES = 64 << 10
@@ -498,11 +481,12 @@ class FailedTurns:
         text = f"{reason}\n{''.join(traceback.format_exception(error))}\n".encode("utf-8", "replace")
         if self._size_bytes + len(text) <= MAX_LOG_BYTES:
             self._size_bytes += len(text)
-            self._do(partial(self._append, text), "failures", waits=False)
 
-    def _append(self, text: bytes) -> None:
-        with self._path.open("ab") as file:
-            file.write(text)
+            def append() -> None:
+                with self._path.open("ab") as file:
+                    file.write(text)
+
+            self._do(append, "failures", waits=False)
 
     def report(self) -> None:
         """Log how many there were, if any."""

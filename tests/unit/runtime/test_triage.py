@@ -18,7 +18,7 @@ from sftriage.runs.requests import leave, left
 from sftriage.runs.source import RunSource
 from sftriage.runtime import triage
 from sftriage.runtime.local import ThisHost
-from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, STARTING_S, Clock, FailedTurns, ManualRequests, Triage
+from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, STARTING_S, FailedTurns, ManualRequests, Triage
 from sftriage.traces.disk import at_once
 from sftriage.windows.shipped import status_of
 from tests.unit.conftest import run_going_on
@@ -82,8 +82,8 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
     directory = run_going_on(tmp_path / "run")
     info = read_info(directory)
     clock = SimpleNamespace(now_s=0.0)
-    times = Clock(lambda: int(clock.now_s * 1e9), time.time)
-    triage = Triage(directory, info, load(find("default")), ThisHost(directory, info), clock=times)
+    fleet = ThisHost(directory, info)
+    triage = Triage(directory, info, load(find("default")), fleet, monotonic_ns=lambda: int(clock.now_s * 1e9))
     triage._controller.take(window(0), time.time())
     source = RunSource(lambda: directory)
 
