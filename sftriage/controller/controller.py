@@ -24,20 +24,8 @@ from sftriage.frontier.accounting import FloatArray, medians
 from sftriage.mitigate.advice import RECENT_WINDOWS, Straggler, is_settled, straggler_in, tells
 from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switching import Setting, SwitchStatus
+from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced, Trigger
-from sftriage.model.events import (
-    CaptureChanged,
-    CauseFound,
-    CostMeasured,
-    Event,
-    EvidenceGathered,
-    FollowUpDecided,
-    ManualRequestDecided,
-    Sight,
-    Span,
-    WindowJudged,
-    WindowSeen,
-)
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.engine import decide
@@ -74,7 +62,7 @@ class Judged:
 
     verdict: Verdict
     decision: Decision
-    costs: tuple[CostMeasured, ...] = ()
+    costs: tuple[events.CostMeasured, ...] = ()
 
 
 def settings_of(detection: Detection) -> Settings:
@@ -126,7 +114,7 @@ class Controller:
         policy: LoadedPolicy | PolicySet | PolicyFiles,
         records: Journal,
         state_file: Path,
-        publish: Callable[[Event | Sight], None] = lambda seen: None,
+        publish: Callable[[events.Event | events.Sight], None] = lambda seen: None,
         left: ResumeState | None = None,
         *,
         nsys: bool = False,
@@ -163,7 +151,7 @@ class Controller:
         """Whether an earlier controller has decided about a window."""
         return window.last_step <= self._left.decided.get(window.attempt, -1)
 
-    def learn(self, window: Window, spans: Mapping[int, Span] | None = None) -> None:
+    def learn(self, window: Window, spans: Mapping[int, events.Span] | None = None) -> None:
         """Learn from a window that was decided before: what is normal, and what comes back. Nothing goes on record.
 
         One that comes again teaches nothing.
@@ -171,14 +159,14 @@ class Controller:
         if window.last_step <= self._learnt.get(window.attempt, -1):
             return
         self._learnt[window.attempt] = window.last_step
-        self._publish(WindowSeen(window, spans or {}, learnt=True))
+        self._publish(events.WindowSeen(window, spans or {}, learnt=True))
         self._ledgers[window.attempt], _ = self._ledgers.get(window.attempt, Ledger()).after(window, 0.0)
         self._judged(window)
 
-    def take(self, window: Window, now_s: float, spans: Mapping[int, Span] | None = None) -> Judged:
+    def take(self, window: Window, now_s: float, spans: Mapping[int, events.Span] | None = None) -> Judged:
         """Judge a window, decide, and put both on record; ``spans`` says from when to when each of its steps was."""
         self._follow(now_s)
-        self._publish(WindowSeen(window, spans or {}))
+        self._publish(events.WindowSeen(window, spans or {}))
         self._ledgers[window.attempt], costs = self._ledgers.get(window.attempt, Ledger()).after(window, now_s)
         for cost in costs:
             if cost.cost_s:
@@ -217,7 +205,7 @@ class Controller:
         known = 0.0 if ready_NR is None else float(np.isfinite(ready_NR).all(axis=1).mean())
         if self._split != (known > 0.0):
             self._split = known > 0.0
-            self.record(EvidenceGathered(now_s, window.first_step, window.last_step, ready_fraction=known))
+            self.record(events.EvidenceGathered(now_s, window.first_step, window.last_step, ready_fraction=known))
 
     def look(self, job: JobStatus, now_ns: int, now_s: float) -> Judged | None:
         """See whether the job stalls. A stall is decided and put on record when it begins, or its suspects change.
@@ -252,7 +240,7 @@ class Controller:
             self._remember()
         triggers = {one.capture_id: trigger_of_request(ask, one, self.policies, decision) for one in decision.requests}
         decision = self._known(decision, triggers)
-        self.record(ManualRequestDecided(ask, decision, triggers))
+        self.record(events.ManualRequestDecided(ask, decision, triggers))
         return decision
 
     def follow_up(self, hung: CaptureRequest, job: JobStatus | None, now_s: float) -> Decision | None:
@@ -269,7 +257,7 @@ class Controller:
         self._remember()
         triggers = {one.capture_id: why for one in decision.requests}
         decision = self._known(decision, triggers)
-        self.record(FollowUpDecided(hung.capture_id, decision, triggers))
+        self.record(events.FollowUpDecided(hung.capture_id, decision, triggers))
         return decision
 
     def mitigate(self, switches: Sequence[SwitchStatus], now_s: float) -> Mapping[str, Setting]:
@@ -308,7 +296,7 @@ class Controller:
         rule, given = decision.rule or "", decision.parameters
         triggers = {one.capture_id: trigger(verdict, self.policies, rule, one.rank, given) for one in decision.requests}
         decision = self._known(decision, triggers)
-        self.record(WindowJudged(verdict, decision, triggers))
+        self.record(events.WindowJudged(verdict, decision, triggers))
         return Judged(verdict, decision)
 
     def _known(self, decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
@@ -344,15 +332,15 @@ class Controller:
         if result.state in ENDED:
             self._state = finished(self._state, result, now_s, reproduced=found is not None and found.answer != "no")
             self._remember()
-        self.record(CaptureChanged(now_s, result, found, stored_bytes))
+        self.record(events.CaptureChanged(now_s, result, found, stored_bytes))
 
-    def explained(self, found: CauseFound) -> None:
+    def explained(self, found: events.CauseFound) -> None:
         """Put on record what a capture says of its rank, and remember what it leaves open."""
         self._state = left_open(self._state, found.capture_id, found.left_open)
         self._remember()
         self.record(found)
 
-    def record(self, event: Event) -> None:
+    def record(self, event: events.Event) -> None:
         """Put an event on record, and tell of it."""
         self._records.append(event)
         self._publish(event)
@@ -423,7 +411,7 @@ class Ledger:
     settled: int = -1
     left_R: FloatArray | None = field(default=None, compare=False)
 
-    def after(self, window: Window, now_s: float) -> tuple[Ledger, list[CostMeasured]]:
+    def after(self, window: Window, now_s: float) -> tuple[Ledger, list[events.CostMeasured]]:
         """The ledger with one more window, and what has become known by it at ``now_s``, in seconds of the epoch."""
         steps = dict(self.steps)
         last = max(steps, default=-1)
@@ -437,7 +425,7 @@ class Ledger:
             del steps[number]
         ledger, costs = Ledger(steps, self.settled, left_R), []
         while (touched := ledger._next()) is not None:
-            costs.append(CostMeasured(now_s, window.attempt, *touched, *ledger._cost_s(*touched)))
+            costs.append(events.CostMeasured(now_s, window.attempt, *touched, *ledger._cost_s(*touched)))
             ledger = Ledger(steps, touched[1] + AFTER_STEPS, left_R)
         return ledger, costs
 

@@ -7,17 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sftriage.mitigate.switching import Setting, SwitchStatus
+from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
-from sftriage.model.events import (
-    CaptureChanged,
-    Event,
-    EvidenceGathered,
-    FollowUpDecided,
-    JournalCompacted,
-    ManualRequestDecided,
-    RemedyChanged,
-    WindowJudged,
-)
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import GpuFindings, JobStatus
 from sftriage.policy.losses import Losses
@@ -144,7 +135,7 @@ class Corroboration:
         if verdict.suspects and (verdict.label == "suspect" or (of_undecided and verdict.label == "needs_evidence")):
             self._wanted = verdict
 
-    def look(self, fleet: Fleet) -> EvidenceGathered | None:
+    def look(self, fleet: Fleet) -> events.EvidenceGathered | None:
         """What the GPUs have answered, to be put on record, once they have; None where nothing is to be said."""
         verdict = self._wanted
         if verdict is None:
@@ -159,7 +150,7 @@ class Corroboration:
         if not (found.remarks or found.gpus or found.problem):
             return None
         gpus = {"problem": found.problem, "of": {str(rank): dict(gpu) for rank, gpu in found.gpus.items()}}
-        return EvidenceGathered(found.time_s, verdict.first_step, verdict.last_step, found.remarks, gpus)
+        return events.EvidenceGathered(found.time_s, verdict.first_step, verdict.last_step, found.remarks, gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +167,12 @@ class ResumeState:
     attempts: Mapping[str, int] = field(default_factory=dict)
     judged: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
-    remedies: tuple[RemedyChanged, ...] = ()
+    remedies: tuple[events.RemedyChanged, ...] = ()
     n_windows: int = 0
     n_stored: int = 0
 
 
-def resume_state(events: Iterable[Event]) -> ResumeState:
+def resume_state(records: Iterable[events.Event]) -> ResumeState:
     """What a run's records, in order, say is left to be done."""
     decided: dict[int, int] = {}
     judged: dict[int, tuple[int, int]] = {}
@@ -189,32 +180,32 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
     request_ids: set[str] = set()
     attempts: dict[str, int] = {}
     losses = Losses()
-    remedies: list[RemedyChanged] = []
+    remedies: list[events.RemedyChanged] = []
     n_windows, stored = 0, set[str]()
-    for event in events:
-        if isinstance(event, CaptureChanged):
+    for event in records:
+        if isinstance(event, events.CaptureChanged):
             if event.result.state in ENDED:
                 unended.pop(event.result.capture_id, None)
             if event.result.state == "stored":
                 stored.add(event.result.capture_id)
-        elif isinstance(event, RemedyChanged):
+        elif isinstance(event, events.RemedyChanged):
             remedies.append(event)
-        elif isinstance(event, JournalCompacted):
+        elif isinstance(event, events.JournalCompacted):
             losses, n_windows = Losses.of_values(event.losses), event.dropped
-        elif isinstance(event, WindowJudged | ManualRequestDecided | FollowUpDecided):
+        elif isinstance(event, events.WindowJudged | events.ManualRequestDecided | events.FollowUpDecided):
             unended |= {
                 one.capture_id: (one, event.triggers[one.capture_id])
                 for one in event.decision.requests
                 if one.capture_id in event.triggers
             }
             attempts |= {one.capture_id: event.decision.attempt for one in event.decision.requests}
-        if isinstance(event, WindowJudged) and event.verdict.label != "stalled":
+        if isinstance(event, events.WindowJudged) and event.verdict.label != "stalled":
             n_windows += 1
             attempt, last_step = event.verdict.attempt, event.verdict.last_step
             decided[attempt] = max(last_step, decided.get(attempt, last_step))
             judged[attempt] = max((event.verdict.first_step, last_step), judged.get(attempt, (-1, -1)))
             losses = losses.after(event.verdict)
-        elif isinstance(event, ManualRequestDecided):
+        elif isinstance(event, events.ManualRequestDecided):
             request_ids.add(event.request.request_id)
     counts = n_windows, len(stored)
     return ResumeState(decided, unended, frozenset(request_ids), attempts, judged, losses, tuple(remedies), *counts)

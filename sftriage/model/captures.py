@@ -35,39 +35,13 @@ ENDED: frozenset[CaptureState] = frozenset({"stored", "failed", "refused", "expi
 """The states that a capture does not leave any more."""
 CaptureCode = Literal["", "no_nvtx"]
 """What of a capture's detail a program acts on; "" where there is nothing of the sort."""
-ReasonCode = Literal[
-    "healthy",
-    "undecided",
-    "standstill",
-    "no_rank_named",
-    "one_off",
-    "contended",
-    "descheduled",
-    "cgroup_throttled",
-    "stopped",
-    "page_faults",
-    "memory_pressure",
-    "no_rule_matched",
-    "observe_only",
-    "pending",
-    "rule_matched",
-    "follow_up",
-    "asked",
-    "rank_hangs",
-    "captures_per_run",
-    "active",
-    "overhead_budget",
-    "captures_per_hour",
-    "captures_per_day",
-    "place_kept",
-    "already_captured",
-    "cooldown",
-    "after_failures",
-    "rank_busy",
-    "concurrent_ranks",
-    "no_such_rank",
-    "captures_left",
-]
+_OfVerdict = Literal["healthy", "undecided", "standstill", "no_rank_named", "one_off", "contended"]
+_OfSystem = Literal["descheduled", "cgroup_throttled", "stopped", "page_faults", "memory_pressure"]
+_OfRules = Literal["no_rule_matched", "observe_only", "pending", "rule_matched", "follow_up", "asked", "rank_hangs"]
+_OfBudgets = Literal["captures_per_run", "active", "overhead_budget", "captures_per_hour", "captures_per_day"]
+_OfEarlier = Literal["place_kept", "already_captured", "cooldown", "after_failures"]
+_OfRanks = Literal["rank_busy", "concurrent_ranks", "no_such_rank", "captures_left"]
+ReasonCode = Literal[_OfVerdict, _OfSystem, _OfRules, _OfBudgets, _OfEarlier, _OfRanks]
 """Why a decision is what it is; `words` has the sentence of each."""
 Parameter: TypeAlias = str | int | float | bool | tuple[str | int, ...]
 

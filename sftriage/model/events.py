@@ -12,15 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from sftriage.model.captures import (
-    CaptureRequest,
-    CaptureResult,
-    Decision,
-    LeftOpen,
-    ManualRequest,
-    Reproduced,
-    Trigger,
-)
+from sftriage.model import captures
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import JobStatus, Window
 
@@ -38,32 +30,32 @@ class WindowJudged(_Event, tag="window", frozen=True):
     """
 
     verdict: Verdict
-    decision: Decision
-    triggers: Mapping[str, Trigger] = {}
+    decision: captures.Decision
+    triggers: Mapping[str, captures.Trigger] = {}
 
 
 class ManualRequestDecided(_Event, tag="manual_request", frozen=True):
     """A capture that a person asked for, and what was decided about it."""
 
-    request: ManualRequest
-    decision: Decision
-    triggers: Mapping[str, Trigger] = {}
+    request: captures.ManualRequest
+    decision: captures.Decision
+    triggers: Mapping[str, captures.Trigger] = {}
 
 
 class FollowUpDecided(_Event, tag="follow_up", frozen=True):
     """A capture that another one, ``capture_id``, led to."""
 
     capture_id: str
-    decision: Decision
-    triggers: Mapping[str, Trigger] = {}
+    decision: captures.Decision
+    triggers: Mapping[str, captures.Trigger] = {}
 
 
 class CaptureChanged(_Event, tag="capture", frozen=True):
     """A capture is in another state. ``reproduced`` and ``stored_bytes`` are those of one that is stored."""
 
     time_s: float
-    result: CaptureResult
-    reproduced: Reproduced | None = None
+    result: captures.CaptureResult
+    reproduced: captures.Reproduced | None = None
     stored_bytes: int = 0
 
 
@@ -213,22 +205,13 @@ class CauseFound(_Event, tag="cause", frozen=True):
     place: Place | None = None
     compared_with: int | None = None
     next_step: str = ""
-    left_open: LeftOpen = ""
+    left_open: captures.LeftOpen = ""
 
 
 RemedyState = Literal["advised", "trying", "kept", "undone"]
-RemedyReason = Literal[
-    "worthwhile",
-    "helps",
-    "no_help",
-    "moved",
-    "gone",
-    "not_allowed",
-    "no_room",
-    "not_switched",
-    "restarted",
-    "interrupted",
-]
+_Unfit = Literal["not_allowed", "no_room", "not_switched"]
+_Over = Literal["moved", "gone", "restarted", "interrupted"]
+RemedyReason = Literal["worthwhile", "helps", "no_help", _Unfit, _Over]
 """Why a remedy is in a state: its model has it worth the trouble; measured, it helps, or does not; it is another
 straggler, or none; the policy does not allow it; there is no room for the activations; the ranks did not switch; they
 began anew; or its trial was cut off.
@@ -273,20 +256,8 @@ class RemedyChanged(_Event, tag="remedy", frozen=True):
 
 
 Decided = WindowJudged | ManualRequestDecided | FollowUpDecided
-Event = (
-    Decided
-    | CaptureChanged
-    | PolicyChanged
-    | CostMeasured
-    | EvidenceGathered
-    | TakenOver
-    | DiskRecovered
-    | RingGivenUp
-    | JournalCompacted
-    | CauseFound
-    | RemedyChanged
-    | JobPaused
-)
+_Common = Decided | CaptureChanged | PolicyChanged | CostMeasured | EvidenceGathered
+Event = _Common | TakenOver | DiskRecovered | RingGivenUp | JournalCompacted | CauseFound | RemedyChanged | JobPaused
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -366,7 +337,7 @@ class JobSeen:
 class Resumed:
     """Captures that are under way though this process has not asked for them."""
 
-    requests: Sequence[CaptureRequest]
+    requests: Sequence[captures.CaptureRequest]
 
 
 @dataclass(frozen=True, slots=True)

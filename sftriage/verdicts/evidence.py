@@ -1,7 +1,7 @@
 """The evidence for a verdict: what a window shows, beside the state of the run.
 
 A window's complete steps of one kind are compared, without special and disturbed ones; its replay is made, and the
-tests of the run are advanced by its new steps.
+tests of the run are sequential.advanced by its new steps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sftriage.frontier.whatif import KeptReplay, Profile, Roles, SegmentReplay, 
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Suspect
 from sftriage.model.windows import Window
+from sftriage.verdicts import sequential
 from sftriage.verdicts.baseline import Baseline, Excess, OwnTimes, Regime, excess_of, regimes_of
 from sftriage.verdicts.candidates import (
     MAX_KNOWN,
@@ -33,19 +34,7 @@ from sftriage.verdicts.candidates import (
 )
 from sftriage.verdicts.course import NO_TRACK, Onset, Track
 from sftriage.verdicts.regression import OwnBest, StepMeasures, measured, paused_steps
-from sftriage.verdicts.sequential import (
-    MAX_EXAMINED,
-    Arrivals,
-    ClearEvent,
-    Evidence,
-    Recurrence,
-    advanced,
-    arrivals_of_hosts,
-    arrivals_of_ranks,
-    clear_events,
-    recurrence_of,
-    units_to_examine,
-)
+from sftriage.verdicts.sequential import Arrivals, ClearEvent, Evidence, Recurrence
 from sftriage.verdicts.settings import Settings
 from sftriage.verdicts.system import HeldBack, SystemCounts, charged, counts_of, stage_of
 
@@ -418,7 +407,7 @@ class _Steps:
     def events(self, arrivals: Arrivals, new_N: BoolArray) -> list[ClearEvent]:
         """The clear events of new steps."""
         least, first_step = self.settings.min_event_fraction, self.window.first_step
-        return clear_events(arrivals, self.replays, new_N, first_step, self.usual_s, least)
+        return sequential.clear_events(arrivals, self.replays, new_N, first_step, self.usual_s, least)
 
     def tests(self) -> tuple[Evidence, Evidence, list[Unit]]:
         """The tests of ranks and of hosts after the steps that are new to them, and the units that delayed it most."""
@@ -428,19 +417,19 @@ class _Steps:
             if before.n_units != n_units:
                 before = Evidence(n_units, before.next_step)
             events = self.events(arrivals, self.used_N & (self.step_N >= before.next_step))
-            return advanced(before, events, max(before.next_step, self.window.last_step + 1), self.settings)
+            return sequential.advanced(before, events, max(before.next_step, self.window.last_step + 1), self.settings)
 
         least_s = LISTED_FRACTION * float(self.exposed_N[self.used_N].sum())
         replays, roles, places = self.replays, self.roles, places_of(self.window.hosts)
-        of_ranks = arrivals_of_ranks(replays, self.n_ranks)
+        of_ranks = sequential.arrivals_of_ranks(replays, self.n_ranks)
         ranks = advance(self.past.ranks, of_ranks)
-        units = rank_units(replays, units_to_examine(of_ranks, ranks, least_s), roles, self.n_steps)
+        units = rank_units(replays, sequential.units_to_examine(of_ranks, ranks, least_s), roles, self.n_steps)
         if places is None:
             return ranks, self.past.hosts, units
         elsewhere = [last_elsewhere(one, places) for one in replays]
-        of_hosts = arrivals_of_hosts(replays, elsewhere, places, self.settings)
+        of_hosts = sequential.arrivals_of_hosts(replays, elsewhere, places, self.settings)
         hosts = advance(self.past.hosts, of_hosts)
-        examined, alike = units_to_examine(of_hosts, hosts, least_s), self.settings.larger_part_fraction
+        examined, alike = sequential.units_to_examine(of_hosts, hosts, least_s), self.settings.larger_part_fraction
         units += host_units(replays, places, elsewhere, examined, roles, self.n_steps, alike)
         return ranks, hosts, units
 
@@ -453,7 +442,7 @@ class _Steps:
         if noted_NR is None:
             return self.past.alone
         new_N = self.valid_N & (self.step_N >= self.past.ranks.next_step)
-        events = self.events(arrivals_of_ranks(self.replays, self.n_ranks), new_N)
+        events = self.events(sequential.arrivals_of_ranks(self.replays, self.n_ranks), new_N)
         lost_s = {(one.unit, one.step): one.share * self.usual_s for one in events}
         found = dict(self.past.alone)
         for n, rank in np.argwhere((noted_NR != "") & new_N[:, None]).tolist():
@@ -482,7 +471,11 @@ class _Steps:
     def track(self, units: Sequence[Unit]) -> Track:
         """The track of all ranks of a small job, or of those examined, and of the hosts examined, with these steps."""
         used_N, over = self.used_N, {unit.name: unit.over_NS[self.used_N] for unit in units}
-        rest = [rank for rank in range(self.n_ranks) if rank not in over] if self.n_ranks <= MAX_EXAMINED else []
+        rest = (
+            [rank for rank in range(self.n_ranks) if rank not in over]
+            if self.n_ranks <= sequential.MAX_EXAMINED
+            else []
+        )
         if rest:
             ranks = np.asarray(rest, np.intp)
             over_NXS = np.sum([one.over_NXS(ranks, self.roles, self.n_steps) for one in self.replays], axis=0)
@@ -524,7 +517,7 @@ def _recurrences(
     """The recurrence of each unit that has one; its onset is the one that was found first."""
     found = {}
     for unit in units:
-        one = recurrence_of(ranks if unit.scope == "rank" else hosts, unit.name, settings)
+        one = sequential.recurrence_of(ranks if unit.scope == "rank" else hosts, unit.name, settings)
         if one is not None:
             known = before.get(unit.name, one)
             same = (known.period, known.phase) == (one.period, one.phase)

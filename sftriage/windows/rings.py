@@ -16,17 +16,6 @@ from sftriage.errors import RingError
 from sftriage.model.windows import OTHER, RankStatus, StageSchema
 from sftriage.recorder import layout
 from sftriage.recorder.files import OpenFile
-from sftriage.recorder.layout import (
-    ADDITIONS_AT,
-    ADDITIONS_BYTES,
-    BLOCK_WORDS,
-    LIVE_AT,
-    LOG_AT,
-    MAX_COUNT,
-    RING_MAGIC,
-    WORD_BYTES,
-    with_additions,
-)
 from sftriage.windows.decoding import BoolArray
 from sftriage.windows.moments import Batch, Copied, batches
 
@@ -53,7 +42,7 @@ class Ring(OpenFile):
     def __init__(self, path: Path | str, skip: int = 0, *, grows: bool = True) -> None:
         super().__init__(path, os.O_RDONLY)
         try:
-            header = self.checked_header(RING_MAGIC)
+            header = self.checked_header(layout.RING_MAGIC)
             self.info = self._declared = header.info
             self._log_words = header.log_words
             self.on_device = self.untimed = self.over = False
@@ -68,7 +57,7 @@ class Ring(OpenFile):
             # Steps that end before that place. A new reader passes over those that an earlier reader has read.
             self._ended = 0
             self._grows = True
-            expected = LOG_AT + self._log_words * WORD_BYTES
+            expected = layout.LOG_AT + self._log_words * layout.WORD_BYTES
             if (found := self.length_bytes()) != expected:
                 raise RingError(f"{self.path}: truncated or foreign: {found} bytes, its header says {expected}")
             self._live()
@@ -153,7 +142,7 @@ class Ring(OpenFile):
         live = self._live()
         opened = live[layout.OPENED]
         claimed = live[layout.CLAIMED]
-        if not self._at <= opened <= claimed <= opened + self._log_words or opened % BLOCK_WORDS:
+        if not self._at <= opened <= claimed <= opened + self._log_words or opened % layout.BLOCK_WORDS:
             raise RingError(f"{self.path}: bad header: {opened} words opened, {claimed} claimed, {self._at} read")
         start = max(self._at, claimed - self._log_words)
         raw = self._circular(start, opened)
@@ -164,7 +153,7 @@ class Ring(OpenFile):
         unwritten = np.flatnonzero(words_M == 0)
         words_M = words_M[: unwritten[0]] if len(unwritten) else words_M
         is_block_M = np.zeros(len(words_M), dtype=np.bool_)
-        is_block_M[-whole % BLOCK_WORDS :: BLOCK_WORDS] = True
+        is_block_M[-whole % layout.BLOCK_WORDS :: layout.BLOCK_WORDS] = True
         if (words_M[is_block_M] >> np.uint64(layout.CODE_AT) != layout.BLOCK).any():
             raise RingError(f"{self.path}: its log makes no sense")
         if whole > self._at:
@@ -183,28 +172,28 @@ class Ring(OpenFile):
         """The words of the log from ``first`` up to ``end``, at most one turn of it."""
         start, count = first % self._log_words, end - first
         before_wrap = min(count, self._log_words - start)
-        data = self.read_at(before_wrap * WORD_BYTES, LOG_AT + start * WORD_BYTES)
+        data = self.read_at(before_wrap * layout.WORD_BYTES, layout.LOG_AT + start * layout.WORD_BYTES)
         if count > before_wrap:
-            data += self.read_at((count - before_wrap) * WORD_BYTES, LOG_AT)
-        if len(data) < count * WORD_BYTES:
+            data += self.read_at((count - before_wrap) * layout.WORD_BYTES, layout.LOG_AT)
+        if len(data) < count * layout.WORD_BYTES:
             raise RingError(f"{self.path}: truncated: steps are missing at its end")
         return data
 
     def _live(self) -> tuple[int, ...]:
         # Each word is right by itself, and what is between two of them the writer has put in their order.
-        found = self.read_at(_LIVE.size, LIVE_AT)
+        found = self.read_at(_LIVE.size, layout.LIVE_AT)
         if len(found) < _LIVE.size:
             raise RingError(f"{self.path}: truncated: its header has become shorter")
         live: tuple[int, ...] = _LIVE.unpack(found)
-        if not 0 <= live[layout.CLAIMED] < MAX_COUNT:
+        if not 0 <= live[layout.CLAIMED] < layout.MAX_COUNT:
             raise RingError(f"{self.path}: {live[layout.CLAIMED]} words are said to be there")
         self.on_device, self.untimed = live[layout.ON_DEVICE] > 0, live[layout.ON_DEVICE] == layout.UNTIMED
         self.misuse = live[layout.MISUSE]
         added = live[layout.ADDITIONS]
         if added != self._added:
-            if not 0 < added <= ADDITIONS_BYTES:
+            if not 0 < added <= layout.ADDITIONS_BYTES:
                 raise RingError(f"{self.path}: {added} bytes of additions")
-            info = with_additions(self._declared, self.read_at(added, ADDITIONS_AT))
+            info = layout.with_additions(self._declared, self.read_at(added, layout.ADDITIONS_AT))
             self.late_stages = info.schema.stages[len(self.info.schema.stages) - 1 : -1]
             self.info = info if self._grows else replace(info, schema=self.info.schema)
             self._added = added

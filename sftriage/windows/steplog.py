@@ -28,17 +28,9 @@ import numpy as np
 from sftriage.base.files import open_regular
 from sftriage.errors import RingError
 from sftriage.model.windows import StageSchema
+from sftriage.recorder import layout
 from sftriage.recorder.files import OpenFile
-from sftriage.recorder.layout import (
-    DEVICE_LOG_MAGIC,
-    HEADER_BYTES,
-    LOG_MAGIC,
-    MAX_COUNT,
-    WORD_BYTES,
-    RingInfo,
-    decode_header,
-    encode_header,
-)
+from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, WORD_BYTES, RingInfo
 from sftriage.windows.decoding import START, BoolArray, IntArray, StepArrays, checked, sealed, slot_bytes
 
 MAX_SEGMENT_BYTES = 4 << 20
@@ -333,14 +325,14 @@ class SegmentedLog:
             with _Segment(path, os.O_RDONLY) as segment:
                 self.info = self._of_this_writer(path, segment.read_at(HEADER_BYTES, 0))
             break
-        header = encode_header(self._magic, self.info)
+        header = layout.encode_header(self._magic, self.info)
         if not header.startswith(found):
             self._of_this_writer(self._newest.path, found)
         self._newest.write(header, 0)
 
     def _of_this_writer(self, path: Path, header: bytes) -> RingInfo:
         """What a header says. What its writer has declared since is not in it, and it stays what it is."""
-        found = decode_header(self._magic, header, str(path)).info
+        found = layout.decode_header(self._magic, header, str(path)).info
         if not same_writer(found, self.info):
             raise RingError(f"{path}: the log of another run of this rank")
         return found
@@ -364,7 +356,7 @@ class SegmentedLog:
         # (one of that name is what was left of the last try)
         following = _Segment(path, os.O_RDWR | os.O_CREAT)
         try:
-            following.write(encode_header(self._magic, self.info), 0)
+            following.write(layout.encode_header(self._magic, self.info), 0)
             following.resume(self._record_bytes, self._time_word)
         except RingError:
             following.close()
@@ -375,7 +367,7 @@ class SegmentedLog:
         self._newest, self._first_ns, self._joined = following, None, False
 
 
-MAGICS = {"steps": LOG_MAGIC, "device-steps": DEVICE_LOG_MAGIC}
+MAGICS = {"steps": layout.LOG_MAGIC, "device-steps": layout.DEVICE_LOG_MAGIC}
 
 BLOCK_STEPS = 128
 BLOCKS_A_PERIOD = 8
