@@ -96,11 +96,8 @@ class Controller:
 
     Args:
         policy: the policy, several that are in force together, or files that are watched for changes.
-        records: the journal.
-        state_file: file of the engine's state.
         publish: gets everything that went on record, and each window before it is judged.
         left: what an earlier controller left: windows that it has decided are only learnt from.
-        nsys: whether the job runs under nsys.
 
     Attributes:
         losses: what stragglers have cost the job since the run began.

@@ -46,7 +46,6 @@ class PolicyFiles:
     ``now`` is the clock that dates files, in seconds of the epoch.
 
     Attributes:
-        current: the policies that are in force.
         do: reads the files once they are in force, so that a slow disk delays nobody.
 
     Raises:

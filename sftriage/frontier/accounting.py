@@ -58,8 +58,6 @@ class SegmentColumn:
     It is computed when it is used, so that a large job's window is not copied.
 
     Attributes:
-        stage: the index of the stage.
-        whole_NR: the stage's time as recorded.
         offset: step n is in row ``n + offset`` of the segment: what came after the last sync is in the next step's row.
         over_NR: only time over this is in the column, if given.
         up_to_NR: only time up to this is in the column, if given.

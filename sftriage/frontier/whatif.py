@@ -54,7 +54,6 @@ class Sample:
     """The ranks that stand for their cohorts; of cohorts whose samples have the same size.
 
     Attributes:
-        roles_C: the numbers of the cohorts.
         ranks_CX: the ranks of each.
         whole: whether these are all of their ranks.
     """
@@ -69,9 +68,7 @@ class Roles:
     """A grouping of a window's ranks, into cohorts or hosts.
 
     Attributes:
-        names: of the groups (C).
         role_R: the number of each rank's group.
-        members: the ranks of each group.
         samples: the ranks that stand for each group.
     """
 

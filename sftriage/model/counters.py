@@ -64,7 +64,6 @@ class Account:
     """One thing that the system did to a rank.
 
     Attributes:
-        code: what it did.
         took_s: seconds a step.
         counted: whether a counter says so, rather than an inference.
         alone: ``code``, if no line of the program is involved and no profiler of the rank would show more.

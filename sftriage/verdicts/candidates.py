@@ -140,7 +140,6 @@ class Candidate:
     """A possible suspect.
 
     Attributes:
-        suspect: who, in which stage, with its numbers.
         gain_N: what mending it would have saved in each step, in seconds.
         lateness_N: its lateness in the steps in which it arrived last, 0 in the others, in seconds.
         total_s: the sum of ``gain_N``.
@@ -169,7 +168,6 @@ class WindowContext:
     """What all candidates of a window are measured against.
 
     Attributes:
-        used_N: the steps that count.
         exposed_N: the exposed time of each step, in seconds.
         present_s: a candidate is present in a step if its gain there is at least this.
         track: the units' time over their peers in the last steps.

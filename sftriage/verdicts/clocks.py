@@ -31,10 +31,8 @@ class Timed:
 
     Attributes:
         window: with that clock's times as durations.
-        clock: which it is.
         limited: whether it is the host's though the device's would be needed.
         agree: whether the clocks do not contradict each other.
-        numbers: what decided.
     """
 
     window: Window

@@ -85,9 +85,7 @@ class Past:
     """The state that is carried from window to window: all that a verdict depends on besides the window itself.
 
     Attributes:
-        baseline: the job's healthy steps.
-        ranks: the sequential tests of all ranks.
-        hosts: those of all hosts.
+        ranks, hosts: the sequential tests of all of them.
         track: the units' time over their peers in the last steps.
         onsets: when the fault of each named unit began, by stage.
         recurrences: the periods of recurring faults, by unit.
@@ -133,13 +131,11 @@ class WindowEvidence:
         used_N: the steps that count: complete, and of the kind that most of them are.
         seen: the profile of these steps.
         like: the profile of those in the most frequent regime.
-        regime: that regime.
         normal: a typical healthy step of that regime; None if none is known.
         excess: exposed time over what is normal, by where it is.
         candidates: possible suspects, the largest gain first.
         gain_R: what mending the last rank of each step would have saved, in all steps, by rank.
         single_s: the largest gain of a rank or a host, in one stage or as a whole, as a mean over the steps that count.
-        roles: the cohorts.
         alone: of each rank that is named by its own notes, what it marked, and the log odds.
         counts: for each named unit, by its ranks, what the kernel counted; None if that is not known.
         measures: all steps, for the test of the job against its own best.

@@ -131,11 +131,7 @@ class StepMeasures:
     """The measures of consecutive steps, in seconds. N steps, S stages.
 
     Attributes:
-        first_step: the number of the first one.
-        stages: the names of the stages.
-        times_NQ: the quantities.
         counts_N: the steps that count: complete, without a profiler, and not after a step of another kind.
-        regimes: the kind and the size of work of each step.
         work_N: the work of each step; None, or 0, if it was not given.
     """
 
@@ -255,7 +251,6 @@ class SpeedTest:
     """The evidence that one kind of step has become slower, for each quantity (log odds).
 
     Attributes:
-        kind, stages: of these steps.
         evidence_Q: from 0 up to the threshold.
         since_Q, first_Q, last_Q: the step since which it has been above 0, and the range of that step.
         until_Q: the last step at which it was at the threshold.
@@ -265,7 +260,6 @@ class SpeedTest:
         onset: of the regression that stands: its first step, and the range of that step.
         full: that regression when its evidence was last at the threshold, which may be long before it is 0.
         ended: the last regression that has ended, which was known at step ``ended_by``.
-        n_steps: how many steps were tested.
     """
 
     kind: str

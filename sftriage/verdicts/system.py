@@ -43,7 +43,6 @@ class SystemCounts:
 
     Attributes:
         late_s: by how much a rank's time before the syncs was over its peers'.
-        own: each counter.
         over: by how much it was over the peers', in the part of the step before the syncs.
         waited_s: by how much longer it waited for a CPU than its peers, without what its cgroup's limit kept it
             waiting, in the whole step or in that part; NaN if that is not known.

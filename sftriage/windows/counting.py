@@ -119,8 +119,6 @@ class CountersLog(SegmentedLog):
     """Appends readings to a rank's log of them, and goes on where an earlier agent stopped.
 
     Args:
-        directory: where it lies.
-        info: the ring's info.
         limits: how much of it is kept; by default all.
 
     Raises:

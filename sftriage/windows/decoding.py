@@ -92,7 +92,6 @@ class StepArrays:
     """Steps of any ranks in any order. Columns are views, of 64-bit integers; see `StepRecord` for what they mean.
 
     Attributes:
-        schema: the stages.
         rank_B: whose steps they are.
         slots_BW: the slots as they were written; ask the columns.
         counted_BC: what the kernel counted of each (see `sftriage.model.counters`), NaN where that is not known (see

@@ -35,8 +35,6 @@ class StepRows:
     time for each sync stage, and the time between), R ranks, B steps of single ranks that come together.
 
     Args:
-        schema: the stages.
-        world_size: ranks.
         capacity_steps: rows: steps that are in the store at the same time lie within this many of each other.
 
     Attributes:

@@ -235,7 +235,6 @@ class StepLogs:
     """The logs of a run, by attempt and rank. A large job has many: each is opened when it is first needed.
 
     Attributes:
-        directory: where they are.
         attempts: those that were there at the last look, by rank.
     """
 

@@ -56,7 +56,6 @@ class Batch:
     """What a read found. ``len(steps) + missed + torn`` is the number of steps published since the last read.
 
     Attributes:
-        steps: the new steps.
         device: device times of any steps, where the rank records them.
         missed: steps that were overwritten before they were read.
         torn: steps that make no sense, and are skipped.

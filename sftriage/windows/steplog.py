@@ -189,8 +189,6 @@ class SegmentedLog:
     """Appends records to the newest segment of a log, begins others, and goes on where an earlier agent stopped.
 
     Args:
-        directory: where the log lies; it has to exist.
-        info: the ring's info.
         kind: what its files are called.
         magic: what its headers begin with.
         record_bytes: of one record, of a rank with these stages.
@@ -415,8 +413,6 @@ class StepLog:
     """Appends steps to a rank's step log, and goes on where an earlier agent stopped.
 
     Args:
-        directory: where the log lies; it has to exist.
-        info: the ring's info.
         kind: ``steps``, or ``device-steps`` for the log of device times.
         kept: how much of it is kept; by default all.
         there: its files, whole and thinned, by kind and oldest first; by default those in the directory.
