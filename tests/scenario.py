@@ -35,13 +35,7 @@ from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore
 from sftriage.verdicts import Settings, judge
 from sftriage.windows.counting import KIND, KeptReadings, kept_readings
-from sftriage.windows.decoding import (
-    CAPTURING,
-    INCOMPLETE,
-    UNKNOWN,
-    StepArrays,
-    decode,
-)
+from sftriage.windows.decoding import CAPTURING, INCOMPLETE, UNKNOWN, StepArrays, decode
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import Ring

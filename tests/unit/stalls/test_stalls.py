@@ -8,18 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.windows import RankStatus, StageSchema, Window
-from sftriage.stalls.verdict import (
-    MAX_NAMED,
-    Pace,
-    StallSettings,
-    StepPause,
-    Watch,
-    look,
-    on_clock,
-    stall_verdict,
-    still_ranks,
-    wait_state_of,
-)
+from sftriage.stalls import verdict as stalls
+from sftriage.stalls.verdict import Pace, StallSettings, StepPause, Watch
 from sftriage.windows.shipped import status_of
 
 S = 1_000_000_000
@@ -31,7 +21,8 @@ STEADY = Pace(periods_s=(0.1,) * 5, unused=frozenset({"save"}))
 
 
 def stalled(status, pace, settings, now_ns, *, capturing=()):
-    return stall_verdict(wait_state_of(status, pace, now_ns), status, pace, settings, now_ns, 0, capturing)
+    state = stalls.wait_state_of(status, pace, now_ns)
+    return stalls.stall_verdict(state, status, pace, settings, now_ns, 0, capturing)
 
 
 def rank(number, what, still_s, host="h"):
@@ -55,7 +46,7 @@ def rank(number, what, still_s, host="h"):
 def job(ranks, still_s=61.0, hosts=None, schema=SCHEMA, world_size=None):
     each = enumerate(ranks.split(", ") if ranks else ())
     found = tuple(rank(number, what, still_s, (hosts or "h" * 99)[number]) for number, what in each)
-    return on_clock(status_of(schema, world_size or len(found), found), None, NOW)
+    return stalls.on_clock(status_of(schema, world_size or len(found), found), None, NOW)
 
 
 def named(verdict):
@@ -222,7 +213,7 @@ def test_the_ranks_of_one_host_are_one_suspect(hosts, ranks, suspects):
 def test_who_takes_no_steps_now(stage, stage_s, step_s, typical_s, still):
     ages = int(stage_s * 1e9), 7, int(step_s * 1e9)
     one = RankStatus(3, "h", stage, *ages, 7, closed=False, alive=True)
-    assert still_ranks(status_of(SCHEMA, 4, (one,)), typical_s) == ({3} if still else set())
+    assert stalls.still_ranks(status_of(SCHEMA, 4, (one,)), typical_s) == ({3} if still else set())
 
 
 def test_of_two_sync_stages_the_later_one_is_where_the_others_wait():
@@ -258,7 +249,7 @@ def test_ranks_that_show_nothing_are_said_where_nobody_else_is_named():
 
 def test_of_many_missing_ranks_the_first_are_named_and_all_are_counted():
     verdict = stalled(job("backward@50" + ", data@50" * 40), STEADY, SETTINGS, NOW)
-    assert (len(verdict.suspects), verdict.numbers["missing_ranks"]) == (MAX_NAMED, 40.0)
+    assert (len(verdict.suspects), verdict.numbers["missing_ranks"]) == (stalls.MAX_NAMED, 40.0)
 
 
 def test_a_capture_may_hold_its_rank_up_for_as_long_as_it_runs():
@@ -275,7 +266,7 @@ def test_a_time_that_has_not_come_yet_is_passed_over():
     assert named(verdict) == [("rank", (1,), "forward")]
 
 
-# What is kept from look to look
+# What is kept from stalls.look to stalls.look
 
 
 class Job:
@@ -301,10 +292,10 @@ class Job:
             replace(one, stage_age_ns=now_ns - one.stage_age_ns, step_age_ns=now_ns - one.step_age_ns)
             for one in self.ranks
         ]
-        return on_clock(status_of(SCHEMA, len(ranks), ranks, attempt), None, now_ns)
+        return stalls.on_clock(status_of(SCHEMA, len(ranks), ranks, attempt), None, now_ns)
 
     def look(self, capturing=()):
-        verdict, self.watch = look(self.status(), self.watch, self.settings, self.now_ns, capturing)
+        verdict, self.watch = stalls.look(self.status(), self.watch, self.settings, self.now_ns, capturing)
         self.verdicts += [verdict] if verdict else []
 
     def enter(self, stage, ranks=None):
@@ -433,7 +424,7 @@ def test_what_nobody_watched_does_not_count():
 def test_another_attempt_has_a_pace_of_its_own():
     job = Job()
     job.steps(10)
-    _, watch = look(job.status(attempt=1), job.watch, SETTINGS, job.now_ns)
+    _, watch = stalls.look(job.status(attempt=1), job.watch, SETTINGS, job.now_ns)
     assert watch.pace == Pace()
 
 
@@ -471,7 +462,7 @@ statuses = st.builds(
     alive=st.sampled_from([True, True, None, False]),
 )
 jobs = st.lists(statuses, max_size=10, unique_by=lambda one: one.rank).map(
-    lambda ranks: on_clock(status_of(SCHEMA, 10, ranks), None, NOW)
+    lambda ranks: stalls.on_clock(status_of(SCHEMA, 10, ranks), None, NOW)
 )
 
 
@@ -506,6 +497,6 @@ def test_a_job_that_moves_within_the_floor_never_stalls(moves):
 
 @given(jobs, jobs)
 def test_any_two_looks_in_a_row_are_taken(first, second):
-    _, watch = look(first, Watch(), SETTINGS, NOW)
-    verdict, _ = look(second, watch, SETTINGS, NOW + 60 * S)
+    _, watch = stalls.look(first, Watch(), SETTINGS, NOW)
+    verdict, _ = stalls.look(second, watch, SETTINGS, NOW + 60 * S)
     assert verdict is None or verdict.label == "stalled"

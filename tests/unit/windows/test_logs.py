@@ -14,26 +14,17 @@ from hypothesis import strategies as st
 from sftriage.errors import RingError
 from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.recorder.layout import HEADER_BYTES, LOG_MAGIC, WORD_BYTES, encode_header
+from sftriage.windows import steplog
 from sftriage.windows.counting import UNKNOWN, CountersLog
 from sftriage.windows.decoding import CAPTURING, FLAGS, INCOMPLETE, START, StepArrays, slot_bytes, together
 from sftriage.windows.logs import LogReader, StepLogs, windows
-from sftriage.windows.steplog import (
-    BLOCK_STEPS,
-    MIN_SEGMENT_BYTES,
-    SEGMENTS,
-    KeptSteps,
-    StepLog,
-    find_logs,
-    find_segments,
-    segment_name,
-    stay,
-)
+from sftriage.windows.steplog import KeptSteps, StepLog, find_logs, find_segments
 from tests.scenario import info_of, kept_of, slots
 from tests.scenario import steps_of as recorded
 
 INFO = info_of(0, 1)
-KEPT = KeptSteps(max_bytes=4 * SEGMENTS * MIN_SEGMENT_BYTES, age_s=1e6)
-SEGMENT_STEPS = (MIN_SEGMENT_BYTES - HEADER_BYTES) // slot_bytes(INFO.schema)
+KEPT = KeptSteps(max_bytes=4 * steplog.SEGMENTS * steplog.MIN_SEGMENT_BYTES, age_s=1e6)
+SEGMENT_STEPS = (steplog.MIN_SEGMENT_BYTES - HEADER_BYTES) // slot_bytes(INFO.schema)
 
 
 def took(step: int) -> dict[str, float]:
@@ -77,9 +68,9 @@ def test_the_newest_steps_are_whole_and_older_ones_thinned(tmp_path):
     np.testing.assert_array_equal(steps.step_B[steps.step_B >= whole_from], np.arange(whole_from, 6000))
     # AND of older ones those that every rank keeps, as far as there is room for them
     older = steps.step_B[steps.step_B < whole_from]
-    everywhere = np.flatnonzero(stay(np.arange(whole_from)))
+    everywhere = np.flatnonzero(steplog.stay(np.arange(whole_from)))
     np.testing.assert_array_equal(older, everywhere[-len(older) :])
-    assert BLOCK_STEPS < len(older) <= SEGMENTS * SEGMENT_STEPS // 2
+    assert steplog.BLOCK_STEPS < len(older) <= steplog.SEGMENTS * SEGMENT_STEPS // 2
     assert thinned.first_step == older[0]
     assert kept_bytes(tmp_path) <= KEPT.max_bytes * 3 // 8
     # AND what is there is what was written
@@ -101,7 +92,7 @@ def test_the_steps_around_a_capture_are_kept_of_every_rank(tmp_path):
     words = steps.slots_BW.copy()
     words[700:705, FLAGS] |= CAPTURING
     captured = replace(steps, slots_BW=words)
-    block = 700 // BLOCK_STEPS
+    block = 700 // steplog.BLOCK_STEPS
     # WHEN both have grown so that all of that is thinned
     for folder, of_rank, blocks in (("captured", captured, ()), ("beside", steps, (block - 1, block))):
         (tmp_path / folder).mkdir()
@@ -111,8 +102,8 @@ def test_the_steps_around_a_capture_are_kept_of_every_rank(tmp_path):
         log.close()
         # THEN those, and the ones before them that led to it, are there
         found = set(read(tmp_path / folder).step_B.tolist())
-        assert set(range((block - 1) * BLOCK_STEPS, (block + 1) * BLOCK_STEPS)) <= found
-        assert (block + 1) * BLOCK_STEPS not in found
+        assert set(range((block - 1) * steplog.BLOCK_STEPS, (block + 1) * steplog.BLOCK_STEPS)) <= found
+        assert (block + 1) * steplog.BLOCK_STEPS not in found
 
 
 def test_what_is_older_than_the_limit_goes_whatever_room_there_is(tmp_path):
@@ -133,7 +124,7 @@ def test_what_is_older_than_the_limit_goes_whatever_room_there_is(tmp_path):
 )
 def test_whoever_goes_on_loses_nothing_and_writes_nothing_twice(cuts, restarts, torn, segments):
     # GIVEN agents that take a log over from each other, some of them killed in the middle of a write
-    kept = KeptSteps(4 * segments * MIN_SEGMENT_BYTES, 1e6)
+    kept = KeptSteps(4 * segments * steplog.MIN_SEGMENT_BYTES, 1e6)
     with tempfile.TemporaryDirectory() as name:
         folder, at = Path(name), 0
         log = StepLog(folder, INFO, kept=kept)
@@ -362,7 +353,7 @@ def test_a_reader_does_not_wait_for_a_pipe(tmp_path):
     ],
 )
 def test_the_names_of_segments(name, means):
-    assert segment_name(name) == means
+    assert steplog.segment_name(name) == means
 
 
 def test_readings_of_counters_are_found_across_segments(tmp_path):
@@ -370,7 +361,7 @@ def test_readings_of_counters_are_found_across_segments(tmp_path):
     limits = KEPT.whole(1)
     log = CountersLog(tmp_path, INFO, limits)
     quarter_ns = 250_000_000
-    segment = (MIN_SEGMENT_BYTES - HEADER_BYTES) // (8 * (2 + len(COUNTERS)))
+    segment = (steplog.MIN_SEGMENT_BYTES - HEADER_BYTES) // (8 * (2 + len(COUNTERS)))
     count = 6 * segment
     for n in range(1, count):
         log.add((n * quarter_ns, n * 150_000_000, n * 100_000_000, n, *[UNKNOWN] * (len(COUNTERS) - 3)))
