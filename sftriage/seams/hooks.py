@@ -233,12 +233,10 @@ class Optimizers:
         self.seen: dict[int, weakref.ref[Any]] = {}  # those that have stepped in the first round, by id
         self.clip_across_ranks = False  # gradients that are spread over the ranks are clipped
         self._handles: list[Any] = []
-        self._slow: tuple[Callable[..., object], ...] = ()
 
     def put_in(self) -> None:
         replaced, torch = self._seams.replaced, sys.modules["torch"]
-        self._slow = self._hooks()
-        self._hook(*self._slow)
+        self._hook(self._begins, self._ended)
         replaced.wrap(sys.modules["torch.amp.grad_scaler"].GradScaler, "step", self._scaling)
         clipping = sys.modules["torch.nn.utils.clip_grad"]
         original = clipping.clip_grad_norm_
@@ -253,9 +251,8 @@ class Optimizers:
 
     def settle(self, made: Callable[..., Any], ender: int) -> Any:
         """Have these hooks do from now on what ``made`` makes of them; what counts the steps that end with this one."""
-        begins, ended = self._slow
-        counting = made(AFTER, "optimizer", ended, ender)
-        self._hook(made(BEFORE, "optimizer", begins, ender), counting)
+        counting = made(AFTER, "optimizer", self._ended, ender)
+        self._hook(made(BEFORE, "optimizer", self._begins, ender), counting)
         return counting
 
     def _hook(self, begins: Callable[..., object], ended: Callable[..., object]) -> None:
@@ -267,28 +264,25 @@ class Optimizers:
             optimizer.register_optimizer_step_post_hook(ended),
         ]
 
-    def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        seams, steps = self._seams, self._seams.steps
+    def _begins(self, optimizer: Any, args: object, kwargs: object) -> None:
+        seams = self._seams
+        if seams.tracing() or "optimizer" not in seams.on:
+            return
+        try:
+            if seams.steps.monitor is None:
+                self.seen[id(optimizer)] = weakref.ref(optimizer)
+            seams.steps.optimizer_begins(id(optimizer))
+        except Exception as error:
+            seams.fail("optimizer", error)
 
-        def begins(optimizer: Any, args: object, kwargs: object) -> None:
-            if seams.tracing() or "optimizer" not in seams.on:
-                return
-            try:
-                if steps.monitor is None:
-                    self.seen[id(optimizer)] = weakref.ref(optimizer)
-                steps.optimizer_begins(id(optimizer))
-            except Exception as error:
-                seams.fail("optimizer", error)
-
-        def ended(optimizer: Any, args: object, kwargs: object) -> None:
-            if seams.tracing() or "optimizer" not in seams.on:
-                return
-            try:
-                steps.optimizer_ended(id(optimizer))
-            except Exception as error:
-                seams.fail("optimizer", error)
-
-        return begins, ended
+    def _ended(self, optimizer: Any, args: object, kwargs: object) -> None:
+        seams = self._seams
+        if seams.tracing() or "optimizer" not in seams.on:
+            return
+        try:
+            seams.steps.optimizer_ended(id(optimizer))
+        except Exception as error:
+            seams.fail("optimizer", error)
 
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``GradScaler.step(optimizer)``: where gradients are infinite the optimizer's own step is never called."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -41,18 +42,19 @@ from tests.scenario import new_records
 CLAIMED, OPENED = 0, 1
 
 
+def train(monitor: Monitor, count: int, *stages: str) -> None:
+    """Take so many steps of stages that lie in each other."""
+    for _ in range(count):
+        with contextlib.ExitStack() as opened:
+            for one in (monitor.step(), *map(monitor.stage, stages)):
+                opened.enter_context(one)
+
+
 @pytest.fixture
 def written(tmp_path, form):
     """A monitor whose ring holds two blocks, and a function that records so many steps of two stages each."""
-    monitor = Monitor(("a", "b"), (), rings=tmp_path, slots=1)
-
-    def steps(count: int) -> None:
-        for _ in range(count):
-            with monitor.step(), monitor.stage("a"), monitor.stage("b"):
-                pass
-
-    yield monitor, steps
-    monitor.close()
+    with Monitor(("a", "b"), (), rings=tmp_path, slots=1) as monitor:
+        yield monitor, lambda count: train(monitor, count, "a", "b")
 
 
 @pytest.fixture
@@ -70,9 +72,7 @@ def test_every_step_is_read_or_counted_as_missed(form, bursts):
         with open_ring(Path(directory) / "rank-0.0.ring") as reader:
             # WHEN it is written in bursts, some longer than the ring, and read after each
             for burst in bursts:
-                for _ in range(burst):
-                    with monitor.step(), monitor.stage("a"):
-                        pass
+                train(monitor, burst, "a")
                 batch = reader.read()
                 seq += burst
                 # THEN the newest steps are read in order, and the others are counted
@@ -88,9 +88,7 @@ def ring_of(form: str, published: int) -> bytes:
     """A ring with so many steps in it."""
     with tempfile.TemporaryDirectory() as directory:
         with Monitor(("a",), ("a",), rings=directory, slots=1) as monitor:
-            for _ in range(published):
-                with monitor.step(), monitor.stage("a"):
-                    pass
+            train(monitor, published, "a")
         return (Path(directory) / "rank-0.0.ring").read_bytes()
 
 
@@ -131,12 +129,12 @@ def test_what_the_docstring_says_is_enough_to_read_a_ring_written_at_full_speed(
     monitor = Monitor(("a", "b"), (), rings=tmp_path, slots=4096)
     done = threading.Event()
 
-    def train() -> None:
+    def without_a_pause() -> None:
         while not done.is_set():
             with monitor.step(), monitor.stage("a"), monitor.stage("b"):
                 pass
 
-    thread = threading.Thread(target=train)
+    thread = threading.Thread(target=without_a_pause)
     thread.start()
     # WHEN it is read as `layout` says, with nothing of ours, from the first word on
     path = tmp_path / "rank-0.0.ring"
@@ -228,9 +226,7 @@ def test_a_step_longer_than_the_ring_is_missed_and_the_next_one_is_read(written,
 def test_a_writer_killed_between_two_stores_leaves_what_was_before(tmp_path, form, killed_after):
     # GIVEN a step of seven words after a whole one, of which only the first few were stored
     with Monitor(("a", "b"), (), rings=tmp_path, slots=1) as monitor:
-        for _ in range(2):
-            with monitor.step(), monitor.stage("a"), monitor.stage("b"):
-                pass
+        train(monitor, 2, "a", "b")
         content = bytearray((tmp_path / "rank-0.0.ring").read_bytes())
     first = LOG_AT + 8 * (1 + 7 + killed_after)
     content[first : LOG_AT + 8 * (1 + 14)] = bytes(max(0, LOG_AT + 8 * 15 - first))
