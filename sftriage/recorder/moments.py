@@ -235,11 +235,7 @@ def carried_binary(directory: Path) -> Path:
 
 
 def _binary() -> ModuleType:
-    """The form in C: the one that was built here, or else the one that was carried here.
-
-    Raises:
-        ImportError: there is none that this Python can load.
-    """
+    """The form in C: the one that was built here, or else the one that was carried here, if this Python can load it."""
     name = "sftriage.recorder._moments"
     carried = carried_binary(Path(__file__).parent)
     if not carried.exists():

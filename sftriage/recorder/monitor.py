@@ -332,11 +332,7 @@ def _open(
 
 
 def _identified(schema: StageSchema, environment: Mapping[str, str], **given: str | int | None) -> RingInfo | None:
-    """Who this process is, by the arguments and else by torchrun's environment; None if the environment is malformed.
-
-    Raises:
-        UsageError: an argument makes no sense.
-    """
+    """Who this process is, by the arguments and else by its launcher's environment; None if that is malformed."""
     texts = {
         "job": environment.get(JOB_ENV) or environment.get("TORCHELASTIC_RUN_ID") or "",
         "host": environment.get(HOST_ENV) or os.uname().nodename,

@@ -697,25 +697,20 @@ def test_torch_has_what_is_used_of_it():
     inspect.signature(torch.cuda.Event.__new__).bind(torch.cuda.Event, enable_timing=True)
 
 
-@pytest.fixture
-def gpu():
+@needs.gpu
+def test_a_real_gpu_goes_on_capturing_graphs(start):
     import torch
 
     torch.cuda.init()
-    return torch
-
-
-@needs.gpu
-def test_a_real_gpu_goes_on_capturing_graphs(start, gpu):
     job = start()
-    square = gpu.ones(64, device="cuda")
-    graph = gpu.cuda.CUDAGraph()
-    with job.monitor.step(), job.monitor.stage("forward"), gpu.cuda.graph(graph), job.monitor.stage("data"):
+    square = torch.ones(64, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with job.monitor.step(), job.monitor.stage("forward"), torch.cuda.graph(graph), job.monitor.stage("data"):
         result = square * 2
     for _ in range(3):
         with job.monitor.step(), job.monitor.stage("forward"):
             graph.replay()
-    gpu.cuda.synchronize()
+    torch.cuda.synchronize()
     job.monitor.close()
     assert result.sum().item() == 128
     assert [step.step for step in job.device()] == [1, 2, 3]
