@@ -199,6 +199,13 @@ def classify(window, past=None, settings=None):
     return judge(window, past, settings or Settings())[0]
 
 
+def judged(run, length=50, stride=50, past=None):
+    """The verdicts on a run, window after window, each with what is known after it."""
+    for first in range(0, len(run.durations_NRS) - length + 1, stride):
+        verdict, past = judge(run.steps(first, first + length - 1), past, Settings())
+        yield verdict, past
+
+
 class Recorder(Journal):
     """A journal to which things are added by what they are."""
 

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.captures import Trigger
-from sftriage.verdicts import Settings, judge
 from sftriage.verdicts.judging import reproduced
-from tests.scenario import Fault, Job, at, every, from_step
+from tests.scenario import Fault, Job, at, every, from_step, judged
 
 RANKS_4 = Job(n_ranks=4, n_steps=5)
 TWELVE = Job(n_ranks=4, n_steps=12)
@@ -100,22 +99,15 @@ def test_the_numbers_say_by_how_much(faults, wanted, over_s):
 PERIOD = 7
 
 
-def judged(window, length=50, stride=10):
-    """The verdicts on a recording, in order."""
-    past, found = None, []
-    for first in range(0, len(window.durations_NRS) - length + 1, stride):
-        verdict, past = judge(window.steps(first, first + length - 1), past, Settings())
-        found.append(verdict)
-    return found
-
-
 def test_what_comes_back_after_a_one_off_of_the_same_rank_is_found_in_each_trace_that_holds_it():
     # GIVEN a rank with 40 ms in every seventh step from step 150 on, after a run of slow steps that has passed
     returns = np.arange(150, 260, PERIOD)
     job = Job(n_ranks=4, n_steps=260)
     window = job.run(Fault("forward", 1, 0.04, from_step(140, 152)), Fault("forward", 1, 0.04, at(*returns)))
     # AND the verdict by which it was captured
-    verdict = next(one for one in judged(window) if one.suspects and one.suspects[0].pattern == "recurring")
+    verdict = next(
+        one for one, _ in judged(window, stride=10) if one.suspects and one.suspects[0].pattern == "recurring"
+    )
     suspect = verdict.suspects[0]
     assert (suspect.ranks, suspect.stage, suspect.period_steps) == ((1,), "forward", PERIOD)
     for first in range(200, 250):

@@ -11,7 +11,7 @@ from sftriage.model.counters import COUNTERS
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.system import system_counts, with_system
 from sftriage.windows.counting import counted_of
-from tests.scenario import Fault, Job, at, classify, every, from_step
+from tests.scenario import Fault, Job, at, classify, every, from_step, judged
 
 FOUR = Job(n_ranks=4)
 """A step is 100 ms, 60 of them before the sync and after the last one: of what is spread evenly, 60 % count."""
@@ -259,9 +259,7 @@ def test_contention_is_what_a_rank_waits_more_than_when_the_job_was_at_its_best(
     def contended(*more_waits_s):
         run = Job(n_ranks=4, n_steps=300).run(Fault("data", 1, 0.05, from_step(200)))
         window = queued(run, *((rank, always, 0.03) for rank in range(4)), *more_waits_s)
-        past, verdict = Past(), None
-        for first in range(0, 300, 50):
-            verdict, past = judge(window.steps(first, first + 49), past, Settings())
+        *_, (verdict, _) = judged(window)
         (suspect, *_) = verdict.suspects
         assert (verdict.label, suspect.ranks) == ("suspect", (1,))
         return suspect.contended_fraction
@@ -308,9 +306,7 @@ def test_a_host_that_is_kept_from_running_costs_what_the_job_wins_without_that(s
     slow_s, healthy_s = (one.durations_NRS[250:].sum(axis=2).max(axis=1).mean() for one in (held, job.run(split=split)))
     held = kept_from_running(held, from_step(began)(300), **known)
     # WHEN its windows are judged
-    past, verdict = Past(), None
-    for first in range(0, 300, 50):
-        verdict, past = judge(held.steps(first, first + 49), past, Settings())
+    *_, (verdict, _) = judged(held)
     # THEN the host is named, and its gain is what the step is longer by
     (suspect, *_) = verdict.suspects
     assert (verdict.label, suspect.host, suspect.stage) == ("suspect", "b", None), situation

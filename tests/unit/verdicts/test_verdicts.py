@@ -17,7 +17,7 @@ from sftriage.verdicts.baseline import Baseline, Samples
 from sftriage.verdicts.sequential import MAX_PERIOD_STEPS
 from sftriage.words.run import pause_sentence
 from sftriage.words.verdicts import verdict_sentence
-from tests.scenario import OUTSIDE, Fault, Job, at, classify, every, exactly, from_step, gaussian
+from tests.scenario import OUTSIDE, Fault, Job, at, classify, every, exactly, from_step, gaussian, judged
 from tests.unit.verdicts.test_truth import FOUR_NODES, NODE_1, PIPELINE, ROLES
 
 SETTINGS = Settings()
@@ -138,10 +138,7 @@ def test_who_is_slow_between_exchanges_is_named_and_who_waits_in_them_is_not(eve
 def test_an_exchange_that_is_known_stays_known_while_none_comes():
     # GIVEN windows of which only the first and the last have an exchange, of a job without a fault
     window, _ = local_sgd(every_steps=48, n_steps=144)
-    past, found = None, []
-    for first in range(0, 144, 24):
-        verdict, past = judge(window.steps(first, first + 23), past, SETTINGS)
-        found.append(verdict.reasons)
+    found = [verdict.reasons for verdict, _ in judged(window, 24, 24)]
     # THEN before the first one nothing is known, and what comes after it is judged
     assert found[0] == ("no_sync",)
     assert not any("no_sync" in reasons for reasons in found[1:])
@@ -321,12 +318,8 @@ WINDOW, STRIDE, N_STEPS = 50, 10, 300
 
 def watched(*faults, of_run=lambda run: run, **job):
     """The verdicts on a job, and the pauses that were found in it."""
-    run, past, verdicts, pauses = of_run(Job(n_steps=N_STEPS, **job).run(*faults)), None, [], []
-    for first in range(0, N_STEPS - WINDOW + 1, STRIDE):
-        verdict, past = judge(run.steps(first, first + WINDOW - 1), past, SETTINGS)
-        verdicts.append(verdict)
-        pauses += past.paused
-    return verdicts, pauses
+    found = list(judged(of_run(Job(n_steps=N_STEPS, **job).run(*faults)), WINDOW, STRIDE))
+    return [verdict for verdict, _ in found], [pause for _, past in found for pause in past.paused]
 
 
 KINDS = tuple("checkpoint" if n == 240 else "" for n in range(N_STEPS))
