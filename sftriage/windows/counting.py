@@ -135,7 +135,7 @@ class CountersLog(SegmentedLog):
             RingError: the disk did not take it, and nothing of it is in the log.
         """
         words = _READING.pack(*reading)
-        self.append(words + _SUM.pack(crc32(words)))
+        self.extend(words + _SUM.pack(crc32(words)))
         for path in self.old():
             self.drop(path)
 

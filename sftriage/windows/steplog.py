@@ -251,7 +251,7 @@ class SegmentedLog:
         """The newest segment."""
         return self._newest.path
 
-    def append(self, raw: bytes) -> None:
+    def extend(self, raw: bytes) -> None:
         """Append whole records, each later than those that the log has.
 
         Raises:
@@ -298,10 +298,6 @@ class SegmentedLog:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise RingError(f"{path}: cannot be removed: {error.strerror}") from error
-
-    def is_too_old(self, time_ns: int) -> bool:
-        """Whether a record of a time is older than the limit, by the log's newest one."""
-        return self._limits is not None and self._last_ns - time_ns > self._limits.age_ns
 
     def close(self) -> None:
         """Close the newest segment, until something is appended. A second call does nothing."""
@@ -409,16 +405,15 @@ def stay(step_B: IntArray, blocks: Set[int] = frozenset()) -> BoolArray:
     return np.asarray((block_B % BLOCKS_A_PERIOD == 0) | np.isin(block_B, list(blocks)))
 
 
-class StepLog:
+class StepLog(SegmentedLog):
     """Appends steps to a rank's step log, and goes on where an earlier agent stopped.
+
+    A reader of the rank's ring opened with ``skip=log.last`` goes on from there.
 
     Args:
         kind: ``steps``, or ``device-steps`` for the log of device times.
         kept: how much of it is kept; by default all.
         there: its files, whole and thinned, by kind and oldest first; by default those in the directory.
-
-    Attributes:
-        info: what its header says: an earlier agent's log has the stages and the cohort that were known then.
 
     Raises:
         RingError: the log cannot be written, or belongs to another writer.
@@ -433,23 +428,10 @@ class StepLog:
         kept: KeptSteps | None = None,
         there: Mapping[str, Sequence[Path]] | None = None,
     ) -> None:
-        self._directory, self._kind, self._kept, self._there = Path(directory), kind, kept, there
-        self._whole = self._log(kind, info, None if kept is None else kept.whole(info.world_size))
-        self.info = self._whole.info
+        self._kept, self._there = kept, there
         self._thinned: SegmentedLog | None = None
-
-    @property
-    def path(self) -> Path:
-        """The file that is written to."""
-        return self._whole.path
-
-    @property
-    def last_seq(self) -> int:
-        """Sequence number of the last step in the log, or 0.
-
-        A reader opened with ``skip=log.last_seq`` goes on from there.
-        """
-        return self._whole.last
+        limits, files = None if kept is None else kept.whole(info.world_size), self._files(kind)
+        super().__init__(Path(directory), info, kind, MAGICS[kind], slot_bytes, START, limits, files)
 
     def append(self, steps: StepArrays, blocks: Set[int] = frozenset()) -> None:
         """Append steps of the rank, but for those that the log has: a ring is read again after a restart.
@@ -461,43 +443,39 @@ class StepLog:
         Raises:
             RingError: the disk did not take all of them.
         """
-        new = steps[steps.seq_B > self.last_seq]
+        new = steps[steps.seq_B > self.last]
         if not len(new):
             return
-        self._whole.append(sealed(new))
-        for path in self._whole.old():
+        self.extend(sealed(new))
+        for path in self.old():
             try:
                 self._thin(path, blocks)
             finally:
                 # Also where the disk is full: there it is in the way.
-                self._whole.drop(path)
-
-    def join(self, cohort: str) -> None:
-        """The rank is of this cohort; whoever reads the log later knows it from the newest segment."""
-        self._whole.join(cohort)
-        self.info = self._whole.info
+                self.drop(path)
 
     def close(self) -> None:
         """Close the files, until steps are appended. A second call does nothing."""
-        for log in (self._whole, self._thinned):
-            if log is not None:
-                log.close()
+        super().close()
+        if self._thinned is not None:
+            self._thinned.close()
 
-    def _log(self, kind: str, info: RingInfo, limits: LogLimits | None) -> SegmentedLog:
-        there = None if self._there is None else self._there.get(kind, ())
-        return SegmentedLog(self._directory, info, kind, MAGICS[self._kind], slot_bytes, START, limits, there)
+    def _files(self, kind: str) -> Sequence[Path] | None:
+        return None if self._there is None else self._there.get(kind, ())
 
     def _thin(self, path: Path, blocks: Set[int]) -> None:
         assert self._kept is not None
+        assert self._limits is not None
         if self._thinned is None:
-            limits = self._kept.thinned(self.info.world_size)
-            self._thinned = self._log(thinned_kind(self._kind), self.info, limits)
+            kind, limits = thinned_kind(self._kind), self._kept.thinned(self.info.world_size)
+            about = self._directory, self.info, kind, self._magic, slot_bytes, START, limits, self._files(kind)
+            self._thinned = SegmentedLog(*about)
         with OpenFile(path, os.O_RDONLY) as file:
             raw = file.read_at(file.length_bytes(), HEADER_BYTES)
         steps, sound_B = checked(self.info.rank, raw, self.info.schema)
         steps = steps[sound_B]
         left = steps[stay(steps.step_B, blocks | blocks_of(steps)) & (steps.seq_B > self._thinned.last)]
-        if len(left) and not self._whole.is_too_old(int(left.start_ns_B[-1])):
-            self._thinned.append(sealed(left))
+        if len(left) and self._last_ns - int(left.start_ns_B[-1]) <= self._limits.age_ns:
+            self._thinned.extend(sealed(left))
         for older in self._thinned.old():
             self._thinned.drop(older)

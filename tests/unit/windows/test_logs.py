@@ -161,9 +161,9 @@ def test_an_agent_killed_between_thinning_a_segment_and_removing_it_leaves_no_st
     monkeypatch.setattr(Path, "unlink", lambda path, **_: gone.append(path))
     log = StepLog(tmp_path, INFO, kept=KEPT)
     while not gone:
-        log.append(STEPS[log.last_seq : log.last_seq + 50])
+        log.append(STEPS[log.last : log.last + 50])
     monkeypatch.undo()
-    at = log.last_seq
+    at = log.last
     assert gone[0].exists()
     # WHEN the next one goes on THEN each step is there once
     write(tmp_path, STEPS[at:])
@@ -180,7 +180,7 @@ def test_a_segment_that_was_just_begun_is_gone_on_with(tmp_path):
     os.truncate(paths[-1], 100)
     # WHEN the next one opens the log THEN what the others hold counts, and it goes on
     log = StepLog(tmp_path, INFO, kept=KEPT)
-    assert log.last_seq == SEGMENT_STEPS
+    assert log.last == SEGMENT_STEPS
     log.append(STEPS[:300])
     log.close()
     np.testing.assert_array_equal(read(tmp_path).step_B, np.arange(300))
@@ -200,7 +200,7 @@ def test_a_disk_that_takes_no_further_segment_keeps_the_log_whole(tmp_path, monk
         log.append(STEPS[: SEGMENT_STEPS + 10])
     monkeypatch.undo()
     # THEN nothing half-made is left, and once there is room it goes on
-    assert (sorted(tmp_path.iterdir()), log.last_seq) == (before, SEGMENT_STEPS)
+    assert (sorted(tmp_path.iterdir()), log.last) == (before, SEGMENT_STEPS)
     log.append(STEPS[: SEGMENT_STEPS + 10])
     log.close()
     np.testing.assert_array_equal(read(tmp_path).step_B, np.arange(SEGMENT_STEPS + 10))
@@ -219,7 +219,7 @@ def test_a_segment_that_cannot_be_removed_costs_nothing_but_room(tmp_path, monke
             log.append(STEPS[start : start + 50])
         except RingError as error:
             said.add(str(error).rpartition(": ")[2])
-        assert log.last_seq == start + 50
+        assert log.last == start + 50
     log.close()
     monkeypatch.undo()
     assert said == {"Read-only file system"}
@@ -298,7 +298,7 @@ def test_a_disk_that_takes_half_a_slot_leaves_the_log_whole(tmp_path, monkeypatc
         log.append(STEPS[:1])
     monkeypatch.undo()
     # THEN none of it is in the log, and when there is space again it goes on
-    assert (log.last_seq, log.path.stat().st_size) == (0, HEADER_BYTES)
+    assert (log.last, log.path.stat().st_size) == (0, HEADER_BYTES)
     log.append(STEPS[:1])
     log.close()
     np.testing.assert_array_equal(read(tmp_path).step_B, [0])
