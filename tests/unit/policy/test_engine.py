@@ -13,14 +13,13 @@ from sftriage.policy.state import GRACE_S, Running, State, finished
 from sftriage.words.decisions import advice, reason_sentence, resolution
 from sftriage.words.verdicts import RESOLVES
 
-from .making import BEGUN, NOW, make_policy, make_verdict
+from .making import BEGUN, CAPTURING, NOW, make_policy, make_verdict
 
-CAPTURING = {"name": "slow-rank", "match": {"gain": ">= 5%"}, "capture": {}, "cooldown": "10m"}
-DATA_ONLY = {"name": "slow-input", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}}
+DATA_ONLY = {"name": "in", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}}
 WITH_NSYS = {"name": "deep", "match": {"gain": ">= 5%"}, "capture": {"profiler": "nsys"}}
 OBSERVING = {"name": "watch", "match": {"gain": ">= 1%"}}
 ON_STALLS = {"name": "stalls", "match": {"label": "stalled"}}
-ON_STALLED_DATA = {"name": "stalled-data", "match": {"label": "stalled", "stage": ["data"], "scope": ["rank"]}}
+ON_STALLED_DATA = {"name": "late", "match": {"label": "stalled", "stage": ["data"], "scope": ["rank"]}}
 RUNNING_2 = {"w1-50-r2-x-1": Running(2, NOW + 60)}
 RUNNING_7 = {"w1-50-r7-x-1": Running(7, NOW + 60)}
 RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
@@ -40,25 +39,17 @@ def case(said, *rules, state=None, **verdict):
         case("hold: no reason given", label="needs_evidence", ranks=None),
         case("hold: suspect, but no rank is named", ranks=None),
         case("hold: suspect, but no rank is named", ranks=()),
-        case("ignore: rule slow-rank does not match: its gain of 3.1% is under 5%", share=0.031),
-        case("ignore: rule slow-input does not match: its gain of 2 ms is under 10 ms", DATA_ONLY, gain_s=0.002),
+        case("ignore: rule a does not match: its gain of 3.1% is under 5%", share=0.031),
+        case("ignore: rule in does not match: its gain of 2 ms is under 10 ms", DATA_ONLY, gain_s=0.002),
+        case("ignore: rule in does not match: its stage forward is not one of data, h2d", DATA_ONLY, stage="forward"),
         case(
-            "ignore: rule slow-input does not match: its stage forward is not one of data, h2d",
-            DATA_ONLY,
-            stage="forward",
-        ),
-        case(
-            "ignore: rule slow-rank does not match: its scope all is not one of rank",
+            "ignore: rule a does not match: its scope all is not one of rank",
             {**CAPTURING, "match": {"scope": ["rank"]}},
             ranks=(0, 1, 2, 3),
         ),
-        case("ignore: rule slow-input does not match: a whole rank is not one of data, h2d", DATA_ONLY, stage=None),
+        case("ignore: rule in does not match: a whole rank is not one of data, h2d", DATA_ONLY, stage=None),
         case(
-            "ignore: rule slow-rank does not match: its gain of 2% is under 5%",
-            DATA_ONLY,
-            CAPTURING,
-            share=0.02,
-            stage="h2d",
+            "ignore: rule a does not match: its gain of 2% is under 5%", DATA_ONLY, CAPTURING, share=0.02, stage="h2d"
         ),
         case("ignore: observe-only: rule watch matched", OBSERVING),
         case(
@@ -76,9 +67,9 @@ def case(said, *rules, state=None, **verdict):
         case("capture: rule deep: ", CAPTURING, WITH_NSYS, system=("cgroup_throttled", 0.6)),
         case("ignore: observe-only: rule watch matched", OBSERVING, system=("cgroup_throttled", 0.6)),
         # (a slow host is captured, on one of its ranks)
-        case("capture: rule slow-rank: ", scope="host", ranks=(2, 3), system=("cgroup_throttled", 1.0)),
-        case("capture: rule slow-rank: ", scope="host", ranks=(2, 3), descheduled_fraction=0.83),
-        case("capture: rule slow-rank: ", host="node-b", system=("cgroup_throttled", 1.0)),
+        case("capture: rule a: ", scope="host", ranks=(2, 3), system=("cgroup_throttled", 1.0)),
+        case("capture: rule a: ", scope="host", ranks=(2, 3), descheduled_fraction=0.83),
+        case("capture: rule a: ", host="node-b", system=("cgroup_throttled", 1.0)),
         case("hold: contention for CPUs, ", scope="host", ranks=(2, 3), contended_fraction=0.6),
         # (windows of 50 steps of 70 ms)
         case(
@@ -87,12 +78,12 @@ def case(said, *rules, state=None, **verdict):
             contended_fraction=0.6,
         ),
         case("hold: contention for CPUs, which may pass", contended_fraction=0.6, first_step=5000, onset_step=122),
-        case("capture: rule slow-rank: ", contended_fraction=0.4),
-        case("capture: rule slow-rank: ", contended_fraction=0.6, pattern="recurring"),
+        case("capture: rule a: ", contended_fraction=0.4),
+        case("capture: rule a: ", contended_fraction=0.6, pattern="recurring"),
         case("hold: contention for CPUs, which may pass: ", CAPTURING, WITH_NSYS, contended_fraction=0.6),
         case("hold: contention for CPUs, which may pass: ", OBSERVING, CAPTURING, contended_fraction=0.6),
         case("ignore: observe-only: rule watch matched", OBSERVING, contended_fraction=0.6),
-        case("ignore: rule slow-rank does not match: its gain", contended_fraction=0.6, share=0.031),
+        case("ignore: rule a does not match: its gain", contended_fraction=0.6, share=0.031),
         case("hold: waiting for a CPU: that is 83% of its", descheduled_fraction=0.83, contended_fraction=1.0),
         # A window that is held names nobody; what was counted of its candidate is so all the same.
         case(
@@ -106,15 +97,14 @@ def case(said, *rules, state=None, **verdict):
         case("hold: intermittent", label="needs_evidence", reasons=("intermittent",), descheduled_fraction=0.9),
         case("hold: self_inflicted", label="needs_evidence", reasons=("self_inflicted",), system=("stopped", 0.9)),
         case("ignore: observe-only: rule watch matched", OBSERVING, descheduled_fraction=0.83),
-        case("capture: rule slow-rank: ", descheduled_fraction=0.4),
+        case("capture: rule a: ", descheduled_fraction=0.4),
         case("hold: waiting for a CPU: that is 40% of its", descheduled_fraction=0.4, share=0.08),
         case(
-            "throttle: cooldown of rule slow-rank until 2027-01-15T08:00:01Z",
-            state={"fired_s": {"slow-rank rank 2 data": NOW - 599}},
+            "throttle: cooldown of rule a until 2027-01-15T08:00:01Z", state={"fired_s": {"a rank 2 data": NOW - 599}}
         ),
         case("throttle: captures_per_hour: 4 of 4 captures asked for", state={"asked_s": (NOW,) * 4}),
         case("throttle: captures_per_day: 12 of 12 captures asked", state={"asked_s": (NOW - 9000,) * 12}),
-        case("capture: rule slow-rank: ", state={"captures": 1000}),
+        case("capture: rule a: ", state={"captures": 1000}),
         case("throttle: rank 2 is being captured already (w1-50-r2-x-1)", state={"running": RUNNING_2}),
         case(
             "throttle: concurrent_ranks: 2 of at most 2 ranks are being captured, and 1 more asked for",
@@ -126,39 +116,33 @@ def case(said, *rules, state=None, **verdict):
             state={"running": RUNNING_7},
             ranks=(2, 3),
         ),
-        case("capture: rule slow-rank: ", state={"running": RUNNING_7}),
-        case("capture: rule slow-rank: mending data of rank 2 would save 20 ms a step (30%), in 90% of the steps"),
+        case("capture: rule a: ", state={"running": RUNNING_7}),
+        case("capture: rule a: mending data of rank 2 would save 20 ms a step (30%), in 90% of the steps"),
         case(
-            "capture: rule slow-rank: mending all local stages of 4 ranks would save 20 ms a step (30%), in 90% of the "
-            "steps",
+            "capture: rule a: mending all local stages of 4 ranks would save 20 ms a step (30%), in 90% of the steps",
             stage=None,
             ranks=(0, 1, 2, 3),
         ),
-        case("capture: rule slow-rank: ", share=0.05),
+        case("capture: rule a: ", share=0.05),
         # (whether it is one stage or all of them may change from window to window)
-        case("throttle: cooldown of rule slow-rank until", state={"fired_s": {"slow-rank rank 2 *": NOW}}),
+        case("throttle: cooldown of rule a until", state={"fired_s": {"a rank 2 *": NOW}}),
         case(
-            "throttle: cooldown of rule slow-rank until",
-            state={"fired_s": {"slow-rank rank 2 data": NOW, "slow-rank rank 21 data": NOW}},
+            "throttle: cooldown of rule a until",
+            state={"fired_s": {"a rank 2 data": NOW, "a rank 21 data": NOW}},
             stage=None,
         ),
-        case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 21 data": NOW}}, stage=None),
+        case("capture: rule a: ", state={"fired_s": {"a rank 21 data": NOW}}, stage=None),
         # (and so may the stage of a host, and which of its ranks stands out)
-        case("throttle: cooldown of rule slow-rank", state={"fired_s": {"slow-rank host 2-3 *": NOW}}, stage="forward"),
-        case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank host 3-4 *": NOW}}),
-        case(
-            "throttle: cooldown of rule slow-rank",
-            state={"fired_s": {"slow-rank host 2-3 *": NOW}},
-            scope="host",
-            ranks=(2, 3),
-        ),
-        case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 2 h2d": NOW}}),
-        case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 2 data": NOW - 600}}),
-        case("capture: rule slow-rank: ", state={"fired_s": {"slow-rank rank 3 data": NOW}}),
-        case("capture: rule slow-rank: ", state={"fired_s": {"other rank 2 data": NOW}}),
-        case("capture: rule slow-input: ", DATA_ONLY, CAPTURING),
-        case("capture: rule slow-rank: ", DATA_ONLY, CAPTURING, stage="forward"),
-        case("capture: rule slow-rank: ", OBSERVING, CAPTURING),
+        case("throttle: cooldown of rule a", state={"fired_s": {"a host 2-3 *": NOW}}, stage="forward"),
+        case("capture: rule a: ", state={"fired_s": {"a host 3-4 *": NOW}}),
+        case("throttle: cooldown of rule a", state={"fired_s": {"a host 2-3 *": NOW}}, scope="host", ranks=(2, 3)),
+        case("capture: rule a: ", state={"fired_s": {"a rank 2 h2d": NOW}}),
+        case("capture: rule a: ", state={"fired_s": {"a rank 2 data": NOW - 600}}),
+        case("capture: rule a: ", state={"fired_s": {"a rank 3 data": NOW}}),
+        case("capture: rule a: ", state={"fired_s": {"other rank 2 data": NOW}}),
+        case("capture: rule in: ", DATA_ONLY, CAPTURING),
+        case("capture: rule a: ", DATA_ONLY, CAPTURING, stage="forward"),
+        case("capture: rule a: ", OBSERVING, CAPTURING),
     ],
 )
 def test_truth_table(verdict, rules, state, outcome, reason):
@@ -188,10 +172,10 @@ def stall(said, *rules, rule=None, **verdict):
             reasons=("not_arrived",),
         ),
         stall(
-            "ignore: observe-only: rule stalled-data matched, died: rank 2 in data",
+            "ignore: observe-only: rule late matched, died: rank 2 in data",
             ON_STALLED_DATA,
             ON_STALLS,
-            rule="stalled-data",
+            rule="late",
             reasons=("died",),
         ),
         stall("hold: not_arrived: rank 2 in forward", ON_STALLED_DATA, reasons=("not_arrived",), stage="forward"),
@@ -226,10 +210,10 @@ def test_a_stall_with_many_suspects_names_the_first_and_counts_the_others():
 def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
     capture = {"steps": 7, "warmup_steps": 2, "max_seconds": 30, "max_bytes": "2Mi", "profiler": "torch"}
     capture["torch"] = {"record_shapes": True}
-    policy = make_policy({"name": "slow-rank", "match": {"gain": ">= 5%"}, "capture": capture, "cooldown": "90s"})
+    policy = make_policy({"name": "a", "match": {"gain": ">= 5%"}, "capture": capture, "cooldown": "90s"})
     decision, state = decide(make_verdict(attempt=1), policy, replace(BEGUN, captures=1, asked=1), NOW)
     (request,) = decision.requests
-    assert request.capture_id == "w100-149-r2-slow-rank-a1-2"
+    assert request.capture_id == "w100-149-r2-a-a1-2"
     assert (request.rank, request.profiler, request.steps, request.warmup_steps) == (2, "torch", 7, 2)
     assert (request.max_seconds, request.max_bytes) == (30.0, 2 * 2**20)
     assert request.options == {
@@ -239,7 +223,7 @@ def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
         "with_stack": False,
         "profile_memory": False,
     }
-    assert (decision.rule, decision.time_s, decision.attempt) == ("slow-rank", NOW, 1)
+    assert (decision.rule, decision.time_s, decision.attempt) == ("a", NOW, 1)
     assert decision.numbers == {
         "exposed_s": 0.07,
         "gain_s": 0.02,
@@ -268,7 +252,7 @@ def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
         asked_s=(NOW,),
         running={
             request.capture_id: Running(
-                2, NOW + 30 + GRACE_S, "slow-rank", NOW, suspect="rank 2 data", gain_s=0.02, attempt=1, profiler="torch"
+                2, NOW + 30 + GRACE_S, "a", NOW, suspect="rank 2 data", gain_s=0.02, attempt=1, profiler="torch"
             )
         },
         largest_gain_s=0.02,
@@ -303,12 +287,12 @@ def test_capture_ids_stay_file_names_and_stay_apart():
 
 def test_a_trigger_links_window_suspect_rule_and_policy():
     loaded = make_policy(CAPTURING)
-    found = trigger(make_verdict(), loaded, "slow-rank")
+    found = trigger(make_verdict(), loaded, "a")
     assert (found.first_step, found.last_step, found.label, found.scope) == (100, 149, "suspect", "rank")
     assert (found.ranks, found.stage, found.gain_s, found.share, found.persistence) == ((2,), "data", 0.02, 0.3, 0.9)
-    assert (found.policy, found.policy_sha256, found.rule) == ("p", "ab" * 32, "slow-rank")
+    assert (found.policy, found.policy_sha256, found.rule) == ("p", "ab" * 32, "a")
     with pytest.raises(ValueError, match="without a suspect"):
-        trigger(make_verdict(ranks=None), loaded, "slow-rank")
+        trigger(make_verdict(ranks=None), loaded, "a")
 
 
 def test_what_would_resolve_a_reason_that_is_not_known_is_said_to_be_unknown():
@@ -339,7 +323,7 @@ def test_what_is_no_state_is_refused(text):
 
 
 def test_deciding_changes_neither_verdict_nor_state():
-    state = State(captures=1, fired_s={"slow-rank rank 5 data": NOW - 700}, running=RUNNING_2)
+    state = State(captures=1, fired_s={"a rank 5 data": NOW - 700}, running=RUNNING_2)
     before = replace(state, fired_s=dict(state.fired_s), running=dict(state.running))
     decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), state, NOW)
     assert state == before
