@@ -22,7 +22,7 @@ from sftriage.model.captures import CaptureRequest, Decision, Outcome, Parameter
 from sftriage.model.counters import MOST_FRACTION
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.policy import limits
-from sftriage.policy.limits import Chosen, Parameters, Why, by_system, gain_in_numbers, missed, named
+from sftriage.policy.limits import Parameters, Why, by_system, gain_in_numbers, missed, named
 from sftriage.policy.loading import PolicySet
 from sftriage.policy.losses import Losses, Target, key_of_ranks, suspect_key
 from sftriage.policy.quantities import CONTENTION, Lasting
@@ -242,7 +242,7 @@ class _Case:
             refusal = next(filter(None, known), refusal)
             return self.decision("throttle", refusal, rule=capturing[0]), self.state
         fired_s = self.state.last_fired_s()
-        tried: dict[object, tuple[Chosen, Why | None]] = {}
+        tried: dict[object, tuple[tuple[int, ...], tuple[int, ...], Why | None]] = {}
         before: tuple[int, ...] | None = None
         for rule in capturing:
             (ranks, target), capture = target_of(rule), rule.capture
@@ -258,10 +258,10 @@ class _Case:
                 tried.clear()
             if capture.wish not in tried:
                 tried[capture.wish] = self._chosen(capture, ranks, target)
-            chosen, refused = tried[capture.wish]
+            suspects, controls, refused = tried[capture.wish]
             if refused is None:
-                requests = self._requests(rule, capture, chosen, means)
-                beside = {"controls": chosen.controls} if chosen.controls or capture.control_ranks > 0 else {}
+                requests = self._requests(rule, capture, suspects, controls, means)
+                beside = {"controls": controls} if controls or capture.control_ranks > 0 else {}
                 by: Parameters = {"profiler": means.profiler, "chosen": means.chosen} if means.chosen else {}
                 first, opened_by = "", {}
                 if follows is not None:
@@ -291,7 +291,10 @@ class _Case:
         assert means is not None, "where nothing is left open, there is something to begin with"
         return means, None
 
-    def _chosen(self, capture: Capture, ranks: tuple[int, ...], target: Target) -> tuple[Chosen, Why | None]:
+    def _chosen(
+        self, capture: Capture, ranks: tuple[int, ...], target: Target
+    ) -> tuple[tuple[int, ...], tuple[int, ...], Why | None]:
+        """The ranks to capture, the healthy peers to compare them with, and why these cannot be captured now."""
         bounds = self.policies.limits
         # A suspect that would hardly save anything is none beside the first, and may well be compared with.
         least_s = HEALTHY_GAIN_FRACTION * max((one.gain_s for one in self.verdict.suspects), default=0.0)
@@ -299,11 +302,13 @@ class _Case:
         most = limits.left(bounds, self.state, self.now_s, target)
         ranks = (capture.ranks or tuple(dict.fromkeys(ranks))[: capture.sample])[:most]
         healthy = [rank for rank in dict.fromkeys(self.peers) if rank not in suspected and rank not in ranks]
-        chosen = Chosen(ranks, tuple(healthy[: min(capture.control_ranks, most - len(ranks))]))
+        controls = tuple(healthy[: min(capture.control_ranks, most - len(ranks))])
         kept = limits.place_kept(target, bounds, self.state, self.now_s)
-        return chosen, kept or limits.of_the_ranks(chosen, bounds, self.state)
+        return ranks, controls, kept or limits.of_the_ranks(ranks + controls, bounds, self.state)
 
-    def _requests(self, rule: Rule, capture: Capture, chosen: Chosen, means: Means) -> tuple[CaptureRequest, ...]:
+    def _requests(
+        self, rule: Rule, capture: Capture, suspects: tuple[int, ...], controls: tuple[int, ...], means: Means
+    ) -> tuple[CaptureRequest, ...]:
         first, period, phase = self.verdict.suspects[0], 0, 0
         if not means.once and first.pattern == "recurring" and first.period_steps and first.onset_step is not None:
             period, phase = first.period_steps, first.onset_step % first.period_steps
@@ -317,11 +322,11 @@ class _Case:
                 max_seconds=float(capture.max_seconds),
                 max_bytes=capture.max_trace_bytes,
                 options=options_of(capture, means),
-                role="suspect" if number <= len(chosen.ranks) else "control",
+                role="suspect" if number <= len(suspects) else "control",
                 period_steps=period,
                 phase=phase,
             )
-            for number, rank in enumerate(chosen.ranks + chosen.controls, start=1)
+            for number, rank in enumerate(suspects + controls, start=1)
         )
 
     def decision(

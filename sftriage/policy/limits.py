@@ -88,14 +88,6 @@ EVIDENCE_S = 7 * DAY_S
 """For so long a trace that holds a fault stands for it. In a month of work, what is beside the fault changes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The ranks to capture, and the healthy peers to compare them with."""
-
-    ranks: tuple[int, ...]
-    controls: tuple[int, ...]
-
-
 def of_the_run(policies: PolicySet, state: State, now_s: float) -> Why | None:
     """Why no rule may capture now. What lasts longest is said first."""
     bounds = policies.limits
@@ -150,17 +142,12 @@ def periods(bounds: Limits, state: State, now_s: float) -> tuple[Period, Period]
     )
 
 
-def is_largest(target: Target, state: State) -> bool:
-    """Whether a suspect is larger than any of whom a capture was asked for before. A stall always is."""
-    return target.gain_s > state.largest_gain_s
-
-
 def place_kept(target: Target, bounds: Limits, state: State, now_s: float) -> Why | None:
     """Why a suspect does not get the place that is left: it is kept for one that is larger than any before.
 
-    Whatever was captured for nothing, the largest fault of a job never waits for that.
+    Whatever was captured for nothing, the largest fault of a job never waits for that. A stall is always the largest.
     """
-    if is_largest(target, state):
+    if target.gain_s > state.largest_gain_s:
         return None
     for period in periods(bounds, state, now_s):
         if period.left <= period.kept:
@@ -240,17 +227,16 @@ def left(bounds: Limits, state: State, now_s: float, target: Target | None = Non
     For a suspect that is not the largest so far, without the places that are kept for one that is. Somebody who asks
     has no suspect, and may have every place.
     """
-    keeps = target is not None and not is_largest(target, state)
+    keeps = target is not None and not target.gain_s > state.largest_gain_s
     free = [period.left - (period.kept if keeps else 0) for period in periods(bounds, state, now_s)]
     if bounds.captures_per_run is not None:
         free.append(bounds.captures_per_run - state.captures)
     return max(0, min(*free, bounds.concurrent_ranks))
 
 
-def of_the_ranks(chosen: Chosen, bounds: Limits, state: State) -> Why | None:
+def of_the_ranks(ranks: Sequence[int], bounds: Limits, state: State) -> Why | None:
     """Why these ranks cannot be captured now."""
     running = {one.rank: capture_id for capture_id, one in sorted(state.running.items())}
-    ranks = chosen.ranks + chosen.controls
     for rank in ranks:
         if rank in running:
             return Why("rank_busy", {"rank": rank, "capture_id": running[rank]})

@@ -30,7 +30,7 @@ from sftriage.model.captures import (
 )
 from sftriage.model.verdicts import Clock, Verdict
 from sftriage.policy import limits
-from sftriage.policy.limits import Chosen, Parameters, Why
+from sftriage.policy.limits import Parameters, Why
 from sftriage.policy.loading import PolicySet
 from sftriage.policy.schema import Capture
 from sftriage.policy.state import State, opened, started
@@ -145,7 +145,7 @@ def decide_manual_request(
     state = opened(state, now_s)
     bounds = policies.limits
     missing = sorted(set(manual.ranks) - set(ranks))
-    why = limits.of_the_run(policies, state, now_s) or limits.of_the_ranks(Chosen(manual.ranks, ()), bounds, state)
+    why = limits.of_the_run(policies, state, now_s) or limits.of_the_ranks(manual.ranks, bounds, state)
     if missing:
         why = Why("no_such_rank", {"ranks": tuple(missing), **({"last_rank": max(ranks)} if ranks else {})})
     elif why is None and len(manual.ranks) > limits.left(bounds, state, now_s):
