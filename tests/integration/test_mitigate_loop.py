@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.processes import FORKED, descendants, wait_until
-from tests.integration.remedies import POLICY, on_record, remedies, say, states
+from tests.integration.remedies import POLICY, remedies, say, states
 
 JOB = Path(__file__).parent / "jobs" / "chronic.py"
 RANKS, LATE_RANK = 8, 5
@@ -76,21 +76,3 @@ def test_who_watches_is_killed_in_a_trial_and_the_next_one_tries_anew(begin, sta
         ("trying", "worthwhile"),
         ("kept", "helps"),
     ]
-
-
-def test_a_remedy_that_does_not_help_is_undone(begin):
-    # GIVEN the same, but what its model promises does not come true
-    _, run = begin(POLICY + MITIGATE, worse_s=0.1)
-    # WHEN it is tried THEN it is undone, with what was measured
-    wait_until(lambda: len(states(run)) == 2)
-    assert states(run)[1] == ("undone", "no_help", LATE_RANK)
-    assert remedies(run)[1]["numbers"]["saves_s"] < 0
-
-
-def test_without_the_policys_word_there_is_advice_alone(begin):
-    # GIVEN a policy that does not speak of remedies WHEN the straggler is known for long
-    _, run = begin(POLICY)
-    wait_until(lambda: len(on_record(run, "window") if states(run) else []) > 15)
-    # THEN it is said once that there is a remedy, and it is not tried
-    assert states(run) == [("advised", "not_allowed", LATE_RANK)]
-    assert remedies(run)[0]["numbers"]["expected_s"] > 0

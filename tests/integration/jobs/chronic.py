@@ -1,7 +1,7 @@
 """A job whose gradients go over slow links, and of which one rank is late in every step; it has taken StragglAR in.
 
 ``chronic.py SPEC``: JSON with ``whom``, a file that says which rank is late, by ``late_s``; ``whole_s``, which all
-gradients take on a link; and ``steps``. Where it says so, what is reduced around a straggler takes ``worse_s`` more.
+gradients take on a link; and ``steps``.
 """
 
 from __future__ import annotations
@@ -68,13 +68,6 @@ def main(spec: dict) -> None:
     hold_back(0.0, spec["whole_s"] / size_bytes)
     # Gloo's own is as fast as memory.
     dist.all_reduce = lambda tensor, group: Ring(tensor, list(range(n)), group).run()
-    around = stragglar._Exchange.run
-
-    def worse(exchange: stragglar._Exchange) -> None:
-        time.sleep(spec.get("worse_s", 0.0))
-        around(exchange)
-
-    stragglar._Exchange.run = worse  # type: ignore[method-assign]
     assert stragglar.attach(model, TIMEOUT) is not None
     whom = Path(spec["whom"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -164,6 +164,14 @@ def test_contention_that_ends_holds_a_capture_back_for_as_long_as_one_that_goes_
     assert [one.outcome for one in decisions] == ["capture", "throttle"]
 
 
+def test_steps_that_only_disturbed_windows_saw_do_not_count():
+    # GIVEN a suspect, windows that a capture disturbed for 80 steps, and the suspect again
+    decisions, _ = played(make_policy({**CAPTURING, "for": "120 steps"}), *in_a_row({}, *[HELD] * 7, {}, {}, {}))
+    # THEN steps 150 to 179 count for nothing: 100 to 149 and 180 to 229 are 100 steps
+    assert [one.parameters.get("lasted_steps") for one in decisions if one.label == "suspect"] == [50, 100, 110, None]
+    assert decisions[-1].outcome == "capture"
+
+
 def test_each_rule_counts_its_own_steps_of_a_suspect():
     """GIVEN a rule whose threshold only the later windows reach THEN its steps count from there."""
     policy = make_policy({**LASTING, "match": {"gain": ">= 50%"}}, {**OTHER, "for": "60 steps", "capture": None})

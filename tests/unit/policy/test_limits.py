@@ -282,12 +282,6 @@ def test_that_a_place_is_kept_is_said_with_the_gains_and_until_when(limits, plac
     assert decide(make_verdict(ranks=(7,)), policy, TWO_ASKED, until_s)[0].outcome == "capture"
 
 
-def test_of_one_place_alone_none_is_kept():
-    policy = make_policy(CAPTURING, captures_per_hour=1)
-    state = replace(BEGUN, largest_gain_s=1.0)
-    assert decide(make_verdict(), policy, state, NOW)[0].outcome == "capture"
-
-
 def test_false_captures_never_keep_the_largest_fault_waiting():
     # GIVEN small suspects one after the other, all captured for nothing, until no more are
     policy, state, now_s, reasons = make_policy(CAPTURING), BEGUN, NOW, []

@@ -231,10 +231,6 @@ def test_every_shipped_policy_loads_and_says_who_it_is_for(name):
 def test_the_shipped_policies_are_those_of_the_repository():
     repository = Path(__file__).parents[3] / "policies"
     assert sorted(shipped()) == sorted(path.stem for path in repository.iterdir())
-    assert set(shipped()) == {
-        *("default", "hang", "observe-only", "slow-compute-nsys", "slow-input", "stragglers-chronic")
-    }
-    assert all(rule.capture is None for rule in load(find("observe-only")).policy.spec.rules)
 
 
 def loaded(name: str, rules: str, spec: str = "") -> LoadedPolicy:
