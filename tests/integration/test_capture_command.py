@@ -20,7 +20,7 @@ from tests.integration.killing import POLICY
 from tests.integration.processes import DEADLINE_S, descendants, ended, wait_until
 from tests.integration.runs import captures
 from tests.scenario import entries
-from tests.unit.conftest import run_going_on
+from tests.unit.conftest import run_going_on, run_in
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
 
@@ -206,9 +206,8 @@ def test_a_run_is_captured_from_another_host_that_shares_its_directory(running, 
 
 
 def test_a_run_that_has_ended_cannot_be_captured(start, tmp_path):
-    run = start("run", "--out", tmp_path / "run", "--", sys.executable, str(LOOP), "2", "30", "0")
-    run.communicate(timeout=120)
-    status, _, err = asked(start, tmp_path / "run", "--rank", 0)
+    run = run_in(tmp_path / "run", ended_at="2026-03-01T00:10:00+00:00")
+    status, _, err = asked(start, run.path, "--rank", 0)
     assert status == 2
     assert "has ended" in err
 

@@ -39,7 +39,7 @@ from sftriage.capture.nsys_report import (
     scrubbed,
 )
 from sftriage.errors import CaptureError
-from tests.integration.capture.conftest import make_export
+from tests.integration.test_nsys_failing import make_export
 
 LISTED = """
               ID         TIME                       STATE LAUNCH NAME
