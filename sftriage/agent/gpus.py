@@ -445,7 +445,7 @@ class NvmlQuestion(BoundedProgram):
         self._reading: Reading | None = None
 
     def reading(self) -> Reading | None:
-        """What it said, or None as long as it runs."""
+        """What it has read, or None as long as it runs."""
         if self._reading is None:
             try:
                 if self.poll() is not None:

@@ -257,31 +257,31 @@ class Groups:
 
     def __init__(self, takes_part: Callable[[str], bool], is_silent: Callable[[str], bool]) -> None:
         self._takes_part, self._is_silent = takes_part, is_silent
-        self._told: dict[str, tuple[SwitchStatus, ...]] = {}
+        self._reported: dict[str, tuple[SwitchStatus, ...]] = {}
         self.wanted: Mapping[str, Mapping[str, Setting]] = {}
 
-    def heard(self, agent: str, told: Collection[SwitchStatus], has: Collection[int]) -> None:
-        """An agent has told of groups; of what it tells of ranks that it has not, nothing is believed."""
-        mine = frozenset(has) if told else frozenset()
-        self._told[agent] = tuple(one for one in told if mine.issuperset(one.ranks_here))
+    def heard(self, agent: str, reported: Collection[SwitchStatus], has: Collection[int]) -> None:
+        """Take an agent's report of groups; what it reports of ranks that it does not have is dropped."""
+        mine = frozenset(has) if reported else frozenset()
+        self._reported[agent] = tuple(one for one in reported if mine.issuperset(one.ranks_here))
 
     def statuses(self) -> list[SwitchStatus]:
-        """How the groups stand of which all ranks are told of: with a host that is silent, as they did last."""
+        """The groups of which all ranks are reported; with a host that is silent, as they were last."""
         of_now = self._of_now()
-        unheard = {one.name for agent, told in of_now.items() if self._is_silent(agent) for one in told}
-        found = whole_groups(one for told in of_now.values() for one in told)
+        unheard = {one.name for agent, reported in of_now.items() if self._is_silent(agent) for one in reported}
+        found = whole_groups(one for reported in of_now.values() for one in reported)
         return [replace(one, request=UNLIKE) if one.name in unheard else one for one in found]
 
     def want(self, wanted: Mapping[str, Setting]) -> None:
-        """What is to be in force in each group. It stays written down for all of its agents until all have asked."""
-        to_ask = {
+        """What is to be in force in each group; it stays an order of each of its agents until all have passed it on."""
+        due = {
             one.name: setting
             for one in self.statuses()
             if (setting := wanted.get(one.name)) is not None and one.next_request(setting.value) is not None
         }
-        names = {agent: {one.name for one in told} & to_ask.keys() for agent, told in self._of_now().items()}
-        self.wanted = {agent: {name: to_ask[name] for name in some} for agent, some in names.items() if some}
+        names = {agent: {one.name for one in reported} & due.keys() for agent, reported in self._of_now().items()}
+        self.wanted = {agent: {name: due[name] for name in some} for agent, some in names.items() if some}
 
     def _of_now(self) -> Mapping[str, Sequence[SwitchStatus]]:
         """Groups by agents that take part: a host that is gone may have had one of the same name."""
-        return {agent: told for agent, told in self._told.items() if told and self._takes_part(agent)}
+        return {agent: reported for agent, reported in self._reported.items() if reported and self._takes_part(agent)}

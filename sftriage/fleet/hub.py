@@ -183,7 +183,7 @@ def is_token(name: str) -> bool:
 class Hub:
     """A connection that is kept, and made again whenever it breaks, by an event loop in a thread of its own.
 
-    Subjects on which this is answered begin with ``inbox``: nobody else may listen there.
+    Answers come on subjects that begin with ``inbox``, where no other client may listen.
 
     Attributes:
         connected_s: since when there is a connection, on the monotonic clock; None where there is none.

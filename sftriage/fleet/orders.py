@@ -114,8 +114,8 @@ class CaptureOrders:
             message.reports -= 1
         self._told_before, self._told = self._told, []
         # (of most agents nothing is wanted, and that is written already)
-        asked_of = (agent for agent in over if agent not in self._idle or agent in switches)
-        orders: dict[str, list[WantedCapture]] = {agent: [] for agent in asked_of}
+        agents = (agent for agent in over if agent not in self._idle or agent in switches)
+        orders: dict[str, list[WantedCapture]] = {agent: [] for agent in agents}
         for one in wanted:
             asked = self._asked.get(one.request.capture_id) or self._ask(one, now_s)
             if not asked.agent:

@@ -229,7 +229,13 @@ class NatsFleet:
             host = self._hosts.setdefault(shipment.agent, Host())
             host.heard(shipment, message.sent_s, message.at_s)
             for block in sorted(shipment.blocks, key=lambda block: block.rows.generation):
-                self._take_rows(host, shipment.agent, block, message)
+                members = host.take(shipment.agent, block, self._generations)
+                if sum(len(some.of) for some in members) < len(block.infos):
+                    # (of a start of the job that is long over, or that never was)
+                    known = {rank for some in members for rank in some.of}
+                    self._dedup.missed += sum(rank not in known for rank in block.rows.steps.rank_B.tolist())
+                for some in members:
+                    self._add(shipment.agent, block, some, message)
             if shipment.switches is not None:
                 self._groups.heard(shipment.agent, shipment.switches, host.ranks)
             for report in shipment.reports:
@@ -241,15 +247,6 @@ class NatsFleet:
             self._noted = self._generations.changes
         self._keep.turn()
         self._acknowledge()
-
-    def _take_rows(self, host: Host, agent: str, block: Block, message: AgentMessage) -> None:
-        members = host.take(agent, block, self._generations)
-        if sum(len(some.of) for some in members) < len(block.infos):
-            # (of a start of the job that is long over, or that never was)
-            known = {rank for some in members for rank in some.of}
-            self._dedup.missed += sum(rank not in known for rank in block.rows.steps.rank_B.tolist())
-        for some in members:
-            self._add(agent, block, some, message)
 
     def _add(self, agent: str, block: Block, members: Members, message: AgentMessage) -> None:
         rows, of = block.rows, members.of

@@ -319,9 +319,9 @@ class HostEnd:
                 await asyncio.sleep(AGAIN_S)
 
     async def _looked_for_loss(self) -> bool:
-        """Find out whether the hub has lost what it was told; whether that could be found out."""
-        # A number of its stream does not tell where others have told more since than there was before. When the bucket
-        # of what is wanted was made does, which goes with the stream, and which an agent may ask about.
+        """Find out whether the hub has lost messages; whether that could be found out."""
+        # A number of its stream does not show it where others have sent more since than there was before. The time at
+        # which the bucket of orders was made does: it goes with the stream, and an agent may read it.
         try:
             created = (await self._hub.js.stream_info(f"KV_{self._places.want}")).created
         except Exception as error:

@@ -209,7 +209,8 @@ class Fetching:
 
         Progress is told, and that they are ``missing`` on the hub.
         """
-        from nats.js.errors import NotFoundError
+        from nats.errors import Error
+        from nats.js.errors import BadObjectMetaError, DigestMismatchError, NotFoundError
 
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + PATIENCE_S
@@ -231,7 +232,8 @@ class Fetching:
                 missing()
             except Exception as error:
                 problem = error
-                if _is_for_good(error):
+                damaged = isinstance(error, (BadObjectMetaError, DigestMismatchError))
+                if damaged or not isinstance(error, (Error, OSError, asyncio.TimeoutError)):
                     break
                 log.debug("capture %s was not fetched", capture_id, exc_info=True)
             if loop.time() > deadline_s:
@@ -294,15 +296,6 @@ def _put(store: LocalStore, manifest: Manifest, files: Mapping[str, Path], uploa
 
     some = [FileToStore(path, name, media_types[name], compress=False) for name, path in files.items()]
     store.put_files(manifest.capture_id, some, checked, upload)
-
-
-def _is_for_good(error: Exception) -> bool:
-    from nats.errors import Error
-    from nats.js.errors import BadObjectMetaError, DigestMismatchError
-
-    if isinstance(error, (BadObjectMetaError, DigestMismatchError)):
-        return True
-    return not isinstance(error, (Error, OSError, asyncio.TimeoutError))
 
 
 async def _info(traces: ObjectStore, name: str) -> ObjectInfo:

@@ -54,7 +54,7 @@ MAX_KNOWN_BYTES = 8 << 10
 _MAGIC = b"SFT"
 _PRELUDE = struct.Struct("3sB")
 MAX_SECONDS = 1e12
-"""Every time that is told is below."""
+"""Every time in a message is below."""
 MAX_VALUE, MAX_MOST = 1 << 16, 1 << 8
 
 
@@ -280,18 +280,18 @@ def _plain_switch(status: SwitchStatus) -> _Switch:
     return _Switch(ranks=as_range(status.ranks), here=as_range(status.here), **same)
 
 
-def _checked_switch(told: _Switch) -> SwitchStatus:
-    ranks = numbers_of(*told.ranks, MAX_COUNT)
-    here = numbers_of(*told.here, len(ranks))
-    times_s = [told.exchange_s, *(took_s for stage in told.stages for took_s in stage[:-1])]
-    if not all(0 <= one < MAX_COUNT for one in told.request) or not all(0 <= one < MAX_SECONDS for one in times_s):
+def _checked_switch(switch: _Switch) -> SwitchStatus:
+    ranks = numbers_of(*switch.ranks, MAX_COUNT)
+    here = numbers_of(*switch.here, len(ranks))
+    times_s = [switch.exchange_s, *(took_s for stage in switch.stages for took_s in stage[:-1])]
+    if not all(0 <= one < MAX_COUNT for one in switch.request) or not all(0 <= one < MAX_SECONDS for one in times_s):
         raise ValueError("a group with numbers that cannot be")
-    if not ranks or not told.name.isprintable() or told.request.value >= MAX_VALUE:
+    if not ranks or not switch.name.isprintable() or switch.request.value >= MAX_VALUE:
         raise ValueError("a group that cannot be")
-    room = [stage.most for stage in told.stages]
-    if len(room) != (len(ranks) if told.microbatches else 0) or not all(0 <= one < MAX_MOST for one in room):
+    room = [stage.most for stage in switch.stages]
+    if len(room) != (len(ranks) if switch.microbatches else 0) or not all(0 <= one < MAX_MOST for one in room):
         raise ValueError("a pipeline that cannot be")
-    return SwitchStatus(ranks=ranks, here=here, **{name: getattr(told, name) for name in _SAME_IN_SWITCH})
+    return SwitchStatus(ranks=ranks, here=here, **{name: getattr(switch, name) for name in _SAME_IN_SWITCH})
 
 
 def _is_possible(setting: Setting) -> bool:
