@@ -35,8 +35,10 @@ _EXPLAINED_LATER = timedelta(hours=1)
 _MAX_UNEXPLAINED = 20
 _READERS = 8
 _BATCH = 500
+
 _Result = TypeVar("_Result")
 _Value = TypeVar("_Value")
+
 CONTROL_LABEL = "control"
 """In place of what led to a capture, where the rank was captured to compare with."""
 

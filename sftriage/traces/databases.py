@@ -32,6 +32,7 @@ VERSION = "0001"
 """Version of these tables; raise it with every change to them."""
 
 schema = sa.Table("sftriage_schema", METADATA, sa.Column("version_num", sa.String(32), primary_key=True))
+
 CONNECT_S = 5
 STATEMENT_S = 10
 TRANSACTION_S = 20

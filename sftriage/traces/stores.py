@@ -25,6 +25,7 @@ from sftriage.errors import CatalogueError, InputError, IntegrityError, StoreErr
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.manifest import (
     CONTROL,
+    Artefact,
     CostInfo,
     Findings,
     FollowedInfo,
@@ -37,8 +38,6 @@ from sftriage.traces.manifest import (
 
 if TYPE_CHECKING:
     from sftriage.traces.catalogue import Catalogue
-    from sftriage.traces.manifest import Artefact
-
 
 MAX_PART_BYTES = 240
 """What a file system takes as one name, and room for a suffix while it is written."""
