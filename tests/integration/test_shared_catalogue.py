@@ -289,10 +289,11 @@ def test_the_command_line_asks_for_all_runs_and_fetches_from_their_stores(start,
 
 
 @pytest.fixture
-def own_server():
-    """A server that the test may kill."""
-    with closing(Postgres()) as server:
-        yield server
+def own_server(server):
+    """The server, which the test may kill or stop: it is started again afterwards."""
+    yield server
+    server.kill()
+    server.start()
 
 
 def _put_and_index(url, root, trace, begun):
