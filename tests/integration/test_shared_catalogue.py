@@ -124,7 +124,7 @@ def test_every_answer_comes_back_whatever_is_deleted(server, url, store_of, loss
 
 
 @given(stored=sets_of_manifests(), wanted=st.lists(questions(), min_size=8, max_size=12))
-@settings(deadline=None, max_examples=25, phases=QUICKLY)
+@settings(max_examples=25, phases=QUICKLY)
 def test_the_catalogue_answers_as_the_manifests_would(stored, wanted, shelf):
     agrees(shelf, stored, wanted)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.verdicts.baseline import MAX_REGIMES
@@ -425,7 +425,6 @@ def jobs(draw):
 
 
 @given(jobs(), st.data())
-@settings(deadline=None)
 def test_however_the_steps_are_split_into_windows_the_same_is_known(measures, data):
     # GIVEN a job, and windows over it that leave no gap and overlap as they like
     n_steps, state, end = len(measures.times_NQ), None, 0
@@ -439,7 +438,6 @@ def test_however_the_steps_are_split_into_windows_the_same_is_known(measures, da
 
 
 @given(jobs(), st.integers(-10, 10))
-@settings(deadline=None)
 def test_slower_clocks_tell_the_same(measures, octaves):
     # GIVEN a job, and the same on a machine that takes twice, or half as long for all of it, WHEN taken in
     factor = 2.0**octaves
@@ -452,7 +450,6 @@ def test_slower_clocks_tell_the_same(measures, octaves):
 
 
 @given(jobs())
-@settings(deadline=None)
 def test_what_is_told_makes_sense(measures):
     # GIVEN a job, WHEN watched
     told, state = watched(measures)

@@ -81,7 +81,7 @@ PLACES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flips=st.lists(st.tuples(PLACES, WORDS, st.booleans()), min_size=1, max_size=6),
     cut=st.none() | st.integers(0, LOG_AT + 9600),

@@ -146,7 +146,7 @@ def test_a_stall_is_decided_where_it_was_and_when_it_was_noticed():
     assert replayed[1].decision.outcome == "hold"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from([0.0, 0.005, 0.02, 0.05]), max_size=12))
 def test_every_window_has_one_decision_and_the_same_again_when_replayed_again(delays):
     windows = [window(20 * number, late_s) for number, late_s in enumerate(delays)]

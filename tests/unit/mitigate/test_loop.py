@@ -219,7 +219,7 @@ def test_another_controller_goes_on_with_what_is_kept_and_undoes_what_was_cut_of
 
 
 @given(st.lists(st.sampled_from(["turn", "gone", "back", "forbid", "allow", "takeover", "restart"]), max_size=80))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_nothing_is_ever_in_force_that_is_not_on_record_as_tried_or_kept_under_a_policy(events):
     job = Job()
     for event in events:

@@ -105,7 +105,7 @@ TURNS = st.lists(st.tuples(st.integers(0, 11), st.integers(-1, 3), st.integers(0
 
 
 @given(st.integers(1, 4), TURNS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_two_ranks_are_ever_in_one_round_with_different_values(n, turns):
     # GIVEN ranks that begin rounds in any order that exchanges allow, and requests for any round at any moment, one
     # over the other, as of several that ask, or of one that was stopped for long in between
@@ -194,7 +194,7 @@ def test_what_a_stage_cannot_do_is_never_in_force_on_any(pipeline, ahead_S):
 
 
 @given(TURNS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_two_stages_ever_run_by_different_plans(turns):
     # GIVEN stages that begin steps in any order, and plans of which each may be written half before the next begins
     plans: list[list[tuple[int, ...]]] = [[], []]
@@ -460,7 +460,7 @@ HOSTS = st.lists(st.integers(0, 2), min_size=2, max_size=5).filter(lambda hosts:
 
 
 @given(HOSTS, TURNS_OF_HOSTS, CLOCKS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_two_ranks_of_hosts_are_ever_in_one_round_with_different_values(host_R, turns, clocks):
     # GIVEN ranks on up to three hosts that begin rounds in any order that exchanges allow, each by a clock of its own,
     # and words that come to each host at any moment, in any order, several times or never

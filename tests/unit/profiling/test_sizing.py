@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import CaptureError
@@ -84,7 +84,6 @@ def test_a_step_is_recorded_beforehand_where_a_trace_may_be_large(steps, options
     assert not known(TraceCost(1, 1000, 0.1), **options).wants_probe(asked)
 
 
-@settings(deadline=None)
 @given(
     st.builds(TraceCost, st.integers(1, 1000), st.integers(1_000, 1 << 33), st.floats(0, 100), st.floats(0, 3)),
     st.integers(1, 1000),

@@ -557,7 +557,7 @@ def act(job, device, opened, action, value):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(actions=st.lists(st.one_of(*ACTIONS), max_size=20))
 def test_whatever_a_step_does_its_device_times_sum_to_what_the_device_took(tmp_path_factory, form, actions):
     with simulated(form) as device:
@@ -623,7 +623,7 @@ def device_times(form, rings, steps):
     return found
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(steps=STEPS)
 def test_both_forms_record_the_same(tmp_path_factory, steps):
     in_c, in_torch = (device_times(form, tmp_path_factory.mktemp("rings"), steps) for form in FORMS)

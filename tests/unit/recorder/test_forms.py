@@ -136,7 +136,7 @@ class Script:
 
 
 @pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(program=st.lists(OPERATIONS, max_size=30))
 @example(program=[("begin", None), ("enter", "data"), ("disown", 0), ("put", 1), ("begin", None), ("leave", "data")])
 @example(program=[("loop", 80), ("begin", None), ("enter", "data"), ("listen", 1), ("leave", "data"), ("listen", 0)])

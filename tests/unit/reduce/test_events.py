@@ -89,7 +89,7 @@ def in_small_parts(patch, block_events=3):
         patch.setattr(module, name, value)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EVENTS, st.integers(1, 9), st.sets(st.integers(0, 4)), st.sets(st.integers(0, 2)))
 def test_what_is_wanted_of_the_events_is_given_in_their_order(monkeypatch, rows, block, names, tracks):
     # GIVEN events in blocks of any size
@@ -102,7 +102,7 @@ def test_what_is_wanted_of_the_events_is_given_in_their_order(monkeypatch, rows,
     assert rows_of(events_of(trace)) == rows
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EVENTS, st.integers(1, 9))
 def test_slabs_of_time_hold_each_event_once_and_in_turn(monkeypatch, rows, block):
     in_small_parts(monkeypatch, block)
@@ -143,7 +143,7 @@ ROWS = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(ROWS, st.booleans())
 def test_stages_and_findings_do_not_depend_on_how_the_events_were_parted(tmp_path, monkeypatch, rows, marked):
     # GIVEN any events, in steps with or without marks of stages
@@ -221,7 +221,7 @@ def test_pieces_that_stay_apart_are_bounded():
         gathering.spans()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 60), st.booleans(), st.integers(1, 2)), max_size=40))
 def test_begin_and_end_events_are_paired_alike_in_slabs(tmp_path, monkeypatch, some):
     made = [

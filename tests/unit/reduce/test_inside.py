@@ -89,7 +89,7 @@ NAMED = ("aten::a", "aten::b", "gloo:x", "cudaEventSynchronize", "f.py(1): f", "
 KINDS = ("cpu_op", "cpu_op", "user_annotation", "cuda_runtime", "python_function", "user_annotation")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EVENTS)
 def test_work_waiting_and_nothing_are_the_stage(tmp_path, events):
     some = [event(NAMED[n], start, length, KINDS[n], tid=tid) for start, length, n, tid in events]

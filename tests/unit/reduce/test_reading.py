@@ -50,7 +50,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
 @given(
     names=st.lists(st.text(max_size=10) | st.sampled_from(NASTY), max_size=12),
     args=st.lists(VALUES, min_size=12, max_size=12),

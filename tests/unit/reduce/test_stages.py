@@ -45,7 +45,7 @@ ENGINES = "autograd::engine::evaluate_function"
 NAMES = ("sftriage:a", "sftriage:b", "forward", "enumerate(DataLoader)#x", "aten::to", ENGINES)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(spans=SPANS, own=st.booleans(), threads=st.lists(st.sampled_from([MAIN, ENGINE]), min_size=25, max_size=25))
 def test_stages_sum_to_the_step_whatever_overlaps(tmp_path, spans, own, threads):
     # GIVEN marks and operators anywhere, in two threads, across the ends of steps

@@ -63,7 +63,6 @@ ADVANCES = st.dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=40), st.integers(0, 10_000))
 def test_shares_add_up_and_none_is_off_by_one(values, total):
     shares = apportion(values, total)
@@ -75,7 +74,6 @@ def test_shares_add_up_and_none_is_off_by_one(values, total):
             assert abs(share - value / whole * total) < 1 + 1e-6
 
 
-@settings(deadline=None)
 @given(ADVANCES, st.integers(1, 14), st.booleans())
 def test_stages_put_together_keep_their_time_and_the_one_that_is_named(advances_s, most, has_name):
     named = min(advances_s, key=lambda stage: advances_s[stage]) if has_name else None
@@ -86,7 +84,7 @@ def test_stages_put_together_keep_their_time_and_the_one_that_is_named(advances_
         assert found[named] == advances_s[named]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.floats(0, 10), min_size=3, max_size=3), min_size=1, max_size=9),
     st.integers(34, 200),
@@ -116,7 +114,6 @@ def test_bars_times_and_shares_add_up_to_the_step(tmp_path_factory, stacks, widt
 # Within the terminal
 
 
-@settings(deadline=None)
 @given(st.integers(1, 140), st.one_of(st.none(), st.integers(1, 50)), st.booleans(), st.booleans())
 def test_it_fits_whatever_the_terminal(busy, width, height, blocks, footer):
     room = Room(width, height, blocks, "Ctrl-C ends this" if footer else "")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
@@ -420,7 +420,6 @@ def part(window: Window, start: int, stop: int) -> Window:
     return window.steps(window.first_step + start, window.first_step + stop - 1)
 
 
-@settings(deadline=None)
 @given(run=windows(), window_steps=st.integers(1, 6), stride=st.integers(1, 6))
 def test_over_overlapping_windows_the_advances_sum_to_the_runs_exposed_time(run, window_steps, stride):
     # GIVEN a run of any steps, cut into windows that overlap or touch
@@ -461,7 +460,6 @@ def test_a_step_that_opens_a_window_is_accounted_with_the_one_before_it(stride, 
     np.testing.assert_allclose(advances_S, whole.advances_S, rtol=1e-9)
 
 
-@settings(deadline=None)
 @given(window=windows())
 def test_the_steps_of_a_window_sum_to_the_window(window):
     advances_NS, complete_N = by_step(window)

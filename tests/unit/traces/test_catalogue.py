@@ -286,7 +286,7 @@ def shelf(module_path: Path) -> Catalogue:
 
 
 @given(stored=sets_of_manifests(), wanted=st.lists(questions(), min_size=8, max_size=12))
-@settings(deadline=None, max_examples=40, phases=QUICKLY)
+@settings(max_examples=40, phases=QUICKLY)
 def test_the_catalogue_answers_as_the_manifests_would(stored, wanted, shelf):
     agrees(shelf, stored, wanted)
 

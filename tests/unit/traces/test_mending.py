@@ -101,7 +101,7 @@ LIKE_KEYS = (
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_names_without_keys_in_them_are_all_repaired(style, data):
     # GIVEN names of any text that has no quote before a comma or a bracket
@@ -126,7 +126,7 @@ def test_names_without_keys_in_them_are_all_repaired(style, data):
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_names_that_look_like_the_events_around_them_cost_themselves_at_most(style, data):
     # GIVEN names that hold what looks like a key, or like the end of the event or of the list
@@ -143,7 +143,7 @@ def test_names_that_look_like_the_events_around_them_cost_themselves_at_most(sty
     assert {event["name"] for event in events if str(event.get("name")).startswith("good")} == set(others.values())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     cuts=st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 40), st.binary(max_size=6)), max_size=3),
     style=st.sampled_from(list(STYLES)),

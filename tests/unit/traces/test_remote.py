@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError, IntegrityError, StoreError, UsageError
@@ -204,7 +204,6 @@ def test_a_name_is_written_so_that_it_is_one_plain_part(name, part):
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40))
-@settings(deadline=None)
 def test_any_name_comes_back_and_its_part_is_plain(name):
     if len(quote(name, safe="")) > MAX_PART_BYTES - 2:
         return
@@ -215,7 +214,6 @@ def test_any_name_comes_back_and_its_part_is_plain(name):
 
 
 @given(st.text(max_size=60) | st.from_regex(r"[a-z%./]{0,12}/[a-zA-Z%0-9.]{0,9}/[a-z.0-9-]{0,9}", fullmatch=True))
-@settings(deadline=None)
 def test_whatever_a_key_is_it_is_a_place_that_we_would_write_or_refused(key):
     try:
         place = CaptureKey.parse(key)

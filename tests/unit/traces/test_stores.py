@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import CaptureError, InputError, IntegrityError, SftriageError, UsageError
@@ -348,7 +348,6 @@ def test_what_goes(captures, age_days, mib, gone):
     age_days=st.none() | st.floats(0, 50),
     mib=st.none() | st.integers(0, 300),
 )
-@settings(deadline=None)
 def test_what_stays_is_within_the_limits_and_no_more_went_than_had_to(captures, age_days, mib):
     found = kept(*captures)
     retention = limits(age_days, mib)

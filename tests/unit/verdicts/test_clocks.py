@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -357,7 +357,6 @@ def test_whether_a_fault_was_reproduced_is_told_on_the_clock_that_named_it():
 
 
 @given(windows(missing=False), st.data())
-@settings(deadline=None)
 def test_advances_sum_to_the_exposed_time_on_whichever_clock(window, data):
     # GIVEN any window at all, with any device times, some of them missing
     n_steps, n_ranks, _ = window.durations_NRS.shape

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.captures import CaptureResult
@@ -221,7 +221,6 @@ def test_other_steps_of_the_captured_rank_are_not_called_its_control():
 ANY = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(deadline=None)
 @given(*[ANY] * 6)
 def test_whatever_a_manifest_says_the_drawing_holds_it(a, b, c, d, e, f):
     sides = side(working_s=a, waiting_s=b, unseen_s=c), side(0, working_s=d, waiting_s=e, unseen_s=f)

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.reduce.samples import Frame, WorkerSamples, collapsed
@@ -99,7 +99,6 @@ LETTERS = st.sampled_from([Frame(one, "/job/x.py", 1, "") for one in "abcdefgh"]
 STACKS = st.lists(st.tuples(st.lists(LETTERS, min_size=1, max_size=60).map(tuple), st.integers(1, 3)), min_size=1)
 
 
-@settings(deadline=None)
 @given(STACKS, STACKS)
 def test_no_box_leaves_the_one_above_it_and_none_lies_on_another(taken, other):
     graph = flame_graph(Sampled(SUSPECT, samples(*taken)), Sampled(CONTROL, samples(*other)), {})

@@ -115,7 +115,7 @@ def test_what_is_older_than_the_limit_goes_whatever_room_there_is(tmp_path):
     assert 75.0 <= last_s - first_s <= 125.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     cuts=st.lists(st.integers(1, 400), min_size=1, max_size=25),
     restarts=st.sets(st.integers(0, 24)),
