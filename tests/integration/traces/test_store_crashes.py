@@ -1,7 +1,5 @@
 """Real processes, killed: whatever the instant, a capture is there whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gzip

@@ -1,7 +1,5 @@
 """A store of objects in memory, whose requests can be made to fail, and are counted."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Uploads: whatever stops them, what is listed there is whole, and the next look finishes what is missing."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 
