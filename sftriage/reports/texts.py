@@ -239,7 +239,9 @@ class ReplayReport:
         """The timeline, with what follows on one another for the same reason in one line, and the summary."""
         groups = groupby(enumerate(self.replayed), key=lambda numbered: _likeness(*numbered))
         lines = [line for _, group in groups for line in self._lines([one for _, one in group])]
-        return "\n".join([*_aligned(lines), "", *self._summary()]) + "\n"
+        widths = [*(max(map(len, column)) for column in list(zip(*lines, strict=True))[:-1]), 0]
+        aligned = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        return "\n".join([*aligned, "", *self._summary()]) + "\n"
 
     def values(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -280,7 +282,11 @@ class ReplayReport:
         steps = f"{first.first_step}-{last.last_step}" if first.first_step != last.last_step else f"{first.first_step}"
         attempt = f"attempt {first.attempt}, " if first.attempt else ""
         count = counted(len(group), "window") if first.label != "stalled" else "stall"
-        about = f"{reason_sentence(first)}{_about(group[0])}"
+        about = reason_sentence(first)
+        if first.label == "suspect" and first.outcome != "capture":
+            named = group[0].verdict.suspects[0]
+            gain = f"{1000 * named.gain_s:.3g} ms a step, {named.pattern}"
+            about += f" ({who(named)} in {where(named)}, {gain})"
         yield _elapsed(group[0].time_s - self.start_s), f"{attempt}steps {steps}", count, first.outcome, about
         for request, recorded in zip(first.requests, group[0].captured_steps, strict=True):
             what = f"steps {recorded[0]} to {recorded[1]}, no more" if recorded else "at once, no more"
@@ -321,20 +327,7 @@ def _likeness(number: int, one: ReplayedDecision) -> tuple[object, ...]:
     return alone, decision.attempt, decision.outcome, decision.rule, which, named
 
 
-def _about(one: ReplayedDecision) -> str:
-    if one.verdict.label != "suspect" or one.decision.outcome == "capture":
-        return ""
-    first = one.verdict.suspects[0]
-    return f" ({who(first)} in {where(first)}, {1000 * first.gain_s:.3g} ms a step, {first.pattern})"
-
-
 def _elapsed(seconds: float) -> str:
     minutes, rest = divmod(max(0.0, seconds), 60)
     hours, minutes = divmod(int(minutes), 60)
     return f"{hours}:{minutes:02}:{rest:04.1f}"
-
-
-def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
-    columns = list(zip(*lines, strict=True))[:-1]
-    widths = [*(max(map(len, column)) for column in columns), 0]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]

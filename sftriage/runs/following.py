@@ -22,7 +22,7 @@ from sftriage.model.captures import (
     Role,
     Trigger,
 )
-from sftriage.model.verdicts import Clock, Label, Pattern, Regression, Suspect, Verdict
+from sftriage.model.verdicts import Clock, Label, Pattern, Regression, Verdict
 from sftriage.policy.losses import Losses, same_trouble, suspect_key
 from sftriage.runs.journal import Appended
 from sftriage.words.decisions import reason_sentence, resolution
@@ -231,16 +231,16 @@ def row_of(
 ) -> WindowRow:
     """What the page keeps of a window."""
     first = verdict.named
-    found = tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks)
+    of_suspect = "stage", "gain_s", "share", "persistence", "pattern"
+    found = tuple(
+        NamedSuspect(who(one), where(one), when(one), one.ranks[:MAX_NAMED], **_picked(one, *of_suspect))
+        for one in verdict.suspects[:MAX_NAMED]
+        if one.ranks
+    )
     excess_s = verdict.numbers.get("excess_s", -1.0)
+    of_verdict = "first_step", "last_step", "label", "reasons", "exposed_s", "step_s", "clock", "regression"
     return WindowRow(
-        **_decided(decision, triggers) | {"attempt": verdict.attempt},
-        first_step=verdict.first_step,
-        last_step=verdict.last_step,
-        label=verdict.label,
-        reasons=verdict.reasons,
-        exposed_s=verdict.exposed_s,
-        step_s=verdict.step_s,
+        **_decided(decision, triggers) | {"attempt": verdict.attempt} | _picked(verdict, *of_verdict),
         stages=tuple(verdict.advances_s),
         advances_s=tuple(verdict.advances_s.values()),
         sentence=verdict_sentence(verdict),
@@ -252,39 +252,24 @@ def row_of(
         candidates=found if first is None else (),
         coverage=verdict.numbers.get("coverage"),
         excess_s=excess_s if excess_s >= 0.0 else None,
-        clock=verdict.clock,
-        regression=verdict.regression,
         lost_s=lost_s,
         trouble="" if first is None or not first.ranks else suspect_key(first),
         news=news_of(verdict, decision),
     )
 
 
+def _picked(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
 def _decided(decision: Decision, triggers: Mapping[str, Trigger]) -> dict[str, Any]:
     return {
-        "time_s": decision.time_s,
-        "attempt": decision.attempt,
-        "outcome": decision.outcome,
-        "reason": decision.reason,
+        **_picked(decision, "time_s", "attempt", "outcome", "reason"),
         "words": reason_sentence(decision),
         "resolves": resolution(decision),
         "asked": decision.requests,
         "triggers": triggers,
     }
-
-
-def _named(suspect: Suspect) -> NamedSuspect:
-    return NamedSuspect(
-        who=who(suspect),
-        where=where(suspect),
-        when=when(suspect),
-        ranks=suspect.ranks[:MAX_NAMED],
-        stage=suspect.stage,
-        gain_s=suspect.gain_s,
-        share=suspect.share,
-        persistence=suspect.persistence,
-        pattern=suspect.pattern,
-    )
 
 
 def request_row(event: events.ManualRequestDecided | events.FollowUpDecided) -> RequestRow:

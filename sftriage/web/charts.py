@@ -505,17 +505,15 @@ def bars_of(findings: Findings | None) -> tuple[Bar, ...]:
         return ()
     beside = "control" if findings.beside == "rank" else "its other steps"
     sides = [("captured", findings.suspect), *([(beside, findings.control)] if findings.control else [])]
-    top_s = max(sum(_seconds(side)) for _, side in sides)
-    return tuple(Bar(title, side.rank, side.stage_s, _parts(side, top_s)) for title, side in sides)
-
-
-def _parts(side: StageProfile, top_s: float) -> tuple[Part, ...]:
-    parts, x = [], 0.0
-    for (name, _), seconds in zip(PARTS, _seconds(side), strict=True):
-        width = seconds / top_s * WIDTH if top_s > 0.0 else 0.0
-        parts.append(Part(name, round(x, 2), round(width, 2), seconds))
-        x += width
-    return tuple(parts)
+    top_s, bars = max(sum(_seconds(side)) for _, side in sides), []
+    for title, side in sides:
+        parts, x = [], 0.0
+        for (name, _), seconds in zip(PARTS, _seconds(side), strict=True):
+            width = seconds / top_s * WIDTH if top_s > 0.0 else 0.0
+            parts.append(Part(name, round(x, 2), round(width, 2), seconds))
+            x += width
+        bars.append(Bar(title, side.rank, side.stage_s, tuple(parts)))
+    return tuple(bars)
 
 
 def _seconds(side: StageProfile) -> list[float]:

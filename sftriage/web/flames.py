@@ -241,20 +241,16 @@ def _measured_s(
 
 def _focused(root: Flame, path: str | None) -> tuple[tuple[Flame, ...], Flame]:
     """What is drawn, and what is above it: where somebody went on to, or else where there is more than one way."""
-    way = next((way for way in _ways(root) if way[-1].path == path), None) if path else None
-    if way is None:
-        way = (root,)
-        while len(below := way[-1].children) == 1 and below[0].children:
-            way = (*way, below[0])
-    return way[:-1], way[-1]
-
-
-def _ways(root: Flame) -> Iterator[tuple[Flame, ...]]:
-    waiting: list[tuple[Flame, ...]] = [(root,)]
+    waiting: list[tuple[Flame, ...]] = [(root,)] if path else []
     while waiting:
-        way = waiting.pop()
-        yield way
-        waiting += ((*way, one) for one in way[-1].children)
+        *above, last = way = waiting.pop()
+        if last.path == path:
+            return tuple(above), last
+        waiting += ((*way, one) for one in last.children)
+    way = (root,)
+    while len(below := way[-1].children) == 1 and below[0].children:
+        way = (*way, below[0])
+    return way[:-1], way[-1]
 
 
 @dataclass(frozen=True, slots=True)

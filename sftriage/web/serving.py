@@ -430,22 +430,21 @@ def browser_starter(wanted: bool, say: Callable[[str], None]) -> Starter:
                 say(tunnel("127.0.0.1", port, os.environ))
             return
         # One that runs in the terminal returns when it is left; the file is served meanwhile.
-        start_thread("browser", _start, link, say)
+        start_thread("browser", opened, link)
+
+    def opened(link: str) -> None:
+        try:
+            started = webbrowser.open(link)
+        except webbrowser.Error:
+            started = False
+        if not started:
+            say("no browser could be started: open the link in one of yours")
 
     return start
 
 
-def _start(link: str, say: Callable[[str], None]) -> None:
-    try:
-        started = webbrowser.open(link)
-    except webbrowser.Error:
-        started = False
-    if not started:
-        say("no browser could be started: open the link in one of yours")
-
-
 PATH = "/metrics"
-STOP_GRACE_S = 2
+METRICS_GRACE_S = 2
 
 
 def metrics_app(registry: CollectorRegistry, access: Access) -> ASGIApp:
@@ -480,7 +479,7 @@ class MetricsEndpoint:
 
     def serve(self, registry: CollectorRegistry) -> None:
         """Answer from now on, in a daemon thread."""
-        server = BackgroundServer(metrics_app(registry, self._access), self._listening, grace_s=STOP_GRACE_S)
+        server = BackgroundServer(metrics_app(registry, self._access), self._listening, grace_s=METRICS_GRACE_S)
         server.start()
         self._close = server.close
 

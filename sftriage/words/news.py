@@ -76,14 +76,11 @@ def urgency_of(verdict: Verdict, decision: Decision) -> Urgency:
         if verdict.suspects[0].pattern == "one-off":
             return "now" if verdict.suspects[0].gain_s >= ONE_OFF_S else "never"
         return "lasting" if decision.reason in ("contended", "descheduled") else "now"
-    return "lasting" if slower or not _slight(verdict) else "never"
-
-
-def _slight(verdict: Verdict) -> bool:
     numbers = verdict.numbers
-    return _EXCESS_REASONS.issuperset(verdict.reasons) and all(
+    slight = _EXCESS_REASONS.issuperset(verdict.reasons) and all(
         name in numbers and threshold in numbers and numbers[name] < numbers[threshold] for name, threshold in _OVER
     )
+    return "lasting" if slower or not slight else "never"
 
 
 @dataclass(frozen=True, slots=True)

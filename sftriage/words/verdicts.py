@@ -186,17 +186,14 @@ def verdict_sentence(verdict: Verdict) -> str:
         case "stalled":
             sentence = _stall_sentence(verdict)
         case _:
-            reasons = "; ".join(_reason(reason, verdict.regression) for reason in verdict.reasons)
+            known = dict(REASONS)
+            if verdict.regression is not None:
+                known["regressed"] = regression_phrase(verdict.regression)
+            reasons = "; ".join(known.get(reason, reason) for reason in verdict.reasons)
             sentence = f"Held: {', '.join(verdict.reasons)} in {steps}: {reasons}."
     if verdict.regression is not None and "regressed" not in verdict.reasons:
         sentence = f"{sentence[:-1]}; {regression_phrase(verdict.regression)}."
     return f"{sentence[:-1]}, {clock}." if clock else sentence
-
-
-def _reason(reason: str, regression: Regression | None) -> str:
-    if reason == "regressed" and regression is not None:
-        return regression_phrase(regression)
-    return REASONS.get(reason, reason)
 
 
 def regression_phrase(regression: Regression) -> str:
