@@ -24,8 +24,8 @@ from sftriage.errors import CaptureError, IntegrityError, UsageError
 from sftriage.kube import listing
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
 from sftriage.kube.diagnosis import diagnose
-from sftriage.kube.listing import Body, FetchProgress, TraceRow
-from sftriage.kube.objects import CAPTURES, KINDS, POLICIES, REPORTS, capture_of, condition
+from sftriage.kube.listing import FetchProgress, TraceRow
+from sftriage.kube.objects import CAPTURES, KINDS, POLICIES, REPORTS, Body, capture_of, condition
 from sftriage.kube.sidecar import read_settings
 from sftriage.kube.snapshot import gather
 from sftriage.kube.statuses import STORING_S

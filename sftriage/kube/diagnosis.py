@@ -22,9 +22,9 @@ from sftriage.kube.jobs import (
     mapping,
     text,
 )
-from sftriage.kube.objects import KINDS, condition, status_of
+from sftriage.kube.objects import KINDS, Body, condition, status_of
 from sftriage.kube.sidecar import InjectionSettings
-from sftriage.kube.snapshot import PART_LABEL, Body, Snapshot
+from sftriage.kube.snapshot import PART_LABEL, Snapshot
 from sftriage.words.amounts import clock, lasted
 
 PATIENCE_S = 60.0
@@ -32,73 +32,66 @@ PATIENCE_S = 60.0
 MAX_NAMED = 3
 """Of what is wrong alike, so many are named."""
 
-State = Literal["ok", "wrong", "unknown"]
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        code: what was looked at, for programs.
-        state: whether it is as it should be; ``unknown`` where that could not be seen.
-        says: how it is.
-        do: what to do about it; "" where there is nothing to do.
-    """
+    """The result of a check: its ``code`` for programs, what it ``says``, and what to ``do`` where that is wrong."""
 
     code: str
-    state: State
+    state: Literal["ok", "wrong", "unknown"]
     says: str
     do: str = ""
 
 
-def available(deployment: Body) -> bool:
-    """Whether somebody of a deployment runs."""
+def _ok(code: str, says: str) -> Finding:
+    return Finding(code, "ok", says)
+
+
+def _wrong(code: str, says: str, do: str) -> Finding:
+    return Finding(code, "wrong", says, do)
+
+
+def _not_seen(seen: Snapshot, part: str, what: str) -> Finding:
+    return Finding(part, "unknown", f"you may not look at {what}{_why(seen, part)}")
+
+
+def _why(seen: Snapshot, part: str) -> str:
+    return f": {seen.unread[part]}" if part in seen.unread else ""
+
+
+def _available(deployment: Body) -> bool:
     return bool(status_of(deployment).get("availableReplicas"))
 
 
-def said(deployment: Body) -> str:
-    """Why a deployment does not run, as it says itself."""
+def _failure(deployment: Body) -> str:
+    """Why a deployment does not run, as its status says."""
     found = [one for one in items(status_of(deployment), "conditions") if one.get("type") == "ReplicaFailure"]
     return f" ({text(found[0], 'message')})" if found and text(found[0], "message") else ""
 
 
-def age_s(seen: Snapshot, body: Body) -> float:
-    """How old an object is."""
-    created = moment(body)
-    return 0.0 if created is None else seen.now_s - created
-
-
-def moment(body: Body) -> float | None:
+def _created_s(body: Body) -> float | None:
     """When an object was created, in seconds since the epoch."""
-    return seconds(body["metadata"].get("creationTimestamp"))
+    return _seconds(body["metadata"].get("creationTimestamp"))
 
 
-def seconds(told: Any) -> float | None:
-    """A time as a server writes it, in seconds since the epoch; None where it is none."""
+def _old(seen: Snapshot, body: Body) -> bool:
+    """Whether somebody should have reacted to an object by now."""
+    created_s = _created_s(body)
+    return created_s is not None and seen.now_s - created_s > PATIENCE_S
+
+
+def _seconds(time: Any) -> float | None:
     try:
-        return datetime.fromisoformat(str(told).replace("Z", "+00:00")).timestamp()
+        return datetime.fromisoformat(str(time).replace("Z", "+00:00")).timestamp()
     except ValueError:
         return None
 
 
-def not_seen(seen: Snapshot, part: str, what: str) -> Finding:
-    """That a part may not be looked at."""
-    return Finding(part, "unknown", f"you may not look at {what}{why(seen, part)}")
+def _named(bodies: Sequence[Body]) -> str:
+    return _some([str(one["metadata"]["name"]) for one in bodies])
 
 
-def why(seen: Snapshot, part: str) -> str:
-    """Why a part could not be read, as the end of a sentence."""
-    return f": {seen.unread[part]}" if part in seen.unread else ""
-
-
-def named(bodies: Sequence[Body]) -> str:
-    """Some objects by their names."""
-    return some([str(one["metadata"]["name"]) for one in bodies])
-
-
-def some(names: Sequence[str]) -> str:
-    """The first few, and how many there are beside them."""
+def _some(names: Sequence[str]) -> str:
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -112,95 +105,92 @@ def _rights(seen: Snapshot) -> Iterator[Finding]:
     lacking = [what for what, may in seen.may.items() if not may]
     if lacking:
         do = f"ask for the rights, in namespace {seen.namespace}, of whoever looks after the cluster"
-        yield Finding("rights", "wrong", f"you may not {some(lacking)}", do)
+        yield _wrong("rights", f"you may not {_some(lacking)}", do)
     elif seen.may:
-        yield Finding("rights", "ok", "you may see reports and captures, and ask for captures")
+        yield _ok("rights", "you may see reports and captures, and ask for captures")
 
 
 def _version(seen: Snapshot) -> Iterator[Finding]:
     if seen.version is None:
-        yield Finding("version", "unknown", f"the server does not tell its version{why(seen, 'version')}")
+        yield Finding("version", "unknown", f"the server does not tell its version{_why(seen, 'version')}")
         return
     told = ".".join(map(str, seen.version))
     if seen.version < SIDECARS_SINCE:
         says = f"Kubernetes {told} has no native sidecars (they came with 1.29): nothing is injected into any pod"
-        yield Finding("version", "wrong", says, "upgrade the cluster; until then, jobs on many hosts need no operator")
+        yield _wrong("version", says, "upgrade the cluster; until then, jobs on many hosts need no operator")
     else:
-        yield Finding("version", "ok", f"Kubernetes {told} has native sidecars")
+        yield _ok("version", f"Kubernetes {told} has native sidecars")
 
 
 def _definitions(seen: Snapshot) -> Iterator[Finding]:
     if "definitions" in seen.unread:
-        yield not_seen(seen, "definitions", "the custom resource definitions")
+        yield _not_seen(seen, "definitions", "the custom resource definitions")
         return
     there = {one["metadata"]["name"]: one for one in seen.definitions}
     missing = [kind.kind for kind in KINDS if kind.crd not in there]
     if missing:
-        yield Finding("definitions", "wrong", f"the cluster does not know {some(missing)}", _INSTALL)
+        yield _wrong("definitions", f"the cluster does not know {_some(missing)}", _INSTALL)
     else:
-        yield Finding("definitions", "ok", "the custom resource definitions are there")
+        yield _ok("definitions", "the custom resource definitions are there")
 
 
 def _operator(seen: Snapshot) -> Iterator[Finding]:
     yield from _deployment(seen, "operator", "no controller is started for any job, and no policy is looked at")
     lacking = [what for what, may in seen.operator_may.items() if not may]
     if lacking:
-        says = f"the operator ({seen.account}) may not {some(lacking)}"
-        yield Finding("operator_rights", "wrong", says, "kubectl apply -f k8s/rbac")
+        says = f"the operator ({seen.account}) may not {_some(lacking)}"
+        yield _wrong("operator_rights", says, "kubectl apply -f k8s/rbac")
 
 
 def _webhook(seen: Snapshot) -> Iterator[Finding]:
     if "webhooks" in seen.unread:
-        yield not_seen(seen, "webhooks", "webhook configurations")
+        yield _not_seen(seen, "webhooks", "webhook configurations")
     elif not seen.webhooks:
         says = "there is no webhook configuration of sftriage: pods are created as they are"
-        yield Finding("webhook_configuration", "wrong", says, _INSTALL)
+        yield _wrong("webhook_configuration", says, _INSTALL)
     for one in seen.webhooks:
         name, hooks = one["metadata"]["name"], list(items(one, "webhooks"))
         bare = [text(hook, "name") for hook in hooks if not mapping(hook, "clientConfig").get("caBundle")]
         if not hooks:
-            yield Finding("webhook_configuration", "wrong", f"webhook configuration {name} has no webhooks", _INSTALL)
+            yield _wrong("webhook_configuration", f"webhook configuration {name} has no webhooks", _INSTALL)
         elif bare:
             says = (
-                f"webhook configuration {name} has no caBundle ({some(bare)}): no pod is injected, and nobody says so"
+                f"webhook configuration {name} has no caBundle ({_some(bare)}): no pod is injected, and nobody says so"
             )
             do = f"look at what fills it in: cert-manager, or the Job in {seen.system} that makes certificates"
-            yield Finding("ca_bundle", "wrong", says, do)
+            yield _wrong("ca_bundle", says, do)
         else:
-            yield Finding("webhook_configuration", "ok", f"webhook configuration {name} is there")
+            yield _ok("webhook_configuration", f"webhook configuration {name} is there")
     yield from _deployment(seen, "webhook", "pods are created as they are, and nobody says so")
     if seen.serving == 0:
         says = "nobody answers behind the service of the webhook: no pod of it is ready"
-        yield Finding("webhook_service", "wrong", says, f"kubectl get pods -n {seen.system}")
+        yield _wrong("webhook_service", says, f"kubectl get pods -n {seen.system}")
 
 
 def _certificate(seen: Snapshot) -> Iterator[Finding]:
     one = seen.certificate
     if one is None:
         if "certificate" in seen.unread:
-            yield not_seen(seen, "certificate", "the webhook's certificate")
+            yield _not_seen(seen, "certificate", "the webhook's certificate")
         return
     renew = (
         f"kubectl create job renew --from=cronjob/sftriage-certificates -n {seen.system}, unless cert-manager renews it"
     )
     if seen.now_s > one.not_after_s:
-        yield Finding(
-            "certificate",
-            "wrong",
-            f"the webhook's certificate (Secret {one.secret}) ended at {clock(one.not_after_s)}",
-            renew,
+        yield _wrong(
+            "certificate", f"the webhook's certificate (Secret {one.secret}) ended at {clock(one.not_after_s)}", renew
         )
     elif seen.now_s < one.not_before_s:
         says = f"the webhook's certificate is good from {clock(one.not_before_s)} on: a clock is wrong"
-        yield Finding("certificate", "wrong", says, "set the clock of this machine, or of who made it")
+        yield _wrong("certificate", says, "set the clock of this machine, or of who made it")
     elif not one.trusted:
         says = "the webhook's certificate is signed by none whom its configuration trusts (caBundle)"
-        yield Finding("certificate", "wrong", says, renew)
+        yield _wrong("certificate", says, renew)
     elif one.not_after_s - seen.now_s < SOON_S:
         says = f"the webhook's certificate is good for {lasted(one.not_after_s - seen.now_s)} yet"
-        yield Finding("certificate", "wrong", says, renew)
+        yield _wrong("certificate", says, renew)
     else:
-        yield Finding("certificate", "ok", f"the webhook's certificate is good until {clock(one.not_after_s)}")
+        yield _ok("certificate", f"the webhook's certificate is good until {clock(one.not_after_s)}")
 
 
 def _deployment(seen: Snapshot, part: str, without: str) -> Iterator[Finding]:
@@ -209,20 +199,20 @@ def _deployment(seen: Snapshot, part: str, without: str) -> Iterator[Finding]:
         says = f"no {part} can be seen in {seen.system}, and you may not look at other namespaces"
         yield Finding(part, "unknown", says, "--operator-namespace NAME says where it is")
     elif "deployments" in seen.unread:
-        yield not_seen(seen, "deployments", f"the {part}")
+        yield _not_seen(seen, "deployments", f"the {part}")
     elif not found:
-        yield Finding(part, "wrong", f"there is no {part}: {without}", _INSTALL)
+        yield _wrong(part, f"there is no {part}: {without}", _INSTALL)
     places = sorted({one["metadata"]["namespace"] for one in found})
     if len(places) > 1:
-        says = f"there is more than one {part}, in {some(places)}: each does what the other does"
-        yield Finding(part, "wrong", says, "take away all of them but one")
+        says = f"there is more than one {part}, in {_some(places)}: each does what the other does"
+        yield _wrong(part, says, "take away all of them but one")
     for one in found:
         name, namespace = one["metadata"]["name"], one["metadata"]["namespace"]
-        if available(one):
-            yield Finding(part, "ok", f"the {part} runs, in {namespace}")
+        if _available(one):
+            yield _ok(part, f"the {part} runs, in {namespace}")
         else:
             do = f"kubectl describe deployment {name} -n {namespace}"
-            yield Finding(part, "wrong", f"the {part} does not run{said(one)}: {without}", do)
+            yield _wrong(part, f"the {part} does not run{_failure(one)}: {without}", do)
 
 
 def diagnose(seen: Snapshot) -> list[Finding]:
@@ -232,25 +222,25 @@ def diagnose(seen: Snapshot) -> list[Finding]:
 
 def _labels(seen: Snapshot) -> Iterator[Finding]:
     if "pods" in seen.unread:
-        yield not_seen(seen, "pods", f"the pods of namespace {seen.namespace}")
+        yield _not_seen(seen, "pods", f"the pods of namespace {seen.namespace}")
         return
     if not seen.about and "about" not in seen.unread:
-        yield Finding("namespace", "wrong", f"there is no namespace {seen.namespace}", "kubectl get namespaces")
+        yield _wrong("namespace", f"there is no namespace {seen.namespace}", "kubectl get namespaces")
         return
     namespace = labels_of(seen.about).get(INJECT_LABEL)
     label = f"kubectl label namespace {seen.namespace} {INJECT_LABEL}={ENABLED} --overwrite"
     odd = [pod for pod in seen.pods if labels_of(pod).get(INJECT_LABEL, ENABLED) not in (ENABLED, "disabled")]
     if odd:
-        says = f"{named(odd)} ha{'s' * (len(odd) == 1) or 've'} the label {INJECT_LABEL} with another value"
-        yield Finding("label_value", "wrong", says, f"{INJECT_LABEL}: {ENABLED} is what asks for it")
+        says = f"{_named(odd)} ha{'s' * (len(odd) == 1) or 've'} the label {INJECT_LABEL} with another value"
+        yield _wrong("label_value", says, f"{INJECT_LABEL}: {ENABLED} is what asks for it")
     if namespace not in (None, ENABLED, "disabled"):
         says = f"namespace {seen.namespace} has the label {INJECT_LABEL}={namespace}"
-        yield Finding("label_value", "wrong", says, label)
+        yield _wrong("label_value", says, label)
     without = [pod for pod in _training(seen) if not _asks(seen, pod)]
     if without:
-        says = f"{named(without)} train{'s' * (len(without) == 1)}, without the label {INJECT_LABEL}={ENABLED}"
+        says = f"{_named(without)} train{'s' * (len(without) == 1)}, without the label {INJECT_LABEL}={ENABLED}"
         do = f"put it into the job's pod template, or on all of them: {label}; then create the job anew"
-        yield Finding("label", "wrong", says, do)
+        yield _wrong("label", says, do)
     elif not any(_asks(seen, pod) for pod in _training(seen)):
         where = f"namespace {seen.namespace}"
         asks = " (its label asks for sftriage)" if namespace == ENABLED else ""
@@ -264,9 +254,9 @@ def _injected(seen: Snapshot) -> Iterator[Finding]:
     for pod in lacking:
         by_reason.setdefault(_not_injected(seen, pod), []).append(pod)
     for (why, do), pods in by_reason.items():
-        yield Finding("injected", "wrong", f"{named(pods)}: labelled, but not injected: {why}", do)
+        yield _wrong("injected", f"{_named(pods)}: labelled, but not injected: {why}", do)
     if asking and not lacking:
-        yield Finding("injected", "ok", f"all {len(asking)} labelled pods are injected")
+        yield _ok("injected", f"all {len(asking)} labelled pods are injected")
 
 
 _ANEW = "create the pods anew (they are changed at their creation alone)"
@@ -274,8 +264,8 @@ _ANEW = "create the pods anew (they are changed at their creation alone)"
 
 def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
     """Why a labelled pod is not injected, and what to do."""
-    created = moment(pod)
-    hooks = [one for one in map(moment, seen.webhooks) if one is not None]
+    created = _created_s(pod)
+    hooks = [one for one in map(_created_s, seen.webhooks) if one is not None]
     if seen.version is not None and seen.version < SIDECARS_SINCE:
         return "the cluster is too old", "see above"
     if "webhooks" not in seen.unread and not hooks:
@@ -304,55 +294,50 @@ def _controllers(seen: Snapshot) -> Iterator[Finding]:
         if deployment is None:
             if job.object_name not in reported:
                 do = f"kubectl logs -n {seen.system} deployment/sftriage-operator"
-                yield Finding("controller", "wrong", f"{of} has no controller", do)
-        elif not available(deployment):
-            says = f"the controller of {of} does not run{said(deployment)}"
-            yield Finding(
-                "controller", "wrong", says, f"kubectl describe deployment {job.object_name} -n {seen.namespace}"
-            )
+                yield _wrong("controller", f"{of} has no controller", do)
+        elif not _available(deployment):
+            says = f"the controller of {of} does not run{_failure(deployment)}"
+            yield _wrong("controller", says, f"kubectl describe deployment {job.object_name} -n {seen.namespace}")
         elif job.object_name not in reported:
             says = f"{of} has no report: its controller has not said anything"
-            yield Finding("report", "wrong", says, f"kubectl logs -n {seen.namespace} deployment/{job.object_name}")
+            yield _wrong("report", says, f"kubectl logs -n {seen.namespace} deployment/{job.object_name}")
     if "controllers" in seen.unread and jobs:
-        yield not_seen(seen, "controllers", "the controllers of jobs")
+        yield _not_seen(seen, "controllers", "the controllers of jobs")
 
 
 def _objects(seen: Snapshot) -> Iterator[Finding]:
     invalid = [one for one in seen.policies if (found := condition(one, "Accepted")) and found.status == "False"]
     if invalid:
-        yield Finding("policies", "wrong", f"{named(invalid)} not valid", f"sftriage kube policy -n {seen.namespace}")
+        yield _wrong("policies", f"{_named(invalid)} not valid", f"sftriage kube policy -n {seen.namespace}")
     for code, bodies, noun in (("policies", seen.policies, "policy"), ("captures", seen.captures, "capture")):
-        late = [one for one in bodies if _unanswered(one) and age_s(seen, one) > PATIENCE_S]
+        late = [one for one in bodies if _unanswered(one) and _old(seen, one)]
         if late:
-            says = f"nobody has looked at {noun} {named(late)}"
-            yield Finding(code, "wrong", says, "the operator does, see above")
+            says = f"nobody has looked at {noun} {_named(late)}"
+            yield _wrong(code, says, "the operator does, see above")
     asked = [one for one in seen.captures if status_of(one).get("state") == "requested" and not _unanswered(one)]
-    if late := [one for one in asked if age_s(seen, one) > PATIENCE_S]:
-        jobs = some(sorted({str(mapping(one, "spec").get("job")) for one in late}))
-        says = f"nobody carries out {named(late)}: does job {jobs} run, under this name?"
-        yield Finding("captures", "wrong", says, f"sftriage kube status -n {seen.namespace}")
+    if late := [one for one in asked if _old(seen, one)]:
+        jobs = _some(sorted({str(mapping(one, "spec").get("job")) for one in late}))
+        says = f"nobody carries out {_named(late)}: does job {jobs} run, under this name?"
+        yield _wrong("captures", says, f"sftriage kube status -n {seen.namespace}")
 
 
 def _store(seen: Snapshot) -> Iterator[Finding]:
     stored = [one for one in seen.captures if status_of(one).get("state") == "stored"]
     kept = [one for one in stored if not mapping(status_of(one), "stored")]
     if kept:
-        says = f"{named(kept)}: the trace is with the job's controller alone, and goes with it: it has no store"
-        yield Finding(
-            "store",
-            "wrong",
-            says,
-            f"set store in ConfigMap sftriage-injection of {seen.system} (docs/kubernetes.md, Settings)",
+        says = f"{_named(kept)}: the trace is with the job's controller alone, and goes with it: it has no store"
+        yield _wrong(
+            "store", says, f"set store in ConfigMap sftriage-injection of {seen.system} (docs/kubernetes.md, Settings)"
         )
     for url, problem in seen.stores.items():
         if not problem:
-            yield Finding("store", "ok", f"{url} is reached from here")
+            yield _ok("store", f"{url} is reached from here")
         elif url.startswith(("file:", "/")):
             do = "sftriage kube get --store URL says how it is reached from here"
             yield Finding("store", "unknown", f"{url} is a directory in the cluster, and not on this machine", do)
         else:
             do = "credentials come from the environment (docs/store.md)"
-            yield Finding("store", "wrong", f"from here, {url} cannot be reached: {problem}", do)
+            yield _wrong("store", f"from here, {url} cannot be reached: {problem}", do)
 
 
 def _quota(seen: Snapshot) -> Iterator[Finding]:
@@ -360,10 +345,8 @@ def _quota(seen: Snapshot) -> Iterator[Finding]:
         hard, used = mapping(one, "status", "hard"), mapping(one, "status", "used")
         full = [f"{what} ({used.get(what)} of {most})" for what, most in hard.items() if used.get(what) == most]
         if full:
-            says = f"the quota {one['metadata']['name']} of namespace {seen.namespace} is used up: {some(full)}"
-            yield Finding(
-                "quota", "wrong", says, "raise it, or end what uses it; a controller and sidecars need a little"
-            )
+            says = f"the quota {one['metadata']['name']} of namespace {seen.namespace} is used up: {_some(full)}"
+            yield _wrong("quota", says, "raise it, or end what uses it; a controller and sidecars need a little")
     refused = [one for one in seen.events if text(one, "reason") == "FailedCreate"]
     told: dict[str, str] = {}
     for one in refused:
@@ -372,7 +355,7 @@ def _quota(seen: Snapshot) -> Iterator[Finding]:
     for name, message in list(told.items())[:MAX_NAMED]:
         over = "exceeded quota" in message
         do = "raise the quota, or end what uses it" if over else f"kubectl get events -n {seen.namespace}"
-        yield Finding("quota" if over else "events", "wrong", f"{name}: {message}", do)
+        yield _wrong("quota" if over else "events", f"{name}: {message}", do)
 
 
 _CHECKS: Sequence[Callable[[Snapshot], Iterator[Finding]]] = (
@@ -398,7 +381,7 @@ def _training(seen: Snapshot) -> list[Body]:
 
 def _watched_jobs(seen: Snapshot) -> list[JobRef]:
     injected = [one for one in _training(seen) if annotations_of(one).get(STATUS_ANNOTATION) == INJECTED]
-    found = (job_of(one, seen.namespace) for one in injected if age_s(seen, one) > PATIENCE_S)
+    found = (job_of(one, seen.namespace) for one in injected if _old(seen, one))
     return list(dict.fromkeys(one.job for one in found if one is not None))
 
 
@@ -416,6 +399,6 @@ def _labelled_s(body: Body) -> float | None:
     found = []
     for one in items(mapping(body, "metadata"), "managedFields"):
         labels: Mapping[str, Any] = mapping(one, "fieldsV1", "f:metadata", "f:labels")
-        if f"f:{INJECT_LABEL}" in labels and (when := seconds(one.get("time"))) is not None:
+        if f"f:{INJECT_LABEL}" in labels and (when := _seconds(one.get("time"))) is not None:
             found.append(when)
     return max(found, default=None)

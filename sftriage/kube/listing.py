@@ -10,30 +10,19 @@ from pydantic import ValidationError
 
 from sftriage.errors import InputError, UsageError
 from sftriage.kube.jobs import JOB_ID_ANNOTATION, JOB_LABEL, annotations_of, labels_of, mapping
-from sftriage.kube.objects import StoredTrace, condition, status_of
+from sftriage.kube.objects import Body, StoredTrace, condition, status_of
 from sftriage.model.captures import ENDED
 from sftriage.traces.manifest import first_problem
 from sftriage.words.kube import CAPTURE_STATES
 
 MAX_NAMED = 5
-Body = Mapping[str, Any]
-"""An object as the API server has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """How a job stands, by its report.
+    """The state of a job, by its ``report``; ``lost_s`` is what stragglers have cost, in seconds of all ranks at once.
 
-    Attributes:
-        report: the report's own name.
-        job: the job's name.
-        health: in one word; "" before anybody has said something.
-        suspect: who is named, and where; "" while nobody is.
-        since_step: since which step, about.
-        lost_s: what stragglers have cost, in seconds of all ranks at once.
-        captures: how many there are.
-        watched: whether somebody judges its steps now; None where that is not known.
-        summary: in a sentence.
+    Texts are "" and numbers None while they are unknown.
     """
 
     namespace: str
@@ -50,13 +39,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One capture: of whom, why, how far it is, and what it shows.
-
-    Attributes:
-        because_of: the steps of the window that led to it; None where a person asked.
-        steps: the captured steps; None until they are known.
-        reproduced: "" until it is known whether the fault is in it.
-    """
+    """A capture; ``because_of`` are the steps of the window that led to it, None where a person requested it."""
 
     namespace: str
     name: str
@@ -137,8 +120,8 @@ def of_step(rows: Iterable[TraceRow], step: int) -> tuple[list[TraceRow], bool]:
     """The captures of a step, or else the one nearest to it; and whether they are of the step itself."""
     known = [(away, one) for one in rows if (away := one.distance_from(step)) is not None]
     holding = [one for away, one in known if away == 0]
-    nearest = min(known, key=lambda one: one[0], default=None)
-    return (holding, True) if holding else ([] if nearest is None else [nearest[1]], False)
+    nearest = sorted(known, key=lambda one: one[0])[:1]
+    return (holding, True) if holding else ([one for _, one in nearest], False)
 
 
 def best(bodies: Iterable[Body], step: int | None, rank: int | None) -> Body:

@@ -220,14 +220,14 @@ def settings() -> kopf.OperatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What an operator looks after.
+    """The scope of an operator.
 
     Attributes:
-        stores: in which it may delete traces, as `checked_url` has them.
+        stores: where it may delete traces, as `checked_url` has them.
         namespaces: none means the whole cluster.
-        watch_s: how long a watch lasts before the next; a network that drops it in silence is noticed then.
+        watch_s: how long a watch lasts before the next, which notices that the network has dropped it.
         controllers: how controllers of jobs run; by default none are started.
-        grace_s: how long a job may be without pods until its controller goes.
+        grace_s: how long a controller outlives the pods of its job.
         keep_s: how long reports of plain pods stay, which no object owns.
     """
 

@@ -31,26 +31,7 @@ class Resources(ObjectModel):
 
 
 class InjectionSettings(ObjectModel):
-    """What goes into pods.
-
-    Attributes:
-        image: of the init container and of the agent; the same release as the webhook's.
-        pull_policy: of that image.
-        store: where agents put traces; they go through the hub where there is none.
-        store_secret: a Secret of the pod's namespace; its keys are the environment of the agent, with the store's
-            credentials. A namespace without it is none the worse.
-        nats: URL of a NATS server that all jobs share; by default each job's controller has a hub.
-        nats_secret: the Secret of a job's namespace with what lets its agents and controllers in there (``agents.nk``,
-            ``controller.nk``).
-        nats_ca: that Secret has the certificate of who signed the server's, too (``ca.pem``).
-        hub_tls: what agents and the hub of their controller tell each other is encrypted.
-        metrics_secret: the Secret of a job's namespace whose ``token`` lets Prometheus in to its controller's metrics;
-            without one they are not served.
-        rings: how large the volume of the rings may grow. Its memory is the trainer's.
-        spool: how large the volume of traces may grow; a pod that outgrows it is evicted.
-        run_as_user: the user of our containers, where the image's own will not do.
-        resources: of our containers.
-    """
+    """What goes into pods, and where it connects; docs/kubernetes.md says what each setting does."""
 
     image: Annotated[str, Field(min_length=1, max_length=1024)] = "sftriage:latest"
     pull_policy: Annotated[str, Field(pattern="^(Always|IfNotPresent|Never)$")] = "IfNotPresent"

@@ -14,11 +14,8 @@ from sftriage.errors import ClusterError, InputError, StoreError, UsageError
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects, path_of
 from sftriage.kube.injecting import version_of
 from sftriage.kube.jobs import JOB_LABEL, items, labels_of, mapping, text
-from sftriage.kube.objects import GROUP, KINDS, Kind, status_of
+from sftriage.kube.objects import GROUP, KINDS, Body, Kind, status_of
 from sftriage.traces.remote import RemoteStore, checked_url
-
-Body = Mapping[str, Any]
-"""An object as the API server has it."""
 
 SYSTEM = "sftriage-system"
 """The namespace that `k8s/` installs sftriage in. A chart is installed anywhere."""
@@ -28,7 +25,7 @@ PART_LABEL = "app.kubernetes.io/name"
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What the webhook shows to the API server: until when it is good, and whether a configured CA has signed it."""
+    """What the webhook serves with: until when it is good, and whether a configured CA has signed it."""
 
     secret: str
     not_before_s: float
@@ -38,23 +35,17 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is there of a namespace, and of sftriage. What cannot be read is empty, and ``unread`` says why.
+    """The objects of a namespace, and those of sftriage. A part that cannot be read is empty, and ``unread`` says why.
 
     Attributes:
-        now_s: seconds since the epoch.
-        namespace: whose jobs are meant.
-        version: the server's, major and minor; None where it is not told.
+        version: the server's, major and minor; None where that is unknown.
         about: the namespace's own object.
-        webhooks: the MutatingWebhookConfigurations that are ours.
-        system: the namespace that sftriage is installed in, as far as that is known.
+        system: the namespace that sftriage is installed in; ``unread["elsewhere"]`` is any other that it may be in.
         account: the user that the operator is.
         deployments: those of sftriage itself; ``controllers``: those of the namespace's jobs.
-        serving: addresses at which somebody answers for the webhook's service; None where that is not known.
-        certificate: what the webhook serves with; None where that is not known.
+        serving: ready addresses behind the webhook's service; None where that is unknown.
         may: what the person may do, by verb and resource; ``operator_may``: what the operator may.
         stores: why a store that captures name cannot be reached from here, by URL; "" where it can.
-        unread: the parts that could not be read, by their names here, each with the reason; ``elsewhere`` is any
-            namespace but ``system`` that sftriage might be installed in.
     """
 
     now_s: float
@@ -116,13 +107,7 @@ class _Reader:
 
 
 def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | None = None) -> Snapshot:
-    """A snapshot of a namespace, and of sftriage in its cluster.
-
-    Args:
-        objects: the cluster.
-        namespace: whose jobs are meant.
-        now_s: seconds since the epoch.
-        system: the namespace that sftriage is installed in; by default it is looked for.
+    """A snapshot of a namespace, and of sftriage, which may be installed in any namespace unless ``system`` says which.
 
     Raises:
         ClusterError: the server cannot be reached.
@@ -161,10 +146,7 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
 
 
 def _installed(reader: _Reader, said: str | None) -> tuple[str, str, list[dict[str, Any]]]:
-    """The namespace that sftriage is installed in, the user that its operator is, and its deployments.
-
-    Where nobody has ``said`` it and not all namespaces may be looked at, it is the one that `k8s/` has.
-    """
+    """The namespace of sftriage, the user of its operator, and its deployments; by default the namespace of `k8s/`."""
     selector = f"{PART_LABEL} in ({_OPERATORS}, sftriage-webhook)"
     found = reader.list("deployments", path_of("apps/v1", "deployments", said), labelSelector=selector)
     if said is None and (refused := reader.unread.pop("deployments", None)):
@@ -182,10 +164,7 @@ def _ours(reader: _Reader, kind: Kind, namespace: str) -> list[dict[str, Any]]:
 
 
 def _may(reader: _Reader, whats: Iterable[str], namespace: str, who: str | None) -> dict[str, bool]:
-    """What somebody may do; without ``who``, whoever asks. Empty where one may not ask.
-
-    Each is a verb and a resource, with its group behind a dot and its part behind a slash.
-    """
+    """The rights of a user, by default one's own: by verb and resource, as in ``update group.resource/part``."""
     kind = "SelfSubjectAccessReview" if who is None else "SubjectAccessReview"
     found = {}
     for what in whats:
@@ -242,10 +221,10 @@ def _certificate(reader: _Reader, hooks: Sequence[Body], deployments: Sequence[B
 
 
 def certificate(secret: str, encoded: str, bundles: Iterable[str]) -> Certificate:
-    """What is to be known of a certificate; it and the CAs that are trusted in PEM, in base64, as objects have them.
+    """A certificate, held against the trusted CAs; all of them PEM in base64, as objects have them.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it cannot be read.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.x509 import load_pem_x509_certificates

@@ -102,44 +102,38 @@ LOOK_S = 0.5
 ASK_S, ASK_AGAIN_S = 300.0, 5.0
 """How often the server's version is asked for, once and until it is known."""
 LEAVE_S = 5
-_SAID_AGAIN_S = 60.0
-
-
-class _Rotating:
-    """Uses the newest certificate of a folder from the next handshake on."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._files = folder, (folder / CERTIFICATE, folder / KEY)
-        self._seen = _seen(*self._files)
-        self.first = self._context = _context(folder)
-        self._said_s = float("-inf")
-
-    def __call__(self, connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context_: ssl.SSLContext) -> None:
-        if (seen := _seen(*self._files)) != self._seen:
-            try:
-                self._context, self._seen = _context(self._folder), seen
-                log.info("the certificate in %s has changed, and is used from now on", self._folder)
-            except (OSError, ssl.SSLError) as error:
-                # (a key and a certificate that are written one after the other do not match for a moment)
-                if time.monotonic() - self._said_s > _SAID_AGAIN_S:
-                    self._said_s = time.monotonic()
-                    log.warning("the certificate in %s cannot be used, the one before is: %s", self._folder, error)
-        if self._context is not self.first:
-            connection.context = self._context
+_WARN_AGAIN_S = 60.0
 
 
 def rotating(folder: Path) -> ssl.SSLContext:
-    """A context that has, at each handshake, the certificate that lies in a folder then.
+    """A context that uses, at each handshake, the newest certificate of a folder.
 
     Raises:
         InputError: there is none that can be used.
     """
+    files = folder / CERTIFICATE, folder / KEY
+    seen, warned_s = _seen(*files), float("-inf")
     try:
-        begin = _Rotating(folder)
+        first = newest = _context(folder)
     except (OSError, ssl.SSLError) as error:
         raise InputError(f"{folder} has no certificate that can be used: {error}") from error
-    begin.first.sni_callback = begin
-    return begin.first
+
+    def begin(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context_: ssl.SSLContext) -> None:
+        nonlocal newest, seen, warned_s
+        if (now := _seen(*files)) != seen:
+            try:
+                newest, seen = _context(folder), now
+                log.info("the certificate in %s has changed, and is used from now on", folder)
+            except (OSError, ssl.SSLError) as error:
+                # (a key and a certificate that are written one after the other do not match for a moment)
+                if time.monotonic() - warned_s > _WARN_AGAIN_S:
+                    warned_s = time.monotonic()
+                    log.warning("the certificate in %s cannot be used, the one before is: %s", folder, error)
+        if newest is not first:
+            connection.context = newest
+
+    first.sni_callback = begin
+    return first
 
 
 def _context(folder: Path) -> ssl.SSLContext:
@@ -186,12 +180,7 @@ def version_of_cluster(objects: ClusterObjects) -> Version | None:
 
 
 class WebhookServer:
-    """Answers reviews.
-
-    Args:
-        settings: of injection, as they are now.
-        ask_version: tells the API server's version, or None; asked again and again, on another thread.
-    """
+    """Answers reviews; ``ask_version`` returns the API server's version, or None, and runs on another thread."""
 
     def __init__(self, settings: Callable[[], InjectionSettings], ask_version: Callable[[], Version | None]) -> None:
         self._settings, self._ask_version = settings, ask_version
@@ -387,14 +376,9 @@ def wanted(
 
 
 class Certifier:
-    """Brings a webhook's Secret and configuration to `wanted`; needs rights on these two objects alone.
+    """Brings a webhook's Secret and its MutatingWebhookConfiguration to `wanted`; needs rights on these two alone.
 
-    Args:
-        objects: the cluster.
-        namespace: of the Secret and the service.
-        secret: its name; it has to exist, empty to begin with.
-        service: the webhook's Service, which the API server calls.
-        configuration: name of the MutatingWebhookConfiguration.
+    The Secret has to exist, empty to begin with; the API server calls the ``service``.
     """
 
     def __init__(self, objects: ClusterObjects, namespace: str, secret: str, service: str, configuration: str) -> None:
