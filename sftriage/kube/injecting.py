@@ -84,8 +84,7 @@ def injection(pod: Pod, job: JobRef | None, settings: InjectionSettings, server:
         nsys=annotations_of(pod).get(NSYS_ANNOTATION, ""),
     )
     patch = [
-        *_texts(pod, "labels", {JOB_LABEL: job.object_name}),
-        *_texts(pod, "annotations", {STATUS_ANNOTATION: INJECTED, JOB_ID_ANNOTATION: job.job_id}),
+        *_metadata(pod, job),
         *_appended(spec, "/spec", "volumes", ours["volumes"]),
         *_appended(spec, "/spec", "initContainers", ours["initContainers"]),
         *([_add("/spec/shareProcessNamespace", True)] if looks_in and not spec.get("shareProcessNamespace") else []),
@@ -120,10 +119,7 @@ def _left_alone(pod: Pod, job: JobRef | None, server: Version | None) -> str | N
         return left_alone("no_version")
     if server < SIDECARS_SINCE:
         return left_alone("old", version=".".join(map(str, server)))
-    if (
-        mapping(spec, "os").get("name") == "windows"
-        or mapping(spec, "nodeSelector").get("kubernetes.io/os") == "windows"
-    ):
+    if "windows" in (mapping(spec, "os").get("name"), mapping(spec, "nodeSelector").get("kubernetes.io/os")):
         return left_alone("windows")
     containers = spec.get("containers")
     if not isinstance(containers, list) or not containers or not all(isinstance(one, Mapping) for one in containers):
@@ -184,10 +180,7 @@ def _first(rest: str) -> str:
 
 
 def _variable(container: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    found = None
-    for one in items(container, "env"):
-        found = one if one.get("name") == name else found
-    return found
+    return next((one for one in reversed(list(items(container, "env"))) if one.get("name") == name), None)
 
 
 def _warnings(pod: Pod, trains: Sequence[int], environment: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -215,19 +208,22 @@ def _guaranteed(spec: Mapping[str, Any]) -> bool:
     return True
 
 
-def _texts(pod: Pod, name: str, wanted: Mapping[str, str]) -> Iterator[Operation]:
+def _metadata(pod: Pod, job: JobRef) -> Iterator[Operation]:
     metadata = pod.get("metadata")
     if not isinstance(metadata, Mapping):
-        if name == "labels":
-            yield _add("/metadata", {})
+        yield _add("/metadata", {})
         metadata = {}
-    there = labels_of(pod) if name == "labels" else annotations_of(pod)
-    missing = {key: value for key, value in wanted.items() if key not in there}
-    if missing and not isinstance(metadata.get(name), Mapping):
-        yield _add(f"/metadata/{name}", missing)
-    elif missing:
-        for key, value in missing.items():
-            yield _add(f"/metadata/{name}/{key.replace('/', '~1')}", value)
+    annotations = {STATUS_ANNOTATION: INJECTED, JOB_ID_ANNOTATION: job.job_id}
+    for name, there, wanted in (
+        ("labels", labels_of(pod), {JOB_LABEL: job.object_name}),
+        ("annotations", annotations_of(pod), annotations),
+    ):
+        missing = {key: value for key, value in wanted.items() if key not in there}
+        if missing and not isinstance(metadata.get(name), Mapping):
+            yield _add(f"/metadata/{name}", missing)
+        else:
+            for key, value in missing.items():
+                yield _add(f"/metadata/{name}/{key.replace('/', '~1')}", value)
 
 
 def _appended(
@@ -253,10 +249,7 @@ EACH = "*"
 _TEMPLATES: Mapping[str, tuple[Path, ...]] = {
     "Pod": ((),),
     "Job": (("spec", "template"), ("spec", "tasks", EACH, "template")),
-    "StatefulSet": (("spec", "template"),),
-    "Deployment": (("spec", "template"),),
-    "ReplicaSet": (("spec", "template"),),
-    "DaemonSet": (("spec", "template"),),
+    **dict.fromkeys(("StatefulSet", "Deployment", "ReplicaSet", "DaemonSet"), (("spec", "template"),)),
     "JobSet": (("spec", "replicatedJobs", EACH, "template", "spec", "template"),),
     "PyTorchJob": (("spec", "pytorchReplicaSpecs", EACH, "template"),),
     "LeaderWorkerSet": (
@@ -349,14 +342,8 @@ def _places(holder: Any, path: Sequence[str]) -> Iterator[tuple[Any, Any]]:
         yield None, None
         return
     first, *rest = path
-    keys: list[Any] = []
-    if first == EACH:
-        keys = (
-            list(range(len(holder))) if isinstance(holder, list) else list(holder) if isinstance(holder, dict) else []
-        )
-    elif isinstance(holder, dict) and first in holder:
-        keys = [first]
-    for key in keys:
+    keys = list(range(len(holder)) if isinstance(holder, list) else holder if isinstance(holder, dict) else ())
+    for key in keys if first == EACH else [first] if first in keys else []:
         if rest:
             yield from _places(holder[key], rest)
         elif isinstance(holder[key], dict):

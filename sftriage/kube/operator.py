@@ -1,8 +1,7 @@
 """The operator: watches policies, captures and jobs of a cluster; writes statuses, deletes traces, starts controllers.
 
-A thin shell around `standings`, `capture_status` and `removal`, which decide, and `Controllers`, who looks after jobs.
-Statuses are made from what the server has now, and never from the event that led to it: an event says only where to
-look. So a restart, a lost event or a write that came too late loses nothing.
+`standings`, `capture_status` and `removal` decide, and `Controllers` looks after jobs. Statuses follow from the objects
+as they are now: an event only triggers a look. So a restart, a lost event or a late write loses nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import kopf
 
@@ -32,7 +31,6 @@ from sftriage.kube.objects import (
     Body,
     Kind,
     Now,
-    StoredTrace,
     dated,
     status_of,
 )
@@ -46,57 +44,47 @@ RETRY_S = 15.0
 """How long after a store could not be reached it is tried again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Remover:
-    """Deletes traces, in ``stores`` alone: a status may name any place, and ours are the rights to delete there."""
+def remove_trace(
+    body: Body, stores: Collection[str], now_s: float, open_store: Callable[[str], RemoteStore] = RemoteStore.open
+) -> Removal:
+    """Delete the trace of a deleted capture, unless that has to ``wait``.
 
-    stores: Collection[str]
-    open: Callable[[str], RemoteStore] = RemoteStore.open
-
-    def remove(self, body: Body, now_s: float) -> Removal:
-        """Do what is to become of a trace: nothing is left to do where the answer is not to ``wait``."""
-        wanted = removal(body, now_s)
-        return wanted if wanted.stored is None else self._remove(wanted.stored)
-
-    def _remove(self, stored: StoredTrace) -> Removal:
-        try:
-            if checked_url(stored.store) not in self.stores:
-                return _later("elsewhere", stored)
-            store = self.open(stored.store)
-            names = store.names(stored.reference)
-            if not names:
-                return Removal("release", removal_sentence("gone", place=stored.store))
-            if PIN_NAME in names:
-                return Removal("release", removal_sentence("pinned", place=stored.store))
-            store.remove(stored.reference)
-        except (UsageError, InputError, StoreError) as error:
-            return _later("unreachable", stored, str(error))
-        return Removal("release", removal_sentence("removed", place=stored.store))
-
-
-def _later(code: str, stored: StoredTrace, problem: str = "") -> Removal:
-    return Removal("wait", removal_sentence(code, place=stored.store, problem=problem), wait_s=RETRY_S)
+    Only in these stores: a status may name any place, and the rights to delete there are ours.
+    """
+    wanted = removal(body, now_s)
+    if (stored := wanted.stored) is None:
+        return wanted
+    try:
+        if checked_url(stored.store) not in stores:
+            return Removal("wait", removal_sentence("elsewhere", place=stored.store), wait_s=RETRY_S)
+        store = open_store(stored.store)
+        names = store.names(stored.reference)
+        if not names:
+            return Removal("release", removal_sentence("gone", place=stored.store))
+        if PIN_NAME in names:
+            return Removal("release", removal_sentence("pinned", place=stored.store))
+        store.remove(stored.reference)
+    except (UsageError, InputError, StoreError) as error:
+        words = removal_sentence("unreachable", place=stored.store, problem=str(error))
+        return Removal("wait", words, wait_s=RETRY_S)
+    return Removal("release", removal_sentence("removed", place=stored.store))
 
 
 FINALIZER = f"{GROUP}/trace"
 _PREFIX = f"operator.{GROUP}"
 _SETTLE_S = 0.2
-"""Events come in crowds: how long a namespace is left to settle before it is looked at."""
+"""Events come in crowds: pause before a namespace is reconciled."""
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_MAX_SAID = 300
-
+_MAX_CHARS = 300
 _AT_ONCE = 8
-"""So many namespaces and jobs are looked at side by side."""
-
+"""Namespaces and jobs that are reconciled side by side."""
 JOBS = "Job"
-"""What is looked at by a job's id, as policies and captures are by their namespace."""
-Wanted: TypeAlias = tuple[Kind, dict[str, Any], dict[str, Any]]
-"""An object, and the status that it is to have."""
+"""Reconciled by a job's id, as policies and captures are by their namespace."""
 _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Writes the statuses of whole namespaces, again and again until they are as they should be; and so for jobs."""
+    """Writes the statuses of whole namespaces until they are up to date, and reconciles jobs."""
 
     def __init__(self, objects: ClusterObjects) -> None:
         self._objects = objects
@@ -106,23 +94,23 @@ class Reconciler:
         self._there = asyncio.Event()
 
     def look(self, kind: str, namespace: str | None) -> None:
-        """Something of a kind has changed in a namespace, or has to be looked at again."""
+        """Reconcile a kind in a namespace soon."""
         self._waiting.add((kind, namespace or ""))
         self._there.set()
 
     async def run(self) -> None:
-        """Reconcile what is to be looked at, for ever."""
+        """Reconcile for ever."""
         while True:
             await self._there.wait()
             await asyncio.sleep(_SETTLE_S)
             self._there.clear()
             waiting, self._waiting = self._waiting, set()
             at_once = asyncio.Semaphore(_AT_ONCE)
-            await asyncio.gather(*(self._looked(what, at_once) for what in sorted(waiting)))
+            await asyncio.gather(*(self._reconcile(what, at_once) for what in sorted(waiting)))
 
-    async def _looked(self, what: tuple[str, str], at_once: asyncio.Semaphore) -> None:
+    async def _reconcile(self, what: tuple[str, str], at_once: asyncio.Semaphore) -> None:
         async with at_once:
-            again_s = await asyncio.to_thread(self._done, *what)
+            again_s = await asyncio.to_thread(self._try, *what)
         if again_s is None:
             again_s = self._pauses_s[what] = min(2 * self._pauses_s.get(what, _PAUSE_S / 2), _LONGEST_PAUSE_S)
         else:
@@ -130,73 +118,67 @@ class Reconciler:
         if again_s:
             asyncio.get_running_loop().call_later(again_s, self.look, *what)
 
-    def _done(self, kind: str, name: str) -> float | None:
-        """What is looked at is as it should be now, and is to be looked at again in so many seconds, where not 0.
-
-        None where it is not; what keeps it from that is logged.
-        """
+    def _try(self, kind: str, name: str) -> float | None:
+        """Reconcile one item; return seconds until the next check (0: none), or None where it failed, and log that."""
         try:
             if kind == JOBS:
                 return (self.controllers.reconcile(JobRef.of_id(name)) or 0.0) if self.controllers is not None else 0.0
             if kind == REPORTS.kind:
                 return self.controllers.remove_outdated(name) if self.controllers is not None else 0.0
-            wanted = self._policies(name) if kind == POLICIES.kind else self._captures(name)
+            found = self._policies(name) if kind == POLICIES.kind else self._captures(name)
         except ClusterError as error:
             if not (isinstance(error, AnsweredError) and error.status == STALE):
                 _log.warning("%s in %s: %s", kind, name, error)
             return None
         except Exception:
-            # Whatever it is: the others are looked after, and this one is tried again.
+            # Whatever it is: the others go on, and this one is tried again.
             _log.exception("%s in %s cannot be looked at", kind, name)
             return None
-        written = [self._written(*one) for one in wanted]
+        written = [self._write(*one) for one in found]
         return 0.0 if all(written) else None
 
-    def _policies(self, namespace: str) -> list[Wanted]:
+    def _policies(self, namespace: str) -> list[tuple[Kind, Body, dict[str, Any]]]:
         found = standings(self._objects.list(POLICIES, namespace), time.time())
-        return [(POLICIES, dict(one.body), one.status.plain()) for one in found if one.changed]
+        return [(POLICIES, one.body, one.status.plain()) for one in found if one.changed]
 
-    def _captures(self, namespace: str) -> list[Wanted]:
+    def _captures(self, namespace: str) -> list[tuple[Kind, Body, dict[str, Any]]]:
         found = self._objects.list(CAPTURES, namespace)
-        waits: dict[str, str] = {}
+        words: dict[str, str] = {}
         if self.controllers is not None:
-            for body in filter(_addressed, found):
-                jobs = self.controllers.named(namespace, str(body["spec"].get("job", "")))
-                if jobs:
+            for body in filter(_without_job, found):
+                if jobs := self.controllers.named(namespace, str(body["spec"].get("job", ""))):
                     self._address(body, jobs[0])
                 else:
-                    waits[body["metadata"]["name"]] = CAPTURE_WORDS["no_job"]
-        new = [one for one in found if _unanswered(one)]
-        seen = [(one, KnownCapture(words=waits.get(one["metadata"]["name"], ""))) for one in new]
-        return [(CAPTURES, one, capture_status(one, known, time.time()).plain()) for one, known in seen]
+                    words[body["metadata"]["name"]] = CAPTURE_WORDS["no_job"]
+        known = ((one, KnownCapture(words=words.get(one["metadata"]["name"], ""))) for one in found if _unanswered(one))
+        return [(CAPTURES, one, capture_status(one, capture, time.time()).plain()) for one, capture in known]
 
     def _address(self, body: dict[str, Any], job: JobRef) -> None:
         about = body["metadata"]
         label = {"labels": {JOB_LABEL: job.object_name}, "resourceVersion": about["resourceVersion"]}
         path = path_of(API_VERSION, CAPTURES.plural, about["namespace"], about["name"])
-        served = self._objects.ask("PATCH", path, {"metadata": label}, as_=MERGE)
-        about |= served["metadata"]
+        about |= self._objects.ask("PATCH", path, {"metadata": label}, as_=MERGE)["metadata"]
 
-    def _written(self, kind: Kind, body: dict[str, Any], status: dict[str, Any]) -> bool:
+    def _write(self, kind: Kind, body: Body, status: dict[str, Any]) -> bool:
         name = f"{kind.kind} {body['metadata']['namespace']}/{body['metadata']['name']}"
         try:
-            self._objects.put_status(kind, body, status)
+            self._objects.put_status(kind, dict(body), status)
         except ClusterError as error:
             answer = error.status if isinstance(error, AnsweredError) else None
             if answer not in (NOT_FOUND, STALE):
                 _log.warning("%s: %s", name, error)
-            # Where somebody was quicker, what is so now is looked at anew.
+            # (an object that has changed meanwhile is read again)
             return answer == NOT_FOUND
         _log.info("%s: %s", name, ", ".join(f"{one['type']}: {one['reason']}" for one in status["conditions"]))
         return True
 
 
-def _addressed(body: dict[str, Any]) -> bool:
+def _without_job(body: Body) -> bool:
     about = body["metadata"]
     return "deletionTimestamp" not in about and JOB_LABEL not in (about.get("labels") or {})
 
 
-def _unanswered(body: dict[str, Any]) -> bool:
+def _unanswered(body: Body) -> bool:
     status = status_of(body)
     if "deletionTimestamp" in body["metadata"] or status.get("state", "requested") not in ("requested", "refused"):
         return False
@@ -286,13 +268,13 @@ def registry(objects: ClusterObjects, after: Looked, begun: Callable[[], None]) 
 
     @kopf.on.delete(GROUP, VERSION, CAPTURES.plural, registry=found, id="trace", backoff=RETRY_S)
     def deleted(body: kopf.Body, **_: Any) -> None:
-        _delete(objects, Remover(after.stores), dict(body))
+        _delete(objects, after.stores, dict(body))
 
     return found
 
 
-def _delete(objects: ClusterObjects, remover: Remover, body: dict[str, Any]) -> None:
-    done = remover.remove(body, time.time())
+def _delete(objects: ClusterObjects, stores: Collection[str], body: dict[str, Any]) -> None:
+    done = remove_trace(body, stores, time.time())
     name = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
     _log.info("TraceCapture %s is deleted: %s", name, done.words)
     if done.action != "wait":
@@ -352,7 +334,7 @@ def run(objects: ClusterObjects, after: Looked, leader: LeaderElection | None = 
         raise ClusterError("the operator has ended: the cluster does not take its credentials") from error
     except Exception as error:  # kopf's own are private; whatever it was, it is said in a line, and begun anew outside
         said = " ".join(str(error.args[0] if error.args else error).split())
-        raise ClusterError(f"the operator has ended: {said[:_MAX_SAID]}") from error
+        raise ClusterError(f"the operator has ended: {said[:_MAX_CHARS]}") from error
     finally:
         if leader is not None:
             leader.release()

@@ -1,8 +1,4 @@
-"""Metrics and spans of a run, for the tools that people have: asked for by options, and sinks like any other.
-
-What is asked for is made ready before the job starts, so that a port that is taken or a library that is missing is said
-then.
-"""
+"""Metrics and spans of a run, by options: ready before the job starts, where a port is taken or a library missing."""
 
 from __future__ import annotations
 
@@ -28,16 +24,12 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 
 class Metering:
-    """What was asked for, made ready: a port is bound, libraries are there. No thread is started.
+    """The outlets of metrics and spans, made ready: a port is bound, libraries are there, and no thread runs.
 
-    Args:
-        listen: makes the endpoint where metrics are served, at ``url``; None where none are.
-        file: where metrics are written, if they are.
-        per_rank: whether there are metrics of single ranks.
-        otel: whether spans are sent.
+    ``listen`` makes the endpoint that serves metrics, at ``url``.
 
     Raises:
-        UsageError: what is asked for cannot be.
+        UsageError: one of them is not possible.
     """
 
     def __init__(

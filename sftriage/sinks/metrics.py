@@ -271,14 +271,9 @@ _TYPES: Mapping[str, Any] = {
 
 
 class Metrics(Sink):
-    """The metrics of one run. Other threads may expose them meanwhile.
+    """The metrics of a run that began at ``started_s`` (since the epoch); all series have the job's name as a label.
 
-    Args:
-        job: the job's name, a label of every series.
-        run: the run's id.
-        started_s: when the run began, seconds since the epoch.
-        ways: where they go out.
-        per_rank: whether there are series of single ranks too.
+    They go out by ``ways``, which may read them from other threads.
     """
 
     name = "metrics"

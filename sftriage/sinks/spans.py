@@ -31,7 +31,6 @@ from sftriage.model.events import (
     JobSeen,
     ManualRequestDecided,
     Sight,
-    Span,
     WindowJudged,
     WindowSeen,
 )
@@ -51,14 +50,7 @@ GRACE_S = 5.0
 
 
 class SpanSink(Sink):
-    """The spans of one run; it ends when the last thing was seen of it.
-
-    Args:
-        processor: makes what takes spans that have ended, which may start threads.
-        job: the job's name.
-        run: the run's id.
-        started_s: when the run began, seconds since the epoch.
-    """
+    """The spans of a run, from ``started_s`` (since the epoch) to its last event; ``processor`` may start threads."""
 
     name = "spans"
 
@@ -78,24 +70,20 @@ class SpanSink(Sink):
         self._run = self._tracer.start_span("run", Context(), start_time=_ns(self._now_s))
 
     def take(self, seen: Event | Sight) -> None:
-        """Make a span of what has happened, if it is such a thing."""
+        """Make a span of an event that has one."""
+        if isinstance(seen, WindowJudged | CaptureChanged | CauseFound | JobSeen):
+            self._now_s = max(self._now_s, seen.decision.time_s if isinstance(seen, WindowJudged) else seen.time_s)
         match seen:
             case WindowSeen():
                 self._seen = seen
             case WindowJudged():
-                self._now_s = max(self._now_s, seen.decision.time_s)
                 self._judged(seen.verdict, seen.decision)
             case ManualRequestDecided() | FollowUpDecided():
                 self._begin(seen.decision, None)
-            case CaptureChanged():
-                self._now_s = max(self._now_s, seen.time_s)
-                if seen.result.state in ENDED:
-                    self._captured(seen)
+            case CaptureChanged() if seen.result.state in ENDED:
+                self._captured(seen)
             case CauseFound():
-                self._now_s = max(self._now_s, seen.time_s)
                 self._explained(seen)
-            case JobSeen():
-                self._now_s = max(self._now_s, seen.time_s)
 
     def close(self) -> None:
         """The run is over: end what has not ended, and hand over what waits, for at most the grace."""
@@ -111,11 +99,13 @@ class SpanSink(Sink):
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
         seen = window_of(self._seen, verdict)
-        was = None if seen is None else _whole(seen.spans, verdict)
-        if was is None:
-            # A stall lasts until now, and so did a window of which no more is known, as good as.
+        first, last = (None if seen is None else seen.spans.get(getattr(verdict, name)) for name in STEPS)
+        if first is not None and last is not None:
+            start_ns, end_ns = first.start_ns, last.end_ns
+        else:
+            # A stall lasts until now, and so does, nearly, a window of which no more is known.
             lasted_s = verdict.exposed_s * (verdict.last_step - verdict.first_step + 1)
-            was = Span(_ns(decision.time_s - lasted_s), _ns(decision.time_s))
+            start_ns, end_ns = _ns(decision.time_s - lasted_s), _ns(decision.time_s)
         about: dict[str, Value | None] = {
             **{name: getattr(verdict, name) for name in ("label", "clock", "attempt", *STEPS, "exposed_s")},
             "reasons": list(verdict.reasons),
@@ -125,9 +115,9 @@ class SpanSink(Sink):
             **{name: getattr(decision, name) for name in ("outcome", "reason", "rule")},
         }
         kind = "stall" if verdict.label == "stalled" else "window"
-        span = self._span(kind, self._run, was.start_ns, about)
+        span = self._span(kind, self._run, start_ns, about)
         self._windows += 1
-        span.end(was.end_ns)
+        span.end(end_ns)
         self._begin(decision, span.get_span_context())
 
     def _captured(self, ended: CaptureChanged) -> None:
@@ -178,7 +168,7 @@ class SpanSink(Sink):
 
 
 class Telling(SpanExporter):
-    """Says once that spans do not arrive, and once that they do again; they are lost, and nothing else is."""
+    """Logs once that spans do not arrive, and once that they do again; those in between are lost."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -228,11 +218,6 @@ def _resource(job: str, run: str) -> Resource:
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
-
-
-def _whole(spans: Mapping[int, Span], verdict: Verdict) -> Span | None:
-    first, last = spans.get(verdict.first_step), spans.get(verdict.last_step)
-    return None if first is None or last is None else Span(first.start_ns, last.end_ns)
 
 
 def _of_suspect(suspect: Suspect) -> Mapping[str, Value | None]:

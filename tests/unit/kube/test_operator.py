@@ -12,7 +12,7 @@ from sftriage.errors import ClusterError, StoreError
 from sftriage.kube import operator
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError
 from sftriage.kube.objects import POLICIES
-from sftriage.kube.operator import RETRY_S, Reconciler, Remover
+from sftriage.kube.operator import RETRY_S, Reconciler, remove_trace
 from sftriage.traces.remote import RemoteStore
 from tests.unit.conftest import manifest_of
 from tests.unit.kube.objects import NOW_S, made
@@ -120,33 +120,33 @@ def files(store: RemoteStore) -> list[Path]:
 
 
 def test_a_trace_is_deleted_whole_and_once(traces):
-    remover, body = Remover({traces.place}), deleted(traces.place)
+    body = deleted(traces.place)
     assert len(files(traces)) == 2
-    found = remover.remove(body, NOW_S)
+    found = remove_trace(body, {traces.place}, NOW_S)
     assert (found.action, found.words) == ("release", f"Its trace in {traces.place} is deleted.")
     assert files(traces) == []
     # WHEN the object is still there, for the operator was killed just then THEN that is no reason to hold it
-    again = remover.remove(body, NOW_S)
+    again = remove_trace(body, {traces.place}, NOW_S)
     assert (again.action, again.words) == ("release", f"Its trace is not in {traces.place} any more.")
 
 
 def test_what_a_removal_left_that_was_cut_short_goes_too(traces):
     traces.withdraw(REFERENCE)
     assert len(files(traces)) == 1
-    assert Remover({traces.place}).remove(deleted(traces.place), NOW_S).action == "release"
+    assert remove_trace(deleted(traces.place), {traces.place}, NOW_S).action == "release"
     assert files(traces) == []
 
 
 def test_a_pinned_trace_stays(traces):
     traces.pin(REFERENCE)
-    found = Remover({traces.place}).remove(deleted(traces.place), NOW_S)
+    found = remove_trace(deleted(traces.place), {traces.place}, NOW_S)
     assert (found.action, found.words) == ("release", f"Its trace is pinned in {traces.place}, and stays.")
     assert traces.ids() == {REFERENCE}
 
 
 @pytest.mark.parametrize("allowed", [set(), {"s3://elsewhere"}])
 def test_nothing_is_deleted_in_a_store_that_the_operator_was_not_given(traces, allowed):
-    found = Remover(allowed).remove(deleted(traces.place), NOW_S)
+    found = remove_trace(deleted(traces.place), allowed, NOW_S)
     assert (found.action, found.wait_s) == ("wait", RETRY_S)
     assert "is no store of this operator (--store)" in found.words
     assert traces.ids() == {REFERENCE}
@@ -154,7 +154,7 @@ def test_nothing_is_deleted_in_a_store_that_the_operator_was_not_given(traces, a
 
 @pytest.mark.parametrize("reference", ["../../etc", "resnet/run-1", "resnet/../x", "", "a/b/c/d", "resnet/run-1/.."])
 def test_a_reference_that_leads_elsewhere_deletes_nothing(traces, reference):
-    found = Remover({traces.place}).remove(deleted(traces.place, reference), NOW_S)
+    found = remove_trace(deleted(traces.place, reference), {traces.place}, NOW_S)
     assert found.action == "wait"
     assert traces.ids() == {REFERENCE}
 
@@ -163,6 +163,6 @@ def test_a_store_that_cannot_be_reached_is_tried_again(traces):
     def unreachable(_url: str) -> RemoteStore:
         raise StoreError("s3://traces: connection refused")
 
-    found = Remover({traces.place}, unreachable).remove(deleted(traces.place), NOW_S)
+    found = remove_trace(deleted(traces.place), {traces.place}, NOW_S, unreachable)
     assert (found.action, found.wait_s) == ("wait", RETRY_S)
     assert found.words == f"Its trace in {traces.place} cannot be deleted now: s3://traces: connection refused"
