@@ -136,15 +136,12 @@ def best(bodies: Iterable[Body], step: int | None, rank: int | None) -> Body:
         stored = [(row, one) for row, one in stored if row.distance_from(step) == 0]
     if not stored:
         of = ("" if rank is None else f" of rank {rank}") + ("" if step is None else f" of step {step}")
-        others = f"; captures of the job are {_states(row for row, _ in found)}" if found else ""
+        names = [f"{row.name} ({row.state})" for row, _ in found]
+        named = ", ".join(names[:MAX_NAMED] + ["..."] * (len(names) > MAX_NAMED))
+        others = f"; captures of the job are {named}" if found else ""
         raise UsageError(f"no trace{of} is stored{others}")
     fault = {"yes": 2, "partly": 1}
     return max(stored, key=lambda one: (fault.get(one[0].reproduced, 0), one[0].created, one[0].name))[1]
-
-
-def _states(rows: Iterable[TraceRow]) -> str:
-    names = [f"{one.name} ({one.state})" for one in rows]
-    return ", ".join(names[:MAX_NAMED] + ["..."] * (len(names) > MAX_NAMED))
 
 
 def stored_of(body: Body) -> StoredTrace:

@@ -7,7 +7,7 @@ of a status are clipped, so that no server refuses it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -378,19 +378,14 @@ class TriageReportStatus(ObservedStatus):
 
 def capture_of(body: dict[str, Any]) -> tuple[TraceCaptureSpec | None, str]:
     """What a TraceCapture asks for; or None, and what is wrong with it, a line for each mistake."""
-    said = body.get("spec")
+    given: Any = body.get("spec")
     try:
-        spec = TraceCaptureSpec.model_validate(said)
+        spec = TraceCaptureSpec.model_validate(given)
     except ValidationError as error:
         found = [(one["loc"], str(one["msg"])) for one in error.errors(include_input=False)]
         return None, "\n".join(f"{path_text(('spec', *where))}: {message}" for where, message in found)
-    wrong = list(_contradictions(spec, said))
-    return (None, "\n".join(wrong)) if wrong else (spec, "")
-
-
-def _contradictions(spec: TraceCaptureSpec, said: Any) -> Iterator[str]:
     stalled = spec.trigger is not None and spec.trigger.label == "stalled"
-    for where, message in in_capture(said, stalled=stalled):
-        yield f"{path_text(('spec', *where))}: {message}"
+    wrong = [f"{path_text(('spec', *where))}: {message}" for where, message in in_capture(given, stalled=stalled)]
     if spec.trigger is not None and spec.trigger.last_step < spec.trigger.first_step:
-        yield "spec.trigger.last_step: comes before first_step"
+        wrong.append("spec.trigger.last_step: comes before first_step")
+    return (None, "\n".join(wrong)) if wrong else (spec, "")

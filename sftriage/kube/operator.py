@@ -227,10 +227,8 @@ def registry(objects: ClusterObjects, after: Looked, begun: Callable[[], None]) 
     reconciler = Reconciler(objects)
     tasks: list[asyncio.Task[None]] = []
 
-    @kopf.on.login(registry=found, errors=kopf.ErrorsMode.TEMPORARY)
-    def login(**about: Any) -> kopf.ConnectionInfo | None:
-        # As our own client does, and again where credentials have run out.
-        return kopf.login_via_client(**about)
+    # As our own client does, and again where credentials have run out.
+    kopf.on.login(registry=found, errors=kopf.ErrorsMode.TEMPORARY)(kopf.login_via_client)
 
     @kopf.on.startup(registry=found)
     async def begin(**_: Any) -> None:

@@ -14,7 +14,7 @@ from sftriage.errors import ClusterError, InputError, StoreError, UsageError
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects, path_of
 from sftriage.kube.injecting import version_of
 from sftriage.kube.jobs import JOB_LABEL, items, labels_of, mapping, text
-from sftriage.kube.objects import GROUP, KINDS, Body, Kind, status_of
+from sftriage.kube.objects import GROUP, KINDS, Body, status_of
 from sftriage.traces.remote import RemoteStore, checked_url
 
 SYSTEM = "sftriage-system"
@@ -117,7 +117,9 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
     hooks = reader.list("webhooks", path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations"))
     ours = [one for one in hooks if any(text(hook, "name").endswith(GROUP) for hook in items(one, "webhooks"))]
     system, account, deployments = _installed(reader, system)
-    policies, captures, reports = (_ours(reader, kind, namespace) for kind in KINDS)
+    policies, captures, reports = (
+        reader.read(kind.plural, partial(objects.list, kind, namespace), []) for kind in KINDS
+    )
     quoted = quote(namespace, safe="")
     return Snapshot(
         now_s=now_s,
@@ -159,10 +161,6 @@ def _installed(reader: _Reader, said: str | None) -> tuple[str, str, list[dict[s
     return system, f"system:serviceaccount:{system}:{account or _OPERATORS}", found
 
 
-def _ours(reader: _Reader, kind: Kind, namespace: str) -> list[dict[str, Any]]:
-    return list(reader.read(kind.plural, lambda: reader.objects.list(kind, namespace), []))
-
-
 def _may(reader: _Reader, whats: Iterable[str], namespace: str, who: str | None) -> dict[str, bool]:
     """The rights of a user, by default one's own: by verb and resource, as in ``update group.resource/part``."""
     kind = "SelfSubjectAccessReview" if who is None else "SubjectAccessReview"
@@ -187,7 +185,8 @@ def _groups(who: str) -> list[str]:
 
 
 def _serving(reader: _Reader, hooks: Sequence[Body]) -> int | None:
-    service = next((found for one in hooks for found in _services(one)), None)
+    services = (mapping(hook, "clientConfig", "service") for one in hooks for hook in items(one, "webhooks"))
+    service = next(filter(None, services), None)
     if service is None:
         return None
     path = path_of("v1", "endpoints", str(service.get("namespace")), str(service.get("name")))
@@ -195,11 +194,6 @@ def _serving(reader: _Reader, hooks: Sequence[Body]) -> int | None:
     if "serving" in reader.unread:
         return None
     return sum(len(list(items(subset, "addresses"))) for subset in items(found, "subsets"))
-
-
-def _services(configuration: Body) -> Iterable[Mapping[str, Any]]:
-    found = (mapping(hook, "clientConfig", "service") for hook in items(configuration, "webhooks"))
-    return (one for one in found if one)
 
 
 def _certificate(reader: _Reader, hooks: Sequence[Body], deployments: Sequence[Body]) -> Certificate | None:
@@ -248,12 +242,11 @@ def certificate(secret: str, encoded: str, bundles: Iterable[str]) -> Certificat
 
 def _stores(captures: Iterable[Body]) -> dict[str, str]:
     places = {text(found, "store"): found for one in captures if (found := mapping(status_of(one), "stored"))}
-    return {url: _reached(url, str(found.get("reference"))) for url, found in list(places.items())[:_MAX_STORES]}
-
-
-def _reached(url: str, reference: str) -> str:
-    try:
-        RemoteStore.open(checked_url(url)).names(reference)
-    except (UsageError, InputError, StoreError, ClusterError) as error:
-        return str(error)
-    return ""
+    problems = {}
+    for url, found in list(places.items())[:_MAX_STORES]:
+        try:
+            RemoteStore.open(checked_url(url)).names(str(found.get("reference")))
+            problems[url] = ""
+        except (UsageError, InputError, StoreError, ClusterError) as error:
+            problems[url] = str(error)
+    return problems

@@ -43,6 +43,8 @@ Value: TypeAlias = "str | int | float | bool | Sequence[str] | Sequence[int]"
 STEPS = ("first_step", "last_step")
 CODE = ("code.function.name", "code.file.path", "code.line.number")
 """A line of a program, as OpenTelemetry's conventions have it."""
+SUSPECT = ("scope", "gain_s", "share", "pattern", "stage", "host", "ranks")
+REGRESSION = ("since_step", "until_step", "fraction", "scope", "best_step_s", "descheduled_fraction", "stages")
 MAX_RANKS = 128
 """Ranks of a suspect that a span lists."""
 GRACE_S = 5.0
@@ -110,8 +112,8 @@ class SpanSink(Sink):
             **{name: getattr(verdict, name) for name in ("label", "clock", "attempt", *STEPS, "exposed_s")},
             "reasons": list(verdict.reasons),
             **{f"advance_s.{stage}": seconds for stage, seconds in verdict.advances_s.items()},
-            **(_of_suspect(verdict.named) if verdict.named is not None else {}),
-            **(_of_regression(verdict.regression) if verdict.regression is not None else {}),
+            **_fields("suspect", verdict.named, SUSPECT),
+            **_fields("regression", verdict.regression, REGRESSION),
             **{name: getattr(decision, name) for name in ("outcome", "reason", "rule")},
         }
         kind = "stall" if verdict.label == "stalled" else "window"
@@ -220,16 +222,9 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _of_suspect(suspect: Suspect) -> Mapping[str, Value | None]:
-    names = ("scope", "gain_s", "share", "pattern", "stage", "host")
-    about = {f"suspect.{name}": getattr(suspect, name) for name in names}
-    return {**about, "suspect.ranks": list(suspect.ranks[:MAX_RANKS])}
-
-
-def _of_regression(found: Regression) -> Mapping[str, Value | None]:
-    names = ("since_step", "until_step", "fraction", "scope", "best_step_s", "descheduled_fraction")
-    about = {f"regression.{name}": getattr(found, name) for name in names}
-    return {**about, "regression.stages": list(found.stages)}
+def _fields(prefix: str, of: Suspect | Regression | None, names: Sequence[str]) -> Mapping[str, Value | None]:
+    found = {} if of is None else {f"{prefix}.{name}": getattr(of, name) for name in names}
+    return {name: list(value[:MAX_RANKS]) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def _named(about: Mapping[str, Value | None]) -> dict[str, Value]:
