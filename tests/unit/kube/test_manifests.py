@@ -12,14 +12,14 @@ import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from k8s.make_chart import CHART, schema, written
 from k8s.make_crds import DEFINITIONS, definition, structural
@@ -359,15 +359,6 @@ def test_every_field_is_described_and_has_no_default(kind):
     assert [path for path, one in every(object_schema(kind)) if not one.keys() & set(typed)] == []
 
 
-def test_a_default_is_said_in_words():
-    detection = structural(DEFINITIONS[0].spec)["properties"]["detection"]["properties"]
-    assert detection["window_steps"]["description"] == (
-        "Steps in a window; not said, fewer where steps are long, down to 10. Default: `50`."
-    )
-    assert detection["min_coverage"]["description"].endswith("must be present. Default: `0.95`.")
-    assert "Default" not in object_schema(KINDS[1])["properties"]["status"]["properties"]["state"]["description"]
-
-
 COLUMNS = {
     "TriagePolicy": ["Accepted", "Conflicted", "Rules", "Age"],
     "TraceCapture": ["Job", "Rank", "Stage", "Step", "Profiler", "State", "Reproduced", "Age"],
@@ -385,48 +376,6 @@ def test_columns_show_fields_that_there_are(about):
             assert ".status.conditions[].type" in fields
         elif column.path != ".metadata.creationTimestamp":
             assert fields[column.path] == column.type
-
-
-def test_names_are_those_of_kubernetes():
-    for kind in KINDS:
-        spec = definition(kind)["spec"]
-        assert definition(kind)["metadata"]["name"] == f"{spec['names']['plural']}.{spec['group']}"
-        assert spec["names"]["categories"] == ["sftriage"]
-        assert spec["versions"][0]["subresources"] == {"status": {}}
-    short = [name for kind in KINDS for name in definition(kind)["spec"]["names"]["shortNames"]]
-    assert len(set(short)) == len(KINDS)
-
-
-class Inner(BaseModel):
-    """A part.
-
-    Raises:
-        nobody reads this in a terminal.
-    """
-
-    x: int = 3
-
-
-class Every(BaseModel):
-    inner: Inner
-    named: dict[str, Inner] = {}
-    maybe: Annotated[int, Field(ge=0, lt=10)] | None = None
-    one: Literal["a"] = "a"
-    several: tuple[Inner, ...] = ()
-
-
-def test_what_models_say_becomes_what_kubernetes_says():
-    inner = {"type": "object", "description": "A part."}
-    x = {"properties": {"x": {"description": "Default: `3`.", "type": "integer"}}}
-    found = structural(Every)
-    assert found["required"] == ["inner"]
-    assert found["properties"] == {
-        "inner": {**inner, **x},
-        "named": {"additionalProperties": {**inner, **x}, "type": "object"},
-        "maybe": {"type": "integer", "minimum": 0, "maximum": 10, "exclusiveMaximum": True},
-        "one": {"description": "Default: `a`.", "enum": ["a"], "type": "string"},
-        "several": {"items": {**inner, **x}, "type": "array"},
-    }
 
 
 class Either(BaseModel):

@@ -293,13 +293,6 @@ def test_a_certificate_is_good_for_the_names_of_its_service_and_for_a_year():
     assert good_until(issued(["127.0.0.1"], NOW).files(), ["127.0.0.1"]) is not None
 
 
-def test_a_client_takes_it(tmp_path):
-    for name, content in GOOD.files().items():
-        (tmp_path / name).write_bytes(content)
-    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
-    ssl.create_default_context(cadata=GOOD.authority.decode())
-
-
 OTHER = issued(NAMES, NOW)
 BAD = {
     "nothing": {},
