@@ -26,13 +26,12 @@ from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced, Trigger
-from sftriage.model.verdicts import Verdict
+from sftriage.model.verdicts import Clock, Verdict
 from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import budget_s
 from sftriage.policy.loading import LoadedPolicy, PolicySet
 from sftriage.policy.requests import (
-    Situation,
     decide_follow_up,
     decide_manual_request,
     labelled,
@@ -123,7 +122,8 @@ class Controller:
         self._adopt(in_force(policy))
         self._watch = Watch()
         self._last: Window | None = None
-        self._any = Situation(None, nsys=nsys)
+        self._nsys = nsys
+        self._clock: Clock = "host"
         self._split: bool | None = None
         self._pasts: dict[int, Past] = {}
         self._ledgers: dict[int, Ledger] = {}
@@ -171,7 +171,7 @@ class Controller:
                 self._remember()
             self.record(cost)
         verdict = self._judged(window)
-        self._any = replace(self._any, clock=verdict.clock)
+        self._clock = verdict.clock
         if verdict.label == "needs_evidence" and "bucket_ready" in self.policies.gathers:
             self._note_split(window, now_s)
         judged = replace(self._decided(verdict, now_s, peers_of(verdict, window)), costs=tuple(costs))
@@ -231,7 +231,8 @@ class Controller:
             step=max(0, step),
             attempt=attempt,
             still=still,
-            case=self._any,
+            clock=self._clock,
+            nsys=self._nsys,
         )
         if decision.requests:
             self._remember()
@@ -285,9 +286,7 @@ class Controller:
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Judged:
         known = self._state
         self.losses = self.losses.after(verdict)
-        decision, self._state = decide(
-            verdict, self.policies, known, now_s, peers, nsys=self._any.nsys, losses=self.losses
-        )
+        decision, self._state = decide(verdict, self.policies, known, now_s, peers, nsys=self._nsys, losses=self.losses)
         if self._state != known:
             self._remember()
         rule, given = decision.rule or "", decision.parameters

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from sftriage.model.captures import CaptureRequest, Decision, Outcome, Parameter
 from sftriage.model.counters import MOST_FRACTION
@@ -26,7 +27,7 @@ from sftriage.policy.limits import Parameters, Why, by_system, gain_in_numbers, 
 from sftriage.policy.loading import PolicySet
 from sftriage.policy.losses import Losses, Target, key_of_ranks, suspect_key
 from sftriage.policy.quantities import CONTENTION, Lasting
-from sftriage.policy.requests import Means, Situation, choose, options_of
+from sftriage.policy.requests import Means, choose, options_of
 from sftriage.policy.schema import Capture, Rule
 from sftriage.policy.state import Lasted, Reproduction, State, Streak, key_of, opened, remembered, started
 
@@ -281,13 +282,13 @@ class _Case:
         """What a rule captures a suspect with, and the earlier capture that this follows up."""
         verdict, stalled = self.verdict, self.verdict.label == "stalled"
         stage = None if stalled or not verdict.suspects else verdict.suspects[0].stage
-        case = Situation(stage, verdict.sync, verdict.clock, self.nsys, stalled)
+        about: dict[str, Any] = {"sync": verdict.sync, "clock": verdict.clock, "nsys": self.nsys}
         first = limits.left_open(target, self.state, self.now_s) if capture.profiler == "auto" else None
         if first is not None:
-            means = choose(capture, replace(case, left_open=first.left_open))
+            means = choose(capture, stage, **about, stands_still=stalled, left_open=first.left_open)
             if means is not None:
                 return means, first
-        means = choose(capture, case)
+        means = choose(capture, stage, **about, stands_still=stalled)
         assert means is not None, "where nothing is left open, there is something to begin with"
         return means, None
 

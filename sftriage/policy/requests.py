@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -43,22 +44,6 @@ ranks wait for each other in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What there is to see.
-
-    ``stage`` is None for all local stages, or without a suspect. ``sync`` are the stages in which ranks wait for each
-    other. ``left_open`` is what an earlier capture of the same suspect does not show.
-    """
-
-    stage: str | None
-    sync: Collection[str] = ()
-    clock: Clock = "host"
-    nsys: bool = False
-    stands_still: bool = False
-    left_open: LeftOpen = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Means:
     """What runs, and why ``auto`` chose it; "" where it was named. ``once``: the stacks, one time, from outside."""
 
@@ -75,31 +60,42 @@ class Means:
         return 0 if self.profiler == "stacks" else asked
 
 
-def choose(capture: Capture, case: Situation) -> Means | None:
-    """What runs; None where nothing would show what was left open.
+def choose(
+    capture: Capture,
+    stage: str | None,
+    *,
+    sync: Collection[str] = (),
+    clock: Clock = "host",
+    nsys: bool = False,
+    stands_still: bool = False,
+    left_open: LeftOpen = "",
+) -> Means | None:
+    """What runs; None where nothing would show what was ``left_open`` by an earlier capture of the same suspect.
 
-    A rank that stands still takes no step in which its trainer could do anything: it is looked at from outside.
-    So is one of whom native frames are wanted, or its flight recorder's dump, which only that can have.
+    ``stage`` is None for all local stages, or without a suspect; in the stages ``sync``, ranks wait for each other.
+
+    A rank that stands still takes no step in which its trainer could do anything: it is captured from outside. So is
+    one whose native frames are wanted, or its flight recorder's dump, which only that can have.
     """
     if capture.profiler == "stacks":
-        from_outside = case.stands_still or capture.stacks.native or capture.stacks.flight_recorder
+        from_outside = stands_still or capture.stacks.native or capture.stacks.flight_recorder
         return Means("stacks", once=from_outside)
     if capture.profiler != "auto":
         return Means(capture.profiler)
-    if case.stands_still:
+    if stands_still:
         return Means("stacks", "stands_still", once=True)
-    on_device = case.nsys and case.clock == "device"
-    if case.left_open == "stacks":
+    on_device = nsys and clock == "device"
+    if left_open == "stacks":
         return Means("stacks", "left_open")
-    if case.left_open == "system":
-        return Means("nsys", "left_open") if case.nsys else None
-    if case.left_open:
+    if left_open == "system":
+        return Means("nsys", "left_open") if nsys else None
+    if left_open:
         return Means("nsys" if on_device else "torch", "left_open")
-    if case.stage is not None and not computes(case.stage, case.sync):
+    if stage is not None and not computes(stage, sync):
         return Means("stacks", "host_stage")
     if on_device:
         return Means("nsys", "device_clock")
-    return Means("torch", "whole_rank" if case.stage is None else "compute_stage")
+    return Means("torch", "whole_rank" if stage is None else "compute_stage")
 
 
 def computes(stage: str, sync: Collection[str] = ()) -> bool:
@@ -121,9 +117,6 @@ def options_of(capture: Capture, means: Means) -> dict[str, Any]:
 NO_RULE = ""
 """The rule of what no rule asked for."""
 
-ANY = Situation(stage=None)
-"""Nothing is known of the job."""
-
 
 def decide_manual_request(
     manual: ManualRequest,
@@ -135,7 +128,8 @@ def decide_manual_request(
     step: int,
     attempt: int = 0,
     still: Collection[int] = (),
-    case: Situation = ANY,
+    clock: Clock = "host",
+    nsys: bool = False,
 ) -> tuple[Decision, State]:
     """What to do about a capture that a person asks for, and the state to pass to the next call.
 
@@ -150,7 +144,8 @@ def decide_manual_request(
         why = Why("no_such_rank", {"ranks": tuple(missing), **({"last_rank": max(ranks)} if ranks else {})})
     elif why is None and len(manual.ranks) > limits.left(bounds, state, now_s):
         why = Why("captures_left", {"wanted": len(manual.ranks), "left": limits.left(bounds, state, now_s)})
-    requests = () if why is not None else tuple(_manual_requests(manual, state, step, attempt, still, case))
+    choice = partial(choose, stage=None, clock=clock, nsys=nsys)
+    requests = () if why is not None else tuple(_manual_requests(manual, state, step, attempt, still, choice))
     reason = why or Why("asked", {"who": manual.who, "why": manual.reason})
     decision = Decision(
         time_s=now_s,
@@ -242,14 +237,14 @@ _CHOSEN: Mapping[Profiler, ChoiceReason] = {"stacks": "stands_still", "torch": "
 
 
 def _manual_requests(
-    manual: ManualRequest, state: State, step: int, attempt: int, still: Collection[int], case: Situation
+    manual: ManualRequest, state: State, step: int, attempt: int, still: Collection[int], choice: partial[Means | None]
 ) -> Iterator[CaptureRequest]:
     capture = Capture.model_validate(
         {"profiler": manual.profiler, SAMPLES_PER_SECOND: manual.samples_per_second, **manual.options}
     )
     again = f"a{attempt}-" if attempt else ""
     for number, rank in enumerate(dict.fromkeys(manual.ranks), start=1):
-        means = choose(capture, replace(case, stands_still=rank in still))
+        means = choice(capture, stands_still=rank in still)
         assert means is not None, "where nothing is left open, there is something to begin with"
         yield CaptureRequest(
             capture_id=f"asked-s{step}-r{rank}-{again}{state.asked + number}",

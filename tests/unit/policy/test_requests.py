@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
-from sftriage.policy.requests import ANY, Situation, decide_manual_request, in_the_same_steps, trigger_of_request
+from sftriage.policy.requests import decide_manual_request, in_the_same_steps, trigger_of_request
 from sftriage.policy.state import State, finished
 from sftriage.words.decisions import reason_sentence, resolution
 
@@ -44,7 +44,7 @@ def test_what_is_asked_for_is_captured():
     assert (ended.fired_s, ended.failures, ended.largest_gain_s) == ({}, {}, 0.0)
 
 
-UNDER_NSYS = Situation(None, clock="device", nsys=True)
+ANY, UNDER_NSYS = {}, {"clock": "device", "nsys": True}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ UNDER_NSYS = Situation(None, clock="device", nsys=True)
 )
 def test_what_is_run_for_whoever_asks(profiler, options, still, case, expected):
     wanted, loaded = ask(1, profiler=profiler, options=options), POLICY
-    decision, _ = decided(wanted, still=still, case=case)
+    decision, _ = decided(wanted, still=still, **case)
     (request,) = decision.requests
     trigger = trigger_of_request(wanted, request, loaded, decision)
     found = request.profiler, request.steps, request.warmup_steps, request.options.get("sample_stacks")

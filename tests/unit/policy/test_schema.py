@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from sftriage.policy.quantities import Lasting
-from sftriage.policy.requests import Means, Situation, choose, computes, options_of
+from sftriage.policy.requests import Means, choose, computes, options_of
 from sftriage.policy.schema import Capture, TriagePolicy
 
 
@@ -248,7 +248,7 @@ NATIVE = {"stacks": {"native": True}}
     ],
 )
 def test_what_runs(asked, case, expected):
-    assert choose(Capture.model_validate(asked), Situation(**case)) == expected
+    assert choose(Capture.model_validate(asked), **case) == expected
 
 
 @pytest.mark.parametrize("stage", ["forward", "h2d", "backward", "optimizer", "model.forward", "fwd_2", "Loss"])
