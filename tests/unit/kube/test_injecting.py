@@ -66,19 +66,6 @@ def test_a_job_is_owned_by_the_object_that_it_is():
     assert JobRef("pod", "resnet", "ml").owner is None
 
 
-_ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(_ANY, _ANY, _ANY, _ANY)
-def test_whatever_a_client_writes_into_a_pod_nothing_is_raised(metadata, labels, spec, containers):
-    job_of({"metadata": metadata, "spec": spec})
-    job_of({"metadata": {"labels": labels, "annotations": labels}, "spec": {"containers": containers}})
-
-
 NEW, SETTINGS = (1, 31), InjectionSettings(image="registry.example.com/sftriage:1")
 JOB = JobRef("jobset", "resnet", "ml")
 PODS = {name: body for name, (body, found) in JOBS.items() if found is not None}
@@ -194,14 +181,14 @@ def test_nothing_that_is_there_is_changed_and_twice_is_once(body):
     assert all(len(warning) <= MAX_CHARS for warning in found.warnings)
 
 
-_PART = st.recursive(
+_ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | _TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
     max_leaves=10,
 )
 
 
-@given(_PART, _PART, _PART, _PART)
+@given(_ANY, _ANY, _ANY, _ANY)
 def test_whatever_a_pod_is_nothing_is_raised(metadata, spec, one, other):
     for body in (
         {"metadata": metadata, "spec": spec},
@@ -209,6 +196,7 @@ def test_whatever_a_pod_is_nothing_is_raised(metadata, spec, one, other):
         {"spec": {"containers": one, "initContainers": other, "volumes": metadata}},
         {"spec": {"containers": [{"name": one, "volumeMounts": other, "resources": metadata}]}},
     ):
+        job_of(body)
         injection(body, JOB, SETTINGS, NEW)
 
 
@@ -226,72 +214,43 @@ def at(value: Any, *path: Any) -> Any:
     return value
 
 
-WORKLOADS: dict[str, tuple[dict[str, Any], JobRef, list[tuple[Any, ...]]]] = {
-    "Job": (
-        made("batch/v1", "Job", {"template": TEMPLATE}),
-        JobRef("job", "resnet", "ml"),
-        [("spec", "template")],
-    ),
-    "JobSet": (
-        made(
-            "jobset.x-k8s.io/v1alpha2", "JobSet", {"replicatedJobs": [{"template": {"spec": {"template": TEMPLATE}}}]}
-        ),
-        JobRef("jobset", "resnet", "ml"),
-        [("spec", "replicatedJobs", 0, "template", "spec", "template")],
-    ),
+OURS = {**TEMPLATE, "metadata": {"labels": {"sftriage.dev/job-name": "mine"}}}
+ROLES = {role: {"template": TEMPLATE} for role in ("Master", "Worker")}
+LEADERS = {"leaderWorkerTemplate": {"workerTemplate": TEMPLATE}}
+SET = {"replicatedJobs": [{"template": {"spec": {"template": TEMPLATE}}}]}
+RAY = {"headGroupSpec": {"template": TEMPLATE}, "workerGroupSpecs": [{"template": TEMPLATE}]}
+RAY_PLACES = "rayClusterSpec.headGroupSpec.template rayClusterSpec.workerGroupSpecs.0.template"
+WORKLOADS: dict[str, tuple[str, str, Any, str, str]] = {
+    "Job": ("batch/v1", "Job", {"template": TEMPLATE}, "job/resnet", "template"),
+    "JobSet": ("jobset.x-k8s.io/v1alpha2", "JobSet", SET, "jobset/resnet", "replicatedJobs.0.template.spec.template"),
     "PyTorchJob": (
-        made(
-            "kubeflow.org/v1",
-            "PyTorchJob",
-            {"pytorchReplicaSpecs": {r: {"template": TEMPLATE} for r in ("Master", "Worker")}},
-        ),
-        JobRef("pytorchjob", "resnet", "ml"),
-        [("spec", "pytorchReplicaSpecs", role, "template") for role in ("Master", "Worker")],
+        *("kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": ROLES}, "pytorchjob/resnet"),
+        "pytorchReplicaSpecs.Master.template pytorchReplicaSpecs.Worker.template",
     ),
     "LeaderWorkerSet": (
-        made("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", {"leaderWorkerTemplate": {"workerTemplate": TEMPLATE}}),
-        JobRef("leaderworkerset", "resnet-0", "ml"),
-        [("spec", "leaderWorkerTemplate", "workerTemplate")],
+        *("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", LEADERS, "leaderworkerset/resnet-0"),
+        "leaderWorkerTemplate.workerTemplate",
     ),
     "Volcano": (
-        made("batch.volcano.sh/v1alpha1", "Job", {"tasks": [{"template": TEMPLATE}, {"template": TEMPLATE}]}),
-        JobRef("volcano", "resnet", "ml"),
-        [("spec", "tasks", 0, "template"), ("spec", "tasks", 1, "template")],
+        *("batch.volcano.sh/v1alpha1", "Job", {"tasks": [{"template": TEMPLATE}] * 2}, "volcano/resnet"),
+        "tasks.0.template tasks.1.template",
     ),
-    "RayJob": (
-        made(
-            "ray.io/v1",
-            "RayJob",
-            {"rayClusterSpec": {"headGroupSpec": {"template": TEMPLATE}, "workerGroupSpecs": [{"template": TEMPLATE}]}},
-        ),
-        JobRef("rayjob", "resnet", "ml"),
-        [
-            ("spec", "rayClusterSpec", "headGroupSpec", "template"),
-            ("spec", "rayClusterSpec", "workerGroupSpecs", 0, "template"),
-        ],
-    ),
-    "StatefulSet by a label of ours": (
-        made(
-            "apps/v1",
-            "StatefulSet",
-            {"template": {**TEMPLATE, "metadata": {"labels": {"sftriage.dev/job-name": "mine"}}}},
-        ),
-        JobRef("pod", "mine", "ml"),
-        [("spec", "template")],
-    ),
+    "RayJob": ("ray.io/v1", "RayJob", {"rayClusterSpec": RAY}, "rayjob/resnet", RAY_PLACES),
+    "StatefulSet by a label of ours": ("apps/v1", "StatefulSet", {"template": OURS}, "pod/mine", "template"),
 }
 
 
-@pytest.mark.parametrize(("body", "job", "places"), WORKLOADS.values(), ids=WORKLOADS)
-def test_every_template_is_as_the_webhook_would_have_its_pods(body, job, places):
+@pytest.mark.parametrize(("api", "kind", "spec", "job", "places"), WORKLOADS.values(), ids=WORKLOADS)
+def test_every_template_is_as_the_webhook_would_have_its_pods(api, kind, spec, job, places):
+    body = made(api, kind, spec)
     before = copy.deepcopy(body)
     found = injected(body, "elsewhere", DEFAULTS, OLDEST)
     assert body == before
-    assert (found.templates, found.warnings) == (len(places), ())
-    for place in places:
-        template = at(found.body, *place)
-        assert template["metadata"]["annotations"]["sftriage.dev/job-id"] == job.job_id
-        assert injection(template, job, DEFAULTS, OLDEST).patch == ()
+    assert (found.templates, found.warnings) == (len(places.split()), ())
+    for place in places.split():
+        template = at(found.body, "spec", *(int(part) if part.isdecimal() else part for part in place.split(".")))
+        assert template["metadata"]["annotations"]["sftriage.dev/job-id"] == f"ml/{job}"
+        assert injection(template, JobRef.of_id(f"ml/{job}"), DEFAULTS, OLDEST).patch == ()
     assert injected(found.body, "elsewhere", DEFAULTS, OLDEST).body == found.body
 
 
@@ -337,7 +296,7 @@ def test_a_job_whose_name_nobody_knows_yet_is_refused_in_words(body, said):
 
 
 def test_a_file_of_several_objects_is_printed_as_kubectl_takes_it(sftriage, tmp_path):
-    job, other = WORKLOADS["Job"][0], AS_IT_IS["a Service"]
+    job, other = made("batch/v1", "Job", {"template": TEMPLATE}), AS_IT_IS["a Service"]
     both = {"apiVersion": "v1", "kind": "List", "items": [job, other]}
     path, settings = tmp_path / "job.yaml", tmp_path / "settings.yaml"
     path.write_text(yaml.safe_dump_all([both, None, other]))
@@ -356,7 +315,7 @@ def test_a_file_of_several_objects_is_printed_as_kubectl_takes_it(sftriage, tmp_
 
 
 def test_a_job_can_come_from_stdin(sftriage, monkeypatch):
-    text = yaml.safe_dump(WORKLOADS["Job"][0])
+    text = yaml.safe_dump(made("batch/v1", "Job", {"template": TEMPLATE}))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     out = sftriage("kube", "inject", "-f", "-").out
     assert yaml.safe_load(out)["spec"]["template"]["spec"]["initContainers"]
@@ -374,10 +333,10 @@ def test_a_file_that_is_none_is_said_in_a_line(sftriage, tmp_path, text):
 
 def test_an_old_cluster_is_said(sftriage, tmp_path):
     path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(WORKLOADS["Job"][0]))
+    path.write_text(yaml.safe_dump(made("batch/v1", "Job", {"template": TEMPLATE})))
     outcome = sftriage("kube", "inject", "-f", str(path), "--server-version", "v1.28.3")
     assert "Kubernetes 1.28 has no sidecars that end with their pod" in outcome.err
-    assert yaml.safe_load(outcome.out) == WORKLOADS["Job"][0]
+    assert yaml.safe_load(outcome.out) == made("batch/v1", "Job", {"template": TEMPLATE})
     assert sftriage("kube", "inject", "-f", str(path), "--server-version", "new").code == 2
 
 
