@@ -16,7 +16,7 @@ import yaml
 from sftriage.kube.objects import KINDS, capture_of
 from sftriage.kube.statuses import KnownCapture, capture_status, loaded, report_status, standings
 from sftriage.model.captures import CaptureResult
-from sftriage.policy.loading import PolicyError, find, parse, shipped
+from sftriage.policy.loading import find, parse, shipped
 from sftriage.policy.losses import Losses, SuspectLoss
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View
@@ -220,46 +220,6 @@ def test_what_is_null_was_not_said(server, namespace):
     server.create(wrong("spec.limits.captures_per_day", None), namespace)
     served = server.get("triagepolicy", "default", namespace=namespace)
     assert loaded(served).policy.spec.limits.captures_per_day is None
-
-
-NOT_ACCEPTED = {
-    "a bound of a quantity": ("spec.rules.0.cooldown", "31d", "expected 0s to 30d, got '31d'"),
-    "units out of order": ("spec.rules.0.cooldown", "10m1h", "expected each unit once, the largest first"),
-    "cron": ("spec.active", {"cron": "* * *"}, "spec.active.cron: "),
-    "a time zone": ("spec.active", {"timezone": "Berlin"}, "spec.active.timezone: "),
-    "options of another profiler": (
-        "spec.rules.0.capture",
-        {"profiler": "nsys", "torch": {}},
-        "options of torch do not",
-    ),
-    "a label that never captures": ("spec.rules.0.match.label", "needs_evidence", "no capture on needs_evidence"),
-    "windows with gaps": ("spec.detection.stride_steps", 60, "leave gaps between windows of 50 steps"),
-    "two rules of one name": (
-        "spec.rules",
-        [GOOD["spec"]["rules"][0], {"name": "slow-rank", "match": {}}],
-        "a second rule named 'slow-rank'",
-    ),
-}
-
-
-@pytest.mark.parametrize(("path", "value", "said"), NOT_ACCEPTED.values(), ids=NOT_ACCEPTED)
-def test_what_no_schema_can_say_is_not_accepted_with_the_words_of_policy_validate(server, namespace, path, value, said):
-    """GIVEN a policy that only our validator refuses THEN its condition says what `policy validate` says."""
-    policy = wrong(path, value)
-    server.create(policy, namespace)
-    served = server.get("triagepolicy", "default", namespace=namespace)
-    (found,) = standings([served], NOW_S)
-    accepted = found.status.conditions[0]
-    assert (accepted.type, accepted.status) == ("Accepted", "False")
-    assert said in accepted.message
-    with pytest.raises(PolicyError) as refused:
-        parse(yaml.safe_dump(policy), "policy.yaml")
-    assert sorted(accepted.message.splitlines()) == sorted(
-        f"{one.path}: {one.message}" for one in refused.value.problems
-    )
-    put_status(server, namespace, "triagepolicies", "default", found.status.plain())
-    shown = server.kubectl("get", "tpol", "-n", namespace, "-o", "wide").stdout
-    assert shown.splitlines()[1].split()[1:3] == ["False", "Unknown"]
 
 
 NOT_YET = {("policy/v1", "PodDisruptionBudget"), ("batch/v1", "CronJob")}
