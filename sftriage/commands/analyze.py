@@ -38,18 +38,7 @@ from sftriage.runs.glance import advice_lines, advice_of_run, advice_values, los
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.runs.source import RunSource
 from sftriage.runs.whatif import HOTTEST, WhatIf, step, trace_events, whatif_of
-from sftriage.runtime.reducing import (
-    Accounted,
-    Confirmation,
-    Reduced,
-    account,
-    confirm,
-    findings_of,
-    load_operations,
-    load_signal,
-    read_all,
-    with_manifest,
-)
+from sftriage.runtime import reducing
 from sftriage.traces.manifest import Findings
 from sftriage.whatif.slowdown import MIN_SLOWDOWN
 from sftriage.words.run import pause_sentence
@@ -121,7 +110,7 @@ def whatif(
     and so on. Takes a trace of a hybrid-parallel job in Parquet, a row an operation; a run directory, an .npz or the
     heavy traces of all ranks, whose stages are the operations, and whose cohorts are the pipeline's stages.
     """
-    operations = load_operations(paths)
+    operations = reducing.load_operations(paths)
     say(*(f"{paths[0]}: {note}" for note in operations.notes))
     try:
         shown = whatif_of(operations)
@@ -197,7 +186,7 @@ def advise(
     view = RunSource(lambda: directory).view()
     if view.problem:
         raise InputError(view.problem)
-    recorded = None if pipeline is None else pipeline_of(load_operations([pipeline]))
+    recorded = None if pipeline is None else pipeline_of(reducing.load_operations([pipeline]))
     advice = advice_of_run(view, messages, recorded)
     if as_json:
         print_json(advice_values(advice))
@@ -224,18 +213,18 @@ def reduce(
     """
     how = Names() if names is None else load_names(names)
     ranks = _ranks(rank or [])
-    signal = None if against is None else load_signal(against)
+    signal = None if against is None else reducing.load_signal(against)
     detection = detection_of(signal.recording.source) if signal else Detection()
     settings = settings_of(detection)
-    reduced = read_all(traces, how, ranks)
+    reduced = reducing.read_all(traces, how, ranks)
     if not reduced.reductions:
         raise InputError("; ".join(refusal.reason for refusal in reduced.refused))
-    accounted = account(reduced.reductions, settings)
-    signal = with_manifest(signal, reduced)
+    accounted = reducing.account(reduced.reductions, settings)
+    signal = reducing.with_manifest(signal, reduced)
     manifest = signal.manifest if signal else None
     asked = stage or (manifest.trigger.stage if manifest else None)
-    confirmation = None if signal is None else confirm(reduced.reductions, accounted, signal, asked, settings)
-    findings = findings_of(reduced, accounted, signal, control, (how, ranks), stage)
+    confirmation = None if signal is None else reducing.confirm(reduced.reductions, accounted, signal, asked, settings)
+    findings = reducing.findings_of(reduced, accounted, signal, control, (how, ranks), stage)
     if save:
         if signal is None or signal.manifest is None or findings is None:
             raise UsageError("--save notes findings in a capture's manifest: give --against, and that capture's trace")
@@ -265,7 +254,10 @@ def _ranks(given: list[str]) -> dict[str, int]:
 
 
 def _print(
-    reduced: Reduced, accounted: Accounted, confirmation: Confirmation | None, findings: Findings | None
+    reduced: reducing.Reduced,
+    accounted: reducing.Accounted,
+    confirmation: reducing.Confirmation | None,
+    findings: Findings | None,
 ) -> None:
     for refusal in reduced.refused:
         say(f"not reduced: {refusal.reason}")

@@ -17,20 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sftriage.commands.options import (
-    LOOPBACK,
-    TOKEN_VARIABLE,
-    CatalogueOption,
-    HubChoice,
-    KeepingOptions,
-    MetricsOptions,
-    MetricsPortOption,
-    NatsOption,
-    OutOption,
-    PoliciesOption,
-    TlsOption,
-    option,
-)
+from sftriage.commands import options as shared
+from sftriage.commands.options import option
 from sftriage.commands.output import JobOutput, notices
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import CA_FILE, PORT, HubAddress
@@ -48,16 +36,16 @@ WAITS = "waiting until the job's last controller is gone"
 
 def controller(
     *,
-    hub: HubChoice,
+    hub: shared.HubChoice,
     run: Annotated[
         Path | None, option("--run DIR", "Go on with this run, whose controller has ended before its job.")
     ] = None,
-    out: OutOption = None,
+    out: shared.OutOption = None,
     job: Annotated[str | None, option("NAME", "Name of the job, for people.", "the --job-id")] = None,
-    policy: PoliciesOption = None,
-    keep: KeepingOptions,
-    catalogue: CatalogueOption = None,
-    metrics: MetricsOptions,
+    policy: shared.PoliciesOption = None,
+    keep: shared.KeepingOptions,
+    catalogue: shared.CatalogueOption = None,
+    metrics: shared.MetricsOptions,
     nsys: Annotated[
         bool, option("--nsys", "The ranks run under Nsight Systems: sftriage run --nsys started them.")
     ] = False,
@@ -149,12 +137,12 @@ def of_cluster(
     creds: Annotated[
         Path, option("FILE", "USER:PASSWORD of its hub, or what --nats lets it in by, as of a controller.")
     ],
-    nats: NatsOption = None,
+    nats: shared.NatsOption = None,
     port: Annotated[int, option("N", "Where its hub listens.", min=1, max=65535)] = PORT,
-    tls: TlsOption = None,
-    metrics_port: MetricsPortOption = None,
+    tls: shared.TlsOption = None,
+    metrics_port: shared.MetricsPortOption = None,
     *,
-    keep: KeepingOptions,
+    keep: shared.KeepingOptions,
 ) -> None:
     """Watch a job whose pods sftriage was put into: its hub, its controller, and what the cluster is shown of it.
 
@@ -181,9 +169,9 @@ def of_cluster(
     # (a signal to this pod ends no job)
     notes = Notes()
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
-    shown = metrics_port if os.environ.get(TOKEN_VARIABLE) else None
+    shown = metrics_port if os.environ.get(shared.TOKEN_VARIABLE) else None
     # (each run of the job has metrics of its own)
-    metrics = MetricsOptions(metrics_port=shown, metrics_host=LOOPBACK if shown is None else everywhere)
+    metrics = shared.MetricsOptions(metrics_port=shown, metrics_host=shared.LOOPBACK if shown is None else everywhere)
     with contextlib.ExitStack() as held:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         if nats is None:

@@ -14,20 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sftriage.commands import options as shared
 from sftriage.commands.cli import arguments
-from sftriage.commands.options import (
-    CatalogueOption,
-    DropLocalOption,
-    HubChoice,
-    KeepingOptions,
-    MetricsOptions,
-    OutOption,
-    PoliciesOption,
-    RunOption,
-    argument,
-    copies_of,
-    option,
-)
+from sftriage.commands.options import argument, option
 from sftriage.commands.output import JobOutput
 from sftriage.errors import UsageError
 from sftriage.runs.directory import find_run
@@ -62,8 +51,8 @@ class NsysChoice:
 
 def run(
     command: Annotated[list[str], argument("COMMAND", "The launcher and its arguments, after --.", False)],
-    policy: PoliciesOption = None,
-    out: OutOption = None,
+    policy: shared.PoliciesOption = None,
+    out: shared.OutOption = None,
     job: Annotated[str | None, option("NAME", "Name of the job.", "the script's")] = None,
     auto: Annotated[
         bool,
@@ -77,10 +66,10 @@ def run(
     ] = False,
     *,
     nsys: NsysChoice,
-    keep: KeepingOptions,
-    catalogue: CatalogueOption = None,
-    metrics: MetricsOptions,
-    hub: HubChoice,
+    keep: shared.KeepingOptions,
+    catalogue: shared.CatalogueOption = None,
+    metrics: shared.MetricsOptions,
+    hub: shared.HubChoice,
 ) -> None:
     """Run a training job and watch it.
 
@@ -128,7 +117,13 @@ def run(
 
 
 def _on_this_host(
-    command: tuple[str, ...], name: str, policies: list[Path], metrics: MetricsOptions, *, required: bool, **how: Any
+    command: tuple[str, ...],
+    name: str,
+    policies: list[Path],
+    metrics: shared.MetricsOptions,
+    *,
+    required: bool,
+    **how: Any,
 ) -> Triaged:
     from sftriage.runtime.launcher import END_S, is_mistake
     from sftriage.runtime.local import LocalRun
@@ -139,7 +134,7 @@ def _on_this_host(
     except UsageError as error:
         if required or is_mistake(error):
             raise
-        no_metrics, metering = error, MetricsOptions().metering()
+        no_metrics, metering = error, shared.MetricsOptions().metering()
     output = JobOutput(metering)
     if no_metrics is not None:
         output.say(f"no {no_metrics}")
@@ -174,7 +169,7 @@ def _on_many_hosts(
 
 
 def attach(
-    run: RunOption = None,
+    run: shared.RunOption = None,
     policy: Annotated[
         list[str] | None,
         option(
@@ -183,9 +178,9 @@ def attach(
             "those that the run started with",
         ),
     ] = None,
-    catalogue: CatalogueOption = None,
+    catalogue: shared.CatalogueOption = None,
     *,
-    metrics: MetricsOptions,
+    metrics: shared.MetricsOptions,
 ) -> None:
     """Take over a running job whose `sftriage run` has ended before it, and watch it to its end.
 
@@ -220,7 +215,7 @@ GRACE_S = 3.0
 
 def agent(
     *,
-    hub: HubChoice,
+    hub: shared.HubChoice,
     rings: Annotated[Path | None, option("DIR", "Where the trainers' rings are.", "$SFTRIAGE_RINGS")] = None,
     directory: Annotated[Path | None, option("DIR", "For what is this host's own.", "one under sftriage-runs")] = None,
     name: Annotated[
@@ -236,7 +231,7 @@ def agent(
             "they go through the hub",
         ),
     ] = None,
-    drop_local: DropLocalOption = False,
+    drop_local: shared.DropLocalOption = False,
 ) -> None:
     """Watch one host of a job on many: ship its steps to the job's hub, and carry out the captures asked of its ranks.
 
@@ -261,7 +256,7 @@ def agent(
     if rings is None:
         raise UsageError("where are the rings? give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
     job = job or options.job_id
-    keeping = Keeping(copies_of(job, store, drop_local=drop_local), drop_local)
+    keeping = Keeping(shared.copies_of(job, store, drop_local=drop_local), drop_local)
     options.wait_for_secret(over=lambda: notes.told is not None)
     if notes.told is not None:
         raise typer.Exit(128 + signal.SIGINT)

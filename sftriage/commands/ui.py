@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "SFTRIAGE_UI_TOKEN"
 
 FOUND_EVERY_S = 1.0
-"""How often it is looked whether what is shown is another run by now."""
+"""How often to check whether another run is shown."""
 
 
 def ui(
@@ -74,7 +74,14 @@ def ui(
         return
     app, found = _runs(access, stopping) if run is None else _run(run, access, stopping)
     shown = found()
-    start_thread("shown", _tell_what_is_shown, found, shown, stopping)
+
+    def say_what_is_shown(before: Path | None) -> None:
+        while not stopping.wait(FOUND_EVERY_S):
+            if (now := found()) is not None and now != before:
+                tell(f"now shows {place(now)}" + (", the newest run" if before else ""))
+                before = now
+
+    start_thread("shown", say_what_is_shown, shown)
     about = {"run_dir": None if shown is None else str(shown)}
     waits = "waiting for the first run" if run is None else f"waiting for a run in {run}"
     said = place(shown) if shown else waits
@@ -111,13 +118,6 @@ def _run(path: Path, access: Access, stopping: threading.Event) -> tuple[ASGIApp
         return source.directory
 
     return RunPage(source, access, stopping=stopping).app, found
-
-
-def _tell_what_is_shown(found: Callable[[], Path | None], told: Path | None, stopping: threading.Event) -> None:
-    while not stopping.wait(FOUND_EVERY_S):
-        if (shown := found()) is not None and shown != told:
-            tell(f"now shows {place(shown)}" + (", the newest run" if told else ""))
-            told = shown
 
 
 def serve_page(
@@ -168,12 +168,12 @@ def _captures(store: str | None, catalogue: str | None) -> StoreSource:
     from sftriage.traces.remote import RemoteStore
     from sftriage.web.store_page import StoreSource
 
-    shared = catalogue_url(catalogue)
     meant = None if store is None else RemoteStore.open(store)
-    if shared is None:
+    at: str | Path | None = catalogue_url(catalogue)
+    if at is None:
         assert meant is not None, "a store or a catalogue is named"
-        return StoreSource(Catalogue(own_catalogue(None, meant), meant), meant, store_of)
-    return StoreSource(Catalogue(shared, meant), meant, store_of)
+        at = own_catalogue(None, meant)
+    return StoreSource(Catalogue(at, meant), meant, store_of)
 
 
 def mcp(

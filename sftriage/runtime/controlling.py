@@ -68,20 +68,16 @@ class _Held:
 
 
 class KeptRows:
-    """Keeps steps of all ranks for `sftriage.fleet.over_nats.NatsFleet`; nothing else writes to the logs' directory.
-
-    ``say`` gets what cannot be kept at all; ``clock`` is monotonic, in seconds.
-    """
+    """Keeps steps of all ranks for `sftriage.fleet.over_nats.NatsFleet`; nothing else writes to the logs' directory."""
 
     def __init__(
         self,
         steps: Path,
         kept: KeptSteps | None,
         disk: Disk,
-        say: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._steps, self._kept, self._disk, self._say, self._clock = steps, kept, disk, say, clock
+        self._steps, self._kept, self._disk, self._clock = steps, kept, disk, clock
         self._held: OrderedDict[tuple[int, str], _Held] = OrderedDict()
         self._held_bytes = 0
         self._room, self._looked_s = float(LOGS_PER_SECOND), clock()
@@ -190,7 +186,7 @@ class KeptRows:
             # (one that was written to before has more files by now)
             there = None if at in self._made else self._left.get((generation, info.rank), {})
             self._made.add(at)
-            self._logs[at] = RankLog(self._steps, info, kind, self._kept, at_once, self._say, there)
+            self._logs[at] = RankLog(self._steps, info, kind, self._kept, at_once, lambda _: None, there)
         return self._logs[at]
 
 
@@ -214,15 +210,11 @@ class HubNote:
 
 
 class JobController(WatchedRun):
-    """The controller of a job on many hosts; to be closed.
+    """The controller of a job on many hosts; to be closed. HubError where the hub cannot be reached.
 
     With the name of a new ``job`` it makes the run directory, without one it resumes the run there, under other
     ``policies`` if there are some. ``nsys`` says that the ranks of a new job run under Nsight Systems. ``catalogue`` is
     the URL of a shared one.
-
-    Raises:
-        UsageError: another controller leads the job, or something of this cannot be used.
-        HubError: the hub cannot be reached.
     """
 
     def __init__(
@@ -286,10 +278,7 @@ class JobController(WatchedRun):
         """Triage the job to its end on all of its hosts; whether it was watched to its end.
 
         ``say`` prints a line about the hosts, ``told`` returns the signal that ends this process. SIGTERM also ends the
-        hosts, so their end is awaited for a while.
-
-        Raises:
-            UsageError: another controller leads it by now.
+        hosts, so their end is awaited for a while. UsageError where another controller leads it by now.
         """
         gc.set_threshold(*COLLECTED)
         remember(self.directory)

@@ -170,12 +170,9 @@ class Ranks:
 
 
 def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
-    """Run a job until each of its ranks has recorded some steps, or for so long, and end it.
+    """Run a job until each of its ranks has recorded some steps, or ``patience_s`` are over, and end it.
 
     Its output goes to our standard error, until it is told to end.
-
-    Raises:
-        UsageError: it cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise UsageError(f"cannot start {command[0]}: no such program")

@@ -181,9 +181,6 @@ class AgentHost:
 
     ``directory`` is this host's own (see `host_directory`), ``job`` the job's name for people, ``job_id`` its name on
     the hub, ``keeping`` where this host puts copies of its captures.
-
-    Raises:
-        UsageError: the directory cannot be used, or another agent uses it.
     """
 
     def __init__(
@@ -204,7 +201,10 @@ class AgentHost:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if rings.stat().st_uid not in (0, os.getuid()):
                 raise UsageError(f"{rings} is another user's: give the trainers' rings a directory of your own")
-            _link(rings / SPOOL, self.spool)
+            if (rings / SPOOL).is_symlink():
+                (rings / SPOOL).unlink()
+            with contextlib.suppress(FileExistsError):
+                (rings / SPOOL).symlink_to(self.spool)
             boot_id, rings_id = BOOT_ID.read_text(encoding="ascii").strip(), f"{rings.stat().st_ino:x}"
             self._held.enter_context(holding(RunDirectory(directory)))
             Note(directory / NOTE, HostNote).save(HostNote(name, str(rings.absolute()), job, boot_id))
@@ -268,11 +268,3 @@ class AgentHost:
         self._disk.drain(1.0)
         self._disk.close()
         self._held.close()
-
-
-def _link(path: Path, target: Path) -> None:
-    """Have a link lead to a directory, unless there is something else of that name."""
-    if path.is_symlink():
-        path.unlink()
-    with contextlib.suppress(FileExistsError):
-        path.symlink_to(target)

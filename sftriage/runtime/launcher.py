@@ -74,13 +74,9 @@ class Launcher:
         return self._process.pid
 
     def start(self, command: tuple[str, ...], environment: Mapping[str, str], output: int | None = None) -> None:
-        """Start the job. Signals that have come by then reach it.
+        """Start the job, with ``environment`` added to ours. Signals that have come by then reach it.
 
-        ``environment`` is added to ours; ``output`` is the descriptor for its standard output and error, by default
-        ours.
-
-        Raises:
-            UsageError: it cannot be started.
+        ``output`` is the descriptor for its standard output and error, by default ours.
         """
         try:
             self._process = subprocess.Popen(

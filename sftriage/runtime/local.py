@@ -198,7 +198,7 @@ class LocalRun(_OnThisHost):
             raise
 
     def triaged(self, environment: Mapping[str, str] | None = None) -> Triaged:
-        """What is to be started, with ``environment`` added to the trainers', and what watches it."""
+        """What to start, with ``environment`` added to the trainers', and what watches it."""
         place = {
             "SFTRIAGE_RINGS": str(self._rings),
             "SFTRIAGE_SPOOL": str(self.directory.spool),
@@ -253,10 +253,7 @@ class LocalRun(_OnThisHost):
 class TakeOver(_OnThisHost):
     """The triage of a job whose `sftriage run` has ended, from where that left it; to be closed.
 
-    ``policies`` are files to watch, by default those that the run started with.
-
-    Raises:
-        UsageError: the job has ended, or something of this cannot be used.
+    ``policies`` are files to watch, by default those that the run started with. UsageError where the job has ended.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from ipaddress import ip_address
@@ -27,22 +27,10 @@ from sftriage.policy.schema import Detection
 from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
 from sftriage.runs.liveness import note_launcher
+from sftriage.runtime import hosting
 from sftriage.runtime.carrying import under_seams
 from sftriage.runtime.copies import Keeping
 from sftriage.runtime.first_step import FirstStep, suppressed
-from sftriage.runtime.hosting import (
-    HURRY_S,
-    LEAVE_S,
-    LOOK_S,
-    SPEAKER,
-    AgentHost,
-    file_name,
-    free,
-    host_directory,
-    host_name,
-    left_behind,
-    node_number,
-)
 from sftriage.runtime.hub_server import HubServer, is_here, listens_on, make_secret
 from sftriage.runtime.launcher import Launcher, Triaged
 from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
@@ -110,7 +98,7 @@ class HubOptions:
     def secret(self) -> Path:
         """The file with what lets us in to the hub that is started; by default one of this job and port alone."""
         port = self.server[1]
-        name = f"{file_name(self.job_id)}.hub" + (f"-{port}" if port != PORT else "")
+        name = f"{hosting.file_name(self.job_id)}.hub" + (f"-{port}" if port != PORT else "")
         return self.credentials or Path(DEFAULT_ROOT) / name
 
     @property
@@ -135,7 +123,7 @@ class HubOptions:
         """Whether this host has the controller: the one with the hub, or else the first of the job's."""
         if self.hub is not None:
             return is_here(self.server[0])
-        number = node_number(os.environ)
+        number = hosting.node_number(os.environ)
         if number is None:
             raise UsageError(
                 "which host has the controller? --hub HEAD or NODE_RANK says so; or start `sftriage controller`"
@@ -155,9 +143,30 @@ class HubOptions:
             return True
 
     def wait_for_secret(self, patience_s: float = SECRET_S, over: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the file of `secret`, where the hub is one that is started: see `wait_for_secret`."""
-        if self.hub is not None:
-            wait_for_secret(self.secret, *self.server, patience_s, os.environ, over)
+        """Wait for the file of `secret` where a host starts the hub, until ``over``.
+
+        Raises:
+            UsageError: there will be none; the message says what to do.
+        """
+        host, port = self.server
+        began_s, up_s, hinted = time.monotonic(), float("inf"), False
+        while not (self.hub is None or self.secret.is_file() or over()):
+            now_s = time.monotonic()
+            if now_s >= min(began_s + patience_s, up_s + UP_S):
+                raise UsageError(
+                    f"{self.secret} is not there: {host} makes it, in a directory that all hosts share; where they"
+                    " share none, put the same USER:PASSWORD into a file on each, and name that with --creds"
+                )
+            if up_s > now_s and is_up(host, port):
+                up_s = now_s
+            elif up_s > now_s and now_s > began_s + HINT_S and not hinted:
+                hinted = True
+                _check_slurm_host(host)
+                log.warning("%s waits for %s, which is to start the hub", socket.gethostname(), host)
+            # (to look into the directory has a file server asked again, which to look for a name may not)
+            with contextlib.suppress(OSError), os.scandir(self.secret.parent) as entries:
+                next(entries, None)
+            time.sleep(hosting.LOOK_S)
 
     def arguments(self) -> list[str]:
         """Where the hub is, as options of a command."""
@@ -170,11 +179,8 @@ class HostRun:
     """A job's part on this host; and on the one that leads, its hub and its controller.
 
     Logs once that a hub cannot be started or reached, and tries again while the job runs. ``out`` is the run directory
-    where the controller is, ``controlling`` are further options of its command; with ``required`` the hub has to be
-    there before the job starts.
-
-    Raises:
-        UsageError: something of this cannot be used, or, where it is required, the hub is not there.
+    where the controller is, ``controlling`` are further options of its command; UsageError where the hub is
+    ``required`` and not there before the job starts.
     """
 
     def __init__(
@@ -198,23 +204,31 @@ class HostRun:
                 " the ranks, `sftriage agent` goes beside them, as docs/slurm.md has it"
             )
         self._command, self._job, self._options, self._keeping = command, job, options, keeping
-        self._name, self._controlling, self._detection = host_name(os.environ), controlling, detection
+        self._name, self._controlling, self._detection = hosting.host_name(os.environ), controlling, detection
         self._held = contextlib.ExitStack()
-        self._host: AgentHost | None = None
+        self._host: hosting.AgentHost | None = None
         self._controller: Supervised | None = None
         self._server: HubServer | None = None
         self._said = ""
         try:
-            self._out = (out or free(Path(DEFAULT_ROOT) / file_name(options.job_id))).absolute()
+            job_file = hosting.file_name(options.job_id)
+            self._out = (out or hosting.free(Path(DEFAULT_ROOT) / job_file)).absolute()
             self._leads = options.leads
-            self._rings = make_rings_directory(f"{file_name(options.job_id)}-{file_name(self._name)}-{os.getpid()}")
+            self._rings = make_rings_directory(f"{job_file}-{hosting.file_name(self._name)}-{os.getpid()}")
             self._held.callback(remove_rings_directory, self._rings)
-            directory = host_directory(options.job_id, self._name, os.environ, new=True).absolute()
-            self._directory, self._log_leader = directory, LogLeader(directory.with_name(SPEAKER))
+            directory = hosting.host_directory(options.job_id, self._name, os.environ, new=True).absolute()
+            self._directory, self._log_leader = directory, LogLeader(directory.with_name(hosting.SPEAKER))
             with refusing(f"{directory} cannot be made"):
                 (directory / "spool").mkdir(mode=0o700, parents=True)
             note_steps(self._rings, directory / "steps")
-            self._launch = None if nsys_trace is None else self._under_nsys(nsys_trace, directory, armed=nsys_armed)
+            self._launch = None
+            if nsys_trace is not None:
+                # In sessions that are no other host's or job's.
+                run_id = new_run_id(datetime.now(timezone.utc))
+                self._launch = NsysLaunch(run_id, nsys_trace, directory, armed=nsys_armed)
+                # (before the rings go: nsys ends with its ranks, or is ended)
+                self._held.callback(RunDirectory(directory).nsys.unlink, missing_ok=True)
+                self._held.callback(remove_place, self._launch.place)
             self._auto = self._held.enter_context(under_seams(directory, self._rings)) if auto else {}
             if required:
                 _check_hub(options)
@@ -245,30 +259,31 @@ class HostRun:
             note_launcher(self._rings, launcher.pid)
             while self._host is None and not launcher.ended.is_set():
                 self._join(launcher.ended)
-                launcher.ended.wait(LOOK_S if self._host else AGAIN_S)
+                launcher.ended.wait(hosting.LOOK_S if self._host else AGAIN_S)
             # (what is so on all hosts, one of them says)
             say = log.warning if self._leads else log.debug
             about = self._rings, self._given, shape_of(self._detection), say
             first = FirstStep(*about, auto=bool(self._auto))
-            while not launcher.ended.is_set() and time.monotonic() < (launcher.told_s or math.inf) + LEAVE_S:
+            while not launcher.ended.is_set() and time.monotonic() < (launcher.told_s or math.inf) + hosting.LEAVE_S:
                 with suppressed():
                     first.look(launcher.pid, time.monotonic())
-                launcher.ended.wait(LOOK_S)
+                launcher.ended.wait(hosting.LOOK_S)
             told = launcher.told_s is not None
             if not launcher.ended.is_set():
                 if self._leads:
-                    log.warning("the job was told to end, and has not within %.0f s: it is watched no longer", LEAVE_S)
+                    goes_on = "the job was told to end, and has not within %.0f s: it is watched no longer"
+                    log.warning(goes_on, hosting.LEAVE_S)
                 self._held.callback(remove_rings_directory, self._rings, whoever_writes=True)
             elif launcher.status is not None:
                 with suppressed():
                     first.end(launcher.status, launcher.told)
             if self._host is not None:
-                self._host.finish(launcher.left_s(HURRY_S), says=not told)
+                self._host.finish(launcher.left_s(hosting.HURRY_S), says=not told)
             if self._controller is not None:
                 self._see_off(self._controller, launcher, told=told)
 
     def _join(self, ended: threading.Event) -> None:
-        """Have this host's part in the job's triage begin, if that can be now; why it cannot is said once."""
+        """Join the job's triage, if that can be now; log once why it cannot."""
         try:
             _check_hub(self._options)
             self._lead()
@@ -278,7 +293,7 @@ class HostRun:
             self._options.wait_for_secret(over=ended.is_set)
             if ended.is_set():
                 return
-            host = AgentHost(
+            host = hosting.AgentHost(
                 *(self._rings, self._directory, self._job, self._options.job_id),
                 *(self._options.address, self._name, self._keeping),
             )
@@ -306,14 +321,6 @@ class HostRun:
                 log.warning(
                     "the job has ended here; its controller, which was waiting for other hosts or the hub, is stopped"
                 )
-
-    def _under_nsys(self, traces: str, directory: Path, *, armed: bool) -> NsysLaunch:
-        """Have the ranks of this host start under nsys, in sessions that are no other host's or job's."""
-        launch = NsysLaunch(new_run_id(datetime.now(timezone.utc)), traces, directory, armed=armed)
-        # (before the rings go: nsys ends with its ranks, or is ended)
-        self._held.callback(RunDirectory(directory).nsys.unlink, missing_ok=True)
-        self._held.callback(remove_place, launch.place)
-        return launch
 
     def _lead(self) -> None:
         options, directory = self._options, self._out
@@ -345,13 +352,13 @@ class HostRun:
 
 
 def _check_hub(options: HubOptions) -> None:
-    """See that the hub's name is known here, and that a server which others start answers and lets us in."""
+    """Check that the hub's name is known here, and that a server which others start answers."""
     for option, host, _ in options.hosts:
         try:
             socket.getaddrinfo(host, None)
         except (OSError, UnicodeError) as error:
             if options.nats is None:
-                _check_slurm_host(host, os.environ)
+                _check_slurm_host(host)
             raise UsageError(f"{option}: the name {host} is not known here ({error})") from error
     if options.nats is None:
         return
@@ -368,9 +375,9 @@ def _check_hub(options: HubOptions) -> None:
 
 
 def start_agents(options: HubOptions, store: str | None, *, drop_local: bool) -> contextlib.ExitStack:
-    """Start an agent for those trainers of a job on this host that go on without one; their ends are the stack's."""
+    """Start an agent for trainers of a job on this host that are without one; closing the stack ends them."""
     held = contextlib.ExitStack()
-    for directory, note in left_behind(options.job_id):
+    for directory, note in hosting.left_behind(options.job_id):
         command = [sys.executable, "-m", "sftriage", "agent", "--job-id", options.job_id, *options.arguments()]
         command += ["--rings", note.rings, "--directory", str(directory), "--name", note.name, "--job", note.job]
         command += [] if store is None else ["--store", store]
@@ -408,35 +415,6 @@ def forget_hub(options: HubOptions, server: HubServer) -> None:
         options.secret.unlink(missing_ok=True)
 
 
-def wait_for_secret(
-    secret: Path,
-    host: str,
-    port: int,
-    patience_s: float,
-    environment: Mapping[str, str],
-    over: Callable[[], bool] = lambda: False,
-) -> None:
-    """Wait for the file with the credentials of a hub, until ``over``; UsageError, with advice, where none comes."""
-    began_s, up_s, told = time.monotonic(), float("inf"), False
-    while not (secret.is_file() or over()):
-        now_s = time.monotonic()
-        if now_s >= min(began_s + patience_s, up_s + UP_S):
-            raise UsageError(
-                f"{secret} is not there: {host} makes it, in a directory that all hosts share; where they share none,"
-                " put the same USER:PASSWORD into a file on each, and name that with --creds"
-            )
-        if up_s > now_s and is_up(host, port):
-            up_s = now_s
-        elif up_s > now_s and now_s > began_s + HINT_S and not told:
-            told = True
-            _check_slurm_host(host, environment)
-            log.warning("%s waits for %s, which is to start the hub", socket.gethostname(), host)
-        # (to look into the directory has a file server asked again, which to look for a name may not)
-        with contextlib.suppress(OSError), os.scandir(secret.parent) as entries:
-            next(entries, None)
-        time.sleep(LOOK_S)
-
-
 def is_up(host: str, port: int) -> bool:
     """Whether a NATS server listens there."""
     try:
@@ -446,8 +424,8 @@ def is_up(host: str, port: int) -> bool:
         return False
 
 
-def _check_slurm_host(host: str, environment: Mapping[str, str]) -> None:
-    hosts = slurm_hosts(environment)
+def _check_slurm_host(host: str) -> None:
+    hosts = slurm_hosts()
     with contextlib.suppress(ValueError):
         ip_address(host)
         return
@@ -456,9 +434,9 @@ def _check_slurm_host(host: str, environment: Mapping[str, str]) -> None:
         raise UsageError(f"--hub {host} is none of this job's hosts, which are {some}: give it the first of them")
 
 
-def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
+def slurm_hosts() -> list[str]:
     """The hosts of this step or job of SLURM; none where they are not known."""
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
     if not nodes or shutil.which("scontrol") is None:
         return []
     with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -94,12 +94,9 @@ class NsysLaunch:
 def arm_elsewhere(
     directory: Path, binary: Path, traces: tuple[str, ...], armed: Path, session: str, script: Path
 ) -> None:
-    """Leave word for the agent in ``directory`` of ranks that start armed in another container, and a script for them.
+    """Note for the agent in ``directory`` that ranks start armed in another container, and write a script for them.
 
     The script takes the place of torchrun's Python there, and needs one that is called python3 or python.
-
-    Raises:
-        UsageError: it cannot be written.
     """
     program = script.with_name("nsys_rank.py")
     try:
@@ -172,13 +169,10 @@ def _kill(pid: int, end_s: float) -> None:
 
 
 def wrapped(command: Sequence[str], script: str) -> tuple[str, ...]:
-    """A command whose ranks start by ``script``.
+    """A command whose ranks start by ``script``; UsageError where they would visibly start without nsys.
 
     torchrun starts ``$PYTHON_EXEC`` in place of Python, so its command stays as it is. A program that is itself the one
     rank is started by the script. Other launchers (mpirun, srun, a shell) have to name it where they start a rank.
-
-    Raises:
-        UsageError: it can be seen that the ranks would start without nsys.
     """
     words = list(command)
     elastic = Path(words[0]).name in _ELASTIC_PROGRAMS or any(

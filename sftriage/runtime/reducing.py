@@ -215,11 +215,7 @@ class Confirmation:
 def confirm(
     reductions: Sequence[Reduction], accounted: Accounted, signal: Signal, stage: str | None, settings: Settings
 ) -> Confirmation:
-    """Compare traces with what was recorded of the same steps.
-
-    Raises:
-        InputError: the traces' steps are not the run's, or the run has nothing on them.
-    """
+    """Compare traces with what was recorded of the same steps; InputError where that is nothing."""
     for one in reductions:
         _refuse_strangers(one, signal)
     first = min(int(one.steps.number_N.min()) for one in reductions)
@@ -319,12 +315,7 @@ def findings_of(
     how: tuple[Names, dict[str, int]],
     asked: str | None,
 ) -> Findings | None:
-    """What filled the stage in question on the one rank, or on the suspect among several.
-
-    Raises:
-        InputError: the control cannot be reduced.
-        UsageError: there is a control beside several traces.
-    """
+    """What filled the stage in question on the one rank, or on the suspect among several."""
     beside: Reduction | None = None
     if len(reduced.reductions) > 1:
         if control is not None:
@@ -364,12 +355,7 @@ ROWS_AT_A_TIME = 1 << 20
 
 
 def load_operations(paths: Sequence[Path]) -> Operations:
-    """The operations of a recording, or of the heavy traces of all its ranks.
-
-    Raises:
-        InputError: it is none, or cannot be used; the message names what and where.
-        UsageError: what reads it is not installed, or of several files each is a recording by itself.
-    """
+    """The operations of a recording, or of the heavy traces of all its ranks."""
     if absent := [path for path in paths if not path.exists()]:
         raise InputError(f"{absent[0]}: no such file or directory")
     recordings = [path for path in paths if path.is_dir() or path.suffix in ALONE]

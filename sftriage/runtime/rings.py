@@ -30,11 +30,7 @@ _OWNER, _STEPS = "owner", "steps"
 
 
 def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
-    """A fresh private directory for rings. On tmpfs where there is one: a store must not wait for a disk.
-
-    Raises:
-        UsageError: it cannot be made, or somebody else owns the place it belongs in.
-    """
+    """A fresh private directory for rings. On tmpfs where there is one: a store must not wait for a disk."""
     root = root or (TMPFS if os.access(TMPFS, os.W_OK) else Path(tempfile.gettempdir()))
     home = root / _home()
     with refusing(f"cannot make a directory for rings in {root}"):

@@ -64,10 +64,6 @@ class Triage:
 
     ``policy`` may be files that are watched for changes. With ``resume`` it continues what an earlier triage of this
     run has left. ``reads_s`` is the longest time between two readings of steps.
-
-    Raises:
-        UsageError: another process does it already, or the run directory cannot be written.
-        InputError: what an earlier triage has left cannot be read.
     """
 
     def __init__(

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.runtime import many_hosts
+from sftriage.runtime import hosting, many_hosts
 from sftriage.runtime.controlling import LOGS_PER_SECOND, KeptRows
 from sftriage.runtime.hosting import file_name, host_directory, host_name
-from sftriage.runtime.many_hosts import slurm_hosts, wait_for_secret
+from sftriage.runtime.many_hosts import HubOptions, slurm_hosts
 from sftriage.traces import disk
 from sftriage.traces.disk import Disk
 from sftriage.windows.decoding import CAPTURING, FLAGS
@@ -61,7 +61,7 @@ def test_a_host_is_told_from_others_of_its_name_by_its_number():
 @pytest.fixture
 def quick(monkeypatch):
     """A port on which nobody listens, looked at often."""
-    monkeypatch.setattr(many_hosts, "LOOK_S", 0.01)
+    monkeypatch.setattr(hosting, "LOOK_S", 0.01)
     monkeypatch.setattr(many_hosts, "HINT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         return closed.getsockname()[1]
@@ -74,7 +74,7 @@ def test_the_hubs_host_may_be_the_last_one_to_start(tmp_path, quick, caplog):
     later.start()
     # WHEN that starts after all THEN it has waited, and said so once
     with caplog.at_level(logging.WARNING, "sftriage"):
-        wait_for_secret(secret, "127.0.0.1", quick, 60.0, {})
+        HubOptions("job", f"127.0.0.1:{quick}", credentials=secret).wait_for_secret(60.0)
     assert [record.getMessage() for record in caplog.records] == [
         f"{socket.gethostname()} waits for 127.0.0.1, which is to start the hub"
     ]
@@ -84,25 +84,28 @@ def test_a_hub_without_a_password_is_said_once_it_is_up(tmp_path, quick, monkeyp
     monkeypatch.setattr(many_hosts, "UP_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=lambda: listening.accept()[0].sendall(b"INFO {}\r\n"), daemon=True).start()
+        options = HubOptions("job", f"127.0.0.1:{listening.getsockname()[1]}", credentials=tmp_path / "job.hub")
         with pytest.raises(UsageError, match=r"job.hub is not there: 127.0.0.1 makes it, .* name that with --creds"):
-            wait_for_secret(tmp_path / "job.hub", "127.0.0.1", listening.getsockname()[1], 60.0, {})
+            options.wait_for_secret(60.0)
 
 
 def test_a_host_that_is_none_of_the_jobs_is_not_waited_for(tmp_path, quick, monkeypatch):
     # GIVEN a job whose hosts SLURM knows
-    monkeypatch.setattr(many_hosts, "slurm_hosts", lambda _: ["n1", "n2", "n3", "n4"])
+    monkeypatch.setattr(many_hosts, "slurm_hosts", lambda: ["n1", "n2", "n3", "n4"])
     with pytest.raises(
         UsageError, match=r"--hub localhost is none of this job's hosts, which are n1, n2, n3, \.\.\.: "
     ):
-        wait_for_secret(tmp_path / "job.hub", "localhost", quick, 60.0, {})
+        HubOptions("job", f"localhost:{quick}", credentials=tmp_path / "job.hub").wait_for_secret(60.0)
     # THEN one of them is waited for, by whichever of its names; and an address, which they do not tell
     for host in ("n2.invalid", "127.0.0.1"):
         with pytest.raises(UsageError, match="is not there"):
-            wait_for_secret(tmp_path / "job.hub", host, quick, 0.1, {})
+            HubOptions("job", f"{host}:{quick}", credentials=tmp_path / "job.hub").wait_for_secret(0.1)
 
 
-def test_nobody_asks_slurm_outside_of_a_job():
-    assert slurm_hosts({}) == []
+def test_outside_of_a_job_of_slurm_its_hosts_are_not_known(monkeypatch):
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+    assert slurm_hosts() == []
 
 
 @pytest.mark.parametrize("name", ["7", "llama-3.1-70b", "v1.2_final", "A" * 64])
