@@ -170,6 +170,7 @@ def perfetto():
         browser = started.chromium.launch(executable_path=needs.CHROMIUM, args=["--no-sandbox"])
         # (the viewer's own rules let it ask on one port alone, which may be taken here)
         context = browser.new_context(bypass_csp=True)
+        context.set_default_timeout(120_000)
         context.grant_permissions(["local-network-access"])
         context.add_init_script("delete Navigator.prototype.serviceWorker")
         context.route(f"{VIEWER}/**", answer)
@@ -185,7 +186,7 @@ def test_perfettos_trace_processor_finds_the_steps_and_in_each_its_stages(both, 
         page, file = perfetto.new_page(), job.trace(one)
         page.route(f"{VIEWER}{file}", lambda route: route.fulfill(path=urlsplit(route.request.url).path))
         page.goto(f"{VIEWER}/#!/?url={VIEWER}{file}")
-        page.wait_for_function("window.app?.trace", timeout=120_000)
+        page.wait_for_function("window.app?.trace")
         # THEN it has nothing to complain of
         assert page.evaluate(QUERY, f"SELECT name FROM stats WHERE {ERRORS}") == []
         # AND every step is a slice, one after the other, on a thread of its trainer
@@ -226,8 +227,8 @@ def test_perfettos_viewer_opens_on_the_fault_with_the_control_beside_the_suspect
     page = perfetto.new_page()
     # WHEN the link is opened
     page.goto(json.loads(opened.stdout.readline())["url"])
-    page.wait_for_function("window.app?.trace?.selection.selection.kind === 'track_event'", timeout=120_000)
-    page.wait_for_function("window.app.trace.workspaces.currentWorkspace.pinnedTracks.length > 1", timeout=60_000)
+    page.wait_for_function("window.app?.trace?.selection.selection.kind === 'track_event'")
+    page.wait_for_function("window.app.trace.workspaces.currentWorkspace.pinnedTracks.length > 1")
     looked = page.evaluate(LOOKED)
     # THEN the stage that is slow is selected, in a captured step, and what is on the screen holds it
     slow = looked["selected"]
