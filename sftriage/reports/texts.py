@@ -11,20 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.model.captures import Decision, Outcome
 from sftriage.model.windows import plain
+from sftriage.words import decisions
 from sftriage.words.amounts import counted, milliseconds, size, some_ranks, span
-from sftriage.words.decisions import (
-    CONTROL_PART,
-    PROFILERS,
-    advice,
-    caused,
-    choice_words,
-    cost_sentence,
-    decision_values,
-    reason_kind,
-    reason_sentence,
-    resolution,
-    stage_suspected,
-)
 from sftriage.words.run import QUESTIONS, remedy_told
 from sftriage.words.verdicts import explain, system_sentence, verdict_sentence, when, where, who
 
@@ -39,7 +27,7 @@ if TYPE_CHECKING:
 def resolves(verdict: Verdict, decision: Decision) -> str:
     """What would resolve a window that was held, or a decision not to capture; "" where there is nothing to say."""
     split = bool(verdict.numbers.get("split"))
-    return advice(verdict.reasons, split=split) if verdict.reasons else resolution(decision)
+    return decisions.advice(verdict.reasons, split=split) if verdict.reasons else decisions.resolution(decision)
 
 
 def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = ()) -> Iterator[str]:
@@ -70,7 +58,7 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
         yield f"It would be {change}."
     if what := resolves(verdict, decision):
         yield f"What would resolve it: {what}"
-    yield f"Decided: {decision.outcome}: {reason_sentence(decision)}"
+    yield f"Decided: {decision.outcome}: {decisions.reason_sentence(decision)}"
     for remedy in remedies:
         yield f"Remedy: {remedy_told(remedy)}"
 
@@ -84,12 +72,13 @@ def manifest_lines(manifest: Manifest) -> list[str]:
     timings = ", ".join(
         f"{_TIMES.get(name, name)} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items()
     )
+    chosen = decisions.choice_words(trigger.chosen, capture.profiler, trigger.stage) if trigger.chosen else ""
     once = capture.profiler == "stacks" and not manifest.sampled
-    program = "one look at its stacks" if once else PROFILERS[capture.profiler]
+    program = "one look at its stacks" if once else decisions.PROFILERS[capture.profiler]
     rule = f"{trigger.rule} of policy" if trigger.rule else "none, a person asked; under the limits of policy"
     cost = "not known: it is measured once the steps just after the capture have been judged"
     if (found := manifest.cost) is not None:
-        cost = cost_sentence(found.cost_s, found.before_s, found.first_step, found.last_step, found.captures)
+        cost = decisions.cost_sentence(found.cost_s, found.before_s, found.first_step, found.last_step, found.captures)
     return [
         f"capture     {manifest.capture_id}",
         f"job, run    {manifest.job}, {manifest.run}",
@@ -98,10 +87,10 @@ def manifest_lines(manifest: Manifest) -> list[str]:
         f"rule        {rule} {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
         f"captured    {span(capture.first_step, capture.last_step)} of rank {capture.rank} on {capture.host}, "
         f"with {program}" + (f" ({capture.detail})" if capture.detail else ""),
-        *([f"profiler    {choice_words(trigger.chosen, capture.profiler, trigger.stage)}"] if trigger.chosen else []),
+        *([f"profiler    {chosen}"] if chosen else []),
         *([f"follows     {trigger.follows}, the first capture of this suspect"] if trigger.follows else []),
         *([f"followed by {manifest.followed.capture_id}"] if manifest.followed is not None else []),
-        *([f"its part    {CONTROL_PART}"] if capture.role == "control" else []),
+        *([f"its part    {decisions.CONTROL_PART}"] if capture.role == "control" else []),
         f"reproduced  {_reproduced(manifest)}",
         *(f"its GPU     {remark}" for remark in manifest.evidence),
         f"cost        to the job: {cost}",
@@ -129,9 +118,9 @@ def _why(manifest: Manifest) -> str:
     trigger = manifest.trigger
     if trigger.label == "asked":
         return "a person asked for it"
-    ranks = some_ranks(trigger.ranks)
+    ranks, stage = some_ranks(trigger.ranks), decisions.stage_suspected(trigger.label, trigger.stage)
     return (
-        f"{ranks} in {stage_suspected(trigger.label, trigger.stage)} cost {milliseconds(trigger.gain_s)} a step "
+        f"{ranks} in {stage} cost {milliseconds(trigger.gain_s)} a step "
         f"({trigger.share:.0%}), in {span(trigger.window.first_step, trigger.window.last_step)}"
     )
 
@@ -153,7 +142,7 @@ def finding_lines(findings: Findings) -> list[str]:
     cause = findings.cause
     lines = [findings.summary]
     if cause is not None:
-        lines = [caused(cause), cause.next_step, findings.summary]
+        lines = [decisions.caused(cause), cause.next_step, findings.summary]
     suspect = findings.suspect
     if suspect.kernels or suspect.launches:
         lines.append(
@@ -190,7 +179,7 @@ def _head(report: RunReport) -> Iterator[str]:
         return
     yield f"**{_text(glance.outlook.headline)}.** {_text(glance.outlook.sentence)}"
     if glance.cause is not None:
-        yield from ("", f"**{_text(caused(glance.cause))}**")
+        yield from ("", f"**{_text(decisions.caused(glance.cause))}**")
     yield ""
     for one in glance.answers:
         yield f"- **{QUESTIONS[one.question]}** {_text('; '.join((one.text, *one.more)))}"
@@ -258,7 +247,7 @@ class ReplayReport:
                     "label": one.verdict.label,
                     "reasons": list(one.verdict.reasons),
                     "suspect": plain(one.verdict.named),
-                    "decision": decision_values(one.decision),
+                    "decision": decisions.decision_values(one.decision),
                     "captured_steps": plain(one.captured_steps),
                 }
                 for one in self.replayed
@@ -282,7 +271,7 @@ class ReplayReport:
         steps = f"{first.first_step}-{last.last_step}" if first.first_step != last.last_step else f"{first.first_step}"
         attempt = f"attempt {first.attempt}, " if first.attempt else ""
         count = counted(len(group), "window") if first.label != "stalled" else "stall"
-        about = reason_sentence(first)
+        about = decisions.reason_sentence(first)
         if first.label == "suspect" and first.outcome != "capture":
             named = group[0].verdict.suspects[0]
             gain = f"{1000 * named.gain_s:.3g} ms a step, {named.pattern}"
@@ -311,7 +300,9 @@ class ReplayReport:
         yield "| outcome | windows | why |"
         yield "|---|---:|---|"
         for outcome, windows in self._counts().items():
-            why = Counter(reason_kind(one.decision) for one in self.replayed if one.decision.outcome == outcome)
+            why = Counter(
+                decisions.reason_kind(one.decision) for one in self.replayed if one.decision.outcome == outcome
+            )
             said = ", ".join(f"{reason} ({count})" for reason, count in sorted(why.items(), key=lambda one: -one[1]))
             yield f"| {outcome} | {windows} | {said.replace('|', '&#124;')} |"
 

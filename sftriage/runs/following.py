@@ -10,18 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sftriage.model import events
-from sftriage.model.captures import (
-    ENDED,
-    CaptureRequest,
-    CaptureResult,
-    Decision,
-    Outcome,
-    Parameter,
-    ReasonCode,
-    Role,
-    Trigger,
-)
+from sftriage.model import captures, events
 from sftriage.model.verdicts import Clock, Label, Pattern, Regression, Verdict
 from sftriage.policy.losses import Losses, same_trouble, suspect_key
 from sftriage.runs.journal import Appended
@@ -45,12 +34,12 @@ class _DecisionRow:
 
     time_s: float
     attempt: int = 0
-    outcome: Outcome
-    reason: ReasonCode
+    outcome: captures.Outcome
+    reason: captures.ReasonCode
     words: str
     resolves: str = ""
-    asked: tuple[CaptureRequest, ...] = ()
-    triggers: Mapping[str, Trigger] = field(default_factory=dict)
+    asked: tuple[captures.CaptureRequest, ...] = ()
+    triggers: Mapping[str, captures.Trigger] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +119,7 @@ class WindowRow(_DecisionRow):
     sentence: str
     named: str
     onset_step: int | None
-    parameters: Mapping[str, Parameter]
+    parameters: Mapping[str, captures.Parameter]
     rule: str
     suspects: tuple[NamedSuspect, ...]
     coverage: float | None
@@ -153,8 +142,8 @@ class CaptureStatus:
 
     capture_id: str
     rank: int
-    role: Role
-    result: CaptureResult | None
+    role: captures.Role
+    result: captures.CaptureResult | None
 
     @property
     def state(self) -> str:
@@ -167,7 +156,9 @@ class CaptureStatus:
         return self.result is not None and self.result.state != "stored"
 
 
-def statuses(asked: Iterable[CaptureRequest], results: Mapping[str, CaptureResult]) -> tuple[CaptureStatus, ...]:
+def statuses(
+    asked: Iterable[captures.CaptureRequest], results: Mapping[str, captures.CaptureResult]
+) -> tuple[CaptureStatus, ...]:
     """What became of captures that were asked for."""
     return tuple(CaptureStatus(one.capture_id, one.rank, one.role, results.get(one.capture_id)) for one in asked)
 
@@ -178,8 +169,8 @@ class JournalTail:
 
     path: Path
     rows: list[WindowRow] = field(default_factory=list)
-    results: dict[str, CaptureResult] = field(default_factory=dict)
-    states: dict[str, CaptureResult] = field(default_factory=dict)
+    results: dict[str, captures.CaptureResult] = field(default_factory=dict)
+    states: dict[str, captures.CaptureResult] = field(default_factory=dict)
     asks: list[RequestRow] = field(default_factory=list)
     notes: list[Other] = field(default_factory=list)
     skipped: int = 0
@@ -218,7 +209,7 @@ class JournalTail:
                 self.losses, self.dropped = Losses.of_values(event.losses), event.dropped
             case events.CaptureChanged():
                 self.states[event.result.capture_id] = event.result
-                if event.result.state in ENDED:
+                if event.result.state in captures.ENDED:
                     self.results[event.result.capture_id] = event.result
             case events.ManualRequestDecided() | events.FollowUpDecided():
                 self.asks.append(request_row(event))
@@ -227,7 +218,7 @@ class JournalTail:
 
 
 def row_of(
-    verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger] = {}, lost_s: float = 0.0
+    verdict: Verdict, decision: captures.Decision, triggers: Mapping[str, captures.Trigger] = {}, lost_s: float = 0.0
 ) -> WindowRow:
     """What the page keeps of a window."""
     first = verdict.named
@@ -262,7 +253,7 @@ def _picked(record: object, *names: str) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-def _decided(decision: Decision, triggers: Mapping[str, Trigger]) -> dict[str, Any]:
+def _decided(decision: captures.Decision, triggers: Mapping[str, captures.Trigger]) -> dict[str, Any]:
     return {
         **_picked(decision, "time_s", "attempt", "outcome", "reason"),
         "words": reason_sentence(decision),

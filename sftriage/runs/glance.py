@@ -15,19 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.advice import (
-    RECENT_WINDOWS,
-    Advice,
-    Messages,
-    Pipeline,
-    Remedy,
-    Straggler,
-    UnderStraggler,
-    advice_of,
-    as_measured,
-    straggler_in,
-    tells,
-)
+from sftriage.mitigate import advice as remedies
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CostMeasured, JobPaused, RemedyChanged
 from sftriage.model.windows import plain
@@ -35,29 +23,9 @@ from sftriage.policy.losses import Losses
 from sftriage.runs.following import DISTURBED, CaptureStatus, Note, RequestRow, WindowRow, statuses
 from sftriage.runs.source import View
 from sftriage.traces.manifest import CauseInfo, Manifest
+from sftriage.words import run as words
 from sftriage.words.amounts import hours_of_ranks, lasted, milliseconds, rank_hours, span
 from sftriage.words.decisions import caused
-from sftriage.words.run import (
-    ASSUMPTIONS,
-    HEALTH,
-    NOBODY,
-    NOTHING,
-    SLOW,
-    TITLES,
-    Face,
-    afterwards,
-    decision_phrase,
-    face_words,
-    has_host,
-    link_sentence,
-    look_at,
-    remedy_sentence,
-    remedy_told,
-    reproduced_words,
-    since_words,
-    straggler_sentence,
-    triage_off,
-)
 from sftriage.words.verdicts import explained
 
 
@@ -74,7 +42,7 @@ class Outlook:
     the last step that was judged, and all but the face is how it stood then.
     """
 
-    face: Face
+    face: words.Face
     sentence: str
     since_step: int | None = None
     until_step: int | None = None
@@ -90,7 +58,7 @@ class Outlook:
     @property
     def headline(self) -> str:
         """The face in words."""
-        return face_words(self.face, self.unknown_since)
+        return words.face_words(self.face, self.unknown_since)
 
     @property
     def lost(self) -> tuple[CaptureStatus, ...]:
@@ -138,7 +106,7 @@ def outlook(
         until_step=until_step,
         since_s=first.time_s,
         named=telling.named,
-        done=decision_phrase(newest.outcome, newest.words),
+        done=words.decision_phrase(newest.outcome, newest.words),
         resolves=newest.resolves,
         captures=captures,
         before=None if telling.named else next((row for row in reversed(trouble) if row.named), None),
@@ -179,7 +147,7 @@ def _trouble(rows: Sequence[WindowRow]) -> Sequence[WindowRow]:
     return trouble[told:]
 
 
-def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> Face:
+def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> words.Face:
     if row.label == "stalled":
         return "stalled"
     if row.label == "needs_evidence":
@@ -250,7 +218,7 @@ def glance_of(view: View) -> Glance:
     cause = next(_causes(view, stands), None) if stands.named else None
     steps = (*(_watching(view) if view.unwatched else ()), *_to_do(view, stands, telling, cause))
     if view.unknown:
-        step, before = view.rows[-1].last_step, f"{triage_off(view.failing)} " if view.failing else ""
+        step, before = view.rows[-1].last_step, f"{words.triage_off(view.failing)} " if view.failing else ""
         sentence = f"{before}At step {step:,}, when it was last judged: {stands.sentence}"
         stands = replace(stands, face="unknown", unknown_since=step, sentence=sentence)
     return Glance(stands, answers, steps, lost_s, cause)
@@ -264,17 +232,17 @@ def _unjudged(view: View) -> Outlook:
     if view.unwatched:
         return Outlook("unknown", "Nobody watches it any more, and no window had been judged.")
     if view.failing:
-        return Outlook("unknown", triage_off(view.failing))
+        return Outlook("unknown", words.triage_off(view.failing))
     if not view.going:
         return Outlook("no_run", "The run has ended before its first window was full.")
     return Outlook("warming_up", "No window has been judged yet: the job warms up, and fills its first one.")
 
 
 def _healthy(view: View, stands: Outlook) -> Answer:
-    was = HEALTH.get("suspect" if stands.face == "held" and stands.named else stands.face, SLOW)
+    was = words.HEALTH.get("suspect" if stands.face == "held" and stands.named else stands.face, words.SLOW)
     if view.unknown:
         before = f"at step {view.rows[-1].last_step:,} it was: {was[0].lower()}{was[1:]}"
-        return Answer("healthy", HEALTH["unknown" if view.unwatched else "off"], (before,))
+        return Answer("healthy", words.HEALTH["unknown" if view.unwatched else "off"], (before,))
     return Answer("healthy", was)
 
 
@@ -282,7 +250,7 @@ def _since(view: View, stands: Outlook) -> Answer:
     before, more = stands.before, ["no trouble so far"] if stands.face == "healthy" else []
     if before is not None:
         more = [f"trouble before, up to step {before.last_step:,}: {before.named}"]
-    since = "not known" if stands.since_step is None else since_words(stands.since_step, stands.until_step)
+    since = "not known" if stands.since_step is None else words.since_words(stands.since_step, stands.until_step)
     if view.unknown:
         more.insert(0, f"before that, since {since}")
         since = f"unknown since step {view.rows[-1].last_step:,}"
@@ -296,7 +264,7 @@ def _who(view: View, stands: Outlook, telling: WindowRow) -> Answer:
         first = telling.suspects[0]
         hosts = dict.fromkeys(view.hosts[rank] for rank in first.ranks if rank in view.hosts)
         on = f"on {'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)}"
-        more = (on,) if hosts and not has_host(first.who) else ()
+        more = (on,) if hosts and not words.has_host(first.who) else ()
         # (the first is the glance's own)
         causes = tuple(dict.fromkeys(caused(one) for one in _causes(view, stands)))
         return Answer("who", stands.named, (*more, *causes[1:]))
@@ -416,7 +384,9 @@ def _captured(view: View, stands: Outlook) -> Answer:
         more.append(f"rank {one.rank}: {one.state}{detail}")
     if stands.face != "healthy" and newest.outcome != "capture":
         # (the reasons of a verdict are in how sure it is)
-        done = decision_phrase(newest.outcome, "" if newest.reason in ("undecided", "standstill") else newest.words)
+        done = words.decision_phrase(
+            newest.outcome, "" if newest.reason in ("undecided", "standstill") else newest.words
+        )
         more.append(f"Then: {done}" if captures else done)
     if others := sum(isinstance(one, Manifest) for one in view.captures) - len(stored):
         more.append(f"captures before that: {others:,}")
@@ -427,7 +397,7 @@ def captured_words(manifest: Manifest) -> str:
     """What a stored capture is of, and whether the fault is in it."""
     capture, again = manifest.capture, manifest.reproduced
     of = f"rank {capture.rank}, {span(capture.first_step, capture.last_step)}"
-    return of if again is None else f"{of}: {reproduced_words(again.answer, capture.role)}"
+    return of if again is None else f"{of}: {words.reproduced_words(again.answer, capture.role)}"
 
 
 def _watching(view: View) -> Iterator[NextStep]:
@@ -458,12 +428,12 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | N
         if cause is not None:
             yield NextStep(cause.next_step)
         else:
-            yield NextStep(look_at(first.who, first.stage, (view.hosts.get(rank, "") for rank in first.ranks)))
+            yield NextStep(words.look_at(first.who, first.stage, (view.hosts.get(rank, "") for rank in first.ranks)))
         if opened is None and watched and all(one.lost for one in stands.captures):
             # (nothing of the journal's texts goes into what is pasted into a shell)
             command = f"sftriage capture --rank {first.ranks[0]} --reason 'suspect of steps {window}' {run}"
             yield NextStep(f"Capture rank {first.ranks[0]} by hand.", command)
-    advice = newest.resolves if watched else afterwards(newest.reason, newest.reasons, newest.parameters)
+    advice = newest.resolves if watched else words.afterwards(newest.reason, newest.reasons, newest.parameters)
     # (where the trace holds the fault, no limit is worth raising for another)
     there = opened is not None and opened.holds_fault in ("yes", "partly") and newest.outcome == "throttle"
     if advice and newest.outcome != "capture" and (not there or newest.reason == "already_captured"):
@@ -477,38 +447,40 @@ def _lived_with(view: View) -> Iterator[NextStep]:
     if _straggler_of(view) is not None or _pipeline_of(view) is not None:
         for remedy in tried_in(view):
             if remedy.state in ("trying", "kept"):
-                yield NextStep(remedy_told(remedy))
+                yield NextStep(words.remedy_told(remedy))
         text = "It is there to stay: see what would help without mending it."
         yield NextStep(text, f"sftriage advise {shlex.quote(view.directory)}")
 
 
-def _straggler_of(view: View) -> Straggler | None:
+def _straggler_of(view: View) -> remedies.Straggler | None:
     """Who has been slow for long, and is still: the chronic first suspect of most recent windows; None for nobody."""
-    newest = islice((row for row in reversed(view.rows) if tells(row.label, row.reasons)), RECENT_WINDOWS)
+    telling = (row for row in reversed(view.rows) if remedies.tells(row.label, row.reasons))
     chronic = [
-        Straggler(first.who, first.where, first.ranks, 0, first.gain_s, row.step_s)
+        remedies.Straggler(first.who, first.where, first.ranks, 0, first.gain_s, row.step_s)
         if (first := next(iter(row.suspects), None)) is not None and first.pattern == "chronic"
         else None
-        for row in newest
+        for row in islice(telling, remedies.RECENT_WINDOWS)
     ]
-    return straggler_in(chronic[::-1], view.telemetry.world_size or 0)
+    return remedies.straggler_in(chronic[::-1], view.telemetry.world_size or 0)
 
 
-def _pipeline_of(view: View) -> Pipeline | None:
+def _pipeline_of(view: View) -> remedies.Pipeline | None:
     """The pipeline with a slow link, as its ranks measured it last; None where there is none, or no more."""
     newest = next((one for one in reversed(view.notes) if isinstance(one, RemedyChanged) and one.pipeline), None)
     if newest is None or newest.pipeline is None or newest.reason in ("gone", "restarted"):
         return None
     try:
-        return Pipeline(*msgspec.structs.astuple(newest.pipeline))
+        return remedies.Pipeline(*msgspec.structs.astuple(newest.pipeline))
     except UsageError:
         return None
 
 
-def advice_of_run(view: View, messages: Messages | None = None, pipeline: Pipeline | None = None) -> Advice:
+def advice_of_run(
+    view: View, messages: remedies.Messages | None = None, pipeline: remedies.Pipeline | None = None
+) -> remedies.Advice:
     """What would help the run, by its own figures as far as no others are named."""
     straggler = _straggler_of(view)
-    advice = advice_of(straggler, messages, pipeline or _pipeline_of(view), _exchange(view, straggler))
+    advice = remedies.advice_of(straggler, messages, pipeline or _pipeline_of(view), _exchange(view, straggler))
     return replace(advice, tried=tuple(tried_in(view)))
 
 
@@ -518,35 +490,35 @@ def tried_in(view: View) -> list[RemedyChanged]:
     return list({one.switch: one for one in tried}.values())
 
 
-def _exchange(view: View, straggler: Straggler | None) -> UnderStraggler | None:
+def _exchange(view: View, straggler: remedies.Straggler | None) -> remedies.UnderStraggler | None:
     """What gradients take around a straggler, by what its group measured last; None where that is not on record."""
     for remedy in reversed(view.notes):
         if isinstance(remedy, RemedyChanged) and straggler is not None and (remedy.rank,) == straggler.ranks:
             n, ring_s = int(remedy.numbers.get("ring_ranks", 0)), remedy.numbers.get("ring_s", 0.0)
             if n >= 3 and ring_s > 0.0:
-                return as_measured(n, ring_s)
+                return remedies.as_measured(n, ring_s)
     return None
 
 
-def advice_lines(advice: Advice) -> list[str]:
+def advice_lines(advice: remedies.Advice) -> list[str]:
     """The advice in words, the most useful remedy first."""
-    lines = [] if advice.straggler is None else [straggler_sentence(advice.straggler)]
-    lines += [] if advice.slow_link is None else [link_sentence(*advice.slow_link)]
-    lines = lines or [NOBODY]
-    lines += map(remedy_told, advice.tried)
+    lines = [] if advice.straggler is None else [words.straggler_sentence(advice.straggler)]
+    lines += [] if advice.slow_link is None else [words.link_sentence(*advice.slow_link)]
+    lines = lines or [words.NOBODY]
+    lines += map(words.remedy_told, advice.tried)
     if advice.remedies and advice.best is None:
-        lines.append(NOTHING)
+        lines.append(words.NOTHING)
     for remedy in advice.remedies:
-        lines += [remedy_line(remedy), f"  Taken for granted: {ASSUMPTIONS[remedy.code]}."]
+        lines += [remedy_line(remedy), f"  Taken for granted: {words.ASSUMPTIONS[remedy.code]}."]
     return lines
 
 
-def remedy_line(remedy: Remedy) -> str:
+def remedy_line(remedy: remedies.Remedy) -> str:
     """A remedy in words: what, what it saves, and from where on."""
-    return f"{TITLES[remedy.code]}. {remedy_sentence(remedy)}"
+    return f"{words.TITLES[remedy.code]}. {words.remedy_sentence(remedy)}"
 
 
-def advice_values(advice: Advice) -> dict[str, Any]:
+def advice_values(advice: remedies.Advice) -> dict[str, Any]:
     """All figures as JSON values; seconds are of a step."""
     return {
         "straggler": None if advice.straggler is None else plain(advice.straggler),
@@ -555,7 +527,7 @@ def advice_values(advice: Advice) -> dict[str, Any]:
         "tried": [msgspec.to_builtins(one) for one in advice.tried],
         "best": None if advice.best is None else advice.best.code,
         "remedies": [
-            {**plain(one), "says": remedy_sentence(one), "taken_for_granted": ASSUMPTIONS[one.code]}
+            {**plain(one), "says": words.remedy_sentence(one), "taken_for_granted": words.ASSUMPTIONS[one.code]}
             for one in advice.remedies
         ],
     }

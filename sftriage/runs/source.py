@@ -16,22 +16,11 @@ from sftriage.errors import InputError
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CostMeasured
 from sftriage.policy.losses import Losses
+from sftriage.runs import liveness
 from sftriage.runs.captures import CaptureShelf, Damaged
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs
 from sftriage.runs.following import JournalTail, Other, RequestRow, WindowRow
 from sftriage.runs.lateness import HeatMap, HeatSource, Lanes, lanes_of, steps_beside
-from sftriage.runs.liveness import (
-    DISK,
-    FAILING,
-    RankCoverage,
-    State,
-    TelemetryLook,
-    Watcher,
-    WatcherLook,
-    is_unwatched,
-    noted_problem,
-    watcher_of,
-)
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore, Upload
 from sftriage.windows.logs import StepLogs
@@ -80,8 +69,8 @@ class View:
     dropped: int = 0
     asks: tuple[RequestRow, ...] = ()
     notes: tuple[Other, ...] = ()
-    watcher: Watcher = field(default_factory=Watcher)
-    telemetry: RankCoverage = field(default_factory=RankCoverage)
+    watcher: liveness.Watcher = field(default_factory=liveness.Watcher)
+    telemetry: liveness.RankCoverage = field(default_factory=liveness.RankCoverage)
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     uploading: bool = False
     disk: str = ""
@@ -127,7 +116,7 @@ class _Opened:
         self.shelf = CaptureShelf(run.path)
         # Two, for a map is made in a thread of its own.
         self.heat, self.beside = HeatSource(StepLogs(run.steps)), HeatSource(StepLogs(run.steps))
-        self.watcher, self.telemetry = WatcherLook(run), TelemetryLook(run.steps)
+        self.watcher, self.telemetry = liveness.WatcherLook(run), liveness.TelemetryLook(run.steps)
 
 
 class RunSource:
@@ -227,13 +216,15 @@ class RunSource:
         there = info is not None and Path(info.rings).is_dir()
         # (its rings are on the host of the job, and the run directory may be seen from another one)
         look = info is not None and (there or info.ended_at == "")
-        watcher = opened.watcher.at(time.monotonic(), Path(info.rings)) if info is not None and look else Watcher()
+        watcher = (
+            opened.watcher.at(time.monotonic(), Path(info.rings)) if info is not None and look else liveness.Watcher()
+        )
         telemetry = opened.telemetry.at(journal.rows[-1].attempt if journal.rows else None)
         uploads, uploading = shelf.uploads(info.store if info is not None else None)
         going = (there or watcher.state in ("watched", "taken_over")) and watcher.state != "left"
-        unwatched = info is not None and is_unwatched(info, watcher, rings_there=there)
-        disk = noted_problem(Path(info.rings) / DISK) if info is not None and there else ""
-        fails = noted_problem(Path(info.rings) / FAILING) if info is not None and there else ""
+        unwatched = info is not None and liveness.is_unwatched(info, watcher, rings_there=there)
+        disk = liveness.noted_problem(Path(info.rings) / liveness.DISK) if info is not None and there else ""
+        fails = liveness.noted_problem(Path(info.rings) / liveness.FAILING) if info is not None and there else ""
         lengths = len(journal.rows), len(journal.asks), len(journal.notes), journal.skipped
         about = (going, unwatched, problem, watcher, telemetry, uploading, disk, fails, self._late_maps)
         sent = sorted((name, one.state) for name, one in uploads.items())
@@ -281,7 +272,7 @@ class StartedRun:
 
     directory: Path
     info: RunInfo
-    state: State
+    state: liveness.State
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,4 +320,4 @@ class StartedRuns:
         except (InputError, OSError):
             return None
         rings = Path(info.rings)
-        return StartedRun(run.path, info, watcher_of(run, rings).state if rings.is_dir() else "left")
+        return StartedRun(run.path, info, liveness.watcher_of(run, rings).state if rings.is_dir() else "left")

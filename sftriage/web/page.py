@@ -41,19 +41,9 @@ from sftriage.traces.remote import Objects, Patience, checked_url
 from sftriage.traces.store import LocalStore, read_upload
 from sftriage.traces.stores import CaptureKey, Store, chunks, verified
 from sftriage.web.serving import Access, application
+from sftriage.words import run as words
 from sftriage.words.amounts import ago, clock_time, lasted, moment, size
 from sftriage.words.decisions import CONTROL_PART, caused, choice_words, stage_suspected
-from sftriage.words.run import (
-    LABEL_MEANINGS,
-    OUTCOME_MEANINGS,
-    QUESTIONS,
-    disk_now,
-    disk_sentence,
-    pause_sentence,
-    remedy_told,
-    ring_sentence,
-    triage_off,
-)
 
 log = logging.getLogger("sftriage")
 
@@ -250,7 +240,7 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         choice_words=choice_words,
         stage_suspected=stage_suspected,
         caused=caused,
-        remedy_told=remedy_told,
+        remedy_told=words.remedy_told,
         colour=lambda number: number % COLOURS,
     )
     environment.globals.update(
@@ -261,14 +251,14 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         label_words=LABEL_WORDS,
         state_words=STATE_WORDS,
         control_part=CONTROL_PART,
-        disk_now=disk_now,
-        disk_sentence=disk_sentence,
-        ring_sentence=ring_sentence,
-        pause_sentence=pause_sentence,
-        triage_off=triage_off,
-        questions=QUESTIONS,
-        label_meanings=LABEL_MEANINGS,
-        outcome_meanings=OUTCOME_MEANINGS,
+        disk_now=words.disk_now,
+        disk_sentence=words.disk_sentence,
+        ring_sentence=words.ring_sentence,
+        pause_sentence=words.pause_sentence,
+        triage_off=words.triage_off,
+        questions=words.QUESTIONS,
+        label_meanings=words.LABEL_MEANINGS,
+        outcome_meanings=words.OUTCOME_MEANINGS,
         ago=lambda time_s: ago(time_s, now_s()),
     )
     return environment

@@ -355,6 +355,7 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, serve, rec
 
 PAINTED = """() => {
   const canvas = document.querySelector("#heat canvas");
+  if (!canvas) return false;
   const row = (rank) => canvas.getContext("2d").getImageData(0, rank, canvas.width, 1).data;
   const opaque = (cells) => cells.filter((_, n) => n % 4 === 3 && cells[n] > 200).length;
   return opaque(row(2)) > canvas.width / 4 && opaque(row(0)) < canvas.width / 4;

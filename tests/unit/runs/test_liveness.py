@@ -13,16 +13,6 @@ from sftriage.base.process import start_ticks
 from sftriage.recorder import Monitor
 from sftriage.recorder.files import RingFile
 from sftriage.runs import liveness
-from sftriage.runs.liveness import (
-    RankCoverage,
-    Watcher,
-    WatcherLook,
-    launcher_of,
-    note_launcher,
-    telemetry_of,
-    trainers_alive,
-    watcher_of,
-)
 from sftriage.windows.steplog import StepLog
 from tests.scenario import info_of
 
@@ -60,49 +50,49 @@ def held(lock, pid: int):
 
 
 def test_whoever_holds_the_lock_watches_and_a_run_that_was_never_locked_is_not_spoken_of(run, rings):
-    assert watcher_of(run.directory, rings) == Watcher("unknown")
+    assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("unknown")
     with held(run.directory.lock, os.getpid()):
-        assert watcher_of(run.directory, rings) == Watcher("watched", os.getpid())
+        assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("watched", os.getpid())
     # AND so does a holder of another container
     with held(run.directory.lock, NOBODY):
-        assert watcher_of(run.directory, rings) == Watcher("watched")
+        assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("watched")
 
 
 def test_a_lock_is_not_tried_while_its_holder_is_known(run, rings, monkeypatch):
     # (whoever tries it keeps `sftriage attach` from it for that moment)
     monkeypatch.setattr(liveness, "is_locked", lambda lock: pytest.fail("tried"))
     with held(run.directory.lock, os.getpid()):
-        watcher_of(run.directory, rings)
+        liveness.watcher_of(run.directory, rings)
 
 
 def test_a_job_that_goes_on_while_nobody_watches(run, rings, trainer):
     run.directory.lock.write_text(str(NOBODY))
-    assert watcher_of(run.directory, rings) == Watcher("unwatched")
+    assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("unwatched")
 
 
 def test_another_process_than_the_one_that_started_the_launcher_has_taken_over(run, rings):
-    note_launcher(rings, os.getppid())
+    liveness.note_launcher(rings, os.getppid())
     with held(run.directory.lock, os.getpid()):
-        assert watcher_of(run.directory, rings) == Watcher("taken_over", os.getpid())
+        assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("taken_over", os.getpid())
 
 
 @pytest.mark.parametrize("note", ["", "x y", "1", "{}", "\0", '{"pid": 1, "start_ticks": 1}'])
 def test_a_note_that_makes_no_sense_is_none(run, rings, note):
     (rings / "launcher").write_text(note)
     with held(run.directory.lock, os.getpid()):
-        assert watcher_of(run.directory, rings).state == "watched"
+        assert liveness.watcher_of(run.directory, rings).state == "watched"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"-1", b"1e9", b"9" * 60])
 def test_a_lock_with_anything_in_it_is_looked_at(run, rings, content):
     run.directory.lock.write_bytes(content)
-    assert watcher_of(run.directory, rings).state == "left"
+    assert liveness.watcher_of(run.directory, rings).state == "left"
 
 
 def test_it_is_not_looked_all_the_time(run, rings, monkeypatch):
     looked = []
-    monkeypatch.setattr(liveness, "watcher_of", lambda *_: looked.append(1) or Watcher("watched"))
-    look = WatcherLook(run.directory)
+    monkeypatch.setattr(liveness, "watcher_of", lambda *_: looked.append(1) or liveness.Watcher("watched"))
+    look = liveness.WatcherLook(run.directory)
     for now_s in (0.0, 1.0, 1.9, 2.1, 3.0, 4.2):
         look.at(now_s, rings)
     assert len(looked) == 3
@@ -114,23 +104,23 @@ def test_it_is_not_looked_all_the_time(run, rings, monkeypatch):
 @pytest.mark.parametrize(
     ("ranks", "world_size", "attempt", "found"),
     [
-        ([0, 1, 2, 3], 4, 0, RankCoverage(4, 4)),
-        ([0, 3], 4, 0, RankCoverage(2, 4, (1, 2))),
-        ([5], 1024, 0, RankCoverage(1, 1024, (0, 1, 2, 3, 4, 6, 7, 8))),
-        ([0], 1, 7, RankCoverage()),
-        ([], 4, 0, RankCoverage()),
+        ([0, 1, 2, 3], 4, 0, liveness.RankCoverage(4, 4)),
+        ([0, 3], 4, 0, liveness.RankCoverage(2, 4, (1, 2))),
+        ([5], 1024, 0, liveness.RankCoverage(1, 1024, (0, 1, 2, 3, 4, 6, 7, 8))),
+        ([0], 1, 7, liveness.RankCoverage()),
+        ([], 4, 0, liveness.RankCoverage()),
     ],
 )
 def test_who_is_heard_of_is_seen_from_the_logs(run, ranks, world_size, attempt, found):
     for rank in ranks:
         StepLog(run.directory.steps, info_of(rank, world_size)).close()
-    assert telemetry_of(run.directory.steps, attempt) == found
+    assert liveness.telemetry_of(run.directory.steps, attempt) == found
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 5000])
 def test_a_log_that_is_none_says_only_that_it_is_there(run, content):
     (run.directory.steps / "rank-0.0.steps").write_bytes(content)
-    assert telemetry_of(run.directory.steps, None) == RankCoverage(1)
+    assert liveness.telemetry_of(run.directory.steps, None) == liveness.RankCoverage(1)
 
 
 NOTE = '{"pid": %s, "start_ticks": 1}'
@@ -139,11 +129,11 @@ NOTE = '{"pid": %s, "start_ticks": 1}'
 def test_a_launcher_is_known_as_long_as_it_is_there(tmp_path):
     # GIVEN a launcher that is noted
     launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    note_launcher(tmp_path, launcher.pid)
-    assert launcher_of(tmp_path) == launcher.pid
+    liveness.note_launcher(tmp_path, launcher.pid)
+    assert liveness.launcher_of(tmp_path) == launcher.pid
     # WHEN it has ended, THEN it is not there, whoever has its number later
     launcher.communicate(timeout=60)
-    assert launcher_of(tmp_path) is None
+    assert liveness.launcher_of(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -154,13 +144,13 @@ def test_a_launcher_is_known_as_long_as_it_is_there(tmp_path):
 def test_a_note_that_is_none_is_of_nobody(tmp_path, note):
     if note is not None:
         (tmp_path / "launcher").write_text(note)
-    assert launcher_of(tmp_path) is None
+    assert liveness.launcher_of(tmp_path) is None
 
 
 def test_trainers_are_there_as_long_as_one_is(tmp_path):
-    assert not trainers_alive(tmp_path)
+    assert not liveness.trainers_alive(tmp_path)
     (tmp_path / "rank-7.0.ring").write_bytes(b"no ring")
-    assert not trainers_alive(tmp_path)
+    assert not liveness.trainers_alive(tmp_path)
     monitor = Monitor(rank=0, world_size=1, rings=tmp_path)
-    assert trainers_alive(tmp_path)
+    assert liveness.trainers_alive(tmp_path)
     monitor.close()
