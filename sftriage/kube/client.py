@@ -92,12 +92,7 @@ class ClusterObjects:
     ) -> dict[str, Any]:
         """Send a request and return the server's answer.
 
-        Args:
-            method: HTTP's.
-            path: of the object or objects, see `path_of`.
-            body: sent as JSON.
-            as_: the content type of the body, such as `APPLY`.
-            query: parameters; those that are None are left out.
+        ``as_`` is the content type of the JSON ``body``, such as `APPLY`; parameters that are None are left out.
         """
         return dict(json.loads(self._response(method, path, body, as_, query, _PATIENCE_S).read()))
 
@@ -238,11 +233,9 @@ class ObjectWatch(Generic[Kept]):
     away, it keeps what it had.
 
     Args:
-        objects: the server.
-        path: of the objects, see `path_of`.
+        path: of the objects, see `path_of`; ``query`` has selectors.
         keep: what to keep of each.
         changed: is called in the thread with what was kept of an object and what is now; None while there is none.
-        query: selectors, as the server has them.
         watch_s: how long a watch lasts before the next, which notices that the network has dropped it.
     """
 

@@ -61,14 +61,10 @@ HUB_VALID_DAYS = 3650
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """How controllers run.
+    """How controllers run; image and store are those of agents.
 
-    Attributes:
-        injection: what the platform's owner says of agents, whose image and store controllers share.
-        runs_claim: a PersistentVolumeClaim of the job's namespace that its runs are kept in; by default they go with
-            the pod, and where there is no store the traces with them.
-        keep_steps: how much is kept of a job's steps.
-        runs_bytes: how much the pod's own volume may hold, where that is what runs are kept in.
+    ``runs_claim`` is a PersistentVolumeClaim of the job's namespace for its runs. By default they go with the pod,
+    whose volume may hold ``runs_bytes``, and without a store their traces with them.
     """
 
     injection: InjectionSettings
@@ -80,13 +76,9 @@ class ControllerSettings:
 def wanted(
     job: JobRef, settings: ControllerSettings, policies: Mapping[str, str], owners: Sequence[Mapping[str, str]] = ()
 ) -> list[Made]:
-    """All objects of a job's controller but its secret, in the order in which they are made.
+    """All objects of a job's controller but its secret, in order of creation; they go with their ``owners``.
 
-    Args:
-        job: the job.
-        settings: how its controller runs.
-        policies: the texts of the policies in force, by file name, see `policy_files`.
-        owners: the object that the job is, if it is one: with it, these go.
+    ``policies`` are the texts of those in force, by file name, see `policy_files`.
     """
     injection, name = settings.injection, job.object_name
     about = job.metadata(labels={COMPONENT_LABEL: CONTROLLER}, ownerReferences=list(owners))
@@ -242,13 +234,8 @@ def _annotated(body: Body) -> JobRef | None:
 class Controllers:
     """The controllers of the jobs of a cluster, or of some ``namespaces``.
 
-    Args:
-        objects: the cluster.
-        settings: how they run.
-        look: is called, in any thread, with a job that has to be reconciled.
-        namespaces: none means all.
-        grace_s, keep_s, watch_s: see `sftriage.kube.operator.Looked`.
-        now: monotonic, in seconds.
+    `sftriage.kube.operator.Looked` explains the times. ``look`` is called, in any thread, with a job that has to be
+    reconciled; ``now`` is monotonic, in seconds.
     """
 
     def __init__(

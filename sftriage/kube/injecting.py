@@ -274,7 +274,7 @@ _NAMED_LATER = {
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """An object with its pod templates injected: how many, and what there is to say of them."""
+    """An object with its pod templates injected: how many, and warnings."""
 
     body: dict[str, Any]
     templates: int

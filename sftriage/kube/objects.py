@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -93,9 +92,8 @@ class ObservedStatus(ObjectModel):
 Answer = Literal["True", "False", "Unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
-    """What is so of an object as it is now: ``status`` says whether it is, ``reason`` why, ``message`` in words."""
+class Now(NamedTuple):
+    """A condition as it is now: whether it is so, and why, as a word and in words."""
 
     type: str
     status: Answer
@@ -115,20 +113,12 @@ def dated(
         others: keep the conditions of other types that it has.
     """
     before = {one.type: one for one in readable(status_of(body).get("conditions"))}
-    conditions = []
+    conditions, generation = [], body["metadata"].get("generation")
     for now in found:
         old = before.pop(now.type, None)
         since = clock(now_s) if old is None or old.status != now.status else old.lastTransitionTime
-        conditions.append(
-            Condition(
-                type=now.type,
-                status=now.status,
-                reason=now.reason,
-                message=now.message or now.reason,
-                lastTransitionTime=since,
-                observedGeneration=body["metadata"].get("generation"),
-            )
-        )
+        about = {**now._asdict(), "message": now.message or now.reason}
+        conditions.append(Condition(**about, lastTransitionTime=since, observedGeneration=generation))
     return (*conditions, *(before.values() if others else ()))
 
 

@@ -39,7 +39,7 @@ log = logging.getLogger("sftriage.kube")
 
 
 def answer(review: Mapping[str, Any], settings: InjectionSettings, server: Version | None) -> dict[str, Any]:
-    """The review of a request, with its answer. Never one that refuses, whatever is asked.
+    """The review of a request, with its answer, which never refuses.
 
     Raises:
         ValueError: it is no AdmissionReview of v1.
@@ -82,17 +82,14 @@ def _stamped(request: Mapping[str, Any]) -> Injection:
     spec, before = mapping(request, "object", "spec"), mapping(request, "oldObject", "spec")
     if not spec:
         return Injection()
-    user = mapping(request, "userInfo")
+    user, stamp = mapping(request, "userInfo"), before.get("requested_by")
     if text(request, "operation") == "CREATE":
-        asks = Requester(username=text(user, "username")[:1024] or "unknown", uid=text(user, "uid")[:1024])
-        stamp: Any = asks.model_dump()
-    else:
-        stamp = before.get("requested_by")
+        requester = Requester(username=text(user, "username")[:1024] or "unknown", uid=text(user, "uid")[:1024])
+        stamp = requester.model_dump()
     if spec.get("requested_by") == stamp:
         return Injection()
-    if stamp is None:
-        return Injection(({"op": "remove", "path": "/spec/requested_by"},))
-    return Injection(({"op": "add", "path": "/spec/requested_by", "value": stamp},))
+    change = {"op": "remove"} if stamp is None else {"op": "add", "value": stamp}
+    return Injection(({**change, "path": "/spec/requested_by"},))
 
 
 MAX_BODY_BYTES = 8 << 20
@@ -151,7 +148,7 @@ def _seen(*paths: Path) -> tuple[tuple[int, int, int], ...]:
 
 
 class KeptSettings:
-    """The settings in a file, read anew when it changes; what makes no sense leaves them as they were.
+    """Returns the settings in a file, read anew when it changes; while it is not valid, those before.
 
     Raises:
         InputError: they cannot be read to begin with.
@@ -162,7 +159,7 @@ class KeptSettings:
         self._settings = InjectionSettings() if path is None else read_settings(path)
 
     def __call__(self) -> InjectionSettings:
-        """As they are now."""
+        """The settings now."""
         if self._path is not None and (seen := _seen(self._path)) not in ((), self._seen):
             self._seen = seen
             try:
@@ -298,19 +295,20 @@ def issued(names: Sequence[str], now: datetime.datetime, days: int = VALID_DAYS)
     pem, until = serialization.Encoding.PEM, now + datetime.timedelta(days=days)
     signs, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 
-    def begun(common_name: str, public: ec.EllipticCurvePublicKey, issuer: str) -> x509.CertificateBuilder:
-        subject, by = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in (common_name, issuer))
+    def begun(name: str, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        names = name, "sftriage webhook authority"
+        subject, by = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in names)
         made = x509.CertificateBuilder(by, subject, public, x509.random_serial_number())
         return made.not_valid_before(now - _SLACK).not_valid_after(until)
 
     authority = (
-        begun("sftriage webhook authority", signs.public_key(), "sftriage webhook authority")
+        begun("sftriage webhook authority", signs.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(signs.public_key()), critical=False)
         .sign(signs, hashes.SHA256())
     )
     certificate = (
-        begun("sftriage webhook", key.public_key(), "sftriage webhook authority")
+        begun("sftriage webhook", key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([_name(one) for one in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -353,26 +351,21 @@ def good_until(files: Mapping[str, bytes], names: Sequence[str]) -> datetime.dat
     return certificate.not_valid_after_utc
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be so: the Secret's content (None: it is good as it is), and what each webhook is to trust."""
-
-    issued: Issued | None
-    trusted: bytes
-
-
 def wanted(
-    files: Mapping[str, bytes], trusted: bytes, names: Sequence[str], now: datetime.datetime, days: int = VALID_DAYS
-) -> Wanted:
-    """What is to be so, where a Secret has these files, and a webhook trusts that now."""
+    files: Mapping[str, bytes], trusted: bytes, names: Sequence[str], now: datetime.datetime
+) -> tuple[Issued | None, bytes]:
+    """The new certificate (None: that in the Secret is good), and what each webhook is to trust.
+
+    ``files`` are in the Secret now, and ``trusted`` is what the webhooks trust.
+    """
     until = good_until(files, names)
     if until is not None and until - now > datetime.timedelta(days=RENEWED_DAYS):
         authority = files[AUTHORITY]
-        return Wanted(None, trusted if authority.strip() in trusted else authority)
-    made = issued(names, now, days)
+        return None, trusted if authority.strip() in trusted else authority
+    made = issued(names, now)
     # (until all webhooks have the new one, some answer with that of before)
     before = files.get(AUTHORITY, b"") if until is not None else b""
-    return Wanted(made, made.authority + before)
+    return made, made.authority + before
 
 
 class Certifier:
@@ -399,10 +392,10 @@ class Certifier:
         webhooks = found.get("webhooks") or []
         said = {one["clientConfig"].get("caBundle", "") for one in webhooks}
         trusted = base64.b64decode(said.pop()) if len(said) == 1 else b""
-        want = wanted(files, trusted, self._names, now)
+        made, wanted_trust = wanted(files, trusted, self._names, now)
         # First what is trusted: with a certificate that nobody trusts yet, pods would be created unwatched.
-        if want.trusted != trusted:
-            bundle = base64.b64encode(want.trusted).decode()
+        if wanted_trust != trusted:
+            bundle = base64.b64encode(wanted_trust).decode()
             patch = [
                 {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle}
                 for index in range(len(webhooks))
@@ -410,8 +403,8 @@ class Certifier:
             # (if somebody has changed the list meanwhile, nothing is written, and it is tried again)
             test = {"op": "test", "path": "/metadata/resourceVersion", "value": found["metadata"]["resourceVersion"]}
             self._objects.ask("PATCH", self._configuration, [test, *patch], as_=JSON_PATCH)
-        if want.issued is not None:
-            data = {name: base64.b64encode(value).decode() for name, value in want.issued.files().items()}
+        if made is not None:
+            data = {name: base64.b64encode(value).decode() for name, value in made.files().items()}
             self._objects.ask("PATCH", self._secret, {"data": data}, as_=MERGE)
             return "a new certificate is in the Secret, and its authority is trusted"
-        return "the certificate is good" + ("" if want.trusted == trusted else ", and its authority is trusted now")
+        return "the certificate is good" + ("" if wanted_trust == trusted else ", and its authority is trusted now")

@@ -21,7 +21,6 @@ from sftriage.kube.sidecar import InjectionSettings
 from sftriage.kube.webhook import (
     Issued,
     KeptSettings,
-    Wanted,
     WebhookServer,
     answer,
     good_until,
@@ -297,20 +296,20 @@ BAD = {
 @pytest.mark.parametrize("files", BAD.values(), ids=BAD)
 def test_what_is_no_good_certificate_is_made_anew_and_alone_is_trusted(files):
     assert good_until(files, NAMES) is None
-    found = wanted(files, b"whatever", NAMES, NOW)
-    assert found.issued is not None
-    assert found.trusted == found.issued.authority
+    made, trusted = wanted(files, b"whatever", NAMES, NOW)
+    assert made is not None
+    assert trusted == made.authority
 
 
 def test_a_good_one_stays_and_is_trusted():
-    assert wanted(GOOD.files(), GOOD.authority, NAMES, NOW) == Wanted(None, GOOD.authority)
+    assert wanted(GOOD.files(), GOOD.authority, NAMES, NOW) == (None, GOOD.authority)
     # AND where somebody has taken the trust away, it is trusted again
-    assert wanted(GOOD.files(), b"", NAMES, NOW) == Wanted(None, GOOD.authority)
+    assert wanted(GOOD.files(), b"", NAMES, NOW) == (None, GOOD.authority)
 
 
 def test_one_that_ends_soon_is_replaced_and_both_are_trusted_meanwhile():
-    found = wanted(OLD.files(), OLD.authority, NAMES, NOW)
-    assert found.issued is not None
-    assert found.trusted == found.issued.authority + OLD.authority
+    made, trusted = wanted(OLD.files(), OLD.authority, NAMES, NOW)
+    assert made is not None
+    assert trusted == made.authority + OLD.authority
     # WHEN it is looked at again THEN nothing is done
-    assert wanted(found.issued.files(), found.trusted, NAMES, NOW) == Wanted(None, found.trusted)
+    assert wanted(made.files(), trusted, NAMES, NOW) == (None, trusted)
