@@ -42,6 +42,7 @@ READ = """
     report RUN --format md
     traces list --run RUN
     traces for-step 122 --run RUN
+    traces for-step 150 --run RUN
     analyze RUN
     reduce TRACE --against RUN
 """.strip().splitlines()
@@ -135,6 +136,7 @@ def record(root: Path) -> Iterator[tuple[str, str]]:
         newest = min(root.glob("slow/captures/*/trace.json.gz"))
         yield "refused.txt", "\n".join(said.refused(root, newest, sftriage))
         yield "sentences.txt", "\n".join(said.sentences())
+        yield "explained.txt", "\n".join(said.explained(root, sftriage))
         yield from sinks(watched)
         yield "windows.txt", "\n".join(windows(root))
         yield "policies.txt", "\n".join(policies(root))
@@ -388,7 +390,8 @@ def policies(root: Path) -> Iterator[str]:
         yield sftriage("policy", "validate", path.stem, "--json")
         if path.stem == "default":
             yield sftriage("policy", "show", path.stem)
-        for run in ("slow", "hosts", "device") if path.stem == "default" else ("slow",):
+        runs = {"default": ("slow", "hosts", "device"), "hang": ("slow", "hosts")}
+        for run in runs.get(path.stem, ("slow",)):
             yield sftriage("policy", "test", path.stem, "--on", run)
     yield values(sftriage("policy", "test", "default", "--on", "slow", "--json", quiet=True))
 

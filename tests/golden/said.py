@@ -8,15 +8,20 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
+from sftriage.controller.controller import Controller
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.model.events import CaptureChanged, Event, WindowJudged
 from sftriage.model.verdicts import Pattern, Suspect, Verdict
-from sftriage.model.windows import StageSchema, StepRecord
+from sftriage.model.windows import StageSchema, StepRecord, Window
+from sftriage.policy.loading import find, load
 from sftriage.recorder import RingInfo
 from sftriage.runs.captures import upload_words
 from sftriage.runs.decisions import why_undecided
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.journal import Journal
 from sftriage.runtime.copies import what_is_left
 from sftriage.runtime.doctor import JobFound, Ranks, found_of
 from sftriage.runtime.first_step import ROOM_BYTES, Facts, begun_sentence, why_nothing
@@ -24,8 +29,10 @@ from sftriage.seams.patches import NAMES
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.store import Upload
 from sftriage.traces.uploading import UploadProgress
+from sftriage.windows.counting import counted_of
 from sftriage.words.decisions import capturing_sentence
 from sftriage.words.verdicts import verdict_sentence
+from tests.unit.conftest import run_in
 
 REFUSED = """
     tracse
@@ -133,6 +140,35 @@ def refused(root: Path, trace: Path, sftriage: Callable[..., str]) -> Iterator[s
     for command in REFUSED:
         yield sftriage(*command.replace("TRACE", str(trace.relative_to(root))).split())
     yield f"left behind: {sorted(path.name for path in set(root.iterdir()) - before)}"
+
+
+def four_windows(path: Path) -> RunDirectory:
+    """A run of four windows: healthy, a slow rank, two that are slow alike, and one that waited for a CPU."""
+    directory = run_in(path)
+    journal = Journal(directory.decisions)
+    controller = Controller(load(find("default")), journal, directory.state)
+    for first_step, late_ms in ((0, {}), (50, {2: 20, 1: 4}), (100, {1: 20, 3: 20}), (150, {0: 20})):
+        noise_NRS = np.random.default_rng(first_step).standard_normal((50, 4, 3))
+        durations_NRS = np.array([0.020, 0.025, 0.005]) * (1.0 + 0.01 * noise_NRS)
+        for rank, late in late_ms.items():
+            durations_NRS[:, rank, 0] += late / 1e3
+        durations_NRS[:, :, 1] += durations_NRS[:, :, 0].max(axis=1, keepdims=True) - durations_NRS[:, :, 0]
+        window = Window(StageSchema(("data", "backward", "optimizer"), ("backward",)), first_step, durations_NRS)
+        if first_step == 150:
+            queued_NR = np.zeros((50, 4))
+            queued_NR[:, 0] = 0.03
+            counted_NRC = counted_of({"queued_s": queued_NR, "preempted": 500.0 * queued_NR})
+            window = replace(window, counted_NRC=counted_NRC)
+        controller.take(window, 1_800_000_000.0 + first_step)
+    journal.close()
+    return directory
+
+
+def explained(root: Path, sftriage: Callable[..., str]) -> Iterator[str]:
+    """Why each of these windows was decided as it was."""
+    four_windows(root / "explained")
+    for what in ("0-49", "70", "w50-99-r2-slow-rank-1", "149", "199"):
+        yield sftriage("explain", what, "--run", "explained")
 
 
 def sentences() -> Iterator[str]:

@@ -7,17 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sftriage.model.captures import CaptureRequest, Decision
-from sftriage.model.verdicts import Suspect, Verdict
+from sftriage.model.captures import Decision
+from sftriage.model.verdicts import Verdict
 from sftriage.runs.decisions import MAX_DECISIONS, Named, decided_about, fault_at
 from sftriage.runs.lateness import UNKNOWN, HeatSource
 from sftriage.traces.catalogue import CaptureRow
-from sftriage.traces.manifest import CauseInfo, Findings, PlaceInfo, StageProfile, Steps
-from sftriage.traces.store import LocalStore
+from sftriage.traces.manifest import CauseInfo, PlaceInfo
 from sftriage.windows.logs import StepLogs
 from sftriage.windows.steplog import BLOCK_STEPS, KeptSteps, stay
 from tests.scenario import Recorder, run_at, verdict
-from tests.unit.conftest import manifest_of, run_in
 
 ROW = CaptureRow(
     "c-1", "j", "r", 2, "data", "suspect", "rank", 90, 139, 142, 146, 0.01, 100, "0" * 64, "torch", "a", "p",
@@ -65,12 +63,6 @@ CAUSE = CauseInfo(
 )
 
 
-TIMES = (
-    *("step_s", "stage_s", "working_s", "waiting_s", "unseen_s", "device_s", "collective_s"),
-    *("kernels", "launches", "launch_s"),
-)
-
-
 def fault(first, onset, rank=2, stage="data", captured=(), attempt=0):
     return Named(("rank", (rank,), stage), attempt, onset, first + 49, captured)
 
@@ -103,45 +95,6 @@ def test_a_step_is_answered_by_the_capture_of_the_fault_that_it_has(named, step,
         answer = fault_at(step, [row, why], named)
         assert answer is not None
         assert (answer.capture_id, answer.why_slow and answer.why_slow.short) == ("c-9", "torch.save at train.py:211")
-
-
-def test_of_a_step_whose_fault_is_captured_elsewhere_the_capture_and_its_cause_are_told(sftriage, tmp_path):
-    # GIVEN a run whose window 90 to 139 led to a capture, and whose later windows name the same suspect
-    run = run_in(tmp_path / "run")
-    suspect = Suspect("rank", (2,), "data", 0.02, 0.3, 0.9, rank=2, onset_step=60)
-    request = CaptureRequest("c-1", 2, "torch", 5, 1, 60.0, 1000)
-    journal = Recorder(run.path / "decisions.jsonl")
-    for first in range(90, 240, 10):
-        verdict = Verdict(first, first + 49, "suspect", (), (suspect,), 0.05, {"data": 0.05}, {"data": 2}, {})
-        asked = (request,) if first == 90 else ()
-        how = ("capture", "rule_matched") if asked else ("throttle", "cooldown")
-        journal.window(verdict, Decision(1.0, first, first + 49, "suspect", *how, requests=asked))
-    journal.close()
-    trace = tmp_path / "t.json"
-    trace.write_bytes(b"{}")
-    stage = StageProfile(source="t.json", rank=2, first_step=1, last_step=5, steps=5, **dict.fromkeys(TIMES, 0.04))
-    found = Findings(stage="data", suspect=stage, shares=(), summary="It saved.", cause=CAUSE)
-    window = {"window": Steps(first_step=90, last_step=139), "onset_step": 60}
-
-    def made(artefact):
-        manifest = manifest_of("c-1", rank=2)
-        trigger = manifest.trigger.model_copy(update=window)
-        return manifest.model_copy(update={"artefacts": (artefact,), "trigger": trigger, "findings": found})
-
-    LocalStore(run.path).put("c-1", trace, made)
-    # WHEN asked for a step of a window much later THEN it is the capture of that fault, with its cause, and no nearest
-    out = sftriage("traces", "for-step", "240", "--run", run.path)
-    said = "see c-1 (steps 160 to 164 of rank 2): the fault of that step is captured there: torch.save at train.py:211."
-    assert said in out.err
-    assert out.out.count("throttle") == 1
-    answer = sftriage("traces", "for-step", "240", "--run", run.path, "--json").json
-    assert (answer["captures"], answer["fault"]["capture_id"]) == ([], "c-1")
-    assert (answer["fault"]["cause"]["code"], answer["nearest"]["capture_id"]) == ("checkpoint", "c-1")
-    # AND the cause has a column of every list
-    listed = sftriage("traces", "list", "--run", run.path).out
-    assert "torch.save" in listed
-    # AND a step before the fault has none
-    assert sftriage("traces", "for-step", "30", "--run", run.path, "--json").json["fault"] is None
 
 
 RANKS, STEPS, SLOW = 4, 5000, range(1000, 3000)

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from sftriage.model.captures import Decision
-from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.policy.loading import parse, shipped
-from tests.scenario import Recorder
 from tests.unit.commands.test_analyze import recorded
 from tests.unit.conftest import run_in
 
@@ -34,17 +31,6 @@ def policy(tmp_path):
 def job(tmp_path):
     """A job of 100 ms steps; from step 60 of 120 on rank 2 is 30 ms late in data."""
     return recorded(tmp_path / "job.npz", 0.03, steps=120, first=60)
-
-
-def test_json_has_every_window_with_its_decision(sftriage, policy, job):
-    said = sftriage("policy", "test", policy, "--on", job, "--json").json
-    assert (said["policies"], said["recording"], said["captures"]) == (["mine"], "job.npz", 1)
-    assert said["outcomes"]["capture"] == 1
-    assert sum(said["outcomes"].values()) == len(said["windows"]) == 10
-    (captured,) = [window for window in said["windows"] if window["decision"]["outcome"] == "capture"]
-    assert captured["suspect"]["ranks"] == [2]
-    first, last = captured["captured_steps"][0]
-    assert last - first == 2
 
 
 def test_a_saved_outcome_is_met_until_something_changes_and_then_the_difference_is_shown(
@@ -86,24 +72,6 @@ def test_the_clock_starts_when_it_is_told_to(sftriage, policy, job):
     policy.write_text(POLICY + "  active: {cron: '* 20 * * *'}\n", encoding="utf-8")
     outcome = sftriage("policy", "test", policy, "--on", job, "--start", "2026-07-01T08:00:00")
     assert "active: captures are not allowed until 2026-07-01T20:00:00Z" in outcome.out
-
-
-def test_a_run_is_called_by_its_name_and_its_stalls_are_replayed(sftriage, tmp_path):
-    # GIVEN a run that stalled before its first window
-    run = run_in(tmp_path / "run", POLICY)
-    suspect = Suspect("rank", (1,), "data", 90.0, 1.0, 1.0, rank=1)
-    verdict = Verdict(7, 7, "stalled", ("not_arrived",), (suspect,), 90.0, {}, {}, {"still_s": 90.0})
-    journal = Recorder(run.decisions)
-    journal.window(verdict, Decision(1.0, 7, 7, "stalled", "hold", "standstill"))
-    journal.close()
-    policy = tmp_path / "watching.yaml"
-    policy.write_text(POLICY.replace('{stage: [data], gain: ">= 10%"}, capture: {steps: 3}', "{label: stalled}"))
-    # WHEN a policy with a rule on stalls is tried on it
-    outcome = sftriage("policy", "test", policy, "--on", run.path)
-    # THEN the stall is decided by that rule
-    assert outcome.code == 0
-    assert "0:01:30.0  steps 7  stall  ignore  observe-only: rule slow-input matched" in outcome.out
-    assert "### Policy mine on run-1" in outcome.out
 
 
 def test_a_run_without_a_window_says_so(sftriage, policy, tmp_path):
