@@ -6,8 +6,6 @@ The report is printed, and kept in a file that can be pasted into an issue. The 
 where something is missing without which nothing can be shown.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

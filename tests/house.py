@@ -6,8 +6,6 @@ to today's count where that is less. A commit that moves lines from one package 
 Mechanisms outside `sftriage/base/` fail as well: see `house_mechanisms`.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

@@ -1,7 +1,5 @@
 """Mechanisms have one home, sftriage/base: `make house` names each use elsewhere and fails."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

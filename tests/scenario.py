@@ -7,8 +7,6 @@ and all leave together. What comes after the last sync stage carries over into t
 what it decides. `raw` has steps as rings and step logs hold them, `batch` as they are taken from these.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

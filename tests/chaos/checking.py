@@ -1,7 +1,5 @@
 """What befalls a job by a seed, and what has to be so of its run afterwards, by its journal, steps and store alone."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections import Counter, defaultdict

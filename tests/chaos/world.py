@@ -4,8 +4,6 @@ The hosts' clocks are apart, and a link joins them that can be cut, or be slow. 
 starts again when it has ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Clusters in many states: what an injected pod and a job's controller consist of, and what the doctor says."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -8,8 +8,6 @@ The runs are made in `runs`, from fixed seeds, by the code of today: step logs, 
 Commands run in this process, with the clock standing still.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import io

@@ -1,7 +1,5 @@
 """The runs of the golden record, made up from fixed seeds: step logs, and what a real controller makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone

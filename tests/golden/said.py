@@ -1,7 +1,5 @@
 """What commands refuse, and sentences about states that no recorded run is in."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Runs in every state in which a person may find them, and what the page and the terminal say of each."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """A real API server: any that a kubeconfig leads to, or one of a test's own; operators, captures and laptops on it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

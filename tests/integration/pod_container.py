@@ -1,7 +1,5 @@
 """One container of a pod: a process in namespaces of its own, on a copy of this machine that only it writes to."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -6,8 +6,6 @@ restarts, SIGTERM and the grace period. What it does not: limits of processors, 
 profiles of seccomp, images.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a pod says of each of its containers, and its volumes as folders, worked out as a kubelet does it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

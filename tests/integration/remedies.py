@@ -1,7 +1,5 @@
 """What triage puts on record of remedies, and how a job is told to change in the middle."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """`sftriage kube ...` from a laptop, against a real API server, with objects as kubectl and the operator write them."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A job's controller in a cluster: a real job here, whose captures and report are objects of a real API server."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os

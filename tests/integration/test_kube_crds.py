@@ -1,7 +1,5 @@
 """The definitions and the manifests in k8s/ on a real API server."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """`sftriage kube doctor` against a real API server: what is missing is found, and again as it is mended."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

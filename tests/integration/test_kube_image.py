@@ -1,7 +1,5 @@
 """The Dockerfile: its stages' commands are run as they stand, each stage in a container whose base is this machine."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os

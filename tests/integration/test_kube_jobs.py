@@ -3,8 +3,6 @@
 Nothing runs in such a cluster, so its pods stay as they were created; `test_kube_controllers` has a job that trains.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The operator against a real API server, with the rights of its own token and no more."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ The API server, the operator, the store and the job are real; the pods are run b
 network namespaces. Nobody edits the training script, and nobody tells it anything of sftriage.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

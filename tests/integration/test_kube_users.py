@@ -1,7 +1,5 @@
 """An injected pod's commands as they stand, by users as pods have them: the agent's is not the trainers'."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

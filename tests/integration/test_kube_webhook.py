@@ -1,7 +1,5 @@
 """The webhook against a real API server: asked over TLS, with the rights of its own token and no more."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Injected pods for which nothing else is there: no operator, no controller, no hub. Training is none the worse."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pods of shell commands: what a kubelet makes of them, the pod runner has to."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 from pathlib import Path

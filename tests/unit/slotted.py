@@ -1,7 +1,5 @@
 """Infos of rings."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the recorder's integration tests share: trainers in processes of their own, and waits that end."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import select

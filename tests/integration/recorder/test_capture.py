@@ -1,7 +1,5 @@
 """Real captures with torch.profiler, asked for through the mailbox, in a trainer of its own."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

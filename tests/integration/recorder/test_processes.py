@@ -1,7 +1,5 @@
 """Rings between real processes: killed writers, forked children, readers at full speed, and system calls."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The moment the last gradient is ready, in real DDP jobs: one rank is slow inside its backward pass."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

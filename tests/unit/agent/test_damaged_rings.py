@@ -1,7 +1,5 @@
 """What one rank's damaged ring costs: that rank, on record, and nobody else."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

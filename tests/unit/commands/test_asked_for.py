@@ -1,7 +1,5 @@
 """Captures that a person asks for: what is asked for is checked, and what came of it says who asked and why."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """Which run a job's controller goes on with. `tests/integration/test_kube_controllers.py` has it run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

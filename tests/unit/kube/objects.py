@@ -1,7 +1,5 @@
 """Objects as a server has them, and what it would say of a status."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

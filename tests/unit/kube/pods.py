@@ -4,8 +4,6 @@ Each is as it arrives at admission, so without what the server fills in; LeaderW
 webhook has seen them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Watched objects are as the server has them, and of several operators one works. `test_kube_*` have a real server."""
 
-from __future__ import annotations
-
 import logging
 import queue
 

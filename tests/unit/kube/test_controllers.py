@@ -1,7 +1,5 @@
 """The objects of a job's controller, and when they come and go. `test_kube_jobs` has a real server."""
 
-from __future__ import annotations
-
 import threading
 from datetime import datetime, timezone
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From a pod to its job, and to a pod that sftriage watches; `sftriage kube inject` and `carry`."""
 
-from __future__ import annotations
-
 import copy
 import io
 import re

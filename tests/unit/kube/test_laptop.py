@@ -1,7 +1,5 @@
 """`sftriage kube`, as far as it needs no server: rows of reports and captures, and the doctor's certificate."""
 
-from __future__ import annotations
-
 import base64
 import socket
 from datetime import datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """What lies in k8s/, the chart and the definitions, and pods after injection: as Kubernetes and Helm want them."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """A run's captures and report as objects of a cluster: later where it is away, and never at triage's expense."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

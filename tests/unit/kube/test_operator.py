@@ -1,7 +1,5 @@
 """The operator writes statuses and deletes traces, whatever a namespace contains. `test_kube_operator` has a server."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the status of each object says, of policies, captures and reports, and the events of a report."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace

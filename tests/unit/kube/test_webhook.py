@@ -1,7 +1,5 @@
 """The webhook's answers, its server, and its certificate, as far as they need no cluster."""
 
-from __future__ import annotations
-
 import base64
 import json
 import ssl

@@ -1,7 +1,5 @@
 """StragglAR's schedules, followed chunk by chunk: who has whose part of it, after every round."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest

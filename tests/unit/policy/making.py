@@ -1,7 +1,5 @@
 """Policies and verdicts to try one on the other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sftriage.model.captures import CaptureResult, Decision

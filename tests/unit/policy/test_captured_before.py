@@ -1,7 +1,5 @@
 """What is remembered of a suspect's captures: a cooldown, failures, a trace of its fault, and what that left open."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

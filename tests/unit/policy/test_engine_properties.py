@@ -1,7 +1,5 @@
 """Over random streams of verdicts: what may never happen, whatever comes."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The types of fields, and policies with a mistake of every kind: each is refused, where it is, with its reason."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timedelta, timezone
 

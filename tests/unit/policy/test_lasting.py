@@ -1,7 +1,5 @@
 """`for`: how long the same suspect has to be there, in steps or in time."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What keeps a rule that matches from capturing, and who is captured when nothing does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Policies from files, and several of them in force together."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

@@ -1,7 +1,5 @@
 """The capture's state machine, with a stand-in for torch's session. The real one is in tests/integration/recorder."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Sessions, with stand-ins for torch and NVTX (the real ones are in tests/integration), the guard, and the spool."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

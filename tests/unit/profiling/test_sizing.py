@@ -1,7 +1,5 @@
 """How many steps a capture may have, from measurements that are told."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What the recorder's tests share: an info, a ring with its reader, and a clock that only moves when told."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path

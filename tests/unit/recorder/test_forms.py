@@ -1,7 +1,5 @@
 """The form in C and the one in Python write the same bytes, whatever a script does."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

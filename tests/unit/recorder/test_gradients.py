@@ -1,7 +1,5 @@
 """The ready moment of real models' backward passes, on a clock that only moves when told."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

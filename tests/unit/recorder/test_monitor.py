@@ -1,7 +1,5 @@
 """Making a monitor: whose it is, where it records, and when it does not."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -1,7 +1,5 @@
 """How the time of a step is accounted, on a clock that a test moves; and what a job says of it: its kind and work."""
 
-from __future__ import annotations
-
 import logging
 import numbers
 import threading

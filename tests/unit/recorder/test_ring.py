@@ -1,7 +1,5 @@
 """The file of a ring: how it is made, locked, swept, and read while it is written."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A run's captures kept elsewhere, from the command line: brought there, told of, and kept up to date."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """What is counted, under which names, that there are not too many of them, and that every step counts once."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What is published reaches every sink in order, metrics go out whole, and what goes wrong with one stays with it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
