@@ -55,33 +55,27 @@ class _Plain(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
-
-class _Results(_Plain):
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        raise ReaderGone
-
-
-class _Notices(_Plain):
-    def on_broken_pipe(self) -> None:
-        # Nobody wants to know; what is done is done all the same.
-        self.quiet = True
+        # (without a reader of notices, the work is done all the same)
+        if not self.stderr:
+            raise ReaderGone
 
 
 def results() -> Console:
     """The console for results."""
-    return _Results()
+    return _Plain()
 
 
 def lists() -> Console:
     """The console for long tables: where nobody says how wide a line is, they are not squeezed into 80 characters."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    return _Results(width=wide)
+    return _Plain(width=wide)
 
 
 def notices() -> Console:
     """The console for progress and notices."""
-    return _Notices(stderr=True)
+    return _Plain(stderr=True)
 
 
 def print_json(value: Any) -> None:

@@ -113,16 +113,13 @@ def captures_of(
     shared = catalogue_url(catalogue, from_environment=run is None)
     if shared is not None and run is None and store is None:
         return CatalogueCaptures(Catalogue(shared, None), None, None, CaptureQuery())
-    directory: RunDirectory | None
-    meant: Store
+    of_directory, meant = whole_store(run if store is None else None, store)
+    directory, of = of_directory, CaptureQuery()
     if run is not None and store is not None:
-        # All of the store is indexed, and one run's captures are asked for: a catalogue is of a store, not of a part.
-        directory, meant = (named := find_run(run)), RemoteStore.open(store)
-        about = read_info(named)
-        of_directory, of = None, CaptureQuery(job=about.job, run=about.run_id)
-    else:
-        directory, meant = whole_store(run, store)
-        of_directory, of = directory, CaptureQuery()
+        # All of the store is indexed, to select one run's captures: a catalogue is of a store, not of a part.
+        directory = find_run(run)
+        about = read_info(directory)
+        of = CaptureQuery(job=about.job, run=about.run_id)
     if shared is not None:
         indexed, problems = _refreshed(shared, meant, progress)
     else:

@@ -79,19 +79,11 @@ class Launcher:
         ``output`` is the descriptor for its standard output and error, by default ours.
         """
         try:
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdout=output,
-                stderr=output,
-                preexec_fn=self._step_forward,
-            )
-        except OSError as error:
+            env, child = {**os.environ, **environment}, self._step_forward
+            self._process = subprocess.Popen(command, env=env, stdout=output, stderr=output, preexec_fn=child)
+        except (OSError, subprocess.SubprocessError) as error:
             self.close()
-            raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
-        except subprocess.SubprocessError as error:
-            self.close()
-            raise UsageError(f"cannot start {command[0]}: {error}") from error
+            raise UsageError(f"cannot start {command[0]}: {getattr(error, 'strerror', error)}") from error
         for signum in self._early:
             self._pass_on(signum)
 
