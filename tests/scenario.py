@@ -35,10 +35,11 @@ from sftriage.verdicts import Settings, judge
 from sftriage.windows.counting import KIND, KeptReadings, kept_readings
 from sftriage.windows.decoding import CAPTURING, INCOMPLETE, UNKNOWN, StepArrays, decode
 from sftriage.windows.gather import Shape
+from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import Ring
 from sftriage.windows.shipped import ReadCounts
-from sftriage.windows.steplog import KeptSteps, StepLog, find_logs
+from sftriage.windows.steplog import KeptSteps, StepLog
 
 SCHEMA = StageSchema(("data", "forward", "backward", "other"), ("backward",))
 NOW_S = 1_800_000_600.0

@@ -19,7 +19,7 @@ from sftriage.model.windows import plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import CaptureStatus, Note, RequestRow, WindowRow, note_kind, statuses
 from sftriage.runs.journal import read_journal
-from sftriage.windows.steplog import find_logs
+from sftriage.windows.log_files import find_logs
 from sftriage.words.decisions import decision_values, reason_sentence
 from sftriage.words.run import compacted_sentence, disk_now, disk_sentence
 

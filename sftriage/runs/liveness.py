@@ -20,9 +20,9 @@ from sftriage.errors import RingError, UsageError
 from sftriage.recorder import find_rings
 from sftriage.recorder.layout import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info
+from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import open_ring
-from sftriage.windows.steplog import find_logs
 
 _LAUNCHER, DISK, FAILING = "launcher", "disk", "failing"
 

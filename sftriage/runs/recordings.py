@@ -23,10 +23,11 @@ from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.gather import LEAST_WINDOW_STEPS, Gatherer, Shape, pace_s
+from sftriage.windows.log_files import LogFiles, find_logs
 from sftriage.windows.logs import LOG_KIND, LogReader, StepFile, Thinning, thinning_of
 from sftriage.windows.npz import load_npz
 from sftriage.windows.rings import open_ring
-from sftriage.windows.steplog import LogFiles, find_logs, stay
+from sftriage.windows.steplog import stay
 
 _MIN_STEPS_AT_A_TIME = 32
 _MAX_STEPS_AT_A_TIME = 4096

@@ -43,8 +43,9 @@ from sftriage.runtime.triage import POLL_S, SEEN_S
 from sftriage.traces.disk import Counted, Disk, at_once
 from sftriage.traces.store import LocalStore
 from sftriage.windows.decoding import StepArrays, together
+from sftriage.windows.log_files import find_segments
 from sftriage.windows.logs import LOG_KIND
-from sftriage.windows.steplog import KeptSteps, blocks_of, find_segments
+from sftriage.windows.steplog import KeptSteps, blocks_of
 
 LOGS_PER_SECOND = 256
 """So many logs are written a second, if there are so many."""

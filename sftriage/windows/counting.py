@@ -30,7 +30,8 @@ from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import COUNTERS_MAGIC, HEADER_BYTES, WORD_BYTES
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, records
-from sftriage.windows.steplog import LogFiles, LogLimits, SegmentedLog, same_writer, segment_name
+from sftriage.windows.log_files import LogFiles, segment_name
+from sftriage.windows.steplog import LogLimits, SegmentedLog, same_writer
 
 KIND = "counters"
 UNKNOWN = -1

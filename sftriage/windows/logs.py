@@ -23,7 +23,8 @@ from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT
 from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, slot_bytes, together
 from sftriage.windows.gather import Gatherer, Shape, StepRows
-from sftriage.windows.steplog import BLOCK_STEPS, MAGICS, PERIOD_STEPS, LogFiles, find_logs, stay
+from sftriage.windows.log_files import LogFiles, find_logs
+from sftriage.windows.steplog import BLOCK_STEPS, MAGICS, PERIOD_STEPS, stay
 from sftriage.words.run import thinning
 
 Run = tuple[int, int]

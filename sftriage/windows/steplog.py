@@ -1,9 +1,7 @@
 """Logs on disk: segments of records, and the step log, the newest steps of one rank whole and older ones thinned.
 
-A log is ``rank-<rank>.<attempt>.<kind>``, and after it, once that is full, ``rank-<rank>.<attempt>.<first>.<kind>``:
-segments in the order of ``first``, the first word of their first record. Each is a header (see
-`sftriage.recorder.layout`) and records in a line: 64-bit words in native order, of which the first one grows from
-record to record, and the last one is the CRC-32 of the bytes before it.
+Each segment (see `log_files`) is a header (see `sftriage.recorder.layout`) and records in a line: 64-bit words in
+native order, of which the first grows from record to record, and the last is the CRC-32 of the bytes before it.
 
 The agent appends to them; the trainer never touches them, so that they may lie on a disk. A segment of steps that is
 beyond what is kept whole goes, and some of its steps stay in a log beside it, ``thinned-steps``: the same ones of every
@@ -14,10 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import struct
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -32,88 +28,14 @@ from sftriage.recorder import layout
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, WORD_BYTES, RingInfo
 from sftriage.windows.decoding import START, BoolArray, IntArray, StepArrays, checked, sealed, slot_bytes
+from sftriage.windows.log_files import find_segments, thinned_kind
 
 MAX_SEGMENT_BYTES = 4 << 20
 MIN_SEGMENT_BYTES = 16 << 10
 SEGMENTS = 4
 """A log has at least so many once it is full: when the oldest one goes, most of it stays."""
 
-_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})(?:\.(\d{1,19}))?\.([a-z-]+)")
 _WORD = struct.Struct("=q")
-
-
-class SegmentName(NamedTuple):
-    """What the name of a segment says. The first segment of a log is number 0, whatever its first record is."""
-
-    rank: int
-    attempt: int
-    kind: str
-    first: int
-
-
-def segment_name(file_name: str) -> SegmentName | None:
-    """What a file is by its name; None where it is no segment of a log."""
-    found = _NAME.fullmatch(file_name)
-    return None if found is None else SegmentName(int(found[1]), int(found[2]), found[4], int(found[3] or 0))
-
-
-def find_segments(directory: Path, ranks: Collection[int] | None = None) -> list[tuple[SegmentName, Path]]:
-    """The files in a directory that are segments by their names, of all ranks or some, in the order of these.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
-    # (a large job has many files)
-    beginning = "rank-" if ranks is None else tuple(f"rank-{rank}." for rank in ranks)
-    entries = (entry for entry in os.scandir(directory) if entry.name.startswith(beginning))
-    named = [(name, entry.path) for entry in entries if (name := segment_name(entry.name)) is not None]
-    return [(name, Path(path)) for name, path in sorted(named)]
-
-
-def thinned_kind(kind: str) -> str:
-    """What logs are called that hold what is left of older steps."""
-    return f"thinned-{kind}"
-
-
-@dataclass(frozen=True, slots=True)
-class LogFiles:
-    """The segments of one rank's log, oldest first; of the first ``n_thinned``, only some steps are left.
-
-    ``oldest_seq`` is the sequence number with which the oldest one begins, or 0 for a log's very first one.
-    """
-
-    rank: int
-    attempt: int
-    segments: tuple[Path, ...]
-    n_thinned: int = 0
-    oldest_seq: int = 0
-
-    @property
-    def all_there(self) -> bool:
-        """Whether no step of it has been removed."""
-        return self.n_thinned == 0 and self.oldest_seq == 0
-
-    @property
-    def newest(self) -> Path:
-        """The segment that is written to."""
-        return self.segments[-1]
-
-
-def find_logs(directory: Path, kind: str = "steps", ranks: Collection[int] | None = None) -> list[LogFiles]:
-    """The logs in a directory, of all ranks or some, by attempt and rank.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
-    found: defaultdict[tuple[str, int, int], list[tuple[int, Path]]] = defaultdict(list)
-    for name, path in find_segments(directory, ranks):
-        found[name.kind, name.attempt, name.rank].append((name.first, path))
-    logs = []
-    for attempt, rank in sorted((attempt, rank) for of, attempt, rank in found if of == kind):
-        older = found.get((thinned_kind(kind), attempt, rank), [])
-        segments = [*older, *found[kind, attempt, rank]]
-        logs.append(LogFiles(rank, attempt, tuple(path for _, path in segments), len(older), segments[0][0]))
-    return logs
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import load_recording
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
+from sftriage.windows.log_files import LogFiles, find_logs
 from sftriage.windows.logs import LogReader
-from sftriage.windows.steplog import LogFiles, find_logs
 
 WORLD_SIZE = 4
 FIRST_FAULT_STEP, FAULT_STEPS, FAULT_EVERY_STEPS = 60, 160, 240

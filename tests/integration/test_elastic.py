@@ -9,8 +9,8 @@ import pytest
 from sftriage.model.captures import ENDED
 from sftriage.model.events import CaptureChanged
 from sftriage.runs.journal import read_journal
+from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
-from sftriage.windows.steplog import find_logs
 from tests.integration.namespaces import hosts_of
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures, named, verdicts

@@ -19,8 +19,9 @@ from sftriage.recorder import Monitor
 from sftriage.traces import disk as module
 from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
+from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
-from sftriage.windows.steplog import StepLog, find_logs
+from sftriage.windows.steplog import StepLog
 from tests.disks import small_disk
 from tests.scenario import kept_of, read_log
 

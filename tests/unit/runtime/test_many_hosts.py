@@ -19,8 +19,8 @@ from sftriage.runtime.many_hosts import HubOptions, slurm_hosts
 from sftriage.traces import disk
 from sftriage.traces.disk import Disk
 from sftriage.windows.decoding import CAPTURING, FLAGS
+from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LOG_KIND, LogReader
-from sftriage.windows.steplog import find_logs
 from tests.unit.fleet.shipments import info, steps
 
 

@@ -17,8 +17,9 @@ from sftriage.recorder.layout import HEADER_BYTES, LOG_MAGIC, WORD_BYTES, encode
 from sftriage.windows import steplog
 from sftriage.windows.counting import UNKNOWN, CountersLog
 from sftriage.windows.decoding import CAPTURING, FLAGS, INCOMPLETE, START, StepArrays, slot_bytes, together
+from sftriage.windows.log_files import find_logs, find_segments, segment_name
 from sftriage.windows.logs import LogReader, StepLogs, windows
-from sftriage.windows.steplog import KeptSteps, StepLog, find_logs, find_segments
+from sftriage.windows.steplog import KeptSteps, StepLog
 from tests.scenario import info_of, kept_of, slots
 from tests.scenario import steps_of as recorded
 
@@ -353,7 +354,7 @@ def test_a_reader_does_not_wait_for_a_pipe(tmp_path):
     ],
 )
 def test_the_names_of_segments(name, means):
-    assert steplog.segment_name(name) == means
+    assert segment_name(name) == means
 
 
 def test_readings_of_counters_are_found_across_segments(tmp_path):
