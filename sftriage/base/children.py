@@ -51,10 +51,8 @@ class Finished:
 class BoundedProgram:
     """One run of a program, in a session of its own so that all it started can be killed with it.
 
-    Its output goes to a file that has no name: it never blocks the program, and nothing is left behind.
-
-    Attributes:
-        output: the start of what it wrote, once it has ended or was killed.
+    Its output goes to a file that has no name: it never blocks the program, and nothing is left behind. The start of it
+    is ``output`` once the program has ended or was killed.
 
     Raises:
         CaptureError: it cannot be started.
