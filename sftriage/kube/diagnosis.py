@@ -14,7 +14,6 @@ from sftriage.kube.jobs import (
     INJECTED,
     JOB_LABEL,
     STATUS_ANNOTATION,
-    JobRef,
     annotations_of,
     items,
     job_of,
@@ -284,7 +283,9 @@ def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
 
 
 def _controllers(seen: Snapshot) -> Iterator[Finding]:
-    jobs = _watched_jobs(seen)
+    injected = [one for one in _training(seen) if annotations_of(one).get(STATUS_ANNOTATION) == INJECTED]
+    found = (job_of(one, seen.namespace) for one in injected if _old(seen, one))
+    jobs = list(dict.fromkeys(one.job for one in found if one is not None))
     there = {labels_of(one).get(JOB_LABEL): one for one in seen.controllers}
     reported = {labels_of(one).get(JOB_LABEL) for one in seen.reports}
     for job in jobs:
@@ -377,12 +378,6 @@ _CHECKS: Sequence[Callable[[Snapshot], Iterator[Finding]]] = (
 def _training(seen: Snapshot) -> list[Body]:
     going = [one for one in seen.pods if status_of(one).get("phase") not in ("Succeeded", "Failed")]
     return [one for one in going if job_of(one, seen.namespace) is not None]
-
-
-def _watched_jobs(seen: Snapshot) -> list[JobRef]:
-    injected = [one for one in _training(seen) if annotations_of(one).get(STATUS_ANNOTATION) == INJECTED]
-    found = (job_of(one, seen.namespace) for one in injected if _old(seen, one))
-    return list(dict.fromkeys(one.job for one in found if one is not None))
 
 
 def _asks(seen: Snapshot, pod: Body) -> bool:

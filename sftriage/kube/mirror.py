@@ -45,15 +45,7 @@ from sftriage.kube.objects import (
     capture_of,
     status_of,
 )
-from sftriage.kube.statuses import (
-    KnownCapture,
-    ReportNews,
-    capture_status,
-    event_body,
-    event_name,
-    news,
-    report_status,
-)
+from sftriage.kube.statuses import KnownCapture, ReportNews, capture_status, event_body, event_name, news, report_status
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Trigger
 from sftriage.model.events import (
     CaptureChanged,

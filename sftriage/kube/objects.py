@@ -313,8 +313,7 @@ class StragglerCost(ObjectModel):
     """What stragglers and captures have cost the job so far, in seconds of all of its ranks at once."""
 
     stragglers_s: Number = Field(
-        default=None,
-        description="What those cost that were named: each step counted once, whoever was named first.",
+        default=None, description="What those cost that were named: each step counted once, whoever was named first."
     )
     stragglers_rank_hours: Number = Field(default=None, description="The same, times the ranks that waited.")
     captures_s: Number = Field(default=None, description="What captures cost, as far as that was measured.")

@@ -164,13 +164,16 @@ def _installed(reader: _Reader, said: str | None) -> tuple[str, str, list[dict[s
 def _may(reader: _Reader, whats: Iterable[str], namespace: str, who: str | None) -> dict[str, bool]:
     """The rights of a user, by default one's own: by verb and resource, as in ``update group.resource/part``."""
     kind = "SelfSubjectAccessReview" if who is None else "SubjectAccessReview"
-    found = {}
+    found, user = {}, {}
+    if who is not None:
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{who.split(':')[2]}", "system:authenticated"]
+        user = {"user": who, "groups": groups}
     for what in whats:
         verb, _, of = what.partition(" ")
         named, _, sub = of.partition("/")
         resource, _, group = named.partition(".")
         about = {"namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": sub}
-        spec = {"resourceAttributes": about, **({} if who is None else {"user": who, "groups": _groups(who)})}
+        spec = {"resourceAttributes": about, **user}
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
         path = path_of("authorization.k8s.io/v1", f"{kind.lower()}s")
         answer = reader.read("may", partial(reader.objects.ask, "POST", path, body), None)
@@ -178,10 +181,6 @@ def _may(reader: _Reader, whats: Iterable[str], namespace: str, who: str | None)
             return {}
         found[what] = bool(mapping(answer, "status").get("allowed"))
     return found
-
-
-def _groups(who: str) -> list[str]:
-    return ["system:serviceaccounts", f"system:serviceaccounts:{who.split(':')[2]}", "system:authenticated"]
 
 
 def _serving(reader: _Reader, hooks: Sequence[Body]) -> int | None:

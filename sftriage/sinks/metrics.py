@@ -427,7 +427,11 @@ class Metrics(Sink):
             self._of("rank_alive", str(one.rank)).set(math.nan if one.alive is None else one.alive)
 
     def _decided(self, decision: Decision) -> None:
-        self._of("decisions", decision.outcome, _reason_label(decision)).inc()
+        reason: str = decision.reason
+        if reason in ("undecided", "standstill"):
+            # The first reason of a verdict that names no rank.
+            reason = next(iter(reasons_of(decision)), "other")
+        self._of("decisions", decision.outcome, reason).inc()
         self._begun(decision.requests)
 
     def _begun(self, requests: Iterable[CaptureRequest]) -> None:
@@ -497,10 +501,3 @@ class Metrics(Sink):
             self._of("step_exposed_seconds").observe(
                 exposed_s, {"capture_id": str(capture_id)} if n == slowest else None
             )
-
-
-def _reason_label(decision: Decision) -> str:
-    """The code of a decision's reason, or the first reason of a verdict that names nobody."""
-    if decision.reason not in ("undecided", "standstill"):
-        return decision.reason
-    return next(iter(reasons_of(decision)), "other")

@@ -213,10 +213,7 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
     "pods that something else refuses": {"events": [{**EVENT, "message": "denied"}]},
     "nothing is wrong": {},
     "a pod of no job, without a label": {"pods": [{"metadata": {"name": "web", "labels": {}}, "spec": {}}, *WELL.pods]},
-    "a namespace's label": {
-        "pods": [running(**INJECTED)],
-        "about": {"metadata": {"name": "ml", "labels": LABEL}},
-    },
+    "a namespace's label": {"pods": [running(**INJECTED)], "about": {"metadata": {"name": "ml", "labels": LABEL}}},
     "a pod that ended before there was a label": {
         "pods": [{**running(), "status": {"phase": "Succeeded"}}, *WELL.pods]
     },

@@ -474,11 +474,7 @@ def test_a_slow_job_is_reported_whole():
         ("c1", 2, "stored", "yes"),
         ("c0", 1, "failed", None),
     ]
-    assert plain["cost"] == {
-        "stragglers_s": 0.9,
-        "stragglers_rank_hours": 0.001,
-        "captures_s": 1.5,
-    }
+    assert plain["cost"] == {"stragglers_s": 0.9, "stragglers_rank_hours": 0.001, "captures_s": 1.5}
 
 
 def test_a_straggler_that_stays_is_reported_with_what_would_help_and_what_was_done():
