@@ -164,9 +164,10 @@ def four_windows(path: Path) -> RunDirectory:
 
 def explained(root: Path, sftriage: Callable[..., str]) -> Iterator[str]:
     """Why each of these windows was decided as it was."""
-    four_windows(root / "explained")
+    (root / "of-tests").mkdir()
+    four_windows(root / "of-tests" / "explained")
     for what in ("0-49", "70", "w50-99-r2-slow-rank-1", "149", "199"):
-        yield sftriage("explain", what, "--run", "explained")
+        yield sftriage("explain", what, "--run", "of-tests/explained")
 
 
 def sentences() -> Iterator[str]:
