@@ -134,13 +134,13 @@ def record(root: Path) -> Iterator[tuple[str, str]]:
         newest = min(root.glob("slow/captures/*/trace.json.gz"))
         yield "refused.txt", "\n".join(said.refused(root, newest, sftriage))
         yield "sentences.txt", "\n".join(said.sentences())
-        yield "explained.txt", "\n".join(said.explained(root, sftriage))
         yield from sinks(watched)
         yield "windows.txt", "\n".join(windows(root))
         yield "policies.txt", "\n".join(policies(root))
         yield "kube.txt", "\n".join(kube())
         yield "clusters.txt", "\n".join(clusters.texts())
         yield "assistants.txt", "\n".join(assistants(root))
+        yield "explained.txt", "\n".join(said.explained(root, sftriage))
         yield "store.txt", "\n".join(store(root))
 
 
