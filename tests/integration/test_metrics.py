@@ -358,3 +358,14 @@ def test_the_spans_of_a_real_job_arrive_with_the_times_of_its_steps(observed, st
     windows = {span.span_id: receiver.attributes(span) for span in by_name["window"]}
     assert windows[capture.links[0].span_id]["sftriage.outcome"] == "capture"
     assert receiver.attributes(capture)["sftriage.capture.state"] == "stored"
+
+
+def test_a_receiver_that_is_away_costs_the_job_nothing_but_a_line(start, tmp_path, policy, environment):
+    environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    run = start("run", "--otel", "--out", tmp_path / "run", "--policy", policy,
+                "--", sys.executable, LOOP, 2, 300, 5, env=environment)  # fmt: skip
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 5
+    said = [line for line in err.splitlines() if "OpenTelemetry" in line]
+    assert said == ["sftriage: OpenTelemetry: spans cannot be delivered and are lost; see OTEL_EXPORTER_OTLP_ENDPOINT"]
+    assert "Traceback" not in err

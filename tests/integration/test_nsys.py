@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.capture import nsys_rank
+from sftriage.agent.agent import Agent
+from sftriage.capture import nsys, nsys_rank
+from sftriage.model.captures import ENDED, CaptureRequest, Trigger, WantedCapture
+from sftriage.traces.store import LocalStore
 from tests import needs
+from tests.disks import small_disk
 from tests.integration.killing import POLICY as ASKED_ONLY
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures
@@ -34,6 +38,7 @@ spec:
       capture: {profiler: nsys, steps: 4, max_seconds: 60, nsys: {trace: [nvtx, osrt], sqlite: true}}
       cooldown: 1h
 """
+WHY = Trigger(0, 49, "suspect", "rank", (0,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
 SLEEPS = "import sys, time; print('up', flush=True); time.sleep(float(sys.argv[1]))"
 
 
@@ -140,6 +145,41 @@ def rank(place):
         # (an agent of nsys that has failed may hold their other ends for a while)
         process.stdout.close()
         process.stderr.close()
+
+
+def test_a_full_disk_is_the_reason_and_the_next_capture_works(rank, place, tmp_path, monkeypatch):
+    # GIVEN a rank whose nsys writes to a disk that fills up, which nobody noticed beforehand
+    monkeypatch.setattr(nsys, "FREE_BYTES", 0)
+    with small_disk(tmp_path / "small", "64m", 2000) as disk:
+        made = {name: tmp_path / name for name in ("rings", "steps", "spool")}
+        for path in made.values():
+            path.mkdir()
+        there = {"SFTRIAGE_RINGS": str(made["rings"]), "SFTRIAGE_SPOOL": str(made["spool"])}
+        process = rank(sys.executable, JOB, tmp_path / "release", **there, SFTRIAGE_NSYS_TMP=str(disk.path))
+        own = nsys.NsysPlace(Path(place["SFTRIAGE_NSYS"]), place["SFTRIAGE_NSYS_SESSION"], ("nvtx",), disk.path)
+        with contextlib.closing(Agent(**made, store=LocalStore(tmp_path), job="job", run="run-1", nsys=own)) as agent:
+
+            def capture(number):
+                wanted = CaptureRequest(
+                    f"c-{number}", 0, "nsys", steps=3, warmup_steps=1, max_seconds=60, max_bytes=10**8
+                )
+                agent.want([WantedCapture(wanted, WHY)])
+                reports = []
+                wait_until(lambda: reports.extend(agent.reports()) or (reports and reports[-1].result.state in ENDED))
+                return reports[-1].result
+
+            wait_until(lambda: agent.rows())
+            wait_until((made["rings"] / "rank-0.0.mailbox").exists)
+            disk.fill()
+            # WHEN a capture begins THEN that is the reason
+            failed = capture(0)
+            assert (failed.state, "No space left on device" in failed.detail) == ("failed", True), failed.detail
+            # AND once there is room again the next capture works, and training goes on to its end
+            disk.empty()
+            stored = capture(1)
+            assert stored.state == "stored", stored.detail
+        (tmp_path / "release").touch()
+        assert (process.stdout.readline(), process.wait(DEADLINE_S)) == ("trained\n", 0)
 
 
 def session_agent(place):
