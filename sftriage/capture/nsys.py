@@ -154,7 +154,6 @@ class NsysCapture(InTurns):
         self._name = session.name
 
     def _stop_left(self, session: ListedSession) -> Turns:
-        """Stop nsys where a killed agent has left it collecting."""
         yield from self._run([self._place.binary, "stop", f"--session={session.name}"], STOP_S)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             left = json.loads(self._note.read_text(encoding="utf-8"))["capture_id"]
@@ -198,7 +197,6 @@ class NsysCapture(InTurns):
         return steps
 
     def _arm(self) -> Turns:
-        """Ask the trainer to mark its steps, and to keep other profilers out meanwhile."""
         self._mailbox.post(replace(self.request, options={}))
         self._marking = True
         self._end_s = time.monotonic() + self.request.max_seconds
@@ -227,7 +225,6 @@ class NsysCapture(InTurns):
         return covered is not None and covered[1] - covered[0] + 1 >= self.request.steps
 
     def _covered(self) -> tuple[int, int]:
-        """The steps in the report: from here on it can be had without the trainer."""
         seen = self._seen()
         if self._marked is not None and self._marked.first_step is not None and self._marked.last_step is not None:
             self._notes.append(self._marked.detail)
@@ -275,7 +272,6 @@ class NsysCapture(InTurns):
         return steps
 
     def _report_of(self, armed: Path) -> Generator[None, None, Path]:
-        """The report of a range that has been closed, or is about to be."""
         end_s = time.monotonic() + STOP_S
         while not (found := self._reports(armed)):
             if time.monotonic() >= end_s:
@@ -287,7 +283,6 @@ class NsysCapture(InTurns):
         return sorted(armed.parent.glob(f"{armed.name}-{self.request.rank}.*.[nq]*"))
 
     def _drop_reports(self, armed: Path) -> None:
-        """Remove the reports of captures that were given up; their ranges were closed all the same."""
         for report in self._reports(armed):
             report.unlink(missing_ok=True)
 

@@ -221,7 +221,6 @@ class StacksCapture(InTurns):
             return TRAINER, threads
 
     def _dump(self, end_s: float) -> Generator[None, None, list[Any]]:
-        """The threads as py-spy has them, with their frames, innermost first."""
         command: list[str | Path] = [find_py_spy(), "dump", "--json", "--pid", str(self._info.pid)]
         # A process that is stopped already cannot be stopped by py-spy: it is read as it is.
         tries = [["--nonblocking"], []]

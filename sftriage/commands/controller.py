@@ -110,7 +110,6 @@ def _start_hub(options: HubOptions, directory: Path, held: ExitStack, *, resume:
 def _watch(
     watched: JobController, output: JobOutput, options: HubOptions, server: HubServer | None, notes: Notes
 ) -> None:
-    """Watch the job until it ends, or until a signal ends this; ``server`` is its hub, where that is ours."""
     from sftriage.runtime.many_hosts import forget_hub
 
     with contextlib.closing(watched):

@@ -154,7 +154,6 @@ def _signature(path: Path) -> tuple[int, ...]:
 
 
 def _content(path: Path) -> str:
-    """The sha256 of a file's bytes, or why there is none."""
     try:
         return hashlib.sha256(read(str(path))).hexdigest()
     except PolicyError as error:

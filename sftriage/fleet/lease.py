@@ -123,7 +123,6 @@ class Lease:
                 log.debug("the lease was not renewed: %s", error)
 
     async def _retake(self) -> None:
-        """Take the lease again, after the hub was away or lost it, unless another one did."""
         from nats.js.errors import KeyWrongLastSequenceError
 
         bucket = await _bucket(self._hub.js, self._places.lease, ttl=TTL_S)

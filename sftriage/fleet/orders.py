@@ -229,7 +229,6 @@ class CaptureOrders:
         self._under_way.discard(report.result.capture_id)
 
     def _document(self, agent: str, orders: Sequence[WantedCapture], switches: Mapping[str, Setting] = {}) -> None:
-        """Have the orders of an agent written, if they changed, or else every `REFRESH_S`."""
         # An age changes with every look, and is news to nobody.
         ageless = [replace(one, expires_s=None) for one in orders]
         same = msgspec.msgpack.encode((ageless, switches))

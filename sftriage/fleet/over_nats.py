@@ -286,7 +286,6 @@ class NatsFleet:
         return started_again and self._is_silent(self._hosts[agent])
 
     def _who_has(self, rank: int, generation: int) -> tuple[str, Incarnation | None]:
-        """The agent that has a rank of a generation, and its process there; "" if none has."""
         for agent, host in self._hosts.items():
             one = host.process_of(rank, generation, self._generations)
             if one is not None:

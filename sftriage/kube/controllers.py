@@ -224,7 +224,6 @@ class Deployed:
 
 
 def _annotated(body: Body) -> JobRef | None:
-    """The job that an object of ours is annotated with."""
     try:
         return JobRef.of_id(annotations_of(body)[JOB_ID_ANNOTATION])
     except (KeyError, ValueError):

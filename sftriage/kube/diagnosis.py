@@ -63,13 +63,11 @@ def _available(deployment: Body) -> bool:
 
 
 def _failure(deployment: Body) -> str:
-    """Why a deployment does not run, as its status says."""
     found = [one for one in items(status_of(deployment), "conditions") if one.get("type") == "ReplicaFailure"]
     return f" ({text(found[0], 'message')})" if found and text(found[0], "message") else ""
 
 
 def _created_s(body: Body) -> float | None:
-    """When an object was created, in seconds since the epoch."""
     return _seconds(body["metadata"].get("creationTimestamp"))
 
 
@@ -262,7 +260,6 @@ _ANEW = "create the pods anew (they are changed at their creation alone)"
 
 
 def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
-    """Why a labelled pod is not injected, and what to do."""
     created = _created_s(pod)
     hooks = [one for one in map(_created_s, seen.webhooks) if one is not None]
     if seen.version is not None and seen.version < SIDECARS_SINCE:

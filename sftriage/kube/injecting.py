@@ -111,7 +111,6 @@ def applied(pod: Pod, patch: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _left_alone(pod: Pod, job: JobRef | None, server: Version | None) -> str | None:
-    """Why a pod is left alone, in words; None if it is not."""
     spec = mapping(pod, "spec")
     if job is None:
         return left_alone("no_job")
@@ -129,7 +128,6 @@ def _left_alone(pod: Pod, job: JobRef | None, server: Version | None) -> str | N
 
 
 def _taken(spec: Mapping[str, Any]) -> Iterator[str]:
-    """Names and paths of ours that something else in a pod has."""
     own = {f"/{name}" for name in (sidecar.CARRIED, sidecar.RINGS, sidecar.SPOOL, sidecar.NSYS)}
     for container in items(spec, "containers"):
         if text(container, "name") in (sidecar.CARRY, sidecar.AGENT, sidecar.NSYS):

@@ -225,7 +225,6 @@ def _candidates(pod: _Described) -> Iterator[tuple[System, str | None, int | Non
 
 
 def _trains_nothing(pod: _Described) -> bool:
-    """Whether labels say that a pod of a training job does not train."""
     operator = pod.label.get(_KUBEFLOW + "operator-name", _PYTORCHJOB)
     ray = pod.label.get("ray.io/node-type", "worker") if _RAY in pod.label else "worker"
     return pod.label.get(_STEP, "trainer") != "trainer" or operator != _PYTORCHJOB or ray not in ("head", "worker")

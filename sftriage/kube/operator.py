@@ -282,7 +282,6 @@ def _delete(objects: ClusterObjects, stores: Collection[str], body: dict[str, An
 
 
 def _note_waiting(objects: ClusterObjects, body: dict[str, Any], words: str) -> None:
-    """Note in the status why an object is not gone yet."""
     status = dict(status_of(body))
     found = Now("Removed", "False", "Waiting", words)
     conditions = [one.plain() for one in dated(body, [found], time.time(), others=True)]

@@ -360,7 +360,6 @@ def _advice(view: View) -> ReportedAdvice | None:
 
 
 def _remedy(view: View) -> ReportedRemedy | None:
-    """The last remedy that is tried or kept, or else the last one mentioned."""
     told = [one for one in view.notes if isinstance(one, RemedyChanged)]
     told += [one for one in tried_in(view) if one.state != "undone"]
     if not told:

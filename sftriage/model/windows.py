@@ -298,7 +298,6 @@ class Window:
         return replace(windows[0], on_device=any(window.on_device for window in windows), **whole)
 
     def _along(self, axis: str) -> list[tuple[str, Any]]:
-        """The fields with this axis that are there."""
         named = [(name, getattr(self, name)) for name in Window.__dataclass_fields__ if axis in axes_of(name)]
         return [(name, values) for name, values in named if values is not None]
 

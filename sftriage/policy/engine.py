@@ -435,7 +435,6 @@ def _passing(suspect: Suspect, wanted: Mapping[str, Lasting], state: State) -> W
 
 
 def _regression_rules(rules: Sequence[Rule], verdict: Verdict) -> tuple[Rule, ...]:
-    """The rules that are about the verdict's regression, whatever its label and its suspects."""
     found = verdict.regression
     if found is None:
         return ()

@@ -86,7 +86,6 @@ def _parts(key: str) -> tuple[str, str, str]:
 
 
 def _bounds(ranks: str) -> Iterator[tuple[str, str]]:
-    """The first and the last rank of each span; none of a digest."""
     for span in ranks.split(",") if len(ranks) <= _LONGEST else ():
         first, _, last = span.partition("-")
         yield first, last

@@ -398,7 +398,6 @@ def _compiler_loaded() -> bool:
 
 
 def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:
-    """What opens a range on this thread, and what closes the innermost one."""
     if hasattr(getattr(sys.modules.get("torch"), "_C", None), "_nvtx"):
         torch_nvtx = import_module("torch.cuda.nvtx")
         return torch_nvtx.range_push, torch_nvtx.range_pop

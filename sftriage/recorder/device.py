@@ -244,7 +244,6 @@ class DeviceTime:
             put(layout.DEVICE_END if mark == last else layout.ON_STREAM + step.stages[mark], passed_ns)
 
     def _ready_ns(self, step: _Step) -> list[int]:
-        """When the device had the last gradient of each visit, since the step began."""
         try:
             return [_elapsed_ns(step.events[0], step.ready[visit]) for visit in step.visits]
         except Exception as error:

@@ -191,7 +191,6 @@ class Answering:
 
 
 def _threads(pid: int, leave_out: int) -> list[dict[str, object]]:
-    """The stacks of this process's threads but one (by its ident)."""
     known = {one.ident: one for one in threading.enumerate()}
     return [
         {

@@ -249,7 +249,6 @@ def _binary() -> ModuleType:
 
 
 def _chosen() -> tuple[Form, str]:
-    """The form to use, and why it is not the one in C; "" where it is."""
     if os.environ.get(FORM_ENV) == "python":
         return PYTHON, f"{FORM_ENV} asks for it"
     try:

@@ -77,7 +77,6 @@ def windows_table(verdicts: Iterable[Verdict]) -> Table:
 
 
 def _started_again(attempts: Iterable[int]) -> tuple[str, ...]:
-    """The column that says which attempt of its job a row is of: where there are others than the first."""
     return ("attempt",) if any(attempts) else ()
 
 

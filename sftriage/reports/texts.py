@@ -114,7 +114,6 @@ def _reproduced(manifest: Manifest) -> str:
 
 
 def _why(manifest: Manifest) -> str:
-    """Why it was captured, of a manifest that does not say it in words yet."""
     trigger = manifest.trigger
     if trigger.label == "asked":
         return "a person asked for it"
@@ -165,7 +164,6 @@ def markdown(report: RunReport, made: str) -> str:
 
 
 def _text(words: str) -> str:
-    """Words as they are, whatever they would mean in Markdown."""
     return _MEANS_SOMETHING.sub(r"\\\1", words)
 
 

@@ -97,7 +97,6 @@ class CaptureShelf:
         return tuple((name, self._signature(name, artefacts.get(name, ()))) for name in sorted(self._store.ids()))
 
     def _signature(self, capture_id: str, artefacts: Sequence[Artefact]) -> _Signature:
-        """What changes whenever a manifest does, or the size of one of its artefacts."""
         try:
             about = (self._directory / "captures" / capture_id / MANIFEST_NAME).lstat()
         except (OSError, ValueError):

@@ -210,7 +210,6 @@ class WhatIf:
         return f"{BEHIND} {said}" if kind.hidden_by else said
 
     def _kind_sentence(self, kind: OperationKind) -> str:
-        """Which kind of stragglers it is, and what shows that."""
         # Mending a place may win more than stragglers cost, as it may be better than ideal.
         of_it = "all" if kind.share >= 0.995 else f"{kind.share:.0%}"
         if kind.code == "slow_worker":
@@ -244,7 +243,6 @@ class WhatIf:
         return f"Communication, most of all {kind.part}: at its median it would win back {of_it} of that."
 
     def _saves_s(self, kind: OperationKind) -> float:
-        """What mending a kind would save in a step: of whom a verdict names, what that says."""
         named = self.operations.named if kind.code == "slow_worker" else None
         return kind.share * self.found.lost_s if named is None else named.saves_s
 

@@ -261,7 +261,6 @@ class SharedIndexing(Sink):
             self._indexed = held
 
     def _index_copies(self, held: dict[str, str | None]) -> None:
-        """Index the copies in other stores, which are not contacted for that."""
         for capture_id, url in held.items():
             if url is None or capture_id in self._copies:
                 continue

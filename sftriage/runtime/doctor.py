@@ -308,7 +308,6 @@ def found_of(ranks: Ranks, known: Facts = _NOTHING_KNOWN) -> JobFound:
 
 
 def _shares_of(ranks: Ranks) -> dict[str, float]:
-    """The part of the steps' time that each stage takes, over all ranks, in the order of the step."""
     if not ranks.infos:
         return {}
     names = ranks.infos[0].schema.stages

@@ -102,7 +102,6 @@ class WatchedRun:
         self._triage = Triage(*about, resume=resume, reads_s=reads_s, disk=self._disk)
 
     def _finish(self) -> None:
-        """The job has ended, and was watched to its end: judge the rest, and put that on record."""
         self._triage.finish()
         self._ended_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._disk.do(self._note_end, "run.json")

@@ -283,7 +283,6 @@ class HostRun:
                 self._see_off(self._controller, launcher, told=told)
 
     def _join(self, ended: threading.Event) -> None:
-        """Join the job's triage, if that can be now; log once why it cannot."""
         try:
             _check_hub(self._options)
             self._lead()

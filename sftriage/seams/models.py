@@ -166,5 +166,4 @@ def _sharded(module: Any) -> bool:
 
 
 def _is(module: Any, name: str) -> bool:
-    """By name: what the job does not use is not imported here."""
     return any(kind.__name__ == name and kind.__module__.startswith("torch.") for kind in type(module).__mro__)

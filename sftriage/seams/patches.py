@@ -348,7 +348,6 @@ def _report(seams: Seams) -> dict[str, object]:
 
 
 def _compiles() -> bool:
-    """Whether the main thread is in torch's compiler."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         if any(part in frame.f_code.co_filename for part in _COMPILER):

@@ -457,7 +457,6 @@ class Metrics(Sink):
             self._of("rank_suspect_gain_seconds", *its).set(named.gain_s)
 
     def _cost(self, lost_rank_s: Mapping[tuple[str, str], float]) -> None:
-        """What suspects have cost, by the records of the run: earlier processes are counted."""
         for named, rank_s in lost_rank_s.items():
             if len(self._suspect_labels) < MAX_SUSPECT_LABELS:
                 self._suspect_labels.add(named)

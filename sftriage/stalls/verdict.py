@@ -457,5 +457,4 @@ def _learned(job: JobSince, watch: Watch, settings: StallSettings) -> Pace:
 
 
 def _identity(verdict: Verdict) -> tuple[object, ...]:
-    """What distinguishes one report of a stall from another."""
     return verdict.reasons, tuple((one.scope, one.ranks, one.stage) for one in verdict.suspects)

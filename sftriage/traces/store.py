@@ -371,7 +371,6 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _lock(self, *, sweeping: bool = False) -> Iterator[None]:
-        """Hold the store's lock: alone, and without waiting, to sweep."""
         if not self._captures.is_dir():
             # One by one: the mode is not that of the parents that `parents` makes.
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -142,7 +142,6 @@ def _verdict(
     reasons: tuple[str, ...] = (),
     suspects: tuple[Suspect, ...] = (),
 ) -> Verdict:
-    """A verdict on a window, with the totals of its accounting as means a step."""
     n_steps, stages = max(1, accounting.n_steps), window.schema.stages
     return Verdict(
         first_step=window.first_step,
@@ -309,7 +308,6 @@ def _late_reason(evidence: WindowEvidence) -> str:
 
 
 def _shared_reason(evidence: WindowEvidence) -> str:
-    """Why excess that all ranks share has no suspect."""
     excess, settings = evidence.excess, evidence.settings
     if excess.sync_s >= excess.group_s:
         return "sync_ambiguous"

@@ -170,7 +170,6 @@ def _stepwise(
 
 
 def _mean_of(rows: Sequence[WindowRow], stages: Sequence[str], at: int) -> TimelineColumn:
-    """Some windows as one, which bears the gravest of their labels."""
     # A step that hangs has no frontier yet: it is in the label, not in the stack.
     timed = [row for row in rows if row.stages]
     sums = dict.fromkeys(stages, 0.0)

@@ -344,7 +344,6 @@ def _where(one: Flame) -> str:
 
 
 def _lines(focus: Flame) -> tuple[Line, ...]:
-    """Where it stood, whoever had called that."""
     took: dict[Frame, list[float]] = {}
     for one in focus.walk():
         if one.kind == "line":

@@ -140,7 +140,6 @@ class RunPage(Page[RunSource]):
         )
 
     def _decisions(self, request: Request) -> Response:
-        """All that is on record of one kind; of a kind that there is not, all."""
         view, outcome = self._source.view(), request.query_params.get("outcome", "")
         outcome = outcome if outcome in (*OUTCOME_WORDS, *NOTE_WORDS) else ""
         page = log_of(view.rows, (*view.asks, *view.notes), view.became, outcome, page_number(request))
@@ -174,7 +173,6 @@ class RunPage(Page[RunSource]):
         )
 
     def _whatif_timeline(self, request: Request) -> Response:
-        """A step as measured and without stragglers, for Perfetto's viewer."""
         shown = self._replayed()
         name = {"Content-Disposition": 'attachment; filename="without-stragglers.json"'}
         return JSONResponse(trace_events(shown.timelines()), headers=name)
@@ -191,7 +189,6 @@ class RunPage(Page[RunSource]):
             return self._replay[1]
 
     def _capture(self, request: Request) -> Response:
-        """One capture: stored, under way, failed, or removed since."""
         view, capture_id, found = self._found(request)
         if isinstance(found, Damaged):
             return self.refusal(view, 422, "This capture cannot be shown", found.problem)
@@ -319,7 +316,6 @@ class RunsPage(Page[StartedRuns]):
         await page.app(scope, receive, send)
 
     def _page(self, run: StartedRun) -> RunPage:
-        """The page about a run, which is read from the beginning if nobody has looked at it lately."""
         key = str(run.directory), run.info.run_id
         with self._opening:
             page = self._open.pop(key, None)

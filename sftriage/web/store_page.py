@@ -276,7 +276,6 @@ class StorePage(Page[StoreSource]):
         return StoreView(self._source.place)
 
     def _captures(self, request: Request) -> Response:
-        """A page of the captures that are asked for; a number past the end is the last page."""
         view = self._source.view()
         asked = filter_of(request.query_params, datetime.fromtimestamp(self._now_s(), timezone.utc))
         with reading_stored():
@@ -346,7 +345,6 @@ class StorePage(Page[StoreSource]):
 
 
 def _address(place: CaptureKey) -> str:
-    """Where the page of a capture is: its key, whose own escapes are escaped once more."""
     return f"/captures/{quote(place.key)}"
 
 

@@ -469,7 +469,6 @@ class Gatherer:
         self._rows.put(steps[~late_B] if late_B.any() else steps)
 
     def _advance(self, *, ended: bool = False) -> None:
-        """Cut the windows that are ready: every rank has passed them, or they are given up."""
         here_R = ~self._away_R
         through = int(self._latest_R.min(initial=MAX_COUNT, where=here_R))
         through = through if through < MAX_COUNT else _NEVER

@@ -45,7 +45,6 @@ def load_npz(path: Path) -> Window:
 
 
 def _check_sizes(path: Path) -> None:
-    """Refuse arrays that are too large, or not as large as they say, before any is unpacked."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         # A member unpacks to no more than its directory entry says: the reader stops there.

@@ -169,7 +169,6 @@ class Ring(OpenFile):
         return words_M[~is_block_M]
 
     def _circular(self, first: int, end: int) -> bytes:
-        """The words of the log from ``first`` up to ``end``, at most one turn of it."""
         start, count = first % self._log_words, end - first
         before_wrap = min(count, self._log_words - start)
         data = self.read_at(before_wrap * layout.WORD_BYTES, layout.LOG_AT + start * layout.WORD_BYTES)
