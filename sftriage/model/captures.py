@@ -236,8 +236,8 @@ class Report:
 class Decision:
     """What was done about one window, why, and the numbers it was taken from.
 
-    ``requests`` is not empty exactly when ``outcome`` is ``capture``. ``parameters`` are what ``reason`` is said with:
-    `words.reason_sentence` makes the sentence of the two, and `words.resolution` says what would resolve a hold-off.
+    ``requests`` is not empty exactly when ``outcome`` is ``capture``. `words.decisions` makes sentences of ``reason``
+    and ``parameters``: why (`reason_sentence`), and what would resolve a hold-off (`resolution`).
     ``notify`` names the rules whose notifications are due, whatever the outcome is.
     """
 

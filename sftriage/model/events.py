@@ -84,7 +84,7 @@ class CostMeasured(_Event, tag="cost", frozen=True):
     """What the captures that touched some steps cost the job, over all ranks.
 
     ``cost_s`` is by how much these steps, and some after them, took longer than they would have without (see
-    `controller.Ledger`): the fault that led to a capture is no part of it. It is nothing where the machine was
+    `sftriage.controller`): the fault that led to a capture is no part of it. It is nothing where the machine was
     quicker meanwhile, and None where too little is known of before. ``before_s`` is what a step took before.
     """
 

@@ -167,7 +167,7 @@ MAX_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a question (`words.QUESTIONS` has it): a few words, and lines that say more."""
+    """The answer to a question (`words.run.QUESTIONS` has it): a few words, and lines that say more."""
 
     question: Question
     text: str

@@ -1,6 +1,6 @@
 /* What sftriage.seams puts around a function of torch, or gives it as a hook, once a job is in its stride, in C. What a
-   seam does where all is as in most steps is what `Steps.enter` and `leave`, and the hooks in optimizers.py and
-   hooks.py, would do; else it asks these: they see the same lists.
+   seam does where all is as in most steps is what `Steps.enter` and `leave`, and those in hooks.py, would do; else
+   it asks these: they see the same lists.
 
    One binary with the recorder's writer, which is compiled here: a seam enters and leaves stages itself. */
 #include "../recorder/_moments.c"
