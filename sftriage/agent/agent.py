@@ -343,7 +343,7 @@ class Captures:
         )
 
     def _stored(self, capture_id: str) -> Report:
-        """What became of a capture that is in the store, by its manifest, where nobody else can tell any more."""
+        """The result of a stored capture by its manifest, once no process that made it is left."""
         manifest = self._store.manifest(capture_id)
         info = manifest.capture
         size_bytes = sum(one.size_bytes for one in manifest.artefacts)

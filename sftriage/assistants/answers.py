@@ -458,7 +458,7 @@ def server(places: RunLookup) -> MCPServer[Any]:
     closed = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 
     def asked(answer: Callable[P, T]) -> Callable[P, str]:
-        """A tool of which what a person can mend is said to the assistant, and nothing else of what goes wrong."""
+        """A tool that reports to the assistant only the errors that a person can mend."""
 
         @wraps(answer)
         def answered(*given: P.args, **named: P.kwargs) -> str:

@@ -424,7 +424,7 @@ class ListedSession:
 
     @property
     def free(self) -> bool:
-        """Whether nothing is collected in it, or waited for."""
+        """Whether it neither collects nor waits to collect."""
         return self.state in ("Launched", "Idle")
 
 

@@ -305,7 +305,7 @@ def _traces_table(rows: Sequence[TraceRow]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class StoredTraceChoice:
-    """Which TraceCapture is meant: by name, or the one of a job that tells most."""
+    """The TraceCapture to use: by name, or the most informative one of a job."""
 
     capture: Annotated[
         str | None, argument("CAPTURE", "Name of a TraceCapture, as `sftriage kube traces` shows it.", False)

@@ -115,7 +115,7 @@ class Generations:
         return generation == self.newest and self._generations[generation].stepped_s < inf
 
     def take(self, host: str, ahead_s: float, infos: Mapping[int, RingInfo], ones: Mapping[int, Incarnation]) -> bool:
-        """Take note of the ranks of one of a host's starts, its older starts first. Whether anything is new.
+        """Note the ranks of one start of a host, older starts first; return whether anything is new.
 
         A ``host`` is AGENT:RINGS, which has one count of starts; the hub's clock is ``ahead_s`` of its monotonic one.
         """

@@ -266,7 +266,7 @@ class Groups:
         self._reported[agent] = tuple(one for one in reported if mine.issuperset(one.ranks_here))
 
     def statuses(self) -> list[SwitchStatus]:
-        """The groups of which all ranks are reported; with a host that is silent, as they were last."""
+        """The groups whose ranks are all reported; those on a silent host as last reported."""
         of_now = self._of_now()
         unheard = {one.name for agent, reported in of_now.items() if self._is_silent(agent) for one in reported}
         found = whole_groups(one for reported in of_now.values() for one in reported)

@@ -233,7 +233,7 @@ MANAGER = "sftriage-controller"
 LOOK_S, AT_LEAST_S = 1.0, 10.0
 """Shortest and longest time between two looks."""
 REPORT_S = 30.0
-"""How often a report is written of which only the counts differ."""
+"""How often a report is written when only its counts differ."""
 EVENT_S = 60.0
 """Between two events of one reason; the second counts how often it occurred meanwhile."""
 SHARE = 0.1

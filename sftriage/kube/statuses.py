@@ -391,7 +391,7 @@ _MAX_MESSAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class ReportNews:
-    """A change of a report: ``reason`` is one of a few words, and a job has one event for each."""
+    """A change of a report: ``reason`` is one of a few words; a job has one event for each."""
 
     reason: str
     kind: Literal["Normal", "Warning"]

@@ -20,7 +20,7 @@ Parameters: TypeAlias = Mapping[str, Parameter]
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """A decision's reason, and what it is said with; `words.decisions.reason_sentence` says it."""
+    """A decision's reason and its parameters; `words.decisions.reason_sentence` makes the sentence."""
 
     reason: ReasonCode
     parameters: Parameters = field(default_factory=dict)

@@ -320,7 +320,7 @@ def in_workers(
 ) -> tuple[Spot, float, float | None] | None:
     """Where the workers are while a stage waits for them, in some steps or in all; None where no place stands out.
 
-    With what all of them spend there a step, waited for or not, in seconds, and the same of the control's.
+    Also the seconds that all workers spend there in a step, whether the stage waits or not, and the control's.
     """
     theirs = _as_one(sampled, stage)
     found = [] if theirs is None else spots(theirs, _WAITED_FOR, steps)

@@ -99,7 +99,7 @@ def picture(view: View, place: str) -> Picture:
 
 
 def captures_of(view: View) -> tuple[CaptureView, ...]:
-    """Every capture that was asked for, newest first; at the end those in the store that were not asked for here."""
+    """Every requested capture, newest first; then those in the store that this run did not request."""
     asked = [(row.time_s, "", one) for row in view.rows for one in row.asked]
     asked += [(row.time_s, row.by, one) for row in view.asks for one in row.asked]
     asked.sort(key=lambda entry: entry[0])

@@ -27,7 +27,7 @@ MAX_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecisionRow:
-    """What is kept of any decision. ``words`` say ``reason``, and ``asked`` are the captures that it asked for.
+    """What is kept of any decision. ``words`` explain ``reason``; ``asked`` are the captures that it requested.
 
     ``triggers`` say why, by capture, where that is on record.
     """

@@ -353,7 +353,7 @@ class Missing:
 
 
 def _missing_of(found: JobFound, ranks: Ranks, facts: Facts, training: int) -> Iterator[Missing]:
-    """What was not seen of a job of so many training processes; what keeps all else from being seen comes first."""
+    """What is missing from a job of ``training`` processes; what hides everything else comes first."""
     nothing = why_nothing(facts)
     if nothing is not None:
         ended = nothing.code in ("failed", "stopped")

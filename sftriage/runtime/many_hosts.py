@@ -96,7 +96,7 @@ class HubOptions:
 
     @property
     def secret(self) -> Path:
-        """The file with what lets us in to the hub that is started; by default one of this job and port alone."""
+        """The file with the credentials of the hub to start; by default one for this job and port."""
         port = self.server[1]
         name = f"{hosting.file_name(self.job_id)}.hub" + (f"-{port}" if port != PORT else "")
         return self.credentials or Path(DEFAULT_ROOT) / name

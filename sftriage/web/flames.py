@@ -317,7 +317,7 @@ class _Drawing:
         )
 
     def _level(self, one: Flame) -> int:
-        # Of a part of a whole that is known, in so many samples of it.
+        # The binomial variance of each side: a part of a known whole, estimated from samples.
         variance = sum(
             one.seconds(side) * max(0.0, whole_s - one.seconds(side)) / samples
             for side, (whole_s, samples) in enumerate(self.whole)

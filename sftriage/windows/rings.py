@@ -23,7 +23,7 @@ _LIVE = struct.Struct("=6q")
 
 
 class Ring(OpenFile):
-    """A ring of which the first ``skip`` steps have been read before (see `StepLog`).
+    """A ring whose first ``skip`` steps have been read before (see `StepLog`).
 
     Unless it ``grows``, all steps get the stages that are declared now.
 
