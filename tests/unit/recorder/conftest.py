@@ -15,6 +15,8 @@ from tests.unit.slotted import make_info
 
 __all__ = ["make_info"]
 
+STAGES = ("data", "forward", "backward", "optimizer")
+
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +103,37 @@ class Watched:
     def close(self) -> None:
         self.monitor.close()
         self.reader.close()
+
+
+class Account:
+    """The accounting written down naively: the innermost open stage has the time, summed at the end.
+
+    A sync stage was delayed by what was outside every stage before its last end, less what delayed the one before it.
+    """
+
+    def __init__(self, *sync: str) -> None:
+        self.misuse = 0
+        self.open: list[str] = []
+        self.spent = dict.fromkeys((*STAGES, "other"), 0)
+        self.outside = dict.fromkeys(sync, 0)
+
+    def passes(self, ns: int) -> None:
+        self.spent[self.open[-1] if self.open else "other"] += ns
+
+    def leave(self, name: str) -> None:
+        self.misuse += self.open[-1:] != [name]
+        while name in self.open:
+            left = self.open.pop()
+            if left in self.outside:
+                self.outside[left] = self.spent["other"]
+            if left == name:
+                break
+
+    def record(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        outside_ns: list[int] = []
+        for before_ns in self.outside.values():
+            outside_ns.append(max(0, before_ns - sum(outside_ns)))
+        return tuple(self.spent.values()), tuple(outside_ns)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sftriage.recorder import Monitor, layout
 from sftriage.recorder.layout import MAX_VALUE, kind_words
 from sftriage.windows.rings import open_ring
+from tests.unit.recorder.conftest import Account
 
 STAGES = ("data", "forward", "backward", "optimizer")
 
@@ -168,37 +169,6 @@ def test_the_header_says_where_the_rank_is_now(watch, clock):
     assert (status().stage, status().stage_age_ns, status().step, status().published) == (None, 0, 7, 1)
 
 
-class Model:
-    """The accounting written down naively: the innermost open stage has the time, summed at the end.
-
-    A sync stage has been delayed by what was outside every stage before its last end, less what had delayed the other
-    one before it.
-    """
-
-    def __init__(self) -> None:
-        self.misuse = 0
-        self.open: list[str] = []
-        self.spent = dict.fromkeys((*STAGES, "other"), 0)
-        self.outside = {"forward": 0, "backward": 0}
-
-    def passes(self, ns: int) -> None:
-        self.spent[self.open[-1] if self.open else "other"] += ns
-
-    def leave(self, name: str) -> None:
-        self.misuse += self.open[-1:] != [name]
-        while name in self.open:
-            left = self.open.pop()
-            if left in self.outside:
-                self.outside[left] = self.spent["other"]
-            if left == name:
-                break
-
-    def record(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        forward = self.outside["forward"]
-        backward = max(0, self.outside["backward"] - forward)
-        return tuple(self.spent.values()), (forward, backward)
-
-
 operations = st.lists(
     st.tuples(st.sampled_from(["enter", "leave"]), st.sampled_from((*STAGES, "other")), st.integers(0, 1000)),
     max_size=25,
@@ -213,27 +183,27 @@ def test_whatever_order_stages_come_in_they_sum_to_the_step_exactly(watch, clock
     # GIVEN steps that enter and leave stages in any order at all
     watched, misuse = watch(STAGES, ("backward", "forward")), 0
     for sequence in steps:
-        model = Model()
+        account = Account("forward", "backward")
         start = clock.now_ns
         with watched.monitor.step():
             for operation, name, ns in sequence:
                 clock.passes(ns)
-                model.passes(ns)
+                account.passes(ns)
                 if operation == "enter":
                     watched.monitor.stage(name).__enter__()
-                    model.open.append(name)
+                    account.open.append(name)
                 else:
                     watched.monitor.stage(name).__exit__(None, None, None)
-                    model.leave(name)
+                    account.leave(name)
             clock.passes(1)
-            model.passes(1)
+            account.passes(1)
         # THEN the record is what a naive account says, and its stages sum to the step
         record = watched.step()
-        assert (record.durations_ns, record.outside_ns) == model.record()
+        assert (record.durations_ns, record.outside_ns) == account.record()
         assert sum(record.durations_ns) == clock.now_ns - start
         assert sum(record.outside_ns) <= record.durations_ns[-1]
         # AND what was left without being the innermost is counted
-        misuse += model.misuse
+        misuse += account.misuse
         assert watched.misuse == misuse
     watched.monitor.close()
 
