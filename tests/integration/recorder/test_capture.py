@@ -204,19 +204,6 @@ def test_a_step_that_was_left_half_way_does_not_upset_the_marks_of_the_next(job,
     assert (found.count("sftriage:forward"), found.count("sftriage:data")) == (3, 2)
 
 
-def test_a_spool_that_is_gone_fails_the_capture_and_training_goes_on(job, spool):
-    # GIVEN a spool directory that was removed while the job ran
-    spool.rmdir()
-    result = job.captures(REQUEST)
-    assert result.state == "failed"
-    assert "cannot be written: No such file" in result.detail
-    # THEN every step is there, and with a spool again the next capture works
-    job.does("steps 5")
-    assert [record.step for record in new_records(job.reader)] == list(range(1000, 1013))
-    spool.mkdir()
-    assert job.captures(SECOND).state == "stored"
-
-
 def test_of_many_steps_as_many_are_recorded_as_fit(job, spool):
     # GIVEN bytes for about a dozen steps of this job, and a capture of a hundred
     one = job.captures(CaptureRequest("cap-1", 2, "torch", 4, 1, 60.0, 50_000_000))

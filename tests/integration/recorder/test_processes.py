@@ -153,29 +153,6 @@ def test_a_steady_step_makes_no_system_call(rings, tmp_path):
     assert any(call.startswith("getppid") for call in calls[end:])
 
 
-def test_a_ring_has_all_its_blocks_from_the_start(rings):
-    # GIVEN a ring that nothing was written to THEN the file has no holes that a full file system could not fill
-    with Monitor(rings=rings):
-        for path in rings.iterdir():
-            found = path.stat()
-            assert found.st_blocks * 512 >= found.st_size
-
-
-def test_a_directory_on_a_full_file_system_is_one_warning(tmp_path):
-    # GIVEN a tmpfs with room for no ring
-    with small_disk(tmp_path / "small", "64k") as small:
-        script = (
-            "import sys; from sftriage import Monitor\nm = Monitor(rings=sys.argv[1])\nwith m.step(): print(m.active)"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", script, small.path], capture_output=True, text=True, timeout=60, check=True
-        )
-        # THEN training goes on without it, and nothing is left behind
-        assert done.stdout.strip() == "False"
-        assert done.stderr.count("not recording rank 0") == 1
-        assert list(small.path.iterdir()) == []
-
-
 def test_a_file_system_that_fills_while_a_rank_records_costs_it_nothing(train, tmp_path):
     # GIVEN a rank that has begun to record, and has not touched most of its ring
     with small_disk(tmp_path / "small", "4m") as small:

@@ -243,19 +243,6 @@ def test_stacks_alone_are_sampled_over_the_steps_and_leave_every_profiler_alone(
     assert rig.client.progress().state == "idle"
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"options": {}}, "stacks are taken from outside"),
-        ({"options": {"sample_stacks": True, "with_stack": True}}, "unknown options: with_stack"),
-        ({"options": {"sample_stacks": True, "samples_per_second": 0}}, "samples_per_second 0: 1 to 1000"),
-    ],
-)
-def test_stacks_that_a_trainer_cannot_sample_are_refused(rig, changes, reason):
-    result = rig.captured(2, **{**STACKS, **changes})
-    assert (result.state, result.detail) == ("refused", reason)
-
-
 def test_stacks_that_are_called_off_or_do_not_fit_leave_nothing(rig):
     rig.ask(**STACKS)
     rig.step()
@@ -417,13 +404,20 @@ def test_the_disk_of_the_traces_is_not_asked_on_the_training_thread(rig, monkeyp
     assert (rig.captured(4).state, asked) == ("stored", [])
 
 
+def nothing(rig, patch):
+    pass
+
+
 def damaged(rig, patch):
     rig.executor._requests.live[3] += 1  # its checksum
 
 
 @pytest.mark.parametrize(
-    ("spoil", "options", "reason"),
+    ("spoil", "changes", "reason"),
     [
+        (nothing, {"profiler": "stacks"}, "stacks are taken from outside"),
+        (nothing, {**STACKS, "options": {"sample_stacks": 1, "with_stack": 1}}, "unknown options: with_stack"),
+        (nothing, {**STACKS, "options": {"sample_stacks": 1, "samples_per_second": 0}}, "0: 1 to 1000"),
         (lambda rig, patch: patch.setattr(rig.guard, "_job_has_profiler", True), {}, "a profiler is already running"),
         (
             lambda rig, patch: patch.setattr(rig.executor, "_named", False) or rig.spool.rmdir(),
@@ -431,13 +425,13 @@ def damaged(rig, patch):
             "no spool directory",
         ),
         (lambda rig, patch: patch.delitem(sys.modules, "torch"), {}, "torch is not imported"),
-        (lambda rig, patch: None, {"with_stack": True, "rm": True}, "unknown options: rm"),
+        (nothing, {"options": {"with_stack": True, "rm": True}}, "unknown options: rm"),
         (called_off, {}, "cancelled"),
         (damaged, {}, "the request does not match its checksum"),
     ],
 )
-def test_a_request_that_cannot_be_is_refused_and_touches_nothing(rig, session, monkeypatch, spoil, options, reason):
-    rig.ask(options=options)
+def test_a_request_that_cannot_be_is_refused_and_touches_nothing(rig, session, monkeypatch, spoil, changes, reason):
+    rig.ask(**changes)
     spoil(rig, monkeypatch)
     rig.step(2)
     result = rig.result()

@@ -276,7 +276,9 @@ def test_a_trace_that_is_not_whole_or_too_large_leaves_nothing(tmp_path, export,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_trace_never_takes_the_place_of_another(tmp_path):
+def test_a_trace_never_takes_the_place_of_another_nor_makes_its_directory(tmp_path):
+    with pytest.raises(CaptureError, match="cannot be written: No such file"):
+        write_trace(writes(TRACE), tmp_path / "gone", "c-1", 1000)
     (tmp_path / "c-1.json").write_bytes(b"earlier")
     (tmp_path / "c-2.json.partial").write_bytes(b"of one that died")
     for capture_id in ("c-1", "c-2"):

@@ -152,10 +152,6 @@ def test_the_seams_know_how_often_a_stage_was_entered_whether_it_is_watched_or_n
         assert (stage.entered, stage.left) == (4, 4)
 
 
-def test_without_watch_no_step_has_a_moment(watched, clock):
-    assert train(watched, clock, Chain(clock), steps=2) == [None, None]
-
-
 def test_under_no_sync_all_of_backward_is_the_ranks_own(watched, clock, group):
     # GIVEN a model under DDP whose gradients are not exchanged, as between the averages of local SGD
     model = DistributedDataParallel(Chain(clock))
@@ -297,15 +293,17 @@ def test_an_order_that_changes_is_seen_by_those_that_were_kept(watch, clock):
     assert train(watched, clock, model, steps=2) == [None, 22]
 
 
-@pytest.mark.parametrize("learnt", [True, False])
-def test_a_thawed_layer_is_noticed_though_the_known_ones_still_come(watch, clock, learnt):
-    # GIVEN a model whose first layer is frozen
+@pytest.mark.parametrize(
+    ("frozen", "steps", "before"), [(1, LEARNING_STEPS, 32), (1, 1, 32), (4, 3, None)], ids=["learnt", "early", "all"]
+)
+def test_thawed_layers_are_noticed_though_the_known_ones_still_come(watch, clock, frozen, steps, before):
+    # GIVEN a model whose first layers are frozen
     watched, model = watch(), Chain(clock)
-    model.layers[0].requires_grad_(False)
+    model.layers[:frozen].requires_grad_(False)
     watched.monitor.watch(model)
-    assert train(watched, clock, model, steps=LEARNING_STEPS if learnt else 1)[-1] == 32
-    # WHEN it is thawed THEN the step that shows it has no moment, and the next ones the right one
-    model.layers[0].requires_grad_(True)
+    assert train(watched, clock, model, steps=steps)[-1] == before
+    # WHEN they are thawed THEN the step that shows it has no moment, and the next ones the right one
+    model.layers.requires_grad_(True)
     assert train(watched, clock, model, steps=3) == [None, 42, 42]
 
 
@@ -609,15 +607,6 @@ def test_a_schema_without_sync_stage_has_nothing_to_split(watch, clock, caplog):
     watched.monitor.watch(model)
     assert (hooked(model), watched.misuse, len(caplog.records)) == (0, 1, 1)
     assert train(watched, clock, model) == [None]
-
-
-def test_a_model_with_everything_frozen_has_no_moment_until_it_is_thawed(watch, clock):
-    watched, model = watch(), Chain(clock)
-    model.requires_grad_(False)
-    watched.monitor.watch(model)
-    assert train(watched, clock, model, steps=3) == [None] * 3
-    model.requires_grad_(True)
-    assert train(watched, clock, model, steps=2) == [None, 42]
 
 
 def test_an_inert_monitor_puts_no_hook_on_anything(caplog):

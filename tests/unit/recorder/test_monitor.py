@@ -191,12 +191,13 @@ def test_without_a_directory_nothing_is_written_and_nothing_said(tmp_path, monke
     assert (monitor.info, monitor.active, caplog.records, list(tmp_path.iterdir())) == (None, False, [], [])
 
 
-def test_a_mailbox_that_cannot_be_made_is_one_warning_and_no_ring(tmp_path, caplog, monkeypatch):
-    # GIVEN a disk with room for the ring and not for the mailbox
+@pytest.mark.parametrize("full_at", [".ring", ".mailbox"])
+def test_a_full_disk_is_one_warning_and_leaves_nothing_behind(tmp_path, caplog, monkeypatch, full_at):
+    # GIVEN a disk without room for the ring, or for the mailbox after it
     real = os.posix_fallocate
 
     def nearly_full(descriptor: int, offset: int, size: int) -> None:
-        if ".mailbox" in Path(f"/proc/self/fd/{descriptor}").readlink().name:
+        if full_at in Path(f"/proc/self/fd/{descriptor}").readlink().name:
             raise OSError(28, "No space left on device")
         real(descriptor, offset, size)
 

@@ -313,16 +313,6 @@ def test_a_mode_or_group_that_makes_no_sense_is_one_warning(tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path, make_info, monkeypatch):
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left"):
-        RingFile(tmp_path, make_info(), 4)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_closed_ring_says_so_and_stays_readable(written, reader):
     monitor, steps = written
     steps(1)
