@@ -118,60 +118,44 @@ def test_of_an_ordinary_loop_every_step_but_the_first_two_has_its_stages(put_in,
     assert seams.sync == ()
 
 
-def test_two_optimizers_in_turn_make_one_step(put_in, rings):
-    # GIVEN two networks that train against one another
-    one, other = network(), network()
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other)]
-    seams = put_in()
-    # WHEN
+def two_optimizers():
+    """Two networks that train against one another."""
+    pairs = [(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in (network(), network())]
     for _ in range(6):
-        for model, optimizer in zip((one, other), optimizers, strict=True):
+        for model, optimizer in pairs:
             model(torch.randn(4, 8)).sum().backward()
             optimizer.step()
-    # THEN both are seen to be called
-    assert [record.step for record in recorded(rings)] == [2, 3, 4, 5]
-    assert seams.steps.entered["forward"] == 8
 
 
-def test_optimizers_that_step_in_backward_are_part_of_it(put_in, rings):
+def steps_in_backward():
     model = network()
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda one: optimizers[one].step())
-    put_in()
     for _ in range(6):
         model(torch.randn(4, 8)).sum().backward()
-    records = recorded(rings)
-    assert [one.step for one in records] == [2, 3, 4, 5]
-    assert all(one.durations_ns[2] and not one.durations_ns[3] for one in records)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_an_optimizer_that_is_spread_over_the_ranks_steps_once(put_in, rings, group):
+def zero():
+    """ZeRO, whose step calls that of another optimizer."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    # GIVEN ZeRO, whose step calls that of another optimizer
     model = DistributedDataParallel(network())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1)
-    put_in()
-    train(6, model, optimizer=optimizer)
-    assert [one.step for one in recorded(rings)] == [2, 3, 4, 5]
+    train(6, model, optimizer=ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1))
 
 
-def test_a_step_that_a_grad_scaler_skips_is_a_step(put_in, rings):
+def skipped_by_a_scaler():
     model = network()
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
-    put_in()
     for step in range(6):
         loss = model(torch.randn(4, 8)).sum() * (float("inf") if step == 4 else 1.0)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    assert [one.step for one in recorded(rings)] == [2, 3, 4, 5]
 
 
-def test_an_optimizer_that_calls_the_model_itself_steps_once(put_in, rings):
+def calls_the_model_itself():
     model = network()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
@@ -181,35 +165,47 @@ def test_an_optimizer_that_calls_the_model_itself_steps_once(put_in, rings):
         loss.backward()
         return loss
 
-    put_in()
-    for _ in range(5):
+    for _ in range(6):
         optimizer.step(closure)
-    records = recorded(rings)
-    assert [one.step for one in records] == [2, 3, 4]
-    # (the inner stages' time is theirs)
-    assert all(all(one.durations_ns[1:4]) for one in records)
 
 
-def test_a_model_that_has_never_been_told_to_train_is_trained_all_the_same(put_in, rings):
-    put_in()
-    train(5, network().eval())
-    assert [one.kind for one in recorded(rings)] == ["", "", ""]
+def never_set_to_train():
+    train(6, network().eval())
 
 
-def test_a_model_in_a_box_that_nobody_calls_is_found(put_in, rings):
-    # GIVEN a module that only holds another one, as a LightningModule does
-    class Box(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = network()
-
-    box = Box()
+def in_a_box():
+    """A module that only holds another one, as a LightningModule does, and is never called."""
+    box = nn.Module()
+    box.model = network()
     optimizer = torch.optim.SGD(box.parameters(), lr=0.1)
-    put_in()
     for _ in range(6):
         box.model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
-    assert [bool(one.durations_ns[1]) for one in recorded(rings)] == [False, True, True, True]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize(
+    ("loop", "stages", "forwards"),
+    [
+        (two_optimizers, ["fbo"] * 4, 8),
+        (steps_in_backward, ["fb"] * 4, 4),
+        (zero, ["dfbo"] * 4, 4),
+        (skipped_by_a_scaler, ["fbo"] * 4, 4),
+        (calls_the_model_itself, ["fbo"] * 4, 12),
+        (never_set_to_train, ["dfbo"] * 4, 4),
+        (in_a_box, ["bo", "fbo", "fbo", "fbo"], 3),
+    ],
+)
+def test_however_a_loop_steps_each_round_is_one_step_with_its_stages(put_in, rings, group, loop, stages, forwards):
+    seams = put_in()
+    loop()
+    records = recorded(rings)
+    assert [one.step for one in records] == [2, 3, 4, 5]
+    assert [
+        "".join(n[0] for n, ns in zip(STAGES[:4], one.durations_ns, strict=False) if ns) for one in records
+    ] == stages
+    assert {one.kind for one in records} == {""}
+    assert seams.steps.entered["forward"] == forwards
 
 
 class OwnError(Exception):
