@@ -46,7 +46,6 @@ def cuda_in_use() -> bool:
     return is_initialized is not None and bool(is_initialized())
 
 
-_DRIVER = "libcuda.so.1"
 _FUNCTIONS = (
     "cuEventCreate",
     "cuEventRecord",
@@ -59,23 +58,20 @@ _FUNCTIONS = (
 
 
 def driver() -> tuple[int, ...]:
-    """Where the functions that ``_device.c`` calls are, in its order, in the driver that torch has loaded.
+    """Addresses of the functions that ``_device.c`` calls, in its order, in the driver that torch has loaded.
 
     Raises:
-        OSError: it is not CUDA's.
+        OSError: the driver is not CUDA's.
         AttributeError: it lacks one of them.
     """
     import ctypes  # (not in a job that has no GPU)
 
-    library = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD)
+    library = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
     return tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS)
 
 
 def in_c(form: Form) -> Any:
-    """Device time that a log in C records by itself, where CUDA's driver is; None elsewhere.
-
-    It has the methods ``gradient``, ``note`` and ``close`` of `DeviceTime`, and the log's ``listener`` in its own.
-    """
+    """Device time that a log in C records by itself (``gradient``, ``note``, ``close``); None without CUDA's driver."""
     if form.device is None:
         return None
     torch = sys.modules["torch"]
@@ -86,10 +82,10 @@ def in_c(form: Form) -> Any:
 
 
 class _Step:
-    """One step and its events. ``stages[i]`` is the number of the stage that runs from event i on.
+    """One step and its events; ``seq`` counts all steps of the log.
 
-    ``seq`` counts the steps of the log, whether their device times are known or not. ``ready`` has for each visit to
-    the split sync stage the event of its newest gradient, and ``visits`` those of which that is known to be the last.
+    ``stages[i]`` runs from event i on. ``ready`` has the event of each visit's newest gradient, and ``visits`` names
+    those for which that gradient is known to be the last.
     """
 
     __slots__ = ("capturing", "events", "number", "ready", "seq", "stages", "start_ns", "visits")
@@ -114,11 +110,10 @@ class DeviceTime:
         self._cuda: Any = sys.modules["torch"].cuda
         self._stream: Any = None
         self._open: _Step | None = None
-        # Steps that have ended and are to be read, and the one that was read last.
-        self._steps: deque[_Step] = deque()
-        self._before: _Step | None = None
-        # Events to be used again: making one takes the driver's time. An event is of the device that it was first
-        # recorded on, which for a gradient may be another one.
+        self._steps: deque[_Step] = deque()  # ended, and not read yet
+        self._before: _Step | None = None  # the last one that was read
+        # Spare events: making one takes the driver's time. An event belongs to the device that it was first recorded
+        # on, which for a gradient may be another one.
         self._spare: list[Any] = []
         self._spare_ready: list[Any] = []
         self._watches = True
@@ -183,24 +178,21 @@ class DeviceTime:
     def end(self, incomplete: bool) -> None:
         self.mark(layout.OTHER_STAGE)
         opened, self._open = self._open, None
-        if opened is None:
-            return
-        if incomplete:
+        if opened is not None and incomplete:
             self._free(opened)
-        else:
+        elif opened is not None:
             self._steps.append(opened)
 
     def settle(self) -> None:
-        """Between two steps: write down those that the device is through with."""
-        if self.off:
-            return
+        """Between two steps: write those that the device has finished."""
         try:
-            self._write(READ_A_STEP)
+            if not self.off:
+                self._write(READ_A_STEP)
         except Exception as error:
             self._fail(error)
 
     def close(self, log: Log) -> None:
-        """Write down what the device is through with by now. A second call does nothing."""
+        """Write what the device has finished by now. A second call does nothing."""
         if self.off:
             return
         self.off, self._open = True, None

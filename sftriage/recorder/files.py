@@ -28,7 +28,7 @@ from types import BuiltinFunctionType
 from typing import TYPE_CHECKING
 
 from sftriage.base.files import create, open_regular
-from sftriage.base.process import start_ticks
+from sftriage.base.process import Process
 from sftriage.errors import RingError
 from sftriage.recorder import layout, moments
 from sftriage.recorder.layout import HEADER_BYTES, Header, RingInfo, decode_header, encode_header
@@ -92,7 +92,7 @@ def create_whole(
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file until it is closed; False where the file system has no locks."""
+    """Lock a file until it is closed; False if the file system has no locks."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -174,14 +174,12 @@ class OpenFile:
         return os.fstat(self._descriptor).st_size
 
     def is_writer_alive(self, info: RingInfo) -> bool | None:
-        """Whether the process that writes it, a ring, is there; None where that cannot be known."""
+        """Whether the process that writes this ring is alive; None where that cannot be known."""
         if not info.locked:
-            # A pid used again by another process is not the writer.
-            return start_ticks(info.pid) == info.pid_start_ticks
+            return Process(info.pid, info.pid_start_ticks).alive
         if _inode(self._descriptor) in _locked:
             return True
         try:
-            # (start, length) of 0, 0 is all of it.
             answer = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         except OSError:
             return None
@@ -211,7 +209,7 @@ class RingFile:
         self.descriptor = create_whole(self.path, size_bytes, header, lock=True)
 
     def open_log(self, recording: Recording) -> Log:
-        # One that somebody has put in the place of the machine's clock is the one to read; else a form reads it itself.
+        # (tests replace the clock; otherwise the form reads the machine's itself)
         clock = None if isinstance(monotonic_ns, BuiltinFunctionType) else monotonic_ns
         return self.form.log(self.descriptor, self.log_words, self.info.started_mono_ns, recording, clock)
 
@@ -237,12 +235,10 @@ class RingFile:
 
 
 def claim(directory: Path, info: RingInfo, slots: int) -> RingFile:
-    """Create this rank's ring under the first attempt that is free, from the host's newest on, and sweep older ones.
-
-    Ranks that start together have one attempt, whatever numbers they had before, and whoever counts their restarts.
+    """Create this rank's ring under the first free attempt from the host's newest on, and sweep older ones.
 
     Raises:
-        RingError: a monitor that is running holds this rank.
+        RingError: a running monitor holds this rank.
         OSError: the directory is missing or full, or may not be written.
     """
     newest = max(info.attempt, _newest(directory, info))
@@ -261,7 +257,7 @@ def claim(directory: Path, info: RingInfo, slots: int) -> RingFile:
 
 
 def _newest(directory: Path, mine: RingInfo) -> int:
-    """The attempt that goes on here by the rings of other ranks; after those that are over, the next one."""
+    """The attempt of other ranks' rings that is under way; when all of its writers have ended, the next one."""
     others = [(attempt, path) for rank, attempt, path in _numbered(directory) if rank != mine.rank]
     newest = max((attempt for attempt, _ in others), default=0)
     # (one that this very process has closed belongs to the attempt that goes on)
@@ -270,7 +266,7 @@ def _newest(directory: Path, mine: RingInfo) -> int:
 
 
 def _writer(path: Path) -> tuple[int | None, bool | None]:
-    """The process that has written a ring, and whether it still does; None where the file cannot be read as one."""
+    """The pid of a ring's writer, and whether it still writes; None, None if the file is no ring."""
     try:
         with OpenFile(path, os.O_RDONLY) as ring:
             header, closed = ring.checked_header(layout.RING_MAGIC), b""
@@ -293,10 +289,7 @@ def _numbered(directory: Path | str) -> list[tuple[int, int, Path]]:
 
 
 def _sweep(directory: Path, mine: RingInfo) -> None:
-    """Remove what dead attempts have left here, but for the last ones, and what this rank has never finished.
-
-    A dead attempt stays dead; a reader that has one of these files open goes on reading.
-    """
+    """Remove the files of dead attempts, except the last `KEPT_RINGS`, and stale partial files of this rank."""
     earlier = [(attempt, path) for _, attempt, path in _numbered(directory) if attempt < mine.attempt]
     dead = [(attempt, path) for attempt, path in earlier if _writer(path)[1] is False]
     kept = sorted({attempt for attempt, _ in dead})[-KEPT_RINGS:]

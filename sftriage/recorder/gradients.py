@@ -27,9 +27,7 @@ KEPT = 4
 others show at once that the last gradient stayed away, or that another has come after it."""
 
 NO_GRADIENT: LastGradients = (0,)
-"""A visit without a gradient, before the first one that has any: nothing has 0 for its id."""
-
-_NONE_YET: tuple[int, LastGradients] = (0, ())
+"""A visit without a gradient, before the first that has any: no object has the id 0."""
 
 LEARNING_STEPS = 4
 """Steps in a row with all hooks on that have to bring nothing new: some jobs alternate between two losses."""
@@ -85,10 +83,10 @@ class GradientOrder:
         if not self.learning:
             self._since += 1
             self._budget = min(self._budget + 1, MAX_LOOKS * STEPS_A_LOOK)
-            if not known and self._budget >= LEARNING_STEPS * STEPS_A_LOOK:
-                self._learn(LEARNING_STEPS)
-            elif known and self._since >= AUDIT_STEPS:
-                self._learn(1)
+            audit = known and self._since >= AUDIT_STEPS
+            if audit or (not known and self._budget >= LEARNING_STEPS * STEPS_A_LOOK):
+                self.learning = True
+                self._left, self._since = 1 if audit else LEARNING_STEPS, 0
             return known
         if not known:
             self._left = LEARNING_STEPS
@@ -102,10 +100,6 @@ class GradientOrder:
         self._budget -= STEPS_A_LOOK
         self.learning = self._left > 0 and self._budget >= STEPS_A_LOOK
         return ending is not None and not thawed
-
-    def _learn(self, steps: int) -> None:
-        self.learning = True
-        self._left, self._since = steps, 0
 
 
 class GradientWatch:
@@ -139,10 +133,9 @@ class GradientWatch:
             raise
 
     def collect(self, incomplete: bool) -> dict[int, int]:
-        """The ready moments of the step that ends, by visit; none where they might be wrong ones.
+        """The ready moments of the step that ends, by visit; none if they might be wrong.
 
-        Called by the step's thread, before the step is published. The gradients of a step that was left half-way
-        (``incomplete``) teach nothing.
+        Called by the step's thread before the step is published. An ``incomplete`` step teaches nothing.
         """
         # When the last gradient of a visit was ready, and which came last, by how often the stage had been entered.
         noted: dict[int, tuple[int, LastGradients]] = {}
@@ -152,7 +145,7 @@ class GradientWatch:
                 self._error, self.due = note, True
                 continue
             entered, ready_ns, parameter = note
-            noted[entered] = ready_ns, (*noted.get(entered, _NONE_YET)[1][1 - KEPT :], parameter)
+            noted[entered] = ready_ns, (*noted.get(entered, (0, ()))[1][1 - KEPT :], parameter)
         del self._notes[:n_notes]
         before, self._entered_before = self._entered_before, self._stage.entered
         # A step without backward, such as an evaluation, is no surprise.
@@ -176,16 +169,15 @@ class GradientWatch:
         return ready if known else {}
 
     def settle(self) -> None:
-        """Put on and take off hooks as is wanted. Called by the step's thread between two steps."""
+        """Add or remove hooks as needed. Called by the step's thread between two steps."""
         self.due = False
         try:
             if self._error is not None:
                 raise self._error
+            model = self._model()
             if not self._order.learning:
                 self._unhook()
-                return
-            model = self._model()
-            if model is None:
+            elif model is None:
                 self._stop("the model given to watch() is gone: give it the new one")
             elif sharded(model):
                 self._stop(_SHARDED)
@@ -195,7 +187,7 @@ class GradientWatch:
             self._stop(f"watch() no longer watches: {error!r}")
 
     def close(self) -> None:
-        """Take all hooks off. A second call does nothing."""
+        """Remove all hooks. A second call does nothing."""
         handles, self._handles = self._handles, {}
         for handle in handles.values():
             handle.remove()
@@ -209,13 +201,14 @@ class GradientWatch:
                     self._handles.pop(key).remove()
                 self._handles[key] = parameter.register_post_accumulate_grad_hook(self._ready)
                 self._ever_hooked.add(key)
-        frozen = [
-            (weakref.ref(module), name)
-            for module in _modules(model)
-            for name, parameter in module.named_parameters(recurse=False)
-            if not parameter.requires_grad and id(parameter) not in self._ever_hooked
-        ]
-        self._frozen = cycle(frozen)
+        self._frozen = cycle(
+            [
+                (weakref.ref(module), name)
+                for module in _modules(model)
+                for name, parameter in module.named_parameters(recurse=False)
+                if not parameter.requires_grad and id(parameter) not in self._ever_hooked
+            ]
+        )
 
     def _unhook(self) -> None:
         kept = self._order.kept
@@ -239,7 +232,7 @@ class GradientWatch:
 
 
 def watch_model(recording: Recording, model: Any) -> None:
-    """Watch a model's gradients from now on, in place of what was watched before. Never raises."""
+    """Watch a model's gradients instead of those watched before. Never raises."""
     if recording.off:
         return
     watched = recording.watch
@@ -260,10 +253,7 @@ def watch_model(recording: Recording, model: Any) -> None:
 
 
 def sharded(model: Any) -> bool:
-    """Whether gradients of this model are accumulated only after an exchange between the ranks.
-
-    By name: torch.distributed.fsdp is not imported here.
-    """
+    """Whether this model's gradients are accumulated only after an exchange, by names: FSDP is not imported here."""
     kinds = {kind for module in _modules(model) for kind in type(module).__mro__}
     if any(kind.__name__ in _FSDP and kind.__module__.startswith("torch.distributed.") for kind in kinds):
         return True

@@ -117,12 +117,12 @@ class Mailbox:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the request taken last has been called off."""
+        """Whether the request taken last was cancelled."""
         return bool(self.live[CANCEL_SEQ] == self._taken)
 
     @property
     def allowed(self) -> bool:
-        """Whether the request taken last may begin, where it has to wait for that."""
+        """Whether the profiler outside the trainer is ready for the request taken last."""
         return bool(self.live[ALLOW_SEQ] == self._taken)
 
     def show(self, state: State, steps: int = 0) -> None:
@@ -130,8 +130,7 @@ class Mailbox:
         self.live[STATE] = STATES.index(state)
 
     def answer(self, result: CaptureResult) -> None:
-        message = plain(result) | {"detail": result.detail[:MAX_DETAIL_CHARS]}
-        body = json.dumps(message).encode("ascii")
+        body = json.dumps(plain(result) | {"detail": result.detail[:MAX_DETAIL_CHARS]}).encode("ascii")
         self._bytes[RESULT_AT : RESULT_AT + len(body)] = body
         self.live[RESULT_BYTES] = len(body)
         self.live[RESULT_CRC] = crc32(body)
@@ -172,17 +171,14 @@ class Answering:
             os.write(self._descriptor, _END)
 
     def abandon(self) -> None:
-        """This is a forked child: the thread is its parent's, and so are the files."""
+        """Let go of the pipe in a forked child: thread and files are its parent's."""
         os.close(self._descriptor)
 
     def _run(self) -> None:
         # Signals are for the program's threads: one that came here would not interrupt what its main thread waits in.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(Exception):
-            while True:
-                word = os.read(self._descriptor, MAX_WORD_BYTES)
-                if _END in word:
-                    break
+            while _END not in (word := os.read(self._descriptor, MAX_WORD_BYTES)):
                 stacks = _threads(self._pid, leave_out=threading.get_ident())
                 with contextlib.suppress(OSError, ValueError):
                     text = json.dumps({"asked": word.decode("ascii", "replace").strip(), "threads": stacks})

@@ -42,9 +42,8 @@ FORM_ENV = "SFTRIAGE_RECORDER"
 class Log:
     """The mapped log of one rank, in a file that has its header, with room for ``log_words`` words.
 
-    As a context manager it is the next step. Times in it are since ``base_ns``. It calls the ``recording`` whenever
-    something is not as usual: ``begin``, ``end`` and ``stray``, which raise nothing into training. ``clock`` is another
-    one than the machine's, for tests.
+    As a context manager it is the next step. Its times are since ``base_ns``. Whenever something is unusual it calls
+    ``begin``, ``end`` and ``stray`` of the ``recording``, which raise nothing into training. Tests give a ``clock``.
 
     Attributes:
         owner: the thread whose step is open, or 0.
@@ -52,7 +51,7 @@ class Log:
         published: steps that have ended.
         seen: the doorbell at the last call of ``recording.begin``, or `NEVER`.
         ends_slowly: whether the recording ends the steps.
-        listener: is called with the code of each boundary of a stage, once it is noted; or None.
+        listener: called with the code of each stage boundary after it was noted; or None.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Log:
         self._all = memoryview(self._map).cast("Q")
         self._live = self._all[layout.LIVE_AT // WORD_BYTES : layout.ADDITIONS_AT // WORD_BYTES]
         self._words = self._all[layout.LOG_AT // WORD_BYTES :]
-        # The next word, and the words before the end of its block, of all that were ever written.
+        # Of all words ever written: the next one, and the end of its block.
         self._next, self._opened, self._log_words = 0, 0, log_words
         self._recording, self.clock, self._base_ns = recording, clock or monotonic_ns, base_ns
         self.owner = self.published = 0
@@ -94,11 +93,11 @@ class Log:
 
     @property
     def doorbell(self) -> int:
-        """The ring's doorbell: it changes when there is something in the mailbox."""
+        """The ring's doorbell, which changes when the mailbox has something new."""
         return self._live[layout.DOORBELL]
 
     def begin(self, number: int | None = None, /) -> int:
-        """Begin a step of the calling thread; when that was, in nanoseconds since the log began."""
+        """Begin a step of the calling thread; returns when, in nanoseconds since the log began."""
         # (first: a signal's handler may take a step of its own in here)
         owner = get_ident()
         number = self.number + 1 if number is None else number
@@ -114,7 +113,7 @@ class Log:
         self.published += 1
 
     def note(self, code: int, /) -> int:
-        """Note a moment, now; when that was."""
+        """Note a moment now; returns when."""
         now_ns = self.clock() - self._base_ns
         self.put(code, now_ns)
         return now_ns
@@ -175,17 +174,11 @@ class Stage:
 
 
 class Ready:
-    """A hook on parameters: it notes when each gradient was ready, in a visit to this stage.
+    """A hook on parameters that notes when each gradient was ready, in a visit to this stage.
 
-    On CUDA autograd calls it in its own thread while the step's thread is inside ``backward()``: so it only leaves a
-    note. The interpreter runs signal handlers where Python's code begins, in backward mostly here: the form in C has no
-    frame in the traceback of what they raise, and this one's is taken out where the stage is left.
-
-    Args:
-        stage: the stage.
-        recording: has the ``device`` to note the gradient on, and is ``off`` once it is over.
-        order: whether all gradients may be last ones (``learning``), or which may (``finals``).
-        notes: gets (visit, when, id of the parameter), or what was raised.
+    On CUDA autograd calls it in a thread of autograd while the step's thread is inside ``backward()``, so it only adds
+    to the ``notes``: (visit, when, id of the parameter), or an exception. Signal handlers mostly run where it begins;
+    its frame is removed from what they raise where the stage is left.
     """
 
     __slots__ = ("_notes", "_order", "_recording", "_stage")
@@ -209,11 +202,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One of the two forms: its types, by what they make; and the ``step`` and ``stage`` that a monitor inherits.
+    """The types of one of the two forms; ``calls`` has the ``step`` and ``stage`` that a monitor inherits.
 
-    ``seam`` makes what `sftriage.seams` puts around functions of torch once a job is in its stride, where there is
-    something that does that with less than functions in Python do. ``device`` makes device time that the log records by
-    itself: see `sftriage.recorder.device`.
+    In C alone, ``seam`` makes what `sftriage.seams` puts around functions of torch once a job is in its stride, and
+    ``device`` the device time that the log records by itself.
     """
 
     name: str
@@ -230,12 +222,11 @@ PYTHON = Form("Python", Log, Stage, lambda log: log)
 
 
 def carried_binary(directory: Path) -> Path:
-    """Where the form in C lies for this machine's architecture, in a folder that is carried from machine to machine."""
+    """The form in C for this machine's architecture, in a folder that is carried from machine to machine."""
     return directory / f"_moments.{os.uname().machine}.abi3.so"
 
 
 def _binary() -> ModuleType:
-    """The form in C: the one that was built here, or else the one that was carried here, if this Python can load it."""
     name = "sftriage.recorder._moments"
     carried = carried_binary(Path(__file__).parent)
     if not carried.exists():

@@ -70,7 +70,6 @@ _NUMBERS = (
 """The numbers of a `RingInfo`: where torchrun's environment has them, and what they are by default."""
 
 _ORDINARY = ""
-
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -231,7 +230,7 @@ class Monitor(Calls):
             self._recording.close()
 
     def _make_way(self) -> None:
-        """One that a script makes by itself takes the place of one that was made for it."""
+        """A script's own monitor replaces an automatic one."""
         global _by_hand
         _by_hand = True
         automatic = None if _automatic is None else _automatic()
@@ -283,7 +282,7 @@ def stage(name: str, *, sync: bool = False) -> AbstractContextManager[None]:
 
 
 def made_by_hand() -> bool:
-    """Whether the script has made a monitor of its own."""
+    """Whether the script has made a monitor."""
     return _by_hand
 
 
@@ -332,7 +331,7 @@ def _open(
 
 
 def _identified(schema: StageSchema, environment: Mapping[str, str], **given: str | int | None) -> RingInfo | None:
-    """Who this process is, by the arguments and else by its launcher's environment; None if that is malformed."""
+    """Who this process is, by the arguments or its launcher's environment; None if that is malformed."""
     texts = {
         "job": environment.get(JOB_ENV) or environment.get("TORCHELASTIC_RUN_ID") or "",
         "host": environment.get(HOST_ENV) or os.uname().nodename,
@@ -343,7 +342,7 @@ def _identified(schema: StageSchema, environment: Mapping[str, str], **given: st
         if not isinstance(given[name], str):
             raise UsageError(f"{name} {given[name]!r}: a text")
     if "RANK" not in environment:  # (Lightning's own launcher sets the WORLD_SIZE alone)
-        environment = {**_launched(environment), **environment, **_distributed()}
+        environment = _launched(environment)
     try:
         numbers = {
             name: given[name] if name in given else _number(environment, variable, default)
@@ -365,21 +364,20 @@ def _identified(schema: StageSchema, environment: Mapping[str, str], **given: st
         return None
 
 
-def _distributed() -> dict[str, str]:
+def _launched(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment as torchrun would have it, by MPI or SLURM, and by torch.distributed, which goes first."""
+    found: dict[str, str] = {}
+    variables = next((names for names in LAUNCHERS if all(name in environment for name in names[:2])), ())
+    for name, variable in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), variables, strict=False):
+        if variable in environment:
+            found[name] = environment[variable]
+    found |= environment
     try:
         if (distributed := torch_distributed()) is not None:
-            return {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
+            found |= {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
     except Exception as error:
         warn("torch.distributed does not say which rank this is: %r", error)
-    return {}
-
-
-def _launched(environment: Mapping[str, str]) -> dict[str, str]:
-    for variables in LAUNCHERS:
-        if all(name in environment for name in variables[:2]):
-            pairs = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), variables, strict=True)
-            return {name: environment[variable] for name, variable in pairs if variable in environment}
-    return {}
+    return found
 
 
 def _number(environment: Mapping[str, str], variable: str, default: int) -> int:

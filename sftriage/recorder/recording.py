@@ -54,20 +54,18 @@ class Recording:
         self.stages = {name: self._stage(number) for number, name in enumerate(self.info.schema.stages[:-1], 1)}
         self.stages[OTHER] = self._stage(layout.OTHER_STAGE)
         self._capturing = False
-        # Rings of the doorbell that the executor has handled.
-        self._rings_handled = NEVER
+        self._rings_handled = NEVER  # of the doorbell, by the executor
         self._device_time = device_time
         self._misuse = 0
-        # Steps at whose beginning it is still to be seen whether CUDA is in use; no later step pays for the question.
+        # Steps that still look whether CUDA is in use; no later step pays for that.
         self._cuda_steps_left = CUDA_START_STEPS
-        # The stages that are open, outermost first: followed only while somebody listens.
+        # The open stages, outermost first, followed only while listening.
         self._open: list[int] = []
         self._listening = False
         self._seen: set[str] = set()
         self.watch: GradientWatch | None = None
         self.device: Any = None
-        # The same, where it is driven from here.
-        self._driven: DeviceTime | None = None
+        self._driven: DeviceTime | None = None  # the same, if it is driven from here
         _recordings.add(self)
 
     def begin(self, number: int | None) -> None:
@@ -133,10 +131,7 @@ class Recording:
             self.fail(error)
 
     def stray(self, code: int) -> None:
-        """A stage outside a step, or in another thread than the step's, is ignored and counted as misuse.
-
-        Outside a step its time is part of what is between the steps.
-        """
+        """A stage outside a step, or in another thread than the step's: ignored, and counted as misuse."""
         if code & 1:
             self.misused("a stage was left that is not open in this thread's step")
         else:
@@ -180,12 +175,12 @@ class Recording:
             self.fail(error)
 
     def set_watch(self, watch: GradientWatch | None) -> None:
-        """Have this watch for the last gradient from now on; None: nothing."""
+        """Use this watch for the last gradient from now on; None: none."""
         self.watch = watch
         self._attend()
 
     def misused(self, what: str, *example: object) -> None:
-        """Count a call that makes no sense, and warn of each sort once, showing the first ``example`` of it."""
+        """Count a wrong call, and warn of each kind once with its first ``example``."""
         if self.off:
             return
         self._misuse += 1
@@ -194,7 +189,7 @@ class Recording:
         self.say_once(what, f"%s{': %r' * len(example)} (more of this sort is only counted)", what, *example)
 
     def say_once(self, what: str, message: str = "%s", *arguments: object) -> None:
-        """Warn of each ``what`` once, in its own words where there is no message."""
+        """Warn of each ``what`` once; without a message, ``what`` is the message."""
         if what not in self._seen:
             self._seen.add(what)
             warn(message, *(arguments or (what,)))
@@ -219,7 +214,7 @@ class Recording:
         self.off = True
         self.log.owner = 0
         try:
-            # The hook first: as long as the ring is open, whoever waits for a result knows that one may come.
+            # The hook first: while the ring is open, a result may still come.
             try:
                 if self.watch is not None:
                     self.watch.close()
@@ -259,8 +254,7 @@ class Recording:
         return self.log.number + 1
 
     def _consult(self, number: int) -> None:
-        # Both before the hook looks: what rings meanwhile is seen at the next step, and a hook that was busy
-        # did not listen, though it may be done by now.
+        # Both before the hook looks: a ring meanwhile counts for the next step, and a busy hook did not listen.
         rings, busy = self.log.doorbell, self._hook.busy
         if rings != self._rings_handled:
             self._capturing = self._hook.before_step(number)
@@ -279,7 +273,7 @@ class Recording:
         self._attend()
 
     def _attend(self) -> None:
-        """Have the log call back at the end of a step, and at each boundary, while that is needed."""
+        """Make the log call back at the end of a step, and at each boundary, while needed."""
         listening = self._driven is not None or (self._capturing and self._hook.annotating)
         if listening and not self._listening:
             self._open.clear()
@@ -291,7 +285,7 @@ class Recording:
         self.log.ends_slowly = self._capturing or self._driven is not None or self.watch is not None
 
     def _follow(self, code: int) -> None:
-        """A stage was entered or left: pass on which one the rank is in now."""
+        """A stage was entered or left: pass on the stages that are open now."""
         try:
             at = code & ~1
             if at == code:
