@@ -93,28 +93,28 @@ class TraceCost:
 
 
 class StepSizes:
-    """What a step takes, by the profiler's options; the last time counts."""
+    """What a step takes, by the profiler's options, as measured last."""
 
     def __init__(self) -> None:
         self._measured: dict[Options, TraceCost] = {}
 
     def note(self, options: Mapping[str, object], measured: TraceCost) -> None:
-        """Some steps have been recorded with these options. What is fixed stays as it was measured."""
+        """Keep what was measured with these options; what is fixed stays where it was not measured again."""
         before = self._measured.get(_key(options))
         if measured.steps > 0 and measured.size_bytes > 0:
             fixed_s = measured.fixed_s or (before.fixed_s if before else 0.0)
             self._measured[_key(options)] = replace(measured, fixed_s=fixed_s)
 
     def wants_probe(self, request: CaptureRequest) -> bool:
-        """Whether a step has to be recorded before a capture, to know what it takes."""
+        """Whether to record a step before a capture, to learn what it takes."""
         key = _key(request.options)
         return request.steps > (1 if key else PROBED_STEPS) and key not in self._measured
 
     def limit(self, request: CaptureRequest) -> tuple[int, str]:
-        """How many steps a capture may have, and why not more; "" where it may have all that were requested.
+        """How many steps a capture may have, and why no more ("": it may have all).
 
         Raises:
-            CaptureError: not even one fits into its bytes.
+            CaptureError: a single step does not fit into its bytes.
         """
         measured = self._measured.get(_key(request.options))
         if measured is None:
@@ -134,19 +134,15 @@ class StepSizes:
 
 
 class Probe:
-    """One step recorded before a capture and thrown away, to know what a step takes.
+    """One step recorded before a capture and thrown away, to learn what a step takes.
 
-    ``session`` makes a session with the capture's options; the trace is in ``spool`` for a moment. ``took_s`` is what
-    the training thread has spent on it so far.
+    ``session`` makes a session with the capture's options. The training thread has spent ``took_s`` on it so far.
     """
 
     def __init__(self, session: Callable[[], TorchSession], spool: Path, capture_id: str) -> None:
-        self._make = session
+        self._make, self._spool, self._capture_id = session, spool, capture_id
         self._session: TorchSession | None = None
-        self._spool = spool
-        self._capture_id = capture_id
-        self._fixed_s = 0.0
-        self.took_s = 0.0
+        self._fixed_s = self.took_s = 0.0
 
     def start(self, number: int) -> None:
         began_s = time.monotonic()
@@ -159,11 +155,7 @@ class Probe:
         self.took_s += time.monotonic() - began_s
 
     def finish(self) -> TraceCost:
-        """Stop after the one step.
-
-        Raises:
-            CaptureError: nothing could be written.
-        """
+        """Stop after the step, or raise a CaptureError if nothing could be written."""
         began_s = time.monotonic()
         session = self._session
         assert session is not None, "a probe is started before it is finished"
@@ -211,17 +203,15 @@ class _Capture:
 class CaptureExecutor:
     """Carries out requests for captures of one rank, driven at step boundaries. None of its public methods raises.
 
-    It closes its ``requests``. A ``spool``, the directory for traces, that is not ``named`` may be missing: then every
-    request for a trace is refused.
+    It closes its ``requests``. If the ``spool`` for traces is not ``named`` it may be missing: requests for a trace are
+    refused then.
     """
 
     def __init__(
         self, requests: Mailbox, subject: RingInfo, spool: Path, guard: ProfilerGuard = GUARD, *, named: bool = True
     ) -> None:
-        self._requests = requests
-        self._subject = subject
+        self._requests, self._subject, self._guard = requests, subject, guard
         self._spool, self._named = spool, named
-        self._guard = guard
         self._state: State = "idle"
         self._capture: _Capture | None = None
         self._export: threading.Thread | None = None
@@ -237,10 +227,9 @@ class CaptureExecutor:
 
     @property
     def _touching(self) -> bool:
-        """Whether the profiler is in the way: one that waits for its step is not."""
-        capture = self._capture
-        waiting = capture is not None and not capture.prepared and capture.probe is None
-        return self.busy and (self._stalled or not waiting)
+        """Whether the profiler is in the way; while it waits for its step it is not."""
+        waiting = (one := self._capture) is not None and not one.prepared and one.probe is None
+        return self._stalled or (self.busy and not waiting)
 
     @property
     def annotating(self) -> bool:
@@ -248,11 +237,7 @@ class CaptureExecutor:
         return self._state == "recording"
 
     def before_step(self, number: int) -> bool:
-        """Go on with the capture under way, or begin the requested one, before a step of this number.
-
-        Returns:
-            Whether a heavy profiler touched this step, or the time since the last one.
-        """
+        """Continue or begin a capture; whether a heavy profiler touched this step, or the time since the last one."""
         touched = self._touching
         self._stalled = False
         self._guard.install()
@@ -270,8 +255,7 @@ class CaptureExecutor:
 
     def after_step(self) -> None:
         """Count the step that has ended, and stop when there are enough."""
-        capture = self._capture
-        if capture is None:
+        if (capture := self._capture) is None:
             return
         try:
             if self._state == "armed":
@@ -293,16 +277,13 @@ class CaptureExecutor:
     def follow(self, stages: Sequence[str]) -> None:
         """Mark in the trace the stages that are open now, outermost first."""
         try:
-            if self._capture is not None and self.annotating:
+            if self._capture is not None:
                 self._capture.session.follow(stages)
         except Exception as error:
             self._fail(_reason(error))
 
     def close(self, wait: bool) -> None:
-        """Training has ended, or the recorder: keep the steps there are, and answer the request.
-
-        With ``wait``, an export that is under way has `LAST_EXPORT_S` to be finished.
-        """
+        """Training or the recorder has ended: keep the steps, and answer. ``wait`` gives an export `LAST_EXPORT_S`."""
         try:
             if self._capture is not None:
                 self._finish_early(self._capture, "training ended")
@@ -311,14 +292,14 @@ class CaptureExecutor:
         if self._export is not None:
             self._export.join(LAST_EXPORT_S if wait else 0)
             if self._export.is_alive():
-                return  # It still writes into the mailbox, which goes with the process.
+                return  # (it still writes into the mailbox, which goes with the process)
         WORKERS.leave()
         if (late := self._request()) is not None:
             self._refuse(late.capture_id, "training ended")
         self._requests.close()
 
     def abandon(self) -> None:
-        """A forked child: its parent's capture and mailbox are none of its business."""
+        """This is a forked child: capture and mailbox are its parent's."""
         self._capture = None
         self._state = "idle"
         self._guard.release(self._yield_to_job)
@@ -372,7 +353,7 @@ class CaptureExecutor:
         self._arm(capture, number)
 
     def _arm(self, capture: _Capture, number: int) -> None:
-        """Prepare the profiler once its step is near, and start it once it is warm."""
+        """Prepare the profiler when its step is near, and start it when it is warm."""
         if isinstance(capture.session, TorchSession) and self._sizes.wants_probe(capture.request):
             # This one step is recorded, to know what it takes; the capture begins after it.
             make = partial(TorchSession, self._subject, capture.request.options, self._guard)
@@ -385,10 +366,13 @@ class CaptureExecutor:
             capture.session.prepare()
         warm = capture.prepared and capture.warmed >= request.warmup_steps
         if warm and (not isinstance(capture.session, NvtxSession) or self._requests.allowed):
-            self._start(capture, number)
+            if isinstance(capture.session, TorchSession):
+                capture.most_steps, capture.why_fewer = self._sizes.limit(request)
+            capture.session.start(request.capture_id, number, request.labels)
+            capture.session.begin_step(number)
+            self._enter("recording")
 
     def _end_probe(self, capture: _Capture, probe: Probe) -> None:
-        """The step that was recorded beforehand has ended: it says how many fit."""
         self._stalled = True
         self._sizes.note(capture.request.options, probe.finish())
         capture.session.timings_s["probe"] = probe.took_s
@@ -405,13 +389,6 @@ class CaptureExecutor:
             capture.session.begin_step(number)
         else:
             self._arm(capture, number)
-
-    def _start(self, capture: _Capture, number: int) -> None:
-        if isinstance(capture.session, TorchSession):
-            capture.most_steps, capture.why_fewer = self._sizes.limit(capture.request)
-        capture.session.start(capture.request.capture_id, number, capture.request.labels)
-        capture.session.begin_step(number)
-        self._enter("recording")
 
     def _finish_early(self, capture: _Capture, why: str) -> None:
         if capture.session.steps:
@@ -451,12 +428,11 @@ class CaptureExecutor:
 
     def _fail(self, reason: str) -> None:
         """Stop and discard, whatever state the profiler is in. Does not raise."""
-        capture = self._capture
+        capture, self._capture = self._capture, None
         if capture is None:
             warn("a capture failed: %s", reason)
             return
         self._stalled = True
-        self._capture = None
         try:
             if capture.probe is not None:
                 capture.probe.stop()
@@ -470,12 +446,12 @@ class CaptureExecutor:
         self._answer(CaptureResult(capture_id, self._subject.rank, "refused", reason, code=code))
 
     def _ended(self, capture: _Capture, state: CaptureState, detail: str, size_bytes: int = 0) -> None:
-        """Publish the result of a capture. From then on the next one may be requested."""
+        """Publish the result of a capture; then the next one may be requested."""
         request, session = capture.request, capture.session
         first, last = (session.first_step, session.last_step) if state == "stored" else (None, None)
         costs = dict(session.timings_s), dict(session.clock)
         self._answer(CaptureResult(request.capture_id, request.rank, state, detail, first, last, size_bytes, *costs))
-        # Last: until then the training thread leaves the mailbox to the one that exports.
+        # (last: until then the training thread leaves the mailbox to the exporting one)
         self._enter("idle")
 
     def _answer(self, result: CaptureResult) -> None:
@@ -495,7 +471,7 @@ def _reason(error: Exception) -> str:
 
 
 def _in_time(measured: TraceCost, wanted: int) -> int:
-    """As many of the wanted steps as are expected to hold the rank up for `MAX_STALL_S` at most; at least one."""
+    """How many of the wanted steps should hold the rank up for `MAX_STALL_S` at most; at least one."""
     step_s = (measured.stall_s - measured.fixed_s) / measured.steps
     if step_s <= 0.0:
         return wanted

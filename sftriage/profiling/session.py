@@ -50,10 +50,9 @@ _LAST_KEY = b'"traceName"'
 
 
 class ProfilerGuard:
-    """Tracks the holder of the process's one profiler: none, the job itself, or one of our captures.
+    """Tracks the holder of the process's one profiler: none, the job, or a capture.
 
-    A job's profiler that was prepared and then dropped without being stopped counts as held for good: refusing a
-    capture is the safe side.
+    A job's profiler that was prepared and dropped without being stopped counts as held: refusing a capture is safe.
     """
 
     def __init__(self) -> None:
@@ -63,7 +62,7 @@ class ProfilerGuard:
         self._our_thread = 0
 
     def install(self) -> None:
-        """Wrap torch's entry points, if torch has been imported. A second call does nothing."""
+        """Wrap torch's entry points if torch has been imported. A second call does nothing."""
         module = sys.modules.get("torch.autograd.profiler")
         if self._installed or module is None:
             return
@@ -83,11 +82,11 @@ class ProfilerGuard:
         return None
 
     def hold(self, on_job_profiler: Callable[[], None]) -> None:
-        """Take the profiler for a capture, which ``on_job_profiler`` stops where the job is about to start its own."""
+        """Take the profiler for a capture, which ``on_job_profiler`` stops when the job starts its own."""
         self._on_job_profiler = on_job_profiler
 
     def release(self, on_job_profiler: Callable[[], None]) -> None:
-        """Give the profiler back, if this capture holds it."""
+        """Give the profiler back if this capture holds it."""
         if self._on_job_profiler == on_job_profiler:
             self._on_job_profiler = None
 
@@ -118,14 +117,14 @@ class ProfilerGuard:
 
 
 GUARD = ProfilerGuard()
-"""The process's guard: the profiler is one a process, so its guard is too."""
+"""The process has one profiler, and so one guard."""
 
 
 class Session(ABC):
-    """One capture's marks in the trainer, the steps it covers, and what it cost. Called on the training thread."""
+    """One capture's marks, steps and costs. Called on the training thread."""
 
     def __init__(self) -> None:
-        # What closes the marks that are open: a step's, and in it its stages', outermost first.
+        # What closes the open marks: a step's, and its stages', outermost first.
         self._marks: list[Callable[[], object]] = []
         self._started_s = 0.0
         self.steps = 0  # recorded so far
@@ -138,29 +137,27 @@ class Session(ABC):
         self.at = (0, OTHER, 0)
 
     def prepare(self) -> None:
-        """Warm up, where there is anything to: the first steps after this pay for it, and are not recorded."""
+        """Warm up, if there is anything to warm up: the first steps after this pay for it and are not recorded."""
         return
 
     @abstractmethod
     def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
-        """Record from here on, and say, where there is room for it, whose it is and what led to it."""
+        """Record from here on; a trace that has room for it says whose it is and what led to it."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop, wherever it is. Does nothing where it was never prepared, or was stopped before."""
+        """Stop. Does nothing if it was never prepared, or was stopped before."""
 
     def _mark(self, name: str) -> Callable[[], object]:
-        """Open a mark, where there are any; what closes it again."""
+        """Open a mark, if there are any; returns what closes it."""
         return lambda: None
 
     def begin_step(self, number: int) -> None:
-        """Mark the start of a step that is recorded."""
         self._marks.append(self._mark(f"ProfilerStep#{number}"))
         self.last_step = number
         self.at = (number, OTHER, monotonic_ns())
 
     def end_step(self) -> None:
-        """Mark the end of the step."""
         self.follow(())
         self._close_marks(0)
         self.steps += 1
@@ -179,7 +176,7 @@ class Session(ABC):
         self.at = (first_step, OTHER, self.clock["mono_ns"])
 
     def _run_ends(self) -> bool:
-        """Close all marks; False where nothing runs: before `start`, or for the second time."""
+        """Close all marks; False if nothing runs."""
         if self.first_step is None or "run" in self.timings_s:
             return False
         self.timings_s["run"] = monotonic() - self._started_s
@@ -192,7 +189,7 @@ class Session(ABC):
 
 
 class TorchSession(Session):
-    """torch's profiler, from preparing it to a trace in memory, with those of `OPTIONS` that are wanted."""
+    """torch's profiler with some of `OPTIONS`, from preparing it to a trace in memory."""
 
     def __init__(
         self, subject: RingInfo, options: Mapping[str, int], guard: ProfilerGuard, *, sample: bool = False
@@ -206,14 +203,13 @@ class TorchSession(Session):
         activities = [profiler.ProfilerActivity.CPU]
         if sys.modules["torch"].cuda.is_available():
             activities.append(profiler.ProfilerActivity.CUDA)
-        # The class under torch.profiler.profile: without a schedule, and without the step counter that the job may use.
+        # (the class under torch.profiler.profile: without a schedule, and the step counter that the job may use)
         self._profile = profiler._KinetoProfile(activities=activities, **options)
         self._options, self._subject, self._guard = options, subject, guard
-        # Seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
-        self.stall_s = 0.0
+        self.stall_s = 0.0  # of the stop and the export: torch keeps the GIL for both, on any thread
         self._prepared = False
         self._broken: Exception | None = None
-        # Samples the stacks of its steps. Beside the profiler's own, which trace every thread, it would only be traced.
+        # (beside the profiler's own stacks, which trace every thread, it would only be traced)
         self.sampler = StackSampler(lambda: self.at, period_s) if sample and not options.get("with_stack") else None
 
     def prepare(self) -> None:
@@ -275,12 +271,10 @@ class TorchSession(Session):
             self.stall_s += self.timings_s["stop"]
 
     def store(self, spool: Path, request: CaptureRequest) -> tuple[int, str]:
-        """Write the trace into the spool, on whatever thread: its size in bytes (0: none), and what is missing.
-
-        Trace and stacks are as good without each other.
+        """Write trace and stacks into the spool, on any thread: the trace's bytes (0: none), and what is missing.
 
         Raises:
-            CaptureError: there is no whole trace, or it is too large; and there are no stacks.
+            CaptureError: there is neither a whole trace within its bytes nor stacks.
         """
         size_bytes, missing = 0, []
         try:
@@ -296,11 +290,7 @@ class TorchSession(Session):
         return size_bytes, "; ".join(filter(None, missing))
 
     def export(self, path: str) -> None:
-        """Write the trace as JSON, on whatever thread.
-
-        Raises:
-            CaptureError: there is nothing in the trace.
-        """
+        """Write the trace as JSON, on any thread, or raise a CaptureError if there is nothing in it."""
         if self._broken is not None:
             raise CaptureError(f"the profiler could not be stopped: {self._broken}")
         if self._profile.profiler.kineto_results.trace_start_ns() <= 0:
@@ -320,11 +310,7 @@ class TorchSession(Session):
 
 
 class SampledSession(Session):
-    """Python stacks alone, by its ``sampler``: no profiler is started, and one of the job's own may run meanwhile.
-
-    Raises:
-        CaptureError: they are to be sampled too often, or never.
-    """
+    """Python stacks alone: no profiler is started, and the job's may run meanwhile. Raises as `period_of` does."""
 
     def __init__(self, options: Mapping[str, int]) -> None:
         super().__init__()
@@ -340,11 +326,7 @@ class SampledSession(Session):
             self.sampler.stop()
 
     def store(self, spool: Path, request: CaptureRequest) -> tuple[int, str]:
-        """Write the stacks into the spool, on another thread than the training one: their size in bytes.
-
-        Raises:
-            CaptureError: there are none.
-        """
+        """Write the stacks into the spool, on another thread, or raise a CaptureError; their size in bytes."""
         path = _samples(spool, request)
         if missing := self.sampler.keep(path, request.max_bytes):
             raise CaptureError(missing)
@@ -354,8 +336,8 @@ class SampledSession(Session):
 class NvtxSession(Session):
     """NVTX ranges for a profiler that runs outside the trainer: one around all, one a step, one a stage.
 
-    NVTX is torch's own where torch was built with CUDA, else the ``nvtx`` package if the job has it; it is looked for
-    when a capture needs it, not before. All ranges are of the default domain: torch's NVTX has no other.
+    NVTX is torch's if torch was built with CUDA, else that of the ``nvtx`` package, which is imported only now. All
+    ranges are of the default domain: torch's NVTX has no other.
 
     Raises:
         CaptureError: there is no NVTX in this process.
@@ -366,12 +348,10 @@ class NvtxSession(Session):
         self._push, self._pop = _nvtx()
 
     def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
-        """Open the range around the capture. What it is called is agreed with nsys: there is no room for the rest."""
         self._mark(RANGE)
         self._begun(first_step)
 
     def stop(self) -> None:
-        """Close every range. Does nothing where none is open."""
         if self._run_ends():
             self._pop()
 
@@ -385,7 +365,7 @@ def _samples(spool: Path, request: CaptureRequest) -> Path:
 
 
 def torch_distributed() -> Any:
-    """torch's, if the job has initialised it; else None. Nothing is imported."""
+    """torch.distributed if the job has initialised it, else None. Imports nothing."""
     distributed = sys.modules.get("torch.distributed")
     there = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return distributed if there else None
@@ -412,13 +392,12 @@ def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:
 def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, max_bytes: int) -> int:
     """Have ``export`` write a trace to ``<spool>/<capture_id>.json``; its size in bytes.
 
-    It takes its name when it is on disk. A failure leaves nothing behind; Kineto's is silent when the disk is full.
+    It takes its name when it is on disk. A failure leaves nothing behind. Kineto says nothing when the disk is full.
 
     Raises:
-        CaptureError: no whole trace, too large a trace, or the name is taken.
+        CaptureError: the trace is not whole or too large, or the name is taken.
     """
-    final = spool / f"{capture_id}.json"
-    partial = spool / f"{capture_id}.json.partial"
+    final, partial = spool / f"{capture_id}.json", spool / f"{capture_id}.json.partial"
     if final.exists():
         raise CaptureError(f"there is a trace named {capture_id} already")
     create_spooled(partial)
@@ -444,11 +423,7 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
 
 
 def create_spooled(path: Path) -> None:
-    """Make an empty file in the spool.
-
-    Raises:
-        CaptureError: it cannot be made, or is there already.
-    """
+    """Make a new empty file in the spool, or raise a CaptureError."""
     try:
         os.close(files.create(path))
     except OSError as error:
@@ -456,10 +431,9 @@ def create_spooled(path: Path) -> None:
 
 
 def ends_whole(trace: Path) -> bool:
-    """Whether a Kineto trace has the end it should: all that follows its last key is valid JSON.
+    """Whether a Kineto trace is whole: valid JSON follows its last key, or a string and the document end there.
 
-    Or else a string ends there, and the document: torch does not escape the path that the trace is written to. A trace
-    may have hundreds of megabytes, and reading it all as JSON would hold the GIL of a training process.
+    torch does not escape the path of the trace. Reading hundreds of megabytes as JSON would hold the trainer's GIL.
     """
     with trace.open("rb") as file:
         file.seek(max(0, trace.stat().st_size - _TAIL_BYTES))
