@@ -216,19 +216,6 @@ def test_some_of_the_newest_steps_can_be_had_before_their_window():
     assert [target.cut(*steps) for steps in ((5, 7), (9, 10), (7, 6), (6, 10_000))] == [None] * 4
 
 
-def test_values_units_and_refinements_arrive_where_they_belong():
-    target = gatherer(window=2, stride=2)
-    for n in range(2):
-        for rank in (1, 0):
-            target.add(batch(step(rank, n, capturing=(n, rank) == (1, 1))))
-    (window,) = target.ready()
-    assert window.durations_NRS.shape == (2, 2, 3)
-    np.testing.assert_allclose(window.durations_NRS[1, 1], [(MS + 1) * 1e-9, 0.010, 0.003])
-    np.testing.assert_allclose(window.outside_NRG, np.full((2, 2, 1), 0.002))
-    np.testing.assert_allclose(window.between_NR, np.full((2, 2), 0.007))
-    assert window.capturing_N.tolist() == [False, True]
-
-
 def test_at_the_end_of_the_job_what_is_missing_stays_missing():
     target = gatherer()
     fed(target, [step(0, n) for n in range(6)] + [step(1, n) for n in range(5)])
@@ -245,18 +232,6 @@ def test_what_was_under_way_before_a_jump_goes_out_as_at_the_end_of_a_job():
     assert fed(target, [step(0, 10**9)]) == [(0, 3)]
     # AND the step that comes for it after all is in no window
     assert fed(target, [step(1, 3)]) == []
-
-
-def test_steps_before_a_jump_are_not_those_of_the_steps_after_it():
-    target = gatherer(window=4, stride=4)
-    # GIVEN the store holds steps of both ranks that fill no window
-    fed(target, [step(rank, n) for n in range(6) for rank in (0, 1)])
-    # WHEN the numbering jumps, and rank 1 stays away
-    far = 8 * MAX_GAP_STEPS + 4
-    target.add(batch(*[step(0, n) for n in range(far, far + 8)]))
-    (window,) = target.ready()
-    # THEN there is nothing of rank 1 in the window
-    assert (window.first_step, np.isnan(window.durations_NRS[:, 1]).all()) == (far, True)
 
 
 def test_a_window_goes_out_once_whatever_comes_for_it_later():
@@ -358,32 +333,6 @@ def test_a_step_is_of_a_kind_if_the_ranks_agree_and_else_it_is_what_one_of_them_
     assert target.ready()[0].kinds == kinds
 
 
-def test_kinds_and_captures_of_steps_long_gone_are_not_those_of_new_ones():
-    target = gatherer(window=2, stride=2)
-    fed(target, [step(rank, n, kind="eval", capturing=True, work=5, ready_ns=1) for n in range(4) for rank in (0, 1)])
-    target.add(batch(*[step(rank, n) for n in range(4, 10) for rank in (0, 1)]))
-    for window in target.ready():
-        assert (window.kinds, window.capturing_N.any(), window.work_NR, window.ready_NR) == (None, False, None, None)
-
-
-def test_the_ready_moment_and_the_work_of_a_step_arrive_where_they_belong():
-    target = gatherer(window=2, stride=2)
-    # GIVEN rank 1 alone knows when its last gradient was ready, and said how much work a step was, but for one
-    known = step(1, 0, ready_ns=4 * MS, work=512)
-    target.add(batch(step(0, 0), known, step(0, 1), step(1, 1, ready_ns=0, complete=False, work=9)))
-    (window,) = target.ready()
-    # THEN what is unknown is NaN, and work that nobody gave is 0
-    np.testing.assert_allclose(window.ready_NR, [[np.nan, 0.004], [np.nan, np.nan]])
-    np.testing.assert_array_equal(window.work_NR, [[0, 512], [0, 0]])
-    # AND the step that was left half-way is missing
-    assert np.isnan(window.durations_NRS[1, 1]).all()
-    # WHEN nobody says any
-    target.add(batch(*[step(rank, n) for n in (2, 3) for rank in (0, 1)]))
-    (window,) = target.ready()
-    # THEN there is none
-    assert (window.ready_NR, window.work_NR) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("told", "hosts", "cohorts"),
     [
@@ -451,6 +400,29 @@ shapes = st.builds(Shape, st.integers(1, 5), st.integers(1, 7), st.integers(0, 3
 )
 
 
+@given(jobs(3 * MAX_GAP_STEPS), shapes)
+def test_windows_hold_what_was_recorded_of_their_steps_and_nothing_else(records, shape):
+    recorded = {(one.step, one.rank): one for one in records}
+    for window in one_at_a_time(records, shape):
+        for n, number in enumerate(range(window.first_step, window.last_step + 1)):
+            of_step = [recorded.get((number, rank)) for rank in range(RANKS)]
+            for rank, one in enumerate(of_step):
+                # THEN what is missing, or was left half-way, is NaN
+                there = one is not None and one.complete
+                missing = step(rank, number, durations_ns=(np.nan,) * 3, outside_ns=(np.nan,), between_ns=np.nan)
+                wanted = one if there else missing
+                np.testing.assert_allclose(window.durations_NRS[n, rank], np.multiply(wanted.durations_ns, 1e-9))
+                np.testing.assert_allclose(window.outside_NRG[n, rank], np.multiply(wanted.outside_ns, 1e-9))
+                np.testing.assert_allclose(window.between_NR[n, rank], wanted.between_ns * 1e-9)
+                ready_s = np.nan if window.ready_NR is None else window.ready_NR[n, rank]
+                assert (ready_s == 0.005) == (there and one.ready_ns is not None)
+                assert (0 if window.work_NR is None else window.work_NR[n, rank]) == (one.work if there else 0)
+            assert window.capturing_N[n] == any(one is not None and one.capturing for one in of_step)
+            if not any(one is not None and one.kind for one in of_step):
+                assert window.kinds is None or not window.kinds[n]
+                assert window.noted_NR is None or not window.noted_NR[n].any()
+
+
 @given(jobs(3 * MAX_GAP_STEPS), shapes, st.randoms())
 def test_all_steps_at_once_in_any_order_make_the_windows_that_they_make_one_at_a_time(records, shape, random):
     expected = one_at_a_time(records, shape)
@@ -516,38 +488,6 @@ def host(target, *numbers, ranks=(0, 1)):
 
 def device(target, *numbers, ranks=(0, 1)):
     target.add_device(batch(*(on_clock(rank, number, factor=5) for number in numbers for rank in ranks)))
-
-
-def test_device_times_stand_beside_the_hosts():
-    # GIVEN both times of four steps
-    target = gatherer(stride=4)
-    host(target, 0, 1, 2, 3)
-    device(target, 0, 1, 2, 3)
-    # WHEN the window is cut
-    (window,) = target.ready()
-    # THEN it has both, each complete
-    np.testing.assert_allclose(window.device_NRS, 5 * window.durations_NRS)
-    np.testing.assert_allclose(window.device_outside_NRG, 5 * window.outside_NRG)
-    np.testing.assert_allclose(window.device_between_NR, 5 * window.between_NR)
-    # AND one of steps without has none
-    host(target, 4, 5, 6, 7)
-    (window,) = target.ready(ended=True)
-    assert (window.device_NRS, window.device_outside_NRG, window.device_between_NR) == (None, None, None)
-
-
-def test_a_step_takes_nothing_over_from_the_one_whose_row_it_has():
-    # GIVEN a rank with device times in the job's first steps, and none later on
-    target = gatherer(stride=4)
-    for number in range(16):
-        host(target, number)
-        device(target, number, ranks=(0, 1) if number < 4 else (0,))
-    # WHEN the store has gone round
-    windows = target.ready() + target.ready(ended=True)
-    # THEN no old time stands for a new step
-    assert [window.first_step for window in windows] == [0, 4, 8, 12]
-    for window in windows[1:]:
-        assert np.isfinite(window.device_NRS[:, 0]).all()
-        assert np.isnan(window.device_NRS[:, 1]).all()
 
 
 def test_what_came_before_the_job_was_whole_is_kept():
@@ -626,6 +566,8 @@ def test_however_many_steps_come_at_once_windows_have_both_times(sizes, lag, str
     # THEN every window that went out has all of both
     for window in windows:
         np.testing.assert_allclose(window.device_NRS, 5 * window.durations_NRS)
+        np.testing.assert_allclose(window.device_outside_NRG, 5 * window.outside_NRG)
+        np.testing.assert_allclose(window.device_between_NR, 5 * window.between_NR)
     assert [window.first_step for window in windows] == list(range(0, max(0, given_to - 3), stride))
 
 
@@ -647,8 +589,8 @@ def test_whatever_comes_when_device_times_stand_at_their_own_step(events):
             np.testing.assert_allclose(window.device_NRS[:, :, 2][there_NR], expected_NR[there_NR])
 
 
-def record(rank: int, step: int, start_ns: int, *durations_ns: int) -> StepRecord:
-    return StepRecord(rank, step, start_ns, 0, durations_ns, (), complete=True, capturing=False)
+def record(rank: int, number: int, start_ns: int, *durations_ns: int) -> StepRecord:
+    return step(rank, number, start_ns=start_ns, durations_ns=durations_ns, outside_ns=())
 
 
 def test_a_run_of_steps_is_from_the_first_start_to_the_last_end():
