@@ -198,11 +198,28 @@ def classify(window, past=None, settings=None):
     return judge(window, past, settings or Settings())[0]
 
 
-def judged(run, length=50, stride=50, past=None):
-    """The verdicts on a run, window after window, each with what is known after it."""
-    for first in range(0, len(run.durations_NRS) - length + 1, stride):
-        verdict, past = judge(run.steps(first, first + length - 1), past, Settings())
+def judged_windows(windows, past=None):
+    """The verdict on each window, and the state after it."""
+    for window in windows:
+        verdict, past = judge(window, past, Settings())
         yield verdict, past
+
+
+def judged(run, length=50, stride=50, past=None, first=0):
+    """The verdict on each window of a run, and the state after it."""
+    firsts = range(first, len(run.durations_NRS) - length + 1, stride)
+    return judged_windows((run.steps(first, first + length - 1) for first in firsts), past)
+
+
+def verdicts(run, length=50, stride=10):
+    """The verdicts on a run after a warm-up of 20 steps."""
+    return [verdict for verdict, _ in judged(run, length, stride, first=20)]
+
+
+def past_of(windows, past=None):
+    """The state after these windows."""
+    *_, (_, past) = judged_windows(windows, past)
+    return past
 
 
 class Recorder(Journal):

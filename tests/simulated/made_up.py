@@ -10,8 +10,7 @@ import numpy as np
 
 from sftriage.frontier.accounting import by_step
 from sftriage.model.verdicts import Suspect
-from sftriage.verdicts import Settings, judge
-from tests.scenario import Fault, Job, gaussian, heavy_tailed
+from tests.scenario import Fault, Job, gaussian, heavy_tailed, verdicts
 
 COURSES = ("constant", "intermittent", "bursts", "recurring", "growing")
 LEAST_TIMES = 13
@@ -87,9 +86,9 @@ def namings(one: MadeUp, seed: int) -> list[Naming]:
     window = one.job.run(one.fault, *one.others, seed=seed, split=one.split)
     without = one.job.run(*one.others, seed=seed, split=one.split)
     cost_N = by_step(window)[0].sum(axis=1) - by_step(without)[0].sum(axis=1)
-    past, found = None, []
-    for first in range(20, window.last_step + 2 - 50, 10):
-        verdict, past = judge(window.steps(first, first + 49), past, Settings())
+    found = []
+    for verdict in verdicts(window):
+        first = verdict.first_step
         here_N = one.there_N[first : first + 50]
         often = one.there_N[: first + 50].sum() >= LEAST_TIMES
         named = verdict.named

@@ -8,19 +8,13 @@ import pytest
 from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.verdicts import Settings, judge
 from sftriage.words.verdicts import verdict_sentence
-from tests.scenario import Fault, Job, every, from_step
+from tests.scenario import Fault, Job, every, from_step, judged
 
 SETTINGS = Settings()
-WINDOW, STRIDE = 50, 10
 
 
-def judged(job, *faults, seed=0):
-    """The verdicts on a run's windows: its steps are those of the job."""
-    run, past, verdicts = job.run(*faults, seed=seed), None, []
-    for first in range(0, job.n_steps - WINDOW + 1, STRIDE):
-        verdict, past = judge(run.steps(first, first + WINDOW - 1), past, SETTINGS)
-        verdicts.append(verdict)
-    return verdicts
+def verdicts_on(job, *faults):
+    return [verdict for verdict, _ in judged(job.run(*faults), stride=10)]
 
 
 def labels(verdicts):
@@ -30,7 +24,7 @@ def labels(verdicts):
 
 def test_a_job_that_all_ranks_make_slower_is_held_and_says_since_when_and_where():
     # GIVEN a job whose forward becomes slower by a third on all ranks, by less than what is a suspect
-    verdicts = judged(Job(n_steps=700), Fault("forward", None, 0.010, from_step(400)))
+    verdicts = verdicts_on(Job(n_steps=700), Fault("forward", None, 0.010, from_step(400)))
     # THEN it is healthy until then, and held for it from soon after on
     assert labels(verdicts) == [("healthy",), ("needs_evidence", "regressed")]
     first = next(one for one in verdicts if one.label != "healthy")
@@ -51,18 +45,15 @@ def test_a_job_that_all_ranks_make_slower_is_held_and_says_since_when_and_where(
 def test_slow_windows_teach_neither_the_best_nor_the_baseline():
     # GIVEN a job that was slower for long
     slower = [Fault("forward", None, 0.010, from_step(300))]
-    run, past = Job(n_steps=900).run(*slower), None
-    baselines = []
-    for first in range(0, 851, STRIDE):
-        _, past = judge(run.steps(first, first + WINDOW - 1), past, SETTINGS)
-        baselines.append(past.baseline.n_windows)
+    pasts = [past for _, past in judged(Job(n_steps=900).run(*slower), stride=10)]
+    baselines = [past.baseline.n_windows for past in pasts]
     # THEN neither has moved since it was known
     assert baselines[35:] == [baselines[35]] * len(baselines[35:])
-    assert past.own_best.reported(850, 0).best_step_s == pytest.approx(0.1015, abs=0.003)
+    assert pasts[-1].own_best.reported(850, 0).best_step_s == pytest.approx(0.1015, abs=0.003)
 
 
 def test_its_end_is_told_once_and_the_job_is_healthy_again():
-    verdicts = judged(Job(n_steps=800), Fault("forward", None, 0.010, from_step(300, 500)))
+    verdicts = verdicts_on(Job(n_steps=800), Fault("forward", None, 0.010, from_step(300, 500)))
     assert labels(verdicts) == [("healthy",), ("needs_evidence", "regressed")]
     ended = [one for one in verdicts if one.regression is not None and one.regression.until_step is not None]
     assert [one.label for one in ended] == ["healthy"]
@@ -74,7 +65,7 @@ def test_its_end_is_told_once_and_the_job_is_healthy_again():
 
 def test_a_suspect_stays_one_and_the_step_is_longer_for_some_ranks_only():
     # GIVEN a rank that becomes late by a fifth of the step
-    verdicts = judged(Job(n_steps=600), Fault("data", 2, 0.020, from_step(300)))
+    verdicts = verdicts_on(Job(n_steps=600), Fault("data", 2, 0.020, from_step(300)))
     # THEN it is the suspect, and beside it that the job is slower, not on all ranks
     assert {one.label for one in verdicts[-10:]} == {"suspect"}
     assert all((one.regression.scope, one.regression.stages) == ("some", ()) for one in verdicts[-10:])
@@ -83,10 +74,8 @@ def test_a_suspect_stays_one_and_the_step_is_longer_for_some_ranks_only():
 
 def test_what_the_host_sees_of_devices_is_a_steps_length_and_not_its_stages():
     # GIVEN a job on devices whose times are not recorded
-    run, past = Job(n_steps=600).run(Fault("forward", None, 0.010, from_step(300))), None
-    for first in range(0, 551, STRIDE):
-        window = replace(run.steps(first, first + WINDOW - 1), on_device=True)
-        verdict, past = judge(window, past, SETTINGS)
+    run = Job(n_steps=600).run(Fault("forward", None, 0.010, from_step(300)))
+    *_, (verdict, _) = judged(replace(run, on_device=True), stride=10)
     # THEN that it is slower holds, and no stage is named
     assert "regressed" in verdict.reasons
     assert verdict.regression.stages == ()
@@ -94,9 +83,8 @@ def test_what_the_host_sees_of_devices_is_a_steps_length_and_not_its_stages():
 
 def test_a_capture_leaves_what_is_known_as_it_is():
     # GIVEN a job that is slower, and a window in which a profiler ran
-    run, past = Job(n_steps=600).run(Fault("forward", None, 0.010, from_step(300))), None
-    for first in range(0, 401, STRIDE):
-        verdict, past = judge(run.steps(first, first + WINDOW - 1), past, SETTINGS)
+    run = Job(n_steps=600).run(Fault("forward", None, 0.010, from_step(300)))
+    *_, (verdict, past) = judged(run.steps(0, 449), stride=10)
     disturbed = replace(run.steps(410, 459), capturing_N=np.ones(50, dtype=bool))
     held, after = judge(disturbed, past, SETTINGS)
     # THEN that window says nothing new, and the job is no less slower for it
@@ -112,15 +100,14 @@ def test_steps_of_another_kind_and_what_they_leave_behind_are_no_slowdown():
     kinds = tuple("checkpoint" if saves else "" for saves in saves_N)
     faults = (Fault("other", 0, 0.3, every(25)), Fault("data", None, 0.2, every(25, 1)))
     # THEN nothing is slower than its best
-    assert all(one.regression is None for one in judged(Job(n_steps=n_steps, kinds=kinds), *faults))
+    assert all(one.regression is None for one in verdicts_on(Job(n_steps=n_steps, kinds=kinds), *faults))
 
 
 @pytest.mark.parametrize("stride", [5, 50])
 def test_steps_are_taken_once_however_windows_overlap(stride):
     # GIVEN a job that becomes slower, judged every few steps or every window
-    run, past = Job(n_steps=700).run(Fault("forward", None, 0.010, from_step(400))), None
-    for first in range(0, 651, stride):
-        verdict, past = judge(run.steps(first, first + WINDOW - 1), past, SETTINGS)
+    run = Job(n_steps=700).run(Fault("forward", None, 0.010, from_step(400)))
+    *_, (verdict, past) = judged(run, stride=stride)
     # THEN it is told as of the same step
     assert verdict.regression.since_step == pytest.approx(400, abs=2)
     assert past.own_best.next_step == 700
@@ -142,11 +129,8 @@ def test_it_says_how_much_of_it_is_waiting_for_a_cpu(counted, waited_s, told):
     counted_NRC[:, :, PLACE["queued_s"]] = 0.001
     # AND of which one waits longer from then on
     counted_NRC[400:, 2, PLACE["queued_s"]] += waited_s
-    run = replace(run, counted_NRC=counted_NRC if counted else None)
-    past = None
     # WHEN it is judged
-    for first in range(0, n_steps - WINDOW + 1, STRIDE):
-        verdict, past = judge(run.steps(first, first + WINDOW - 1), past, SETTINGS)
+    *_, (verdict, _) = judged(replace(run, counted_NRC=counted_NRC if counted else None), stride=10)
     # THEN that is said where it is most of it
     assert verdict.reasons == ("regressed",)
     assert verdict_sentence(verdict).endswith(told)

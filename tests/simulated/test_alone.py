@@ -6,19 +6,11 @@ import numpy as np
 import pytest
 
 from sftriage.policy.losses import losses_of
-from sftriage.verdicts import Settings, judge
 from sftriage.windows.counting import counted_of
 from sftriage.words.verdicts import verdict_sentence
-from tests.scenario import OUTSIDE, Fault, Job, every, from_step, gaussian
+from tests.scenario import OUTSIDE, Fault, Job, every, from_step, gaussian, verdicts
 
 JOB = Job(n_steps=300, noise=gaussian(0.05))
-
-
-def verdicts(window):
-    past = None
-    for first in range(20, window.last_step + 2 - 50, 10):
-        verdict, past = judge(window.steps(first, first + 49), past, Settings())
-        yield verdict
 
 
 def noting(window, *notes):
@@ -37,7 +29,7 @@ def test_who_does_something_alone_now_and_then_is_named_with_all_that_it_has_cos
     # GIVEN a rank that every so many steps does something for 1.2 s, of which it notes the kind
     steps = every(period, 30)
     window = replace(JOB, n_ranks=n_ranks).run(Fault(OUTSIDE, 0, 1.2, steps), seed=n_ranks)
-    found = list(verdicts(noting(window, (kind, 0, steps))))
+    found = verdicts(noting(window, (kind, 0, steps)))
     # THEN it is named in the window of its fifth time at the latest, and nobody else
     named = [one for one in found if one.label == "suspect"]
     assert {(one.named.rank, one.named.stage, one.named.alone.kind) for one in named} == {(0, "other", kind)}
@@ -58,7 +50,7 @@ def test_who_compiles_alone_in_every_step_is_named_in_that_stage(n_ranks, first)
     # GIVEN a rank that from a step on compiles in every step, which is most of it
     steps = from_step(first)
     window = replace(JOB, n_ranks=n_ranks).run(Fault("forward", 1, 0.6, steps), seed=n_ranks)
-    found = list(verdicts(noting(window, ("compilation", 1, steps))))
+    found = verdicts(noting(window, ("compilation", 1, steps)))
     # THEN it is named soon, though of two ranks no past may be known, and the note is said
     named = [one for one in found if one.label == "suspect"]
     assert {(one.named.rank, one.named.stage) for one in named} == {(1, "forward")}

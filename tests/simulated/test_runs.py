@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.verdicts import Settings, judge
+from sftriage.verdicts import Settings
 from sftriage.windows.counting import counted_of
 from sftriage.words.verdicts import explain
-from tests.scenario import Fault, Job, at, every, from_step, gaussian, heavy_tailed
+from tests.scenario import Fault, Job, at, every, from_step, gaussian, heavy_tailed, judged, verdicts
 
 SETTINGS = Settings()
 SHORT = Job(
@@ -18,19 +18,6 @@ SHORT = Job(
     n_steps=900,
 )
 """A step of 20 ms, as of a small model."""
-
-
-def judged(window, window_steps=50, stride_steps=10):
-    """The verdicts on a run, window by window, without its first steps, as they are asked for."""
-    past = None
-    for first in range(20, window.last_step + 2 - window_steps, stride_steps):
-        verdict, past = judge(window.steps(first, first + window_steps - 1), past, SETTINGS)
-        yield verdict
-
-
-def verdicts(window, window_steps=50, stride_steps=10):
-    """All verdicts on a run."""
-    return list(judged(window, window_steps, stride_steps))
 
 
 def names(found):
@@ -114,7 +101,7 @@ def test_since_when_is_said_with_how_surely(noise):
         # GIVEN a fault from step 150 on
         run = Job(n_steps=300, noise=noise).run(Fault("data", 1, 0.02, from_step(150)), seed=seed)
         # WHEN it is named
-        suspect = next(v.suspects[0] for v in judged(run) if v.label == "suspect")
+        suspect = next(v.suspects[0] for v, _ in judged(run, stride=10, first=20) if v.label == "suspect")
         earliest, latest = suspect.onset_range
         # THEN it began about then, or it is said how unsure that is
         assert earliest <= suspect.onset_step <= latest

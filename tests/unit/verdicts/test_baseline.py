@@ -9,7 +9,7 @@ from sftriage.frontier.accounting import walked
 from sftriage.frontier.whatif import Typical, profile, replay, roles_of
 from sftriage.verdicts import Settings, judge
 from sftriage.verdicts.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, OwnTimes, Samples
-from tests.scenario import Fault, Job, every
+from tests.scenario import Fault, Job, classify, every, judged_windows, past_of
 
 SETTINGS = Settings()
 
@@ -72,16 +72,14 @@ def test_one_window_more_or_less_hardly_matters():
 
 def test_a_slowdown_that_creeps_does_not_become_the_norm():
     # GIVEN a job that becomes slower by 1 % of its step with every window
-    past, labels = None, []
-    for n in range(60):
-        creep = Fault("data", None, 0.001 * n)
-        verdict, past = judge(Job().run(creep, seed=n, first_step=50 * n), past, SETTINGS)
-        labels.append(verdict.label)
+    creeps = (Job().run(Fault("data", None, 0.001 * n), seed=n, first_step=50 * n) for n in range(60))
+    found = [verdict for verdict, _ in judged_windows(creeps)]
+    labels = [verdict.label for verdict in found]
     # THEN it is slower than its best one day, later somebody is found, and both stay so
     first, slower = labels.index("suspect"), labels.index("needs_evidence")
     assert (set(labels[:slower]), set(labels[slower:first])) == ({"healthy"}, {"needs_evidence"})
     assert set(labels[first:]) == {"suspect"}
-    assert (verdict.suspects[0].scope, verdict.suspects[0].stage) == ("all", "data")
+    assert (found[-1].suspects[0].scope, found[-1].suspects[0].stage) == ("all", "data")
 
 
 def test_what_is_known_stays_spread_over_all_of_the_job():
@@ -111,15 +109,13 @@ def test_like_is_compared_with_like(situation, slower):
     assert verdict.label == "healthy"
     assert len(past.baseline.known) == 2
     # AND a slowdown of the new ones is found against their own past
-    verdict, _ = judge(slower.run(Fault("data", None, 0.150), seed=6), past, SETTINGS)
+    verdict = classify(slower.run(Fault("data", None, 0.150), seed=6), past)
     assert (verdict.label, verdict.suspects[0].scope, verdict.suspects[0].stage) == ("suspect", "all", "data")
 
 
 def test_a_job_whose_work_never_repeats_is_remembered_within_bounds():
     # GIVEN windows of ever more work
-    past = None
-    for n in range(2 * MAX_REGIMES):
-        _, past = judge(Job(n_steps=3, work=2.0 ** (n / 4)).run(), past, SETTINGS)
+    past = past_of(Job(n_steps=3, work=2.0 ** (n / 4)).run() for n in range(2 * MAX_REGIMES))
     # THEN no more regimes are kept than there is room for, the newest among them
     assert len(past.baseline.known) == MAX_REGIMES
     assert ("", 2 * MAX_REGIMES - 1) in past.baseline.known
@@ -140,14 +136,11 @@ def test_a_job_that_only_roams_gets_a_level_but_may_not_be_late():
 
 def test_healthy_windows_that_are_ever_later_do_not_teach_that_being_late_is_healthy():
     # GIVEN two ranks that are late together, by 1 % of a step more in each window
-    past, judged = None, []
-    for window in range(31):
-        both = [Fault("forward", rank, 0.001 * window) for rank in (1, 3)]
-        verdict, past = judge(Job().run(*both, seed=window, first_step=50 * window), past, SETTINGS)
-        judged.append(verdict)
+    windows = (Job().run(Fault("forward", (1, 3), 0.001 * n), seed=n, first_step=50 * n) for n in range(31))
+    found = [verdict for verdict, _ in judged_windows(windows)]
     # WHEN the last rank is late by 10 % beyond jitter
     late = [
-        one for one in judged if one.numbers["lateness_s"] - 2 * one.numbers["jitter_s"] > one.numbers["min_lateness_s"]
+        one for one in found if one.numbers["lateness_s"] - 2 * one.numbers["jitter_s"] > one.numbers["min_lateness_s"]
     ]
     # THEN that is never healthy, however late the windows before were
     assert len(late) > 10

@@ -22,7 +22,7 @@ from sftriage.model.windows import OTHER, StageSchema, Window
 from sftriage.verdicts import Past, Settings, judge
 from sftriage.verdicts.judging import reproduced
 from sftriage.words.verdicts import explain, verdict_sentence
-from tests.scenario import CALM, Drawn, Fault, Job, Noise, classify
+from tests.scenario import CALM, Drawn, Fault, Job, Noise, classify, past_of
 from tests.unit.frontier.strategies import ORDINARY, windows
 
 MS = 1e-3
@@ -190,11 +190,8 @@ TRUTH = [
 
 @cache
 def healthy_past(job, device):
-    past = None
-    for n in range(10):
-        window = replace(job.run(seed=1000 + n, device=device), first_step=job.n_steps * (n - 10))
-        _, past = judge(window, past, SETTINGS)
-    return past
+    windows = (job.run(seed=1000 + n, device=device) for n in range(10))
+    return past_of(replace(window, first_step=job.n_steps * (n - 10)) for n, window in enumerate(windows))
 
 
 def judged(job, seed, device, hosts=(), kernels=(), known=True):
@@ -317,9 +314,7 @@ def test_clocks_that_contradict_each_other_are_shown_and_nothing_is_concluded(ke
 
 def test_what_one_clock_has_taught_is_not_held_against_the_other():
     # GIVEN a job whose healthy windows were judged on the device's clock
-    past = None
-    for seed in range(10):
-        _, past = judge(READS_LOSS.run(seed=seed), past, SETTINGS)
+    past = past_of(READS_LOSS.run(seed=seed) for seed in range(10))
     assert past.device is not None
     assert past.baseline.n_windows == 0
     # WHEN a window comes without device times, and then one with them

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.counters import COUNTERS
-from sftriage.verdicts import Past, Settings, judge
+from sftriage.verdicts import Settings
 from sftriage.verdicts.system import system_counts, with_system
 from sftriage.windows.counting import counted_of
 from tests.scenario import Fault, Job, at, classify, every, from_step, judged
@@ -320,8 +320,7 @@ def test_a_host_that_is_kept_from_running_costs_what_the_job_wins_without_that(s
 def test_a_rank_that_is_alone_on_its_host_is_that_host():
     # GIVEN four ranks on as many hosts, or on two, one of which is late
     def suspect(hosts):
-        verdict, _ = judge(replace(FOUR, hosts=hosts).run(Fault("data", 2, 0.05)), Past(), Settings())
-        return verdict.suspects[0]
+        return classify(replace(FOUR, hosts=hosts).run(Fault("data", 2, 0.05))).suspects[0]
 
     of = [suspect(hosts) for hosts in (("a", "b", "c", "d"), HOSTS, None)]
     assert [(one.scope, one.ranks, one.host) for one in of] == [("rank", (2,), host) for host in ("c", None, None)]
@@ -332,9 +331,7 @@ def test_each_stage_of_a_suspect_is_held_against_the_others_for_itself():
     late = Fault("forward", 1, 0.03, from_step(35)), Fault("optimizer", 1, 0.003, from_step(35))
     window = FOUR.run(*late)
     runs_s = [(rank, always, 0.09) for rank in (0, 2, 3)] + [(1, always, 0.09), (1, from_step(35), 0.123)]
-    verdict, _ = judge(
-        counting(window, queued_s=per_step(window, ()), run_s=per_step(window, runs_s)), Past(), Settings()
-    )
+    verdict = classify(counting(window, queued_s=per_step(window, ()), run_s=per_step(window, runs_s)))
     # THEN `forward` is named by half the evidence that contention would want: what it does elsewhere is no slower,
     # though seen from `optimizer` it is
     (suspect, *_) = verdict.suspects

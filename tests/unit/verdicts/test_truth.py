@@ -6,12 +6,24 @@ Each situation is a simulated job of 100 ms steps, most of them with 3 % of nois
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 
-from sftriage.verdicts import Settings, judge
+from sftriage.verdicts import Settings
 from sftriage.words.verdicts import who
-from tests.scenario import BETWEEN, OUTSIDE, Fault, Job, at, classify, every, from_step, gaussian, heavy_tailed
+from tests.scenario import (
+    BETWEEN,
+    OUTSIDE,
+    Fault,
+    Job,
+    at,
+    classify,
+    every,
+    from_step,
+    gaussian,
+    heavy_tailed,
+    judged,
+    past_of,
+)
 
 LOCAL = ("data", "forward", "optimizer", "other")
 EVERYWHERE = (*LOCAL, "backward", OUTSIDE)
@@ -163,10 +175,7 @@ TRUTH = [
 
 @cache
 def healthy_past(job, split, *faults):
-    past = None
-    for n in range(10):
-        _, past = judge(job.run(*faults, seed=1000 + n, split=split, first_step=50 * (n - 10)), past, SETTINGS)
-    return past
+    return past_of(job.run(*faults, seed=1000 + n, split=split, first_step=50 * (n - 10)) for n in range(10))
 
 
 @pytest.mark.parametrize(("expected", "faults", "job", "known", "split"), TRUTH)
@@ -261,12 +270,8 @@ def test_what_comes_back_is_not_averaged_away():
 
 def test_what_comes_back_at_longer_intervals_is_found_over_windows():
     # GIVEN a delay in every 40th step, and windows of 50
-    past, found = None, []
-    for first in range(0, 400, 10):
-        fault = Fault("data", 1, 0.050, lambda n, first=first: (np.arange(n) + first) % 40 == 7)
-        verdict, past = judge(Job().run(fault, seed=first, first_step=first), past, SETTINGS)
-        if verdict.label == "suspect":
-            found.append((verdict.last_step, verdict.suspects[0].rank, verdict.suspects[0].period_steps))
+    run = Job(n_steps=450).run(Fault("data", 1, 0.050, every(40, 7)))
+    named = [verdict for verdict, _ in judged(run, stride=10) if verdict.label == "suspect"]
     # THEN it is named when it was there for the fourth time, with its period
-    assert found[0][0] < 4 * 40 + 20
-    assert {(rank, period) for _, rank, period in found} == {(1, 40)}
+    assert named[0].last_step < 4 * 40 + 20
+    assert {(one.suspects[0].rank, one.suspects[0].period_steps) for one in named} == {(1, 40)}

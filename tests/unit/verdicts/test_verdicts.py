@@ -17,7 +17,20 @@ from sftriage.verdicts.baseline import Baseline, Samples
 from sftriage.verdicts.sequential import MAX_PERIOD_STEPS
 from sftriage.words.run import pause_sentence
 from sftriage.words.verdicts import verdict_sentence
-from tests.scenario import OUTSIDE, Fault, Job, at, classify, every, exactly, from_step, gaussian, judged
+from tests.scenario import (
+    OUTSIDE,
+    Fault,
+    Job,
+    at,
+    classify,
+    every,
+    exactly,
+    from_step,
+    gaussian,
+    judged,
+    judged_windows,
+    past_of,
+)
 from tests.unit.verdicts.test_truth import FOUR_NODES, NODE_1, PIPELINE, ROLES
 
 SETTINGS = Settings()
@@ -217,12 +230,10 @@ def test_the_gain_of_a_node_is_what_was_injected():
 )
 def test_a_cohort_that_becomes_slow_is_found_against_its_own_past(cohort, scope, ranks):
     # GIVEN a pipeline of two stages that is known
-    past = None
-    for seed in range(10):
-        _, past = judge(PIPELINE.run(*ROLES, seed=seed, first_step=50 * (seed - 10)), past, SETTINGS)
+    past = past_of(PIPELINE.run(*ROLES, seed=seed, first_step=50 * (seed - 10)) for seed in range(10))
     # WHEN all ranks of the longer one, or of both, become slower in one stage
     fault = Fault("forward", None if cohort is None else NODE_1, 0.040)
-    verdict, _ = judge(PIPELINE.run(*ROLES, fault, seed=99), past, SETTINGS)
+    verdict = classify(PIPELINE.run(*ROLES, fault, seed=99), past)
     # THEN the cohort is named, or all
     first = verdict.suspects[0]
     assert (verdict.label, first.scope, first.ranks, first.stage) == ("suspect", scope, ranks, "forward")
@@ -241,9 +252,8 @@ def test_checkpoints_and_what_they_leave_behind_are_no_fault():
     verdict = classify(job.run(writes, Fault("data", 2, 0.020)))
     assert (verdict.label, verdict.suspects[0].rank, verdict.suspects[0].stage) == ("suspect", 2, "data")
     # BUT where nobody says so, it is a rank that holds everybody up every tenth step
-    past = None
-    for first_step in range(0, 200, 50):
-        verdict, past = judge(replace(job.run(writes, first_step=first_step), kinds=None), past, SETTINGS)
+    windows = (replace(job.run(writes, first_step=first_step), kinds=None) for first_step in range(0, 200, 50))
+    *_, (verdict, _) = judged_windows(windows)
     first = verdict.suspects[0]
     assert (verdict.label, first.rank, first.stage, first.pattern, first.period_steps) == (
         "suspect",
@@ -283,23 +293,18 @@ def test_backward_is_split_where_ranks_wait_for_one_another_before_it_too():
 
 def test_a_named_suspect_stays_named_while_its_gain_lies_at_the_threshold():
     # GIVEN a rank that was named, whose delay falls to just under what would get it named
-    job, past, labels = Job(noise=gaussian(0.01)), None, []
-    for n, delay_s in enumerate([0.020, 0.0040, 0.0040, 0.0]):
-        verdict, past = judge(job.run(Fault("data", 1, delay_s), seed=n, first_step=50 * n), past, SETTINGS)
-        labels.append(verdict.label)
+    job, delays_s = Job(noise=gaussian(0.01)), [0.020, 0.0040, 0.0040, 0.0]
+    windows = (job.run(Fault("data", 1, late_s), seed=n, first_step=50 * n) for n, late_s in enumerate(delays_s))
     # THEN it stays named until it is mended
-    assert labels == ["suspect", "suspect", "suspect", "healthy"]
+    assert [one.label for one, _ in judged_windows(windows)] == ["suspect", "suspect", "suspect", "healthy"]
     # AND without that past the same window names nobody
     assert classify(job.run(Fault("data", 1, 0.0040), seed=1), Past(), SETTINGS).label == "healthy"
 
 
 def test_the_onset_is_kept_while_the_window_moves_on():
     # GIVEN a fault that begins at step 230, and windows of 50 steps every 50
-    past, onsets = None, []
-    for first in range(0, 500, 50):
-        fault = Fault("data", 1, 0.030, from_step(max(0, 230 - first)))
-        verdict, past = judge(Job().run(fault, seed=first, first_step=first), past, SETTINGS)
-        onsets.append(verdict.suspects[0].onset_step if verdict.label == "suspect" else None)
+    run = Job(n_steps=500).run(Fault("data", 1, 0.030, from_step(230)))
+    onsets = [one.suspects[0].onset_step if one.label == "suspect" else None for one, _ in judged(run)]
     # THEN every window after it says so
     assert onsets == [None] * 4 + [pytest.approx(230, abs=2)] * 6
 
