@@ -126,18 +126,6 @@ def test_that_it_was_captured_is_on_record_with_the_capture_and_the_gain_then_an
     assert resolution(decision) == "Look at the trace that there is, or ask for another (`sftriage capture`)."
 
 
-def test_a_fault_that_grows_is_captured_each_time_it_is_worse_by_half():
-    policy, state, found = make_policy(CAPTURING, captures_per_day=100), BEGUN, []
-    # GIVEN a fault that grows by a twentieth each day for a month, always captured with success
-    for day in range(30):
-        gain_s, now_s = 0.01 * 1.05**day, NOW + DAY_S / 8 * day
-        decision, state = decide(make_verdict(gain_s=gain_s), policy, state, now_s)
-        for request in decision.requests:
-            found.append(day)
-            state = finished(state, of(request.capture_id, "stored"), now_s, reproduced=True)
-    assert found == [0, 9, 18, 27]
-
-
 def test_no_limit_is_in_the_way_of_what_is_captured_already():
     # GIVEN a capture that has used up the hour, or more than captures may cost
     policy = make_policy(CAPTURING, captures_per_hour=1)

@@ -107,7 +107,7 @@ LIMITS = st.fixed_dictionaries(
     },
     optional={"captures_per_run": st.integers(2, 6)},
 )
-ACTIVE = st.sampled_from([None, {"cron": "0-29 * * * *"}])
+ACTIVE = st.sampled_from([None, None, {"cron": "0-29 * * * *"}])
 PEERS = st.sampled_from([(), (7, 3, 1)])
 
 
@@ -166,10 +166,22 @@ def played(events: list[Event], policy: PolicySet, peers: tuple[int, ...] = (), 
 
 
 @given(events=EVENTS, rules=RULES, limits=LIMITS, active=ACTIVE, peers=PEERS)
-def test_no_limit_of_the_run_is_passed(events, rules, limits, active, peers):
-    """GIVEN captures that are made, fail, are refused or lost, and restarts THEN every limit holds at every moment."""
+def test_whatever_comes_limits_suspects_and_waits_are_kept_and_a_restart_changes_nothing(
+    events, rules, limits, active, peers
+):
+    """GIVEN captures that are made, fail, are refused or lost, and restarts THEN each invariant holds throughout."""
     policy = make_policy(*rules, active=active, **limits)
     found = played(events, policy, peers)
+    no_limit_of_the_run_is_passed(found, policy, limits, active)
+    nothing_is_captured_without_a_suspect_that_its_rule_is_about(found, policy, peers)
+    the_last_place_goes_to_a_suspect_larger_than_any_before(found, limits)
+    a_rule_waits_with_a_suspect_after_a_capture_and_after_a_failure(found, policy)
+    a_message_about_a_suspect_is_sent_once_in_a_cooldown(found, policy)
+    kept = played(events, policy, peers, restarts=False)
+    assert [repr(decision) for _, decision in kept.history] == [repr(decision) for _, decision in found.history]
+
+
+def no_limit_of_the_run_is_passed(found, policy, limits, active):
     asked = [(decision.time_s, request) for _, decision in found.captures() for request in decision.requests]
     made = [request for _, request in asked if not found.came_to_nothing(request)]
     assert len(made) <= limits.get("captures_per_run", math.inf)
@@ -185,11 +197,8 @@ def test_no_limit_of_the_run_is_passed(events, rules, limits, active, peers):
             assert active is None or minute < 30
 
 
-@given(events=EVENTS, rules=RULES, limits=LIMITS, peers=PEERS)
-def test_nothing_is_captured_without_a_suspect_that_its_rule_is_about(events, rules, limits, peers):
-    """GIVEN any windows THEN each has one decision, and no capture is on one that is not to be captured."""
-    policy = make_policy(*rules, **limits)
-    found = played(events, policy, peers)
+def nothing_is_captured_without_a_suspect_that_its_rule_is_about(found, policy, peers):
+    events = [event for event, _ in found.history]
     by_name = {rule.name: rule for rule in policy.rules}
     assert [decision.first_step for _, decision in found.history] == [number * 10 for number in range(len(events))]
     for number, (event, decision) in enumerate(found.history):
@@ -237,9 +246,7 @@ def steps_wanted(lasting: Lasting) -> float:
     return lasting.steps or lasting.seconds / 0.07 - 1e-6
 
 
-@given(events=EVENTS, rules=RULES, limits=LIMITS, peers=PEERS)
-def test_the_last_place_goes_to_nobody_but_a_suspect_larger_than_any_before(events, rules, limits, peers):
-    found = played(events, make_policy(*rules, **limits), peers)
+def the_last_place_goes_to_a_suspect_larger_than_any_before(found, limits):
     asked_s: list[float] = []
     largest_s = 0.0
     for event, decision in found.history:
@@ -252,7 +259,7 @@ def test_the_last_place_goes_to_nobody_but_a_suspect_larger_than_any_before(even
         # AND whoever is told that it is kept was not larger, and there was one
         if decision.reason == "place_kept":
             assert event.gain_s <= largest_s
-            name, period_s = str(decision.parameters["place_of"]), 3600
+            name = str(decision.parameters["place_of"])
             period_s = 3600 if name == "captures_per_hour" else 86400
             assert sum(decision.time_s - period_s < one_s for one_s in asked_s) == limits[name] - 1
 
@@ -268,10 +275,7 @@ def test_no_suspect_waits_for_what_was_captured_of_another(events, rules, rank, 
     assert (decision.outcome, decision.requests[0].rank) == ("capture", rank)
 
 
-@given(events=EVENTS, rules=RULES, limits=LIMITS)
-def test_a_rule_waits_with_a_suspect_after_a_capture_of_it_and_after_one_that_failed(events, rules, limits):
-    policy = make_policy(*rules, **limits)
-    found = played(events, policy)
+def a_rule_waits_with_a_suspect_after_a_capture_and_after_a_failure(found, policy):
     by_name = {rule.name: rule for rule in policy.rules}
     earlier: dict[tuple[str, str], Decision] = {}
     held_s: dict[str, list[tuple[str, float]]] = defaultdict(list)
@@ -303,25 +307,15 @@ def test_a_rule_waits_with_a_suspect_after_a_capture_of_it_and_after_one_that_fa
             assert decision.time_s - last.time_s >= rule.cooldown_s
 
 
-@given(events=EVENTS, rules=RULES)
-def test_nobody_is_told_of_a_suspect_twice_within_a_cooldown(events, rules):
-    policy = make_policy(*rules)
+def a_message_about_a_suspect_is_sent_once_in_a_cooldown(found, policy):
     cooldowns_s = {rule.name: rule.cooldown_s for rule in policy.rules if rule.notify}
     told_s: dict[object, float] = {}
-    for event, decision in played(events, policy).history:
+    for event, decision in found.history:
         assert decision.label in ("suspect", "stalled") or not decision.notify
         for name in decision.notify:
             whom = (name, event.ranks, event.stage) if event.label == "suspect" else name
             assert decision.time_s - told_s.get(whom, float("-inf")) >= cooldowns_s[name]
             told_s[whom] = decision.time_s
-
-
-@given(events=EVENTS, rules=RULES, limits=LIMITS, active=ACTIVE, peers=PEERS)
-def test_a_restart_at_any_point_changes_no_decision(events, rules, limits, active, peers):
-    policy = make_policy(*rules, active=active, **limits)
-    kept = played(events, policy, peers, restarts=False)
-    restarted = played(events, policy, peers)
-    assert [repr(decision) for _, decision in kept.history] == [repr(decision) for _, decision in restarted.history]
 
 
 @pytest.mark.parametrize(

@@ -53,29 +53,6 @@ def test_steps_that_took_nobody_knows_how_long_count_no_time():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "captured_at"),
-    [
-        (None, 0),
-        ("1 step", 0),
-        ("50 steps", 0),
-        ("51 steps", 1),
-        ("100 steps", 5),
-        # What older policies say: the steps that so many windows in a row span
-        ("1 window", 0),
-        ("2 windows", 1),
-        ("5 windows", 4),
-        ("3s", 0),
-        ("4s", 1),
-        ("7s", 5),
-    ],
-)
-def test_the_window_that_is_captured(wanted, captured_at):
-    rule = {**CAPTURING, **({} if wanted is None else {"for": wanted})}
-    decisions, _ = played(make_policy(rule), *in_a_row(*[{}] * 7))
-    assert [one.outcome for one in decisions].index("capture") == captured_at
-
-
-@pytest.mark.parametrize(
     ("onset_step", "lasted"),
     [
         (None, [50, 60, 70]),
@@ -160,14 +137,6 @@ def test_contention_that_ends_holds_a_capture_back_for_as_long_as_one_that_goes_
     # AND one of which that was never found, at once
     decisions, _ = played(make_policy(CAPTURING), *in_a_row({}, {"contended_fraction": 0.3}))
     assert [one.outcome for one in decisions] == ["capture", "throttle"]
-
-
-def test_steps_that_only_disturbed_windows_saw_do_not_count():
-    # GIVEN a suspect, windows that a capture disturbed for 80 steps, and the suspect again
-    decisions, _ = played(make_policy({**CAPTURING, "for": "120 steps"}), *in_a_row({}, *[HELD] * 7, {}, {}, {}))
-    # THEN steps 150 to 179 count for nothing: 100 to 149 and 180 to 229 are 100 steps
-    assert [one.parameters.get("lasted_steps") for one in decisions if one.label == "suspect"] == [50, 100, 110, None]
-    assert decisions[-1].outcome == "capture"
 
 
 def test_each_rule_counts_its_own_steps_of_a_suspect():

@@ -7,10 +7,10 @@ import pytest
 from sftriage.model.captures import ManualRequest
 from sftriage.policy.engine import decide
 from sftriage.policy.requests import decide_manual_request
-from sftriage.policy.state import State, charged, finished
+from sftriage.policy.state import State, charged
 from sftriage.words.decisions import reason_sentence, resolution
 
-from .making import BEGUN, CAPTURING, NOW, OTHER, in_a_row, make_policy, make_verdict, of, played
+from .making import BEGUN, CAPTURING, NOW, OTHER, in_a_row, make_policy, make_verdict, played
 
 TELLING = {"name": "t", "match": {}, "notify": [{"webhook": {"url_from_env": "A"}}], "cooldown": "10m"}
 
@@ -278,24 +278,6 @@ def test_that_a_place_is_kept_is_said_with_the_gains_and_until_when(limits, plac
     policy = make_policy(CAPTURING, **limits)
     assert decide(make_verdict(ranks=(7,)), policy, TWO_ASKED, until_s - 1)[0].reason == "place_kept"
     assert decide(make_verdict(ranks=(7,)), policy, TWO_ASKED, until_s)[0].outcome == "capture"
-
-
-def test_false_captures_never_keep_the_largest_fault_waiting():
-    # GIVEN small suspects one after the other, all captured for nothing, until no more are
-    policy, state, now_s, reasons = make_policy(CAPTURING), BEGUN, NOW, []
-    for rank in range(6):
-        decision, state = decide(make_verdict(ranks=(rank,), gain_s=0.005), policy, state, now_s)
-        for request in decision.requests:
-            state = finished(state, of(request.capture_id, "stored"), now_s + 1)
-        reasons.append(decision.reason)
-        now_s += 10
-    assert reasons == ["rule_matched"] * 3 + ["place_kept"] * 3
-    # WHEN a rank becomes slow in earnest
-    decision, state = decide(make_verdict(ranks=(3,), stage="forward", gain_s=0.015), policy, state, now_s)
-    # THEN it is captured
-    assert (decision.outcome, decision.requests[0].rank) == ("capture", 3)
-    # AND after that the hour has no place left, whatever comes
-    assert decide(make_verdict(ranks=(5,), gain_s=9.0), policy, state, now_s)[0].reason == "captures_per_hour"
 
 
 def test_where_a_place_is_kept_fewer_ranks_and_no_peers_are_captured():

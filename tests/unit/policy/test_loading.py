@@ -152,14 +152,6 @@ def test_of_one_field_one_mistake_is_said():
     assert lines == ["p.yaml:3:12: metadata.name: has no value; give it one, or leave the field out"]
 
 
-def test_a_text_with_an_alias_is_not_read_to_its_end():
-    assert lines_of(HEAD + "  a: &x [1]\n  b: [*x, *x]\n") == ["p.yaml:6:7: alias *x refused: write the value out"]
-    anchors = [line for line in lines_of(HEAD + "  a: &x [1]\n  b: &y [1]\n") if "anchor" in line]
-    assert anchors == [
-        f"p.yaml:{line}:6: anchor &{name} refused: a policy has no aliases" for line, name in ((5, "x"), (6, "y"))
-    ]
-
-
 def test_a_text_of_more_rules_than_a_policy_has_is_not_read_to_its_end():
     # GIVEN more rules than there may be, and after them what no reader of YAML takes
     rules = "".join(f"    - {{name: r{n}, match: {{}}}}\n" for n in range(MAX_ITEMS + 1))
