@@ -1,4 +1,8 @@
-"""Windows from what agents send: from real rings, read by one agent or by two."""
+"""Windows from what agents send."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,125 +17,80 @@ from sftriage.model.windows import StageSchema, Window
 from sftriage.recorder import Monitor
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
-from sftriage.windows.shipped import joined_statuses
+from sftriage.windows.shipped import RankLocation
 from tests.unit.agent.test_agent import train
 from tests.unit.fleet.shipments import rows
 
 SHAPE = Shape(window_steps=4, stride_steps=4, warmup_steps=0)
+of_two = partial(rows, (0, 1), world_size=2)
 
 
-class Host(RankRings):
-    """An agent that makes no captures."""
-
-    def want(self, wanted):
-        pass
-
-    def reports(self):
-        return []
-
-
-@pytest.fixture
-def hosts(tmp_path):
-    """Two hosts, each with rings of its own."""
-    made = []
-    for name in ("a", "b"):
-        for part in ("rings", "steps"):
-            (tmp_path / name / part).mkdir(parents=True)
-        made.append(Host(tmp_path / name / "rings", tmp_path / name / "steps"))
-    yield made
-    for one in made:
-        one.close()
-
-
-@pytest.fixture
-def monitor(tmp_path):
-    made: list[Monitor] = []
-
-    def monitor(rank: int, host: str, world_size: int = 2, **about: str) -> Monitor:
-        stages, sync = ("data", "backward"), ("backward",)
-        rings = tmp_path / host / "rings"
-        made.append(Monitor(stages, sync, rank=rank, world_size=world_size, host=host, rings=rings, **about))
-        return made[-1]
-
-    yield monitor
-    for one in made:
-        one.close()
-
-
-def test_windows_come_out_once(hosts, monitor):
+def test_windows_come_out_once():
     gathering = WindowAssembly(SHAPE)
-    ranks = monitor(0, "a"), monitor(1, "a")
-    assert gathering.add(hosts[0].rows()) == []
-    train(*ranks, steps=6)
-    assert [window.first_step for window in gathering.add(hosts[0].rows())] == [0]
-    assert gathering.add(hosts[0].rows()) == []
-    train(*ranks, steps=2)
-    (window,) = gathering.add(hosts[0].rows())
+    assert gathering.add([of_two(count=0)]) == []
+    assert [window.first_step for window in gathering.add([of_two(count=6)])] == [0]
+    assert gathering.add([]) == []
+    (window,) = gathering.add([of_two(6, 2)])
     assert window.first_step == 4
     assert sorted(gathering.spans(window)) == [4, 5, 6, 7]
 
 
-def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once(hosts, monitor):
-    # GIVEN a rank on each of two hosts, which nobody has read for many windows
-    gathering = WindowAssembly(SHAPE)
-    train(monitor(0, "a", cohort="pp0"), monitor(1, "b", cohort="pp1"), steps=40)
-    # WHEN both are read THEN no window goes out without one of them
-    windows = gathering.add([*hosts[0].rows(), *hosts[1].rows()])
+def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once():
+    # WHEN the rows of a rank on each of two hosts come at once, for many windows
+    sent = [
+        replace(rows((rank,), 0, 40, world_size=2), ranks={rank: RankLocation("ab"[rank], f"pp{rank}")})
+        for rank in (0, 1)
+    ]
+    windows = WindowAssembly(SHAPE).add(sent)
+    # THEN no window goes out without one of them
     assert [window.first_step for window in windows] == list(range(0, 40, 4))
     assert all(np.isfinite(window.durations_NRS).all() for window in windows)
     assert (windows[-1].hosts, windows[-1].cohorts) == (("a", "b"), ("pp0", "pp1"))
-    # AND what both ranks are doing is one job's
-    job = joined_statuses([host.statuses() for host in hosts], [0, 0])
-    assert ([(one.rank, one.host) for one in job.ranks], job.world_size) == ([(0, "a"), (1, "b")], 2)
 
 
-def test_a_generation_that_another_one_has_followed_is_over(hosts, monitor, monkeypatch):
+def test_a_generation_that_another_one_has_followed_is_over():
     gathering = WindowAssembly(SHAPE)
-    first = monitor(0, "a"), monitor(1, "a")
-    train(*first, steps=3)
-    assert gathering.add(hosts[0].rows()) == []
+    assert gathering.add([of_two(count=3)]) == []
     # GIVEN the job was started again, and a rank of the generation before still takes steps
-    with monkeypatch.context() as environment:
-        environment.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-        second = monitor(0, "a"), monitor(1, "a")
-    train(*second, steps=3)
-    assert gathering.add(hosts[0].rows()) == []
-    train(*first, steps=8)
+    assert gathering.add([of_two(count=3, generation=1)]) == []
     # THEN those make no windows
-    assert gathering.add(hosts[0].rows()) == []
-    train(*second, steps=1)
-    assert [(w.attempt, w.first_step) for w in gathering.add(hosts[0].rows())] == [(1, 0)]
+    assert gathering.add([of_two(3, 8)]) == []
+    assert [(w.attempt, w.first_step) for w in gathering.add([of_two(3, 1, generation=1)])] == [(1, 0)]
 
 
-def test_steps_that_are_held_no_longer_come_from_the_logs(hosts, monitor, tmp_path):
-    # GIVEN a job that has gone on for many windows after some steps
-    logs = StepLogs(tmp_path / "a" / "steps")
+def test_steps_that_are_held_no_longer_come_from_the_logs(tmp_path):
+    # GIVEN a job whose rings were read for many windows after some steps
+    for part in ("rings", "steps"):
+        (tmp_path / part).mkdir()
+    logs = StepLogs(tmp_path / "steps")
     gathering = WindowAssembly(SHAPE, lambda *where: kept_steps(logs, *where))
-    ranks = monitor(0, "a"), monitor(1, "a")
-    for _ in range(30):
-        train(*ranks, steps=4)
-        gathering.add(hosts[0].rows())
-    # WHEN these are asked for
-    window = gathering.steps(0, 10, 21)
-    # THEN they are there, of all ranks, and just these
-    assert (window.first_step, window.last_step, window.durations_NRS.shape[:2]) == (10, 21, (12, 2))
-    assert np.isfinite(window.durations_NRS).all()
-    # AND steps that nobody took, or of a generation that is not there, are not
-    assert gathering.steps(0, 500, 510) is None
-    assert gathering.steps(3, 10, 21) is None
+    with ExitStack() as stack:
+        ranks = [Monitor(("data",), rank=rank, world_size=2, rings=tmp_path / "rings") for rank in (0, 1)]
+        read = RankRings(tmp_path / "rings", tmp_path / "steps")
+        for one in (*ranks, read):
+            stack.callback(one.close)
+        for _ in range(30):
+            train(*ranks, steps=4)
+            gathering.add(read.rows())
+        # WHEN these are asked for
+        window = gathering.steps(0, 10, 21)
+        # THEN they are there, of all ranks, and just these
+        assert (window.first_step, window.last_step, window.durations_NRS.shape[:2]) == (10, 21, (12, 2))
+        assert np.isfinite(window.durations_NRS).all()
+        # AND steps that nobody took, or of a generation that is not there, are not
+        assert gathering.steps(0, 500, 510) is None
+        assert gathering.steps(3, 10, 21) is None
 
 
-def test_while_a_capture_goes_on_windows_are_held_that_have_gone_out(hosts, monitor, monkeypatch):
+def test_while_a_capture_goes_on_windows_are_held_that_have_gone_out(monkeypatch):
     # GIVEN a job of which nothing is on disk, and a capture that goes on
     gathering = WindowAssembly(SHAPE)
-    ranks = monitor(0, "a"), monitor(1, "a")
 
-    def go_on(hold):
-        for _ in range(10):
-            train(*ranks, steps=4)
-            gathering.add(hosts[0].rows(), hold=hold)
+    def go_on(first_step, hold):
+        for first in range(first_step, first_step + 40, 4):
+            gathering.add([of_two(first, 4)], hold=hold)
 
-    go_on(hold=True)
+    go_on(0, hold=True)
     # WHEN steps of it are asked for that are in no window to come THEN they are there, of all ranks, and just these
     window = gathering.steps(0, 9, 10)
     assert (window.first_step, window.last_step, window.durations_NRS.shape[:2]) == (9, 10, (2, 2))
@@ -139,34 +98,25 @@ def test_while_a_capture_goes_on_windows_are_held_that_have_gone_out(hosts, moni
     assert gathering.steps(3, 9, 10) is None
     # WHEN there is no room for all of them THEN the newest are held
     monkeypatch.setattr("sftriage.controller.windows.HELD_BYTES", 3 * window.durations_NRS.nbytes * 2)
-    go_on(hold=True)
+    go_on(40, hold=True)
     assert gathering.steps(0, 9, 10) is None
     assert gathering.steps(0, 73, 74) is not None
     # WHEN no capture goes on any longer THEN none are
-    go_on(hold=False)
+    go_on(80, hold=False)
     assert gathering.steps(0, 113, 114) is None
 
 
-@pytest.mark.parametrize("stages", [("data",), ("data", "backward")])
-def test_a_host_whose_ranks_record_other_stages_counts_as_missing(hosts, monitor, tmp_path, stages, caplog):
-    # GIVEN two hosts that do not agree on what a step is
-    other = Monitor(
-        stages, rank=1, world_size=2 if stages == ("data",) else 8, host="b", rings=tmp_path / "b" / "rings"
-    )
-    with other:
-        train(monitor(0, "a"), steps=4)
-        train(other, steps=4)
-        # WHEN their steps are put together
-        gathering = WindowAssembly(SHAPE)
-        rows = [*hosts[0].rows(), *hosts[1].rows()]
-        (window,) = [*gathering.add(rows), *gathering.add([], ended=True)]
-        # THEN the job is judged without the second one's, and that is logged once
-        assert np.isfinite(window.durations_NRS[:, 0]).all()
-        assert np.isnan(window.durations_NRS[:, 1]).all()
-        assert [one.message for one in caplog.records] == [
-            "ranks (1,) record other stages than the others; they count as missing"
-        ]
-        assert [one.rank for one in joined_statuses([host.statuses() for host in hosts], [0, 0]).ranks] == [0]
+@pytest.mark.parametrize("unlike", [{"world_size": 8}, {"schema": StageSchema.closed(("data",), ())}])
+def test_a_host_whose_ranks_record_other_stages_counts_as_missing(unlike, caplog):
+    # GIVEN two hosts that do not agree on what a step is WHEN their steps are put together
+    gathering = WindowAssembly(SHAPE)
+    sent = [rows((0,), 0, 4, world_size=2), replace(rows((1,), 0, 4, world_size=2), **unlike)]
+    (window,) = [*gathering.add(sent), *gathering.add([], ended=True)]
+    # THEN the job is judged without the second one's, and that is logged once
+    assert np.isfinite(window.durations_NRS[:, 0]).all()
+    assert np.isnan(window.durations_NRS[:, 1]).all()
+    (logged,) = caplog.records
+    assert logged.message == "ranks (1,) record other stages than the others; they count as missing"
 
 
 def test_a_rank_that_nothing_is_heard_of_is_waited_for_no_longer_until_something_is():
