@@ -12,20 +12,14 @@ from sftriage.mitigate.switching import Request, SwitchStatus
 from sftriage.model.captures import CaptureResult, Reproduced
 from sftriage.model.events import RemedyChanged
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
-from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.stalls.verdict import StallSettings
 from sftriage.windows.shipped import status_of
 from sftriage.words.decisions import reason_sentence, resolution
+from tests.unit.policy.making import make_policy
 
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: test}
-spec:
-  rules: [{name: any, match: {gain: ">= 5%"}, capture: {steps: 3}, cooldown: 10m}]
-"""
+ANY = {"name": "any", "match": {"gain": ">= 5%"}, "capture": {"steps": 3}, "cooldown": "10m"}
 SCHEMA = StageSchema(("data", "save", "backward", "other"), ("backward",))
 
 
@@ -42,9 +36,9 @@ def window(first_step: int, late_s: float = 0.0, attempt: int = 0) -> Window:
 def start(tmp_path):
     """Start a controller in the same place, as after a restart."""
 
-    def start() -> Controller:
+    def start(*rules, **spec) -> Controller:
         journal = Journal(tmp_path / "decisions.jsonl")
-        return Controller(parse(POLICY, "test.yaml"), journal, tmp_path / "state.json")
+        return Controller(make_policy(*(rules or (ANY,)), **spec), journal, tmp_path / "state.json")
 
     return start
 
@@ -112,24 +106,11 @@ def test_the_policys_thresholds_are_the_verdicts_thresholds():
     )
 
 
-NOTIFYING = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: test}
-spec:
-  rules:
-    - {name: page, match: {gain: ">= 5%"}, notify: [{webhook: {url_from_env: HOOK}}], cooldown: 10m}
-    - {name: slow, match: {gain: ">= 5%"}, for: 60 steps, capture: {control_ranks: 1}}
-"""
-
-
-def test_a_restart_forgets_neither_who_was_told_nor_how_long_a_suspect_has_lasted(tmp_path):
-    def start(number):
-        journal = Journal(tmp_path / "decisions.jsonl")
-        return Controller(parse(NOTIFYING, "test.yaml"), journal, tmp_path / "state.json")
-
+def test_a_restart_forgets_neither_who_was_told_nor_how_long_a_suspect_has_lasted(start):
+    page = {"name": "page", "match": {"gain": ">= 5%"}, "notify": [{"webhook": {"url_from_env": "HOOK"}}]}
+    slow = {"name": "slow", "match": {"gain": ">= 5%"}, "for": "60 steps", "capture": {"control_ranks": 1}}
     # WHEN each window is judged by another controller
-    decisions = [start(n).take(window(20 * n, late_s=0.02), now_s=100.0 + n).decision for n in range(3)]
+    decisions = [start(page, slow).take(window(20 * n, late_s=0.02), now_s=100.0 + n).decision for n in range(3)]
     # THEN somebody is told once, and what has lasted for three windows of 20 steps is captured
     assert [decision.notify for decision in decisions] == [("page",), (), ()]
     assert [decision.outcome for decision in decisions] == ["hold", "hold", "capture"]
@@ -137,10 +118,9 @@ def test_a_restart_forgets_neither_who_was_told_nor_how_long_a_suspect_has_laste
     assert [(one.rank, one.role) for one in decisions[2].requests] == [(2, "suspect"), (0, "control")]
 
 
-def test_windows_without_the_straggler_do_not_say_that_there_is_none(tmp_path):
+def test_windows_without_the_straggler_do_not_say_that_there_is_none(start, tmp_path):
     # GIVEN a remedy that is tried on a rank that is always late
-    policy = parse(POLICY + "  mitigate: {remedies: [stragglar], min_saving: 1%}\n", "test.yaml")
-    controller = Controller(policy, Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
+    controller = start(mitigate={"remedies": ["stragglar"], "min_saving": "1%"})
     group = SwitchStatus("rank-0.0.switch", (0, 1, 2, 3), 400, 400, 0, -1, Request(0, 0, 0), 0.01, 1 << 20)
 
     def told_after(*windows):
@@ -162,9 +142,6 @@ def test_windows_without_the_straggler_do_not_say_that_there_is_none(tmp_path):
 
 
 S = 1_000_000_000
-STALLING = POLICY.replace("spec:\n", "spec:\n  detection: {stalled_after: 2s}\n").replace(
-    "steps: 3", "steps: 3, max_seconds: 60"
-)
 
 
 @dataclass(frozen=True)
@@ -185,9 +162,9 @@ class Since:
 
 
 @pytest.fixture
-def stepping(tmp_path):
+def stepping(start):
     """A controller that has seen the job's pace: a step each 0.1 s, the 9th from 0.9 s on."""
-    made = Controller(parse(STALLING, "test.yaml"), Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
+    made = start(detection={"stalled_after": "2s"})
     for step in range(10):
         now_ns = int((0.1 * step + 0.01) * S)
         assert made.look(Since(("backward",) * 3, step, 0.1 * step).at(now_ns), now_ns, 100.0) is None

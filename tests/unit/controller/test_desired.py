@@ -11,10 +11,10 @@ from sftriage.controller.desired import EXPIRES_S, DesiredCaptures, resume_state
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Reproduced, Trigger
 from sftriage.model.events import CauseFound
 from sftriage.model.windows import RankStatus
-from sftriage.policy.loading import parse
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.windows.shipped import status_of
 from tests.unit.controller.test_controller import window
+from tests.unit.policy.making import make_policy
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
 
@@ -99,19 +99,15 @@ def test_nothing_that_has_ended_is_wanted_and_what_is_wanted_was_asked_for(ends)
     assert set(ids(made)) <= {"s1", "s2", "c1", "c2"}
 
 
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: test}
-spec:
-  detection: {window_steps: 20, stride_steps: 20}
-  rules: [{name: slow, match: {gain: ">= 5%"}, capture: {steps: 3}, cooldown: 0s}]
-"""
+POLICY = make_policy(
+    {"name": "slow", "match": {"gain": ">= 5%"}, "capture": {"steps": 3}, "cooldown": "0s"},
+    detection={"window_steps": 20, "stride_steps": 20},
+)
 
 
 def controller(directory, left=None) -> Controller:
-    journal = Journal(directory / "decisions.jsonl")
-    return Controller(parse(POLICY, "test.yaml"), journal, directory / "state.json", left=left)
+    directory.mkdir(exist_ok=True)
+    return Controller(POLICY, Journal(directory / "decisions.jsonl"), directory / "state.json", left=left)
 
 
 def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_way(tmp_path):
@@ -171,8 +167,6 @@ def test_what_a_capture_left_open_is_asked_for_by_the_next_controller_once(tmp_p
 
 def test_what_stragglers_have_cost_goes_on_with_the_next_controller(tmp_path):
     # GIVEN one controller that judges all windows of a slow rank, and others that take over after each
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "taken").mkdir()
     whole, journal = controller(tmp_path / "whole"), tmp_path / "taken" / "decisions.jsonl"
     for number in range(6):
         slow = window(20 * number, late_s=0.02)
@@ -190,8 +184,6 @@ def test_what_is_learnt_goes_on_no_record_and_makes_the_next_verdict_what_it_wou
     # GIVEN one controller that saw a healthy job become slow on every rank, and one that took over between the two
     healthy = [window(20 * number) for number in range(4)]
     slower = replace(window(80), durations_NRS=window(80).durations_NRS * (3.0, 1.0, 1.0, 1.0))
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "taken").mkdir()
     whole, before = controller(tmp_path / "whole"), controller(tmp_path / "taken")
     for one in healthy:
         whole.take(one, 100.0)

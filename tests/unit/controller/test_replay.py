@@ -10,28 +10,17 @@ from hypothesis import strategies as st
 from sftriage.controller.replay import replay
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import StageSchema, Window
-from sftriage.policy.loading import PolicySet, parse
+from tests.unit.policy.making import make_policy
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
 STEP_S = 0.05
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {{name: test}}
-spec:
-  detection: {{window_steps: 20, stride_steps: 20, warmup_steps: 0}}
-  rules:
-    - name: any
-      match: {{gain: ">= 5%"}}
-      capture: {{steps: {steps}, warmup_steps: 1, max_seconds: {max_seconds}}}
-      cooldown: {cooldown}
-  limits: {{captures_per_hour: 100, overhead_budget: 100%}}
-"""
+DETECTION = {"window_steps": 20, "stride_steps": 20, "warmup_steps": 0}
 
 
 def policy(cooldown="0s", steps=3, max_seconds=60):
-    text = POLICY.format(cooldown=cooldown, steps=steps, max_seconds=max_seconds)
-    return PolicySet((parse(text, "test.yaml"),))
+    capture = {"steps": steps, "warmup_steps": 1, "max_seconds": max_seconds}
+    rule = {"name": "any", "match": {"gain": ">= 5%"}, "capture": capture, "cooldown": cooldown}
+    return make_policy(rule, detection=DETECTION, captures_per_hour=100, overhead_budget="100%")
 
 
 def window(first_step, late_s=0.02, attempt=0, n_steps=20):
@@ -157,18 +146,10 @@ def test_every_window_has_one_decision_and_the_same_again_when_replayed_again(de
     assert not any(one.decision.outcome == "capture" for one in first if one.verdict.label != "suspect")
 
 
-STACKS = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: test}
-spec:
-  detection: {window_steps: 20, stride_steps: 20, warmup_steps: 0}
-  rules: [{name: hung, match: {label: stalled}, capture: {profiler: stacks, control_ranks: 1}, cooldown: 0s}]
-"""
-
-
 def test_stacks_are_taken_at_once_and_make_no_window_their_own_doing():
-    wanted = PolicySet((parse(STACKS, "test.yaml"),))
+    stacks = {"profiler": "stacks", "control_ranks": 1}
+    rule = {"name": "hung", "match": {"label": "stalled"}, "capture": stacks, "cooldown": "0s"}
+    wanted = make_policy(rule, detection=DETECTION)
     windows = [window(first, late_s=0.0) for first in (0, 20, 40)]
     replayed = list(replay(windows, wanted, 0.0, [stall(25, 90.0), stall(45, 90.0)]))
     assert outcomes(replayed) == ["ignore", "capture", "ignore", "capture", "ignore"]

@@ -7,7 +7,7 @@ from sftriage.model.counters import SystemCode
 from sftriage.model.verdicts import Pattern, Scope, Suspect, Verdict
 from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy, PolicySet
-from sftriage.policy.schema import TriagePolicy
+from sftriage.policy.schema import Limits, TriagePolicy
 from sftriage.policy.state import State
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z, a Friday
@@ -16,13 +16,20 @@ CAPTURING: dict[str, Any] = {"name": "a", "match": {"gain": ">= 5%"}, "capture":
 OTHER = {**CAPTURING, "name": "b"}
 
 
-def make_policy(*rules: dict[str, Any], active: dict[str, str] | None = None, **limits: int | str) -> PolicySet:
+def make_policy(*rules: dict[str, Any], name: str = "p", **spec: Any) -> PolicySet:
+    """A policy of these rules; what is a limit's name in ``spec`` is one."""
+    limits = {limit: spec.pop(limit) for limit in Limits.model_fields if limit in spec}
+    spec = {field: value for field, value in spec.items() if value is not None}
     policy = TriagePolicy.model_validate(
         {
             "apiVersion": "sftriage.dev/v1alpha1",
             "kind": "TriagePolicy",
-            "metadata": {"name": "p"},
-            "spec": {"rules": list(rules), "limits": limits, **({"active": active} if active else {})},
+            "metadata": {"name": name},
+            "spec": {
+                "rules": list(rules),
+                "limits": limits,
+                **{key: one for key, one in spec.items() if one is not None},
+            },
         }
     )
     return PolicySet((LoadedPolicy(policy, "ab" * 32, "p.yaml"),))

@@ -166,7 +166,7 @@ def test_what_is_no_cron_expression_says_so(expression):
 MISTAKES = (Path(__file__).parent / "mistakes.txt").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize(("spec", "message"), zip(MISTAKES[::2], MISTAKES[1::2], strict=True))
+@pytest.mark.parametrize(("spec", "message"), list(zip(MISTAKES[::2], MISTAKES[1::2], strict=True)))
 def test_a_field_that_cannot_be_meant_is_refused_where_it_is_with_its_reason(spec, message):
     rules = "" if "rules:" in spec else ", rules: [{name: r, match: {}, capture: {}}]"
     (line,) = lines_of(HEAD.replace("spec:\n", f"spec: {{{spec}{rules}}}\n"))

@@ -34,64 +34,49 @@ def test_patterns(wanted, pattern, outcome, reason):
     assert outcome == "capture" or state == BEGUN
 
 
+def asked(of: str, captures: int, until: str) -> str:
+    return f"captures_per_{of}: {captures} of 2 captures asked for in the last {of}; the next from 2027-01-{until}Z on"
+
+
 @pytest.mark.parametrize(
-    ("state", "limits", "active", "reason"),
+    ("reason", "spec", "state"),
     [
+        (asked("hour", 2, "15T08:00:01"), {"captures_per_hour": 2}, {"asked_s": (NOW - 3601, NOW - 3599, NOW - 60)}),
+        (None, {"captures_per_hour": 2}, {"asked_s": (NOW - 3600, NOW - 60)}),
+        # The policy has become stricter
+        (asked("hour", 3, "15T08:59:20"), {"captures_per_hour": 2}, {"asked_s": (NOW - 50, NOW - 40, NOW - 30)}),
+        (asked("day", 2, "15T08:00:01"), {"captures_per_day": 2}, {"asked_s": (NOW - 86401, NOW - 86399, NOW - 7200)}),
+        (None, {"captures_per_day": 2}, {"asked_s": (NOW - 86400, NOW - 7200)}),
+        # The limit that lasts longer comes first
         (
-            {"asked_s": (NOW - 3601, NOW - 3599, NOW - 60)},
-            {"captures_per_hour": 2},
-            None,
-            "captures_per_hour: 2 of 2 captures asked for in the last hour; the next from 2027-01-15T08:00:01Z on",
-        ),
-        ({"asked_s": (NOW - 3600, NOW - 60)}, {"captures_per_hour": 2}, None, None),
-        (
-            {"asked_s": (NOW - 50, NOW - 40, NOW - 30)},
-            {"captures_per_hour": 2},  # the policy has become stricter
-            None,
-            "captures_per_hour: 3 of 2 captures asked for in the last hour; the next from 2027-01-15T08:59:20Z on",
-        ),
-        (
-            {"asked_s": (NOW - 86401, NOW - 86399, NOW - 7200)},
-            {"captures_per_day": 2},
-            None,
-            "captures_per_day: 2 of 2 captures asked for in the last day; the next from 2027-01-15T08:00:01Z on",
-        ),
-        ({"asked_s": (NOW - 86400, NOW - 7200)}, {"captures_per_day": 2}, None, None),
-        # What lasts longer is said first
-        (
-            {"asked_s": (NOW - 60, NOW - 50)},
+            asked("day", 2, "16T07:59:00"),
             {"captures_per_hour": 2, "captures_per_day": 2},
-            None,
-            "captures_per_day: 2 of 2 captures asked for in the last day; the next from 2027-01-16T07:59:00Z on",
+            {"asked_s": (NOW - 60, NOW - 50)},
         ),
         (
-            {"spent_s": 20.0},
-            {"overhead_budget": "1%"},
-            None,
             "overhead_budget: captures have cost the job 20 s, which is more than 1% of the run so far (10 s); "
             "the next from 2027-01-15T08:16:40Z on",
+            {"overhead_budget": "1%"},
+            {"spent_s": 20.0},
         ),
-        ({"spent_s": 10.0}, {"overhead_budget": "1%"}, None, None),
+        (None, {"overhead_budget": "1%"}, {"spent_s": 10.0}),
         (
-            {},
-            {},
-            {"cron": "* 20-23 * * mon-fri", "timezone": "Europe/Berlin"},
             "active: captures are not allowed until 2027-01-15T19:00:00Z",
+            {"active": {"cron": "* 20-23 * * mon-fri", "timezone": "Europe/Berlin"}},
+            {},
         ),
-        ({}, {}, {"cron": "0 8 * * *"}, None),
+        (None, {"active": {"cron": "0 8 * * *"}}, {}),
         (
-            {"captures": 3, "spent_s": 1e6},
-            {"captures_per_run": 3},
-            {"cron": "1 * * * *"},
             "captures_per_run: 3 of 3 captures made",
+            {"captures_per_run": 3, "active": {"cron": "1 * * * *"}},
+            {"captures": 3, "spent_s": 1e6},
         ),
         # A run is not limited unless a policy says so
-        ({"captures": 10**6}, {}, None, None),
+        (None, {}, {"captures": 10**6}),
     ],
 )
-def test_limits_of_the_run(state, limits, active, reason):
-    policy = make_policy(CAPTURING, OTHER, active=active, **limits)
-    decision, after = decide(make_verdict(), policy, replace(BEGUN, **state), NOW)
+def test_limits_of_the_run(reason, spec, state):
+    decision, after = decide(make_verdict(), make_policy(CAPTURING, OTHER, **spec), replace(BEGUN, **state), NOW)
     if reason is None:
         assert decision.outcome == "capture"
         return
@@ -100,7 +85,7 @@ def test_limits_of_the_run(state, limits, active, reason):
     assert after == replace(BEGUN, **state)
     of_periods = {"captures_last_hour", "captures_per_hour", "captures_last_day", "captures_per_day"}
     assert of_periods | {"spent_s", "budget_s", "overhead_budget"} <= set(decision.numbers)
-    assert ("captures_per_run" in decision.numbers) == ("captures_per_run" in limits)
+    assert ("captures_per_run" in decision.numbers) == ("captures_per_run" in spec)
 
 
 def test_what_is_not_matched_is_not_throttled():
