@@ -1,10 +1,7 @@
 """Policies under a job that runs: changed, broken, several of them, and telling somebody."""
 
-import os
 import sys
 from pathlib import Path
-
-import pytest
 
 from tests import scenario
 from tests.integration.processes import wait_until
@@ -33,12 +30,6 @@ def wide(name, more):
 
 def entries(path, kind):
     return scenario.entries(path / "decisions.jsonl", kind)
-
-
-@pytest.fixture
-def observing(environment):
-    """An environment in which nothing on this host is reached through a proxy."""
-    return {**environment, "no_proxy": "127.0.0.1"}
 
 
 def test_a_policy_that_changes_under_a_job_is_taken_over_and_one_that_breaks_is_not(start, tmp_path):
@@ -76,13 +67,13 @@ def test_a_policy_that_is_broken_to_begin_with_starts_nothing(start, tmp_path):
     assert f"{broken}:7:" in err
 
 
-def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp_path, observing):
+def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp_path, environment):
     notifying, end, out = tmp_path / "notifying.yaml", tmp_path / "end", tmp_path / "run"
     notifying.write_text(wide("page-me", ", notify: [{webhook: {url_from_env: HOOK}}]"), encoding="utf-8")
     # GIVEN a webhook that fails at first
     with hooked(500) as hook:
         arguments = ("run", "--policy", notifying, "--out", out, "--job", "j", "--", sys.executable, STUCK, end)
-        run = start(*arguments, env={**observing, "HOOK": hook.url})
+        run = start(*arguments, env={**environment, "no_proxy": "127.0.0.1", "HOOK": hook.url})
         # WHEN a rank is slow
         _, _, failed = hook.next()
         _, _, event = hook.next()
@@ -107,13 +98,3 @@ def test_a_profiler_that_is_not_there_is_refused_and_no_other_runs_in_its_place(
     run.communicate(timeout=60)
     assert (refused["result"]["state"], refused["result"]["rank"]) == ("refused", 1)
     assert "not launched under nsys" in refused["result"]["detail"]
-
-
-def test_a_webhook_that_is_not_there_is_no_reason_not_to_run(start, tmp_path, observing):
-    notifying = tmp_path / "notifying.yaml"
-    notifying.write_text(policy("page-me", ", notify: [{webhook: {url_from_env: NOT_SET}}]"), encoding="utf-8")
-    command = ("run", "--policy", notifying, "--out", tmp_path / "run", "--", "true")
-    run = start(*command, env=dict(os.environ, **observing))
-    _, err = run.communicate(timeout=60)
-    assert run.returncode == 0
-    assert "notify webhook of $NOT_SET: the variable is not set; nobody is told" in err

@@ -160,16 +160,6 @@ def test_a_trace_of_a_healthy_peer_holds_nobodys_fault():
     assert decide(make_verdict(), policy, state, NOW + 600)[0].outcome == "capture"
 
 
-def test_a_cooldown_begins_when_a_capture_is_asked_for():
-    """GIVEN a capture under way WHEN its suspect is seen again THEN the cooldown holds before the capture ends."""
-    _, state = decide(make_verdict(), make_policy(CAPTURING), BEGUN, NOW)
-    decision, _ = decide(make_verdict(), make_policy(CAPTURING), state, NOW + 1)
-    assert (decision.outcome, reason_sentence(decision)) == (
-        "throttle",
-        "cooldown of rule a until 2027-01-15T08:10:00Z",
-    )
-
-
 def test_a_rule_that_is_throttled_leaves_the_window_to_the_next():
     policy = make_policy(CAPTURING, {**OTHER, "for": "60 steps"}, {**CAPTURING, "name": "c"})
     cooling = replace(BEGUN, fired_s={"a rank 2 data": NOW - 60})
