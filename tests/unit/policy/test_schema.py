@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from sftriage.policy.quantities import Lasting
@@ -18,60 +19,39 @@ def document(**spec: Any) -> dict[str, Any]:
     }
 
 
-FULL = {
-    "detection": {"window_steps": 50, "stride_steps": 10, "warmup_steps": 20, "min_gain": "5%"},
-    "rules": [
-        {
-            "name": "slow-input",
-            "match": {
-                "label": "suspect",
-                "scope": ["rank", "host", "cohort", "all"],
-                "stage": ["data", "h2d"],
-                "gain": ">= 5% and >= 10ms",
-                "pattern": ["chronic", "recurring"],
-            },
-            "for": "60 steps",
-            "capture": {
-                "profiler": "torch",
-                "sample": 2,
-                "control_ranks": 1,
-                "steps": 5,
-                "warmup_steps": 1,
-                "max_seconds": 60,
-                "max_bytes": "512Mi",
-                "torch": {"record_shapes": False, "with_stack": False},
-            },
-            "cooldown": "10m",
-        },
-        {
-            "name": "page-me",
-            "match": {"label": "suspect", "gain": ">= 30%"},
-            "notify": [{"webhook": {"url_from_env": "SFTRIAGE_WEBHOOK"}}],
-        },
-        {
-            "name": "deep",
-            "match": {},
-            "capture": {
-                "profiler": "nsys",
-                "ranks": [0, 1],
-                "nsys": {"trace": ["cuda"], "sample": "cpu", "sqlite": False},
-            },
-        },
-        {"name": "slower", "match": {"reason": "regressed", "stage": ["backward"], "gain": ">= 10%"}},
-        {"name": "hang", "match": {"label": "stalled"}, "capture": {"profiler": "stacks", "stacks": {"native": True}}},
-    ],
-    "on_needs_evidence": {"hold": True, "gather": ["bucket_ready", "nvml", "next_windows"]},
-    "limits": {
-        "captures_per_hour": 4,
-        "captures_per_day": 20,
-        "captures_per_run": 50,
-        "concurrent_ranks": 3,
-        "overhead_budget": "0.5%",
-    },
-    "active": {"cron": "* * * * *", "timezone": "UTC"},
-    "mitigate": {"remedies": ["stragglar"], "min_saving": "3%", "steps": 20, "cooldown": "2h"},
-    "retention": {"age": "14d", "bytes": "50Gi"},
-}
+FULL = yaml.safe_load("""
+detection: {window_steps: 50, stride_steps: 10, warmup_steps: 20, min_gain: 5%}
+rules:
+  - name: slow-input
+    match:
+      label: suspect
+      scope: [rank, host, cohort, all]
+      stage: [data, h2d]
+      gain: ">= 5% and >= 10ms"
+      pattern: [chronic, recurring]
+    for: 60 steps
+    capture:
+      profiler: torch
+      sample: 2
+      control_ranks: 1
+      steps: 5
+      warmup_steps: 1
+      max_seconds: 60
+      max_bytes: 512Mi
+      torch: {record_shapes: false, with_stack: false}
+    cooldown: 10m
+  - {name: page-me, match: {label: suspect, gain: ">= 30%"}, notify: [{webhook: {url_from_env: SFTRIAGE_WEBHOOK}}]}
+  - name: deep
+    match: {}
+    capture: {profiler: nsys, ranks: [0, 1], nsys: {trace: [cuda], sample: cpu, sqlite: false}}
+  - {name: slower, match: {reason: regressed, stage: [backward], gain: ">= 10%"}}
+  - {name: hang, match: {label: stalled}, capture: {profiler: stacks, stacks: {native: true}}}
+on_needs_evidence: {hold: true, gather: [bucket_ready, nvml, next_windows]}
+limits: {captures_per_hour: 4, captures_per_day: 20, captures_per_run: 50, concurrent_ranks: 3, overhead_budget: 0.5%}
+active: {cron: "* * * * *", timezone: UTC}
+mitigate: {remedies: [stragglar], min_saving: 3%, steps: 20, cooldown: 2h}
+retention: {age: 14d, bytes: 50Gi}
+""")
 
 
 def test_the_whole_document_is_read():
