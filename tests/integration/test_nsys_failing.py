@@ -207,7 +207,7 @@ def test_without_nvtx_the_steps_are_told_from_the_ring(rank, no_nvtx):
 
 FAULTS = {
     "a version that cannot be read": ({"--version": "echo Hello"}, "says no version"),
-    "a version that is too old": ({"--version": "echo version 2020.3.1"}, "too old"),
+    "a version that is too old": ({"--version": "echo version 2021.3.2"}, "nsys 2021.3 is too old: 2021.4 is needed"),
     "sessions cannot be listed": ({"sessions": "echo no agent; exit 3"}, "no sessions: no agent"),
     "the session has vanished": ({"sessions": "echo nothing"}, "the session vanished"),
     "somebody else collects in it": ({"sessions": f"echo '{SESSIONS}' | sed s/Launched/Collection/"}, "is busy: Coll"),

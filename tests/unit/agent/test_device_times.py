@@ -1,18 +1,18 @@
 """Device times from rings to windows and back from disk: rings as the recorder writes them, a GPU that is a clock."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from sftriage.recorder import Monitor
-from sftriage.recorder.device import IN_FLIGHT, READ_A_STEP
-from sftriage.runs.directory import RunInfo, create
+from sftriage.recorder.device import IN_FLIGHT
 from sftriage.runs.recordings import load_recording
-from sftriage.windows.gather import DEVICE_LAG_STEPS, Shape
+from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
 from tests.scenario import Windows
+from tests.unit.conftest import run_in
 from tests.unit.recorder.fake_cuda import FakeDevice
 
 STAGES, SYNC = ("data", "forward", "backward"), ("backward",)
@@ -30,16 +30,13 @@ def device(monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path):
-    rings = tmp_path / "rings"
-    rings.mkdir()
-    info = RunInfo("1", "job", "2026-01-01T00:00:00+00:00", ("true",), "p", "0" * 64, str(rings))
-    return create(tmp_path / "run", info, "")
+def rings(places):
+    return places["rings"]
 
 
 @pytest.fixture
-def rings(tmp_path, run):
-    return tmp_path / "rings"
+def run(tmp_path, rings):
+    return run_in(tmp_path / "run", rings=str(rings))
 
 
 @pytest.fixture
@@ -50,17 +47,8 @@ def agent(rings, run):
 
 
 @pytest.fixture
-def monitor(rings):
-    """Make the monitor of a rank of two; all of them are closed in the end."""
-    made = []
-
-    def monitor(rank, device_time=True):
-        made.append(Monitor(STAGES, SYNC, rank=rank, world_size=2, rings=rings, slots=256, device_time=device_time))
-        return made[-1]
-
-    yield monitor
-    for one in made:
-        one.close()
+def monitor(monitor):
+    return partial(monitor, stages=STAGES, sync=SYNC, slots=256, device_time=True)
 
 
 def train(device, *monitors, steps, caught_up=True):
@@ -116,39 +104,6 @@ def test_a_rank_on_a_gpu_without_device_time_is_known_to_be_on_one(agent, device
     # THEN the window says what its times are worth, and so does what is kept of the run
     windows += load_recording(run.path).windows(SHAPE)
     assert [(one.on_device, one.device_NRS) for one in windows] == [(True, None)] * (1 + seen)
-
-
-def test_ranks_whose_device_times_are_late_are_waited_for_so_long(agent, device, monitor):
-    # GIVEN a GPU that falls behind after a few steps
-    ranks = monitor(0), monitor(1)
-    train(device, *ranks, steps=3)
-    assert agent.poll() == []
-    train(device, *ranks, steps=WINDOW - 3, caught_up=False)
-    # THEN the window waits for it
-    assert agent.poll() == []
-    # WHEN it has caught up, THEN nothing is missing
-    device.catches_up()
-    train(device, *ranks, steps=-(-WINDOW // READ_A_STEP) + 1)
-    (window,) = agent.poll()
-    assert known(window).all()
-
-
-def test_a_gpu_that_never_catches_up_holds_nothing_up(agent, device, monitor):
-    # GIVEN a GPU that stops after a few steps
-    ranks = monitor(0), monitor(1)
-    train(device, *ranks, steps=3)
-    agent.poll()
-    # WHEN the hosts go on
-    windows = []
-    for _ in range(WINDOW + DEVICE_LAG_STEPS):
-        train(device, *ranks, steps=1, caught_up=False)
-        windows += agent.poll()
-    # THEN windows come out with what there is, and never a zero for what there is not
-    assert [window.first_step for window in windows][:2] == [0, WINDOW]
-    assert known(windows[0])[:2].all()
-    assert np.isnan(windows[0].device_NRS[3:]).all()
-    assert np.isfinite(windows[0].durations_NRS).all()
-    assert all(window.on_device for window in windows)
 
 
 def test_device_times_that_have_ended_are_waited_for_no_longer(agent, device, monitor):
@@ -214,31 +169,20 @@ def test_a_run_read_from_disk_has_the_same_windows(agent, device, monitor, run):
         assert other.on_device
 
 
-def test_what_an_agent_that_was_killed_had_not_taken_is_read_from_the_rings(agent, device, monitor, run):
-    # GIVEN an agent that saw the first steps only
-    ranks = monitor(0), monitor(1)
-    train(device, *ranks, steps=WINDOW // 2)
-    agent.poll()
-    agent.close()
-    train(device, *ranks, steps=WINDOW)
-    # WHEN the run is read from its logs and its rings
-    window, *_ = load_recording(run.path).windows(SHAPE)
-    # THEN nothing is missing
-    assert known(window).all()
-
-
-def test_an_agent_that_takes_over_keeps_each_step_once(agent, device, monitor, rings, run):
+def test_what_an_agent_that_was_killed_had_not_taken_is_taken_from_the_rings_once(agent, device, monitor, rings, run):
     # GIVEN an agent that ended in the middle of a window
     ranks = monitor(0), monitor(1)
     train(device, *ranks, steps=WINDOW // 2)
     agent.poll()
     agent.close()
-    # WHEN another one takes its place
     train(device, *ranks, steps=WINDOW)
+    # WHEN the run is read from its logs and its rings THEN nothing is missing
+    window, *_ = load_recording(run.path).windows(SHAPE)
+    assert known(window).all()
+    # AND an agent that takes its place has everything, and keeps it once
     other = Windows(rings, run.steps, SHAPE)
     window, *_ = other.poll()
     other.close()
-    # THEN it has everything from the rings, and what is kept is kept once
     assert known(window).all()
     log = LogReader(run.steps / "rank-0.0.device-steps", kind="device-steps")
     steps = log.read().step_B.tolist()

@@ -8,16 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.agent.gpus import Gpu, locate, remarks, slowed_fraction, visible_entries
-from sftriage.model.windows import StageSchema
-from sftriage.recorder import RingInfo
+from tests.scenario import info_of
 
 A, B, C, D = "GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3", "GPU-dddd-4"
 ALIKE = tuple(Gpu(index, uuid, name="H100") for index, uuid in enumerate((A, B, C, D)))
 
 
 def located(environment, local_rank=0, gpus=ALIKE, container=None):
-    info = RingInfo(0, 8, local_rank, 0, "job", "host", "", StageSchema.closed(("data",)), 1, 2, 500, 0)
-    return locate(info, environment, gpus, container)
+    return locate(info_of(0, local_rank=local_rank, pid=500), environment, gpus, container)
 
 
 def place(*arguments):

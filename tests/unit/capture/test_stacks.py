@@ -16,15 +16,14 @@ from sftriage.capture import stacks
 from sftriage.capture.stacks import StacksCapture, flight_recorder, place_of
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest
-from sftriage.model.windows import RankStatus, StageSchema
-from sftriage.recorder.layout import RingInfo
+from sftriage.model.windows import RankStatus
+from tests.scenario import info_of
 
 WAITS = "def waits_here():\n    print('up', flush=True)\n    input()\nwaits_here()\n"
 
 
 def info(pid):
-    schema = StageSchema.closed(("data", "backward"), ("backward",))
-    return RingInfo(1, 2, 1, 0, "job", "node-a", "", schema, 1, 2, pid, start_ticks(pid) or 0)
+    return info_of(1, 2, pid=pid, pid_start_ticks=start_ticks(pid) or 0)
 
 
 def request(**changes):
